@@ -1,0 +1,128 @@
+"""Random arrivals, cancels and pauses: the invariants hold after every step."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from trioserve.engine import DecodeMaximal, Engine
+from trioserve.testing import ScriptedBackend
+from trioserve.types import Chunk, Failed, Finished, Options, Task
+
+N_CTX = 96
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Drives an engine with a cache so small that runs are preempted all the time.
+
+    Invariants: the slots hold what the backend holds; a task has at most one last event, and
+    nothing after it or after its cancel; what it says is a beginning of what it must say.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend = ScriptedBackend(
+            n_seqs=3, n_ctx=N_CTX, n_ctx_seq=self.n_ctx_seq(), n_batch=16, can_cut=self.cuts()
+        )
+        self.engine = Engine(self.backend, DecodeMaximal(8), lambda: None)
+        self.prompts: dict[int, str] = {}
+        self.said: dict[int, str] = {}
+        self.ended: set[int] = set()
+        self.cancelled: set[int] = set()
+        self.paused: set[int] = set()
+
+    def n_ctx_seq(self) -> int:
+        return N_CTX
+
+    def cuts(self) -> bool:
+        return True
+
+    @rule(
+        prompt=st.text("ab", min_size=1, max_size=30),
+        id_slot=st.sampled_from([-1, -1, -1, 0, 2]),
+        cache_prompt=st.booleans(),
+        max_tokens=st.sampled_from([-1, 0, 1, 7]),
+    )
+    def submit(self, prompt: str, id_slot: int, cache_prompt: bool, max_tokens: int) -> None:
+        task_id = len(self.prompts) + 1
+        options = Options(id_slot=id_slot, cache_prompt=cache_prompt, max_tokens=max_tokens)
+        self.engine.submit(Task(task_id, tuple(prompt.encode()), options))
+        self.prompts[task_id], self.said[task_id] = prompt, ""
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.prompts)))
+        self.engine.cancel(task_id)
+        self.cancelled.add(task_id)
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def pause_or_resume(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.prompts)))
+        if task_id in self.paused:
+            self.engine.resume(task_id)
+            self.paused.remove(task_id)
+        else:
+            self.engine.pause(task_id)
+            self.paused.add(task_id)
+
+    @rule(n=st.integers(1, 10))
+    def step(self, n: int) -> None:
+        for _ in range(n):
+            self.engine.step()
+            self.engine.check_integrity()
+            self._read()
+
+    def _read(self) -> None:
+        for event in self.engine.take_events():
+            task_id = event.task_id
+            assert task_id not in self.ended, "an event after the last one"
+            assert task_id not in self.cancelled, "an event after the cancel"
+            if isinstance(event, Chunk):
+                self.said[task_id] += event.text
+            assert not isinstance(event, Failed)
+            if isinstance(event, Finished):
+                self.ended.add(task_id)
+
+    @invariant()
+    def speaks_its_own_text(self) -> None:
+        for task_id, text in self.said.items():
+            assert self.prompts[task_id].upper().startswith(text)
+
+    def teardown(self) -> None:
+        """Whatever happened: everybody comes to an end, and everything is freed."""
+        for task_id in self.paused:
+            self.engine.resume(task_id)
+        for _ in range(10_000):
+            work_left = self.engine.step()
+            self.engine.check_integrity()
+            self._read()
+            if not work_left:
+                break
+        assert self.ended | self.cancelled == set(self.prompts)
+        assert self.backend.n_samplers == 0
+
+
+class SplitCacheMachine(EngineMachine):
+    """The same with a part of the cache for each sequence."""
+
+    def n_ctx_seq(self) -> int:
+        return N_CTX // 3
+
+
+class UncuttableMachine(EngineMachine):
+    """The same with a model that can only append or start anew."""
+
+    def cuts(self) -> bool:
+        return False
+
+
+quick = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = quick
+TestSplitCache = SplitCacheMachine.TestCase
+TestSplitCache.settings = quick
+TestUncuttable = UncuttableMachine.TestCase
+TestUncuttable.settings = quick

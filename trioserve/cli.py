@@ -1,0 +1,180 @@
+"""The command ``trioserve``: read the flags, open the socket, serve until a signal comes.
+
+Exit codes: 0 after a signal and a drain, 1 when the model cannot be loaded or the port not be
+opened, 2 when a flag or variable is wrong. A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from trioserve import logs, options, usage
+from trioserve.config import Config
+from trioserve.errors import ModelLoadError, TrioServeError
+
+if TYPE_CHECKING:
+    import hypercorn
+
+    from trioserve.api.service import Service
+
+_log = structlog.stdlib.get_logger("trioserve")
+
+#: Connections that the kernel keeps for us until we accept them.
+_BACKLOG = 1024
+
+#: Seconds that connections get to close, once no request runs.
+_GRACE = 3.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; `argv` is without the name of the program. Returns the exit code."""
+    try:
+        parsed = options.parse(sys.argv[1:] if argv is None else argv, os.environ)
+    except TrioServeError as error:
+        return _fail(error.message, code=2)
+    if parsed.action == "help":
+        print(usage.help_text(), end="")
+        return 0
+    if parsed.action == "version":
+        print(usage.version_text(), end="")
+        return 0
+    logs.configure(parsed.config)
+    for note in parsed.notes:
+        _log.warning(note)
+    try:
+        return serve(parsed.config)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def serve(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT. Blocks; returns the exit code."""
+    try:
+        listening = open_socket(config.host, config.port)
+    except OSError as error:
+        return _fail(f"cannot listen on {config.host}:{config.port}: {error.strerror}")
+    with listening:
+        failure = trio.run(_serve, config, listening)
+    return 0 if failure is None else _fail(failure.message)
+
+
+def _fail(message: str, *, code: int = 1) -> int:
+    print(f"trioserve: {message}", file=sys.stderr)
+    return code
+
+
+# -- the socket
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bind a TCP socket; port 0 takes a free one.
+
+    Raises:
+        OSError: the name is not known, or the port is taken or not allowed.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    opened = socket.socket(family, kind, protocol)
+    try:
+        if sys.platform != "win32":  # where it would let two servers share a port
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _hypercorn_config(config: Config, listening: socket.socket) -> hypercorn.Config:
+    from hypercorn import Config as HypercornConfig
+
+    logger = logging.getLogger("hypercorn.error")
+    logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))  # we say where we listen
+    settings = HypercornConfig()
+    settings.bind = f"fd://{os.dup(listening.fileno())}"
+    settings.backlog = _BACKLOG
+    settings.accesslog = None  # requests have log lines of their own
+    settings.errorlog = logger
+    settings.keep_alive_timeout = config.keep_alive_timeout
+    settings.keep_alive_max_requests = 2**31
+    settings.graceful_timeout = _GRACE
+    settings.include_server_header = False
+    settings.h11_max_incomplete_size = 64 * 1024  # a request's line and headers
+    settings.wsgi_max_body_size = config.max_body_size
+    return settings
+
+
+# -- serving
+
+
+async def _serve(config: Config, listening: socket.socket) -> ModelLoadError | None:
+    """Serve until a signal; returns why the model could not be loaded, if that is the end."""
+    import hypercorn.trio
+
+    from trioserve.app import create_app
+
+    app = create_app(config, load=_load)
+    service: Service = app.extensions["trioserve"]
+    stop = trio.Event()
+    settings = _hypercorn_config(config, listening)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_until_signal, service, stop)
+        nursery.start_soon(_until_ended, service, stop)
+        await nursery.start(partial(hypercorn.trio.serve, app, settings, shutdown_trigger=stop.wait))
+        _log.info("listening", url=_url(listening), model=config.model or "the bundled one")
+        await stop.wait()
+        nursery.cancel_scope.shield = True
+    return service.failure
+
+
+async def _until_signal(
+    service: Service, stop: trio.Event, task_status: trio.TaskStatus[None]
+) -> None:
+    """Wait for a signal, drain, and set `stop`. A second signal meets the default action."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    with trio.open_signal_receiver(*numbers) as signals:
+        task_status.started()
+        number = await anext(signals)
+    for each in numbers:
+        signal.signal(each, signal.SIG_DFL)
+    _log.info("draining", signal=signal.Signals(number).name)
+    await service.drain()
+    stop.set()
+
+
+async def _until_ended(service: Service, stop: trio.Event) -> None:
+    await service.wait_ended()
+    stop.set()
+
+
+def _exit_soon() -> None:
+    """End the process even if a connection cannot be closed.
+
+    Hypercorn writes to a socket under a shield, so a client that does not read could keep the
+    server from ending for as long as it likes.
+    """
+
+    def end() -> None:
+        _log.warning("some connections did not close in time")
+        sys.stderr.flush()
+        os._exit(0)
+
+    timer = threading.Timer(_GRACE + 2.0, end)
+    timer.daemon = True
+    timer.start()

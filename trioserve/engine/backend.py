@@ -1,0 +1,137 @@
+"""What the engine asks of the world below it: a model that decodes batches and samples tokens.
+
+`trioserve.llama` implements this with llama.cpp, `trioserve.testing` with a script. Every method
+is called from the inference thread only, except those of `Vocab`, which any thread may call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from trioserve.types import ModelInfo, SamplingParams, TokenId, TokenProbs
+
+
+class Vocab(Protocol):
+    """Text to token ids and back. Safe to call from any thread while the backend is open."""
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens there are; ids run from 0 to ``n_tokens - 1``."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes each token adds to the output; empty for control tokens."""
+
+    @property
+    def end_of_generation(self) -> frozenset[TokenId]:
+        """The tokens that end the output."""
+
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True
+    ) -> tuple[TokenId, ...]:
+        """Turn text into token ids.
+
+        `add_special` adds BOS and EOS where the model wants them; `parse_special` reads names of
+        control tokens in the text as those tokens.
+        """
+
+    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
+        """Join the pieces of tokens; `special` writes the names of control tokens too."""
+
+
+class Sampler(Protocol):
+    """Chooses the tokens of one task, and remembers what it chose."""
+
+    def sample(self, row: int) -> TokenId:
+        """Choose a token from the logits of a row of the last batch, and accept it."""
+
+    def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
+        """Like `sample`, with the `n` most probable candidates.
+
+        They come from the raw logits, or with `post` from what the samplers left.
+        """
+
+    def close(self) -> None:
+        """Free it. Closing twice is fine."""
+
+
+class Batch(Protocol):
+    """The tokens of the next `Backend.decode`. At most `Backend.n_batch` of them."""
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+
+    def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
+        """Append one token; returns its row. `logits` asks for the row's logits."""
+
+    def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
+        """Append tokens at positions ``pos, pos + 1, …``, without logits; returns the last row."""
+
+    def want_logits(self, row: int) -> None:
+        """Ask for the logits of a row that is already there."""
+
+
+class Backend(Protocol):
+    """A loaded model with a context of `n_seqs` KV sequences."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model."""
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+
+    @property
+    def batch(self) -> Batch:
+        """The one batch, filled anew each tick."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells in the KV cache, all sequences together."""
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """The most tokens that one sequence may hold."""
+
+    @property
+    def n_batch(self) -> int:
+        """The most tokens in one batch."""
+
+    @property
+    def n_seqs(self) -> int:
+        """How many sequences there are; ids run from 0 to ``n_seqs - 1``."""
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether a sequence can be cut at any position.
+
+        False for recurrent and hybrid models, and for sliding windows: these can only be cleared.
+        """
+
+    def decode(self) -> None:
+        """Run the batch. On `KVCacheFullError` the cache is as it was before.
+
+        Raises:
+            KVCacheFullError: not enough free cells; nothing has changed.
+            DecodeError: anything else; what the sequences hold is unknown.
+        """
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[TokenId]) -> Sampler:
+        """Make the sampler of a task. It has seen the prompt (for penalties)."""
+
+    def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
+        """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
+
+        Returns whether it could. Removing a whole sequence never fails.
+        """
+
+    def seq_cp(self, source: int, target: int) -> None:
+        """Copy a whole sequence over an empty one."""
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The last position that a sequence holds, -1 when it is empty."""
+
+    def close(self) -> None:
+        """Free everything. Closing twice is fine."""

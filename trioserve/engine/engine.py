@@ -1,0 +1,338 @@
+"""The engine: one thread that takes tasks, runs ticks, and hands out what they produce.
+
+A tick is schedule, run, postprocess: decide, decode one batch, sample. Everything but
+`Engine.run` is synchronous code that a test can step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from trioserve.engine.backend import Backend
+from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, Stop, Submit
+from trioserve.engine.output import accept
+from trioserve.engine.run import Run
+from trioserve.engine.scheduler import Scheduler, Work, youngest
+from trioserve.engine.slot import Slot
+from trioserve.engine.strategy import BatchStrategy
+from trioserve.errors import (
+    ContextLengthExceededError,
+    DecodeError,
+    EngineError,
+    InvalidRequestError,
+    KVCacheFullError,
+    TrioServeError,
+)
+from trioserve.types import EngineStatus, Event, Failed, Finished, Progress, Task
+
+
+class Engine:
+    """Runs tasks on a backend with slots and continuous batching.
+
+    Args:
+        backend: the model. The engine owns it, and closes it when its thread ends.
+        strategy: how a tick is shared between decode and prefill.
+        notify: called, from the engine's thread, once after each tick that left events in the
+            outbox. It must not block.
+    """
+
+    def __init__(
+        self, backend: Backend, strategy: BatchStrategy, notify: Callable[[], None]
+    ) -> None:
+        self.backend = backend
+        self.inbox = Inbox()
+        self.scheduler = Scheduler(
+            n_slots=backend.n_seqs,
+            n_ctx=backend.n_ctx,
+            n_ctx_seq=backend.n_ctx_seq,
+            n_batch=backend.n_batch,
+            can_cut=backend.can_cut,
+            strategy=strategy,
+        )
+        self.failure: EngineError | None = None
+        #: When the last tick began (monotonic). While there is work, it advances.
+        self.heartbeat = monotonic()
+        self._notify = notify
+        self._outbox: list[Event] = []
+        self._fresh: list[Event] = []  # of this tick, not in the outbox yet
+        self._outbox_lock = threading.Lock()
+        self._stopping = False
+        self._ticks = 0
+        self._prompt_tokens = 0
+        self._predicted_tokens = 0
+
+    # -- from the event loop's thread
+
+    def submit(self, task: Task) -> None:
+        """Run a task. Its events come out of `take_events`.
+
+        Raises:
+            InvalidRequestError: the task can never run; nothing was submitted.
+            EngineError: the engine has failed.
+        """
+        self.check(task)
+        self.inbox.put(Submit(task))
+
+    def cancel(self, task_id: int) -> None:
+        """Drop a task: its slot is free when the next tick begins. No event follows."""
+        self.inbox.put(Cancel(task_id))
+
+    def pause(self, task_id: int) -> None:
+        """Keep a task out of the ticks until `resume`."""
+        self.inbox.put(Pause(task_id))
+
+    def resume(self, task_id: int) -> None:
+        """Let a paused task go on."""
+        self.inbox.put(Resume(task_id))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function on the inference thread, between two ticks."""
+        self.inbox.put(Call(function))
+
+    def stop(self) -> None:
+        """End the loop after the running tick. Tasks that still run get no further event."""
+        self.inbox.put(Stop())
+
+    def take_events(self) -> list[Event]:
+        """Take all events that are there, oldest first."""
+        with self._outbox_lock:
+            events, self._outbox = self._outbox, []
+        return events
+
+    def check(self, task: Task) -> None:
+        """Refuse a task that can never run; raises what `submit` raises."""
+        if self.failure is not None:
+            raise self.failure
+        n_ctx_seq, n_vocab = self.backend.n_ctx_seq, self.backend.vocab.n_tokens
+        if not task.prompt:
+            raise InvalidRequestError("The prompt has no tokens.", param="prompt")
+        if len(task.prompt) >= n_ctx_seq:
+            raise ContextLengthExceededError(len(task.prompt), n_ctx_seq)
+        if min(task.prompt) < 0 or max(task.prompt) >= n_vocab:
+            ids = f"token ids run from 0 to {n_vocab - 1}"
+            raise InvalidRequestError(f"The prompt has an unknown token: {ids}.", param="prompt")
+        for token, _bias in task.options.sampling.logit_bias:
+            if not 0 <= token < n_vocab:
+                raise InvalidRequestError(
+                    f"'logit_bias' has the unknown token {token}.", param="logit_bias"
+                )
+        if task.options.id_slot >= self.backend.n_seqs:
+            raise InvalidRequestError(
+                f"'id_slot' must be less than {self.backend.n_seqs}.", param="id_slot"
+            )
+
+    # -- on the inference thread
+
+    def run(self) -> None:
+        """Tick until stopped, then close the backend. This is the body of the thread."""
+        try:
+            while not self._stopping:
+                self.step(wait=True)
+        finally:
+            for run in self.scheduler.runs():
+                run.close()
+            self.backend.close()
+
+    def step(self, *, wait: bool = False) -> bool:
+        """Take the commands that have come, and run one tick if there is work.
+
+        With `wait`, sleep first while there is neither. Returns whether there is work left.
+        """
+        commands = self.inbox.take(wait=wait and not self.scheduler.has_work)
+        try:
+            for command in commands:
+                self._obey(command)
+            if self.scheduler.has_work and not self._stopping:
+                self._tick()
+        except Exception as error:
+            self._break(error)
+        self._flush()
+        return self.scheduler.has_work
+
+    def _tick(self) -> None:
+        self.heartbeat = monotonic()
+        self._ticks += 1
+        work = self.scheduler.schedule()
+        rows = self._decode(work)
+        self._postprocess(work, rows)
+
+    # -- commands
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit(task):
+                if self.failure is None:
+                    self.scheduler.add(Run(task))
+                else:
+                    self._fresh.append(Failed(task.id, self.failure))
+            case Cancel(task_id):
+                run = self.scheduler.remove(task_id)
+                if run is not None:
+                    run.close()
+            case Pause(task_id):
+                self._set_paused(task_id, True)
+            case Resume(task_id):
+                self._set_paused(task_id, False)
+            case Call(function):
+                function()
+            case Stop():
+                self._stopping = True
+
+    def _set_paused(self, task_id: int, paused: bool) -> None:
+        run = self.scheduler.find(task_id)
+        if run is not None:
+            run.paused = paused
+
+    # -- one tick: run
+
+    def _decode(self, work: list[Work]) -> list[int]:
+        """Decode one batch; returns the last row of each piece of work, or none if it failed."""
+        self._cut_sequences()
+        batch = self.backend.batch
+        batch.clear()
+        rows = [self._fill(piece) for piece in work]
+        if not rows:
+            return rows
+        try:
+            self.backend.decode()
+        except KVCacheFullError as error:
+            self._make_room(work, error)
+            return []
+        except DecodeError as error:
+            for piece in work:
+                self._fail(piece.slot, error)
+            return []
+        return rows
+
+    def _cut_sequences(self) -> None:
+        for seq, n_keep in self.scheduler.take_cuts():
+            self.backend.seq_rm(seq, n_keep)
+
+    def _fill(self, work: Work) -> int:
+        """Put the next tokens of a slot into the batch."""
+        slot, batch = work.slot, self.backend.batch
+        assert slot.run is not None
+        tokens, pos = slot.run.tokens, len(slot.held)
+        is_last = work.n_tokens == slot.n_pending
+        if work.n_tokens == 1:
+            return batch.add(tokens[pos], pos, slot.id, logits=is_last)
+        row = batch.extend(tokens[pos : pos + work.n_tokens], pos, slot.id)
+        if is_last:
+            batch.want_logits(row)
+        return row
+
+    def _make_room(self, work: list[Work], error: KVCacheFullError) -> None:
+        """The KV cache had no room after all: send the youngest back, or fail the only one.
+
+        Nothing was decoded, so the runs are as they were and the next tick tries again.
+        """
+        slots = [piece.slot for piece in work]
+        if len(slots) > 1:
+            self.scheduler.preempt(youngest(slots))
+            self._cut_sequences()
+        else:
+            self._fail(slots[0], error)
+
+    # -- one tick: postprocess
+
+    def _postprocess(self, work: list[Work], rows: list[int]) -> None:
+        """Sample where there are logits, and pass on what may be shown."""
+        for piece, row in zip(work, rows, strict=False):
+            slot, run = piece.slot, piece.slot.run
+            assert run is not None
+            slot.advance(piece.n_tokens)
+            if not slot.in_decode:
+                self._note_prefill(slot, run, piece.n_tokens)
+            if slot.n_pending == 0:
+                self._next_token(slot, run, row)
+
+    def _note_prefill(self, slot: Slot, run: Run, n_tokens: int) -> None:
+        if run.admitted_at is None:
+            run.admitted_at = self.heartbeat
+            run.cached = len(slot.held) - n_tokens
+        run.prefilled += n_tokens
+        self._prompt_tokens += n_tokens
+        if run.task.options.return_progress and run.n_output == 0:
+            elapsed_ms = (monotonic() - run.admitted_at) * 1e3
+            done = len(slot.held)
+            progress = Progress(run.task.id, run.n_prompt, run.cached, done, elapsed_ms)
+            self._fresh.append(progress)
+
+    def _next_token(self, slot: Slot, run: Run, row: int) -> None:
+        """Sample one token of a run, and end the run if that was the last."""
+        slot.in_decode = True
+        try:
+            chunk = accept(run, row, self.backend, self.scheduler.n_ctx_seq)
+        except TrioServeError as error:
+            self._fail(slot, error)
+            return
+        self._predicted_tokens += 1
+        if chunk is not None:
+            self._fresh.append(chunk)
+        if run.finish_reason is not None:
+            self._finish(slot, run)
+
+    def _finish(self, slot: Slot, run: Run) -> None:
+        assert run.finish_reason is not None
+        slot.give_up(self._ticks)
+        run.close()
+        finished = Finished(
+            task_id=run.task.id,
+            reason=run.finish_reason,
+            stopping_word=run.text.stopping_word,
+            timings=run.timings(),
+            truncated=run.truncated,
+            slot_id=slot.id,
+        )
+        self._fresh.append(finished)
+
+    def _fail(self, slot: Slot, error: TrioServeError) -> None:
+        """End the run of a slot with an error, and forget its KV cache."""
+        run = slot.give_up(self._ticks)
+        self.scheduler.forget(slot)
+        self._cut_sequences()
+        run.close()
+        self._fresh.append(Failed(run.task.id, error))
+
+    # -- the outbox
+
+    def _flush(self) -> None:
+        """Hand this tick's events over: one append, one notification."""
+        if not self._fresh:
+            return
+        fresh, self._fresh = self._fresh, []
+        with self._outbox_lock:
+            self._outbox += fresh
+        self._notify()
+
+    def _break(self, error: Exception) -> None:
+        """The engine is broken: every task fails, now and from now on."""
+        self.failure = EngineError(f"The inference engine failed: {error!r}")
+        self.failure.__cause__ = error
+        for run in list(self.scheduler.runs()):
+            self.scheduler.remove(run.task.id)
+            run.close()
+            self._fresh.append(Failed(run.task.id, self.failure))
+
+    # -- a look at it, from the inference thread
+
+    def status(self) -> EngineStatus:
+        """Describe the slots and the queue. Use it through `call`."""
+        n_ctx = self.scheduler.n_ctx_seq
+        return EngineStatus(
+            slots=tuple(slot.status(n_ctx) for slot in self.scheduler.slots),
+            waiting=tuple(run.task.id for run in self.scheduler.waiting),
+            ticks=self._ticks,
+            prompt_tokens=self._prompt_tokens,
+            predicted_tokens=self._predicted_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the slots and the backend agree on what the KV cache holds."""
+        self.scheduler.check_integrity()
+        for slot in self.scheduler.slots:
+            last = self.backend.seq_pos_max(slot.id)
+            assert last == len(slot.held) - 1, f"slot {slot.id}: {last} + 1 != {len(slot.held)}"
+

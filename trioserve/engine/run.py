@@ -1,0 +1,84 @@
+"""A task on its way through the engine: what it has produced, and when."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from trioserve.engine.backend import Sampler
+from trioserve.engine.text import TextStream
+from trioserve.types import FinishReason, Task, Timings, TokenId, TokenProbs
+
+
+class Run:
+    """The state of a task that outlives its slot.
+
+    ::
+
+        tokens   | prompt ............ | output ......... |
+                 0              n_prompt          n_tokens
+
+    The slot holds the KV cache of a beginning of `tokens`. The rest is still to be decoded:
+    the prompt in prefill, the one newest token in decode, both after a preemption.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "cached",
+        "finish_reason",
+        "first_token_at",
+        "last_token_at",
+        "n_prompt",
+        "paused",
+        "prefilled",
+        "sampler",
+        "submitted_at",
+        "task",
+        "text",
+        "tokens",
+        "truncated",
+        "unsent_probs",
+        "unsent_tokens",
+    )
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.tokens: list[TokenId] = list(task.prompt)
+        self.n_prompt = len(task.prompt)
+        self.sampler: Sampler | None = None
+        self.text = TextStream(task.options.stop)
+        self.unsent_tokens: list[TokenId] = []
+        self.unsent_probs: list[TokenProbs] = []
+        self.paused = False
+        self.truncated = False
+        self.finish_reason: FinishReason | None = None
+        self.cached = 0  # prompt tokens found in the KV cache at the first admission
+        self.prefilled = 0  # tokens prefilled, those again after a preemption included
+        self.submitted_at = monotonic()
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+
+    @property
+    def n_output(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - self.n_prompt
+
+    def close(self) -> None:
+        """Free the sampler. Closing twice is fine."""
+        if self.sampler is not None:
+            self.sampler.close()
+            self.sampler = None
+
+    def timings(self) -> Timings:
+        """Sum up the times so far."""
+        admitted = self.admitted_at or monotonic()
+        first = self.first_token_at or monotonic()
+        last = self.last_token_at or first
+        return Timings(
+            queue_ms=(admitted - self.submitted_at) * 1e3,
+            cache_n=self.cached,
+            prompt_n=self.prefilled,
+            prompt_ms=(first - admitted) * 1e3,
+            predicted_n=self.n_output,
+            predicted_ms=(last - first) * 1e3,
+        )

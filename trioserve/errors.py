@@ -1,0 +1,193 @@
+"""The exceptions of trioserve: one tree, rooted in `TrioServeError`.
+
+Each class maps to one HTTP status and one error ``type``, the pair that a client sees in
+``{"error": {"code", "message", "type", "param"}}``. The names of the types are those of
+llama-server and OpenAI.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TrioServeError(Exception):
+    """Root of everything that trioserve raises on purpose.
+
+    `message` is one sentence for a person. `param` names the request field at fault, when one is.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+# -- before a request: configuration, files, the operating system
+
+
+class ConfigError(TrioServeError):
+    """A flag, an environment variable or a configuration field has a value that cannot be used."""
+
+
+class ModelLoadError(TrioServeError):
+    """The model file is missing, is not a GGUF, is cut short, or does not fit in memory."""
+
+    type = "unavailable_error"
+    status = 503
+
+
+class BridgeError(TrioServeError):
+    """The descriptor that wakes the event loop could not be made."""
+
+
+# -- a request that is wrong (4xx)
+
+
+class InvalidRequestError(TrioServeError):
+    """A field is missing, has the wrong type, or is out of range."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """The prompt has more tokens than a sequence can hold."""
+
+    type = "exceed_context_size_error"
+    code = "context_length_exceeded"
+
+    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+        super().__init__(
+            f"The prompt has {n_prompt_tokens} tokens, and the context holds {n_ctx}, "
+            "with room for at least one token of output.",
+            param="prompt",
+        )
+        self.n_prompt_tokens = n_prompt_tokens
+        self.n_ctx = n_ctx
+
+
+class NotSupportedError(TrioServeError):
+    """The request asks for something that this server, or the loaded model, does not do."""
+
+    status = 501
+    type = "not_supported_error"
+
+
+class UnsupportedFieldError(InvalidRequestError):
+    """A field is known, but this version gives it no effect; so it is refused, not ignored."""
+
+
+class TemplateError(InvalidRequestError):
+    """The chat template refuses the messages, or breaks one of the bounds it runs under."""
+
+    def __init__(self, message: str, *, param: str | None = "messages") -> None:
+        super().__init__(message, param=param)
+
+
+class AuthenticationError(TrioServeError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class NotFoundError(TrioServeError):
+    """No such route, model or slot."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class MethodNotAllowedError(TrioServeError):
+    """The route exists, but not for this HTTP method."""
+
+    status = 405
+    type = "invalid_request_error"
+
+
+class PayloadTooLargeError(TrioServeError):
+    """The body of the request is larger than the server takes."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class QueueFullError(TrioServeError):
+    """More requests wait than the server allows. `retry_after` is in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+# -- a server that cannot answer now (503)
+
+
+class UnavailableError(TrioServeError):
+    """The server is up but takes no requests. Try again, or elsewhere."""
+
+    status = 503
+    type = "unavailable_error"
+
+
+class ModelLoadingError(UnavailableError):
+    """The model is not loaded yet."""
+
+    def __init__(self, message: str = "Loading model") -> None:
+        super().__init__(message)
+
+
+class ServerClosingError(UnavailableError):
+    """The server drains: what runs may finish, and nothing new is taken."""
+
+    def __init__(self, message: str = "The server is shutting down") -> None:
+        super().__init__(message)
+
+
+# -- a request that was running and ended badly
+
+
+class RequestEndedError(TrioServeError):
+    """A request ended before it was finished, and not by its caller's own cancel scope."""
+
+
+class DeadlineExceededError(RequestEndedError):
+    """The request's deadline passed."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class StalledReaderError(RequestEndedError):
+    """The client stopped reading, and the limit for that passed."""
+
+    status = 408
+    type = "timeout_error"
+    code = "stalled_reader"
+
+
+class EngineError(TrioServeError):
+    """The engine could not go on with this request, or with any."""
+
+
+class DecodeError(EngineError):
+    """`llama_decode` failed."""
+
+
+class KVCacheFullError(DecodeError):
+    """There are no free cells in the KV cache for this batch."""
+
+    code = "kv_cache_full"
+
+
+class BackendMismatchError(EngineError):
+    """The installed llama.cpp lacks a function that trioserve calls."""

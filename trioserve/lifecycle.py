@@ -1,0 +1,94 @@
+"""The two threads beside the event loop: one that loads the model, one that runs the engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+import trio
+
+from trioserve.config import Config
+from trioserve.engine import Engine
+from trioserve.engine.backend import Backend
+from trioserve.errors import ModelLoadError
+
+
+class Loader(Protocol):
+    """Loads a model; `trioserve.llama.load` is one. Runs in a worker thread, and may block it.
+
+    It calls `progress` with the share that is loaded (0.0 to 1.0), and gives up with a
+    `ModelLoadError` when that returns False.
+    """
+
+    def __call__(
+        self, config: Config, *, progress: Callable[[float], bool] | None = None
+    ) -> Backend:
+        """Load what the configuration names."""
+
+
+#: Runs an engine for as long as a block lasts.
+Driver = Callable[[Engine], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def in_thread(engine: Engine) -> AsyncIterator[None]:
+    """Run an engine on a thread of its own; stop and join it at the end, cancelled or not.
+
+    The engine stops after the tick that runs, and closes its backend on its own thread.
+    """
+    thread = threading.Thread(target=engine.run, name="trioserve-engine", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        engine.stop()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(thread.join)
+
+
+async def load_backend(
+    load: Loader, config: Config, on_progress: Callable[[float], None]
+) -> Backend:
+    """Load a model in a worker thread.
+
+    When cancelled, the loader is told to give up, and what it may have loaded is freed.
+
+    Raises:
+        ModelLoadError: from the loader.
+    """
+    given_up = threading.Event()
+    loaded: list[Backend] = []
+    failures: list[ModelLoadError] = []
+
+    def progress(share: float) -> bool:
+        on_progress(share)
+        return not given_up.is_set()
+
+    def work() -> None:
+        try:
+            loaded.append(load(config, progress=progress))
+        except ModelLoadError as error:
+            failures.append(error)  # raised by the caller, outside of the nursery's group
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_set_when_cancelled, given_up)
+            await trio.to_thread.run_sync(work)
+            nursery.cancel_scope.cancel()
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            for backend in loaded:
+                await trio.to_thread.run_sync(backend.close)
+        raise
+    if failures:
+        raise failures[0]
+    return loaded[0]
+
+
+async def _set_when_cancelled(event: threading.Event) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        event.set()

@@ -1,0 +1,117 @@
+"""Logs: one line an event, on standard error, pretty on a terminal and JSON otherwise.
+
+Everything goes through structlog. What libraries write with `logging` (Hypercorn, Quart) comes out
+in the same form. Fields bound with `structlog.contextvars`, such as ``request_id``, are on every
+line that a request writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from trioserve.config import Config
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+def configure(config: Config, stream: TextIO | None = None) -> None:
+    """Write log lines to `stream` (standard error) in the form and from the level of `config`.
+
+    Calling it again replaces what was there, except for loggers that were used before: these keep
+    their form, because structlog caches them, which is what makes a filtered line cheap.
+    """
+    stream = sys.stderr if stream is None else stream
+    level = _LEVELS[config.log_level]
+    pretty = _is_pretty(config, stream)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if pretty else "iso", utc=not pretty),
+    ]
+    renderers = _console(stream) if pretty else _JSON
+    structlog.configure(
+        processors=[*shared, *renderers],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=_Factory(stream),
+        cache_logger_on_first_use=True,
+    )
+    _route_logging(stream, level, shared, renderers)
+
+
+def _is_pretty(config: Config, stream: TextIO) -> bool:
+    return config.log_format == "pretty" or (config.log_format == "auto" and stream.isatty())
+
+
+def _console(stream: TextIO) -> list[Processor]:
+    console = structlog.dev.ConsoleRenderer(
+        colors=stream.isatty(),
+        pad_event_to=0,
+        exception_formatter=structlog.dev.plain_traceback,
+    )
+    return [console]
+
+
+def _ordered(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Put first what every line has, so that lines are easy to read below each other."""
+    first = ("timestamp", "level", "logger", "event", "request_id")
+    return {**{key: event[key] for key in first if key in event}, **event}
+
+
+_JSON: list[Processor] = [
+    structlog.processors.format_exc_info,
+    _ordered,
+    structlog.processors.JSONRenderer(),
+]
+
+
+class _Line(structlog.WriteLogger):
+    """Writes lines, and has a name, which is what `add_logger_name` looks for."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        super().__init__(stream)
+        self.name = name
+
+
+class _Factory:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, *args: Any) -> _Line:
+        return _Line(self._stream, args[0] if args else "trioserve")
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, so that it can be found and replaced."""
+
+
+def _has_no_handler_of_its_own(record: logging.LogRecord) -> bool:
+    """Hypercorn's command gives its loggers handlers: those lines are written already."""
+    return not logging.getLogger(record.name).handlers
+
+
+def _route_logging(
+    stream: TextIO, level: int, shared: list[Processor], renderers: list[Processor]
+) -> None:
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+    )
+    handler = _Handler(stream)
+    handler.setFormatter(formatter)
+    handler.addFilter(_has_no_handler_of_its_own)
+    root = logging.getLogger()
+    for old in [one for one in root.handlers if isinstance(one, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level)

@@ -1,0 +1,434 @@
+"""`Server`: a model that answers requests, as long as an ``async with`` block runs.
+
+This is the one place where the parts are joined: the model and its engine on the inference
+thread, the bridge, and the requests on the Trio event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import attrs
+import trio
+from trio_util import AsyncValue
+
+from trioserve import llama
+from trioserve.bridge import open_bridge
+from trioserve.chat.formats import detect
+from trioserve.chat.parser import MessageParser
+from trioserve.chat.template import CHATML, ChatTemplate
+from trioserve.concurrency import alongside
+from trioserve.config import Config
+from trioserve.dispatch import Dispatcher
+from trioserve.engine import BatchStrategy, DecodeMaximal, Engine
+from trioserve.engine.backend import Backend, Vocab
+from trioserve.errors import ConfigError, InvalidRequestError, ServerClosingError
+from trioserve.lifecycle import Driver, Loader, in_thread, load_backend
+from trioserve.request_log import RequestLog
+from trioserve.stream import ChatChunk, ChatCompletion, ChatStream, Completion, Stream
+from trioserve.types import (
+    CancelReason,
+    Chunk,
+    EngineStatus,
+    ModelInfo,
+    Options,
+    SamplingParams,
+    Task,
+    TokenId,
+    TokenProbs,
+)
+
+_T = TypeVar("_T")
+
+#: Work on text up to this length (characters) is done on the event loop: it takes about 1 ms.
+_SHORT_TEXT = 4096
+
+_OPTION_NAMES = frozenset(attrs.fields_dict(Options)) - {"sampling"}
+_SAMPLING_NAMES = frozenset(attrs.fields_dict(SamplingParams))
+
+
+class Server:
+    """A loaded model, ready for requests inside ``async with Server(config) as server:``.
+
+    Entering loads the model in a worker thread. Leaving ends what still runs (its readers get a
+    `ServerClosingError`), joins the inference thread and frees the memory; call `drain` before to
+    let requests finish. Any Trio cancel scope around a call cancels its work in the engine.
+
+    Args:
+        config: what to load and how; the default is the bundled model.
+        load: loads the model. The default loads a GGUF file with llama.cpp.
+        drive: runs the engine. The default gives it a thread.
+
+    Raises:
+        ModelLoadError: on entry, when the model cannot be loaded.
+        BridgeError: on entry, when the system has no descriptors left.
+    """
+
+    info: ModelInfo
+    vocab: Vocab
+    template: ChatTemplate
+    n_ctx_seq: int
+    n_slots: int
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        load: Loader = llama.load,
+        drive: Driver = in_thread,
+    ) -> None:
+        self.config = config or Config()
+        self.load_progress = 0.0
+        self.ready = False
+        self.draining = False
+        self._load = load
+        self._drive = drive
+        self._ids = itertools.count(1)
+        self._n_open = AsyncValue(0)
+        self._worker = trio.CapacityLimiter(1)
+        self._life: AbstractAsyncContextManager[None] | None = None
+
+    async def __aenter__(self) -> Server:
+        if self._life is not None:
+            raise RuntimeError("a Server can be entered only once")
+        self._life = self._live()
+        await self._life.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._life is not None
+        return await self._life.__aexit__(exc_type, exc, traceback)
+
+    # -- life
+
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
+        strategy = _strategy(self.config)
+        bridge = open_bridge()
+        try:
+            backend = await load_backend(self._load, self.config, self._note_progress)
+            self._engine = Engine(backend, strategy, bridge.notify)
+            self.dispatcher = Dispatcher(
+                self._engine,
+                bridge,
+                unread_tokens=self.config.unread_tokens,
+                stall_timeout=self.config.stall_timeout,
+            )
+            async with self._drive(self._engine):
+                self._introduce(backend)
+                async with self._serve():
+                    yield
+        finally:
+            bridge.close()
+
+    def _note_progress(self, share: float) -> None:
+        self.load_progress = share
+
+    def _introduce(self, backend: Backend) -> None:
+        self.info, self.vocab = backend.info, backend.vocab
+        self.n_ctx_seq, self.n_slots = backend.n_ctx_seq, backend.n_seqs
+        self.template = ChatTemplate(
+            self.config.chat_template or self.info.chat_template or CHATML,
+            bos_token=self.info.bos_token,
+            eos_token=self.info.eos_token,
+        )
+        self._format = detect(self.template.source)
+        self._defaults = Options(
+            sampling=self.config.sampling,
+            max_tokens=self.config.n_predict,
+            cache_prompt=self.config.cache_prompt,
+        )
+
+    @asynccontextmanager
+    async def _serve(self) -> AsyncIterator[None]:
+        async with alongside(self.dispatcher.run):
+            self.ready = True
+            try:
+                yield
+            finally:
+                self.ready = False
+                self._end_all("The server was closed.")
+                with trio.CancelScope(shield=True):
+                    async with self._worker:
+                        pass  # no thread is in the vocabulary any more
+
+    def _end_all(self, message: str) -> None:
+        for mailbox in self.dispatcher.mailboxes:
+            self.dispatcher.end(mailbox, ServerClosingError(message), CancelReason.SHUTDOWN)
+
+    def _check_open(self) -> None:
+        if self.draining or not self.ready:
+            raise ServerClosingError
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new requests and let the running ones finish, for `timeout` seconds at most.
+
+        Those that run on are ended: their readers get a `ServerClosingError`. When cancelled, the
+        server stays closed for new requests and nothing is ended.
+        """
+        self.draining = True
+        with trio.move_on_after(timeout) as scope:
+            await self._n_open.wait_value(0)
+        if scope.cancelled_caught:
+            self._end_all(f"The server shut down, {timeout:g} seconds after it was told to.")
+
+    # -- text
+
+    async def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> tuple[TokenId, ...]:
+        """Turn text into token ids; see `Vocab.tokenize`. Long text goes to a worker thread.
+
+        Raises:
+            InvalidRequestError: the text cannot be encoded.
+        """
+        self._check_open()
+        work = partial(
+            self.vocab.tokenize, text, add_special=add_special, parse_special=parse_special
+        )
+        return await self._work(work, len(text))
+
+    def detokenize(self, tokens: Sequence[TokenId]) -> str:
+        """Turn token ids into text. Bytes that are no character become U+FFFD.
+
+        Raises:
+            InvalidRequestError: an id is not in the vocabulary.
+        """
+        self._check_open()
+        return self.vocab.detokenize(tokens).decode("utf-8", "replace")
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a chat with the model's template.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+            InvalidRequestError: a message is malformed.
+        """
+        self._check_open()
+        work = partial(
+            self.template.render,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            kwargs=template_kwargs or {},
+        )
+        return await self._work(work, _n_chars([messages, tools]))
+
+    async def _work(self, work: Callable[[], _T], n_chars: int) -> _T:
+        """Do short work here and long work in a thread; either way a checkpoint."""
+        if n_chars <= _SHORT_TEXT:
+            await trio.lowlevel.checkpoint()
+            self._check_open()
+            return work()
+        return await trio.to_thread.run_sync(work, limiter=self._worker)
+
+    # -- requests
+
+    def options(self, settings: Mapping[str, Any], base: Options | None = None) -> Options:
+        """Make options from settings, by the field names of `Options` and `SamplingParams`.
+
+        What is not set is as in `base`, or as the server's configuration says.
+
+        Raises:
+            InvalidRequestError: a setting is unknown, has the wrong type or is out of range.
+        """
+        base = base or self._defaults
+        if not settings:
+            return base
+        for name in settings:
+            if name not in _OPTION_NAMES and name not in _SAMPLING_NAMES:
+                raise InvalidRequestError(f"'{name}' is not an option.", param=name)
+        sampling = {name: value for name, value in settings.items() if name in _SAMPLING_NAMES}
+        others = {name: value for name, value in settings.items() if name in _OPTION_NAMES}
+        return attrs.evolve(base, sampling=attrs.evolve(base.sampling, **sampling), **others)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        prompt: str | Sequence[TokenId],
+        options: Options | None = None,
+        *,
+        on_cancel: CancelReason = CancelReason.CALLER,
+        **settings: Any,
+    ) -> AsyncIterator[Stream]:
+        """Continue a prompt, token by token: ``async with server.stream("Once") as events:``.
+
+        Leaving the block before the end, for whatever reason, cancels the request: its slot is
+        free within a tick.
+
+        Args:
+            prompt: text, or token ids.
+            options: how to continue; `settings` change single fields by name.
+            on_cancel: what the log gives as the reason when the block is cancelled.
+
+        Raises:
+            InvalidRequestError: the prompt or an option is wrong.
+            ServerClosingError: the server drains, or is closed.
+        """
+        options = self.options(settings, options)
+        tokens = await self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
+        with self._request(tokens, options, on_cancel) as stream:
+            yield stream
+
+    @contextmanager
+    def _request(
+        self, prompt: tuple[TokenId, ...], options: Options, on_cancel: CancelReason
+    ) -> Iterator[Stream]:
+        """Open a request and close it. All of it is synchronous: no await, no gap."""
+        self._check_open()
+        task = Task(next(self._ids), prompt, options)
+        self._engine.check(task)
+        stream = Stream(prompt, self.dispatcher.open(task.id), self.dispatcher)
+        self._n_open.value += 1
+        try:
+            with RequestLog(self.info.name, stream, on_cancel):
+                self._engine.submit(task)
+                yield stream
+        finally:
+            self.dispatcher.close(stream.mailbox)
+            self._n_open.value -= 1
+
+    @asynccontextmanager
+    async def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Options | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_format: str = "auto",
+        parse_tools: bool = True,
+        on_cancel: CancelReason = CancelReason.CALLER,
+        **settings: Any,
+    ) -> AsyncIterator[ChatStream]:
+        """Answer a chat, token by token. Like `stream`, with `ChatChunk` in place of `Chunk`.
+
+        Args:
+            messages: the chat, in OpenAI's form: ``[{"role": "user", "content": "Hi"}]``.
+            options: how to answer; `settings` change single fields by name.
+            tools: functions that the model may call, in OpenAI's form.
+            template_kwargs: variables for the template, such as ``enable_thinking``.
+            reasoning_format: where reasoning goes, as in llama-server.
+            parse_tools: whether tool calls are taken out of the text.
+            on_cancel: what the log gives as the reason when the block is cancelled.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+            InvalidRequestError: the messages or an option are wrong.
+            ServerClosingError: the server drains, or is closed.
+        """
+        text = await self.render(messages, tools=tools, template_kwargs=template_kwargs)
+        bos = self.info.bos_token
+        # Templates write BOS themselves; the tokenizer must not add a second one.
+        prompt = await self.tokenize(text, add_special=not (bos and text.startswith(bos)))
+        parser = MessageParser(
+            self._format,
+            parse_tools=parse_tools,
+            reasoning_format=reasoning_format,
+            prompt_tail=text[-256:],
+        )
+        async with self.stream(prompt, options, on_cancel=on_cancel, **settings) as stream:
+            yield ChatStream(stream, parser, text)
+
+    async def complete(
+        self, prompt: str | Sequence[TokenId], options: Options | None = None, **settings: Any
+    ) -> Completion:
+        """Continue a prompt, and return all of it at the end. Arguments are those of `stream`.
+
+        Raises:
+            TrioServeError: as `stream`, and when the request fails.
+        """
+        texts: list[str] = []
+        tokens: list[TokenId] = []
+        probs: list[TokenProbs] = []
+        async with self.stream(prompt, options, **settings) as stream:
+            async for event in stream:
+                if isinstance(event, Chunk):
+                    texts.append(event.text)
+                    tokens += event.tokens
+                    probs += event.probs
+        assert stream.finished is not None
+        return Completion(
+            text="".join(texts),
+            tokens=tuple(tokens),
+            probs=tuple(probs),
+            prompt=stream.prompt,
+            finished=stream.finished,
+        )
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Options | None = None,
+        **settings: Any,
+    ) -> ChatCompletion:
+        """Answer a chat, and return the message at the end. Arguments: those of `stream_chat`.
+
+        Raises:
+            TrioServeError: as `stream_chat`, and when the request fails.
+        """
+        tokens: list[TokenId] = []
+        probs: list[TokenProbs] = []
+        async with self.stream_chat(messages, options, **settings) as stream:
+            async for event in stream:
+                if isinstance(event, ChatChunk):
+                    tokens += event.tokens
+                    probs += event.probs
+        assert stream.finished is not None
+        return ChatCompletion(
+            message=stream.message,
+            tokens=tuple(tokens),
+            probs=tuple(probs),
+            prompt=stream.prompt,
+            prompt_text=stream.prompt_text,
+            finished=stream.finished,
+        )
+
+    async def status(self) -> EngineStatus:
+        """Look at the slots and the queue, between two ticks. May be cancelled.
+
+        Raises:
+            ServerClosingError: the server is closed.
+        """
+        if not self.ready:
+            raise ServerClosingError
+        return await self.dispatcher.call(self._engine.status)
+
+
+def _n_chars(value: Any) -> int:
+    """Add up the text in a JSON value; stops counting when it is no longer short."""
+    total = 0
+    values = [value]
+    while values and total <= _SHORT_TEXT:
+        value = values.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, Sequence):
+            values += value
+        total += 8  # whatever it is, it takes some time to render
+    return total
+
+
+def _strategy(config: Config) -> BatchStrategy:
+    if config.strategy == "decode-maximal":
+        return DecodeMaximal(config.ubatch_size)
+    raise ConfigError(f"strategy is {config.strategy!r}, and must be decode-maximal")

@@ -1,0 +1,274 @@
+"""The table of options: how each is written, and the field of `Config` that it sets.
+
+It is made from the fields of `Config`, so a new field is a new flag without more code. The command
+line, the environment, ``--help`` and the reference in ``docs/`` all read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trioserve.config import SAMPLING_OPTIONS, SAMPLING_VARIABLES, Config
+from trioserve.types import SamplingParams
+
+#: What a variable says to switch something on or off.
+TRUE_WORDS = frozenset({"on", "enabled", "true", "1"})
+FALSE_WORDS = frozenset({"off", "disabled", "false", "0"})
+
+#: Words that stand for a value of a field.
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "n_gpu_layers": {"auto": "-1", "all": "-1"},
+    "parallel": {"-1": str(attrs.fields(Config).parallel.default)},
+    "flash_attn": {
+        **dict.fromkeys(TRUE_WORDS, "on"),
+        **dict.fromkeys(FALSE_WORDS, "off"),
+        "-1": "auto",
+    },
+}
+
+_SAMPLER_LETTERS: Mapping[str, str] = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """One option: how it is written, and the field that it sets.
+
+    `field` names a field of `Config`, or ``sampling.name`` one of `SamplingParams`. `read` turns
+    text into a value; a switch has none, and sets `on` or, by a negative flag, `off`.
+    """
+
+    field: str
+    flags: tuple[str, ...]
+    negative: tuple[str, ...] = ()
+    variable: str | None = None
+    group: str
+    help: str
+    read: Callable[[str], Any] | None
+    on: Any = True
+    off: Any = False
+    choices: tuple[str, ...] | None = None
+    adds: bool = False  # using it twice adds up; otherwise the last one counts
+
+    @property
+    def default(self) -> Any:
+        """What the field is when nobody sets it."""
+        value: Any = Config()
+        for name in self.field.split("."):
+            value = getattr(value, name)
+        return value
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an integer") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    return tuple(key.strip() for key in text.split(",") if key.strip())
+
+
+def _file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ValueError(f"{path} cannot be read: {reason}") from None
+
+
+def _key_file(path: str) -> tuple[str, ...]:
+    lines = (line.strip() for line in _file(path).splitlines())
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def _samplers(text: str) -> tuple[str, ...]:
+    return tuple(name.strip().replace("-", "_") for name in text.split(";") if name.strip())
+
+
+def _sampler_letters(text: str) -> tuple[str, ...]:
+    unknown = sorted(set(text) - set(_SAMPLER_LETTERS))
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} stands for no sampler; use {''.join(_SAMPLER_LETTERS)}")
+    return tuple(_SAMPLER_LETTERS[letter] for letter in text)
+
+
+def _breaker(text: str) -> tuple[str, ...]:
+    return () if text == "none" else (text,)
+
+
+def _bias(text: str) -> tuple[tuple[int, float], ...]:
+    for sign in "+-":
+        token, found, bias = text.partition(sign)
+        if found and token.isdecimal():
+            return ((int(token), _number(sign + bias)),)
+    raise ValueError(f"{text!r} must be a token id, + or -, and a number, such as 15043+1")
+
+
+def _verbosity(text: str) -> str:
+    """llama-server's numbers: 0 output only, 1 error, 2 warning, 3 info, 4 and more debug."""
+    level = _integer(text)
+    return ("error", "error", "warning", "info")[max(level, 0)] if level <= 3 else "debug"
+
+
+# -- the table
+
+
+_READERS: Mapping[str, Callable[[str], Any] | None] = {
+    "bool": None,
+    "int": _integer,
+    "float": _number,
+    "str": str,
+    "str | None": str,
+    "tuple[str, ...]": _keys,
+}
+
+
+def _negative(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """``--x`` is switched off by ``--no-x``, and ``-xy`` by ``-no-xy``."""
+    return tuple(
+        f"--no-{flag[2:]}" if flag.startswith("--") else f"-no-{flag[1:]}" for flag in flags
+    )
+
+
+def _own(field: str, type_name: str, **rest: Any) -> Setting:
+    reader = _READERS[type_name]
+    negative = _negative(rest["flags"]) if reader is None else ()
+    adds = type_name.startswith("tuple")
+    return Setting(field=field, negative=negative, read=reader, adds=adds, **rest)
+
+
+def _make_settings() -> tuple[Setting, ...]:
+    settings = [
+        _own(field.name, str(field.type), **_described(field.metadata))
+        for field in attrs.fields(Config)
+        if field.metadata
+    ]
+    types = {field.name: str(field.type) for field in attrs.fields(SamplingParams)}
+    for name, (flags, text) in SAMPLING_OPTIONS.items():
+        variable = SAMPLING_VARIABLES.get(name)
+        about = {"flags": flags, "variable": variable, "group": "Sampling", "help": text}
+        settings.append(_own(f"sampling.{name}", types[name], **about))
+    return (*settings, *_OTHER_WAYS)
+
+
+def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: metadata[name] for name in ("flags", "group", "help", "choices")}
+    return {**kept, "variable": metadata["env"]}
+
+
+def _also(
+    field: str, *flags: str, group: str, help: str, read: Callable[[str], Any] | None, **rest: Any
+) -> Setting:
+    return Setting(field=field, flags=flags, group=group, help=help, read=read, **rest)
+
+
+#: Flags that set a field in another way than its own flag does, or have no field of their own.
+_OTHER_WAYS = (
+    _also(
+        "sampling.samplers",
+        "--samplers",
+        group="Sampling",
+        help="samplers in their order, separated by ;",
+        read=_samplers,
+    ),
+    _also(
+        "sampling.samplers",
+        "--sampler-seq",
+        "--sampling-seq",
+        group="Sampling",
+        help="the same in letters",
+        read=_sampler_letters,
+    ),
+    _also(
+        "sampling.dry_sequence_breakers",
+        "--dry-sequence-breaker",
+        group="Sampling",
+        help="text that DRY does not look across, instead of the usual ones; none: no such text",
+        read=_breaker,
+        adds=True,
+    ),
+    _also(
+        "sampling.logit_bias",
+        "-l",
+        "--logit-bias",
+        group="Sampling",
+        help="token id, + or -, and what is added to its logit, such as 15043+1",
+        read=_bias,
+        adds=True,
+    ),
+    _also(
+        "api_keys",
+        "--api-key-file",
+        group="Server",
+        help="file with keys, one a line; lines that begin with # are not read",
+        read=_key_file,
+        variable="LLAMA_ARG_API_KEY_FILE",
+        adds=True,
+    ),
+    _also(
+        "chat_template",
+        "--chat-template-file",
+        group="Server",
+        help="file with the Jinja text of a chat template",
+        read=_file,
+        variable="LLAMA_ARG_CHAT_TEMPLATE_FILE",
+    ),
+    _also(
+        "log_format",
+        "--log-jsonl",
+        group="Logs",
+        help="the same as --log-format json",
+        read=None,
+        on="json",
+        off="auto",
+        negative=("--no-log-jsonl",),
+        variable="LLAMA_ARG_LOG_JSONL",
+    ),
+    _also(
+        "log_level",
+        "-v",
+        "--verbose",
+        "--log-verbose",
+        group="Logs",
+        help="the same as --log-level debug",
+        read=None,
+        on="debug",
+    ),
+    _also(
+        "log_level",
+        "-lv",
+        "--verbosity",
+        "--log-verbosity",
+        group="Logs",
+        help="the level as a number: 0 and 1 error, 2 warning, 3 info, 4 and more debug",
+        read=_verbosity,
+        variable="LLAMA_ARG_LOG_VERBOSITY",
+    ),
+)
+
+#: Every option, in the order of the fields of `Config`.
+SETTINGS: tuple[Setting, ...] = _make_settings()

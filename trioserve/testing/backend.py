@@ -1,0 +1,219 @@
+"""A backend that follows a script, and checks every call as llama.cpp would, or more strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from trioserve.config import Config
+from trioserve.engine.backend import Backend
+from trioserve.errors import KVCacheFullError, TrioServeError
+from trioserve.types import ModelInfo, SamplingParams, TokenId, TokenProb, TokenProbs
+
+#: The id of the end-of-generation token; ids below are bytes.
+EOS = 256
+
+Script = Callable[[str], str]
+
+
+def parrot(prompt: str) -> str:
+    """Answer with the prompt, in capitals."""
+    return prompt.upper()
+
+
+class ByteVocab:
+    """One token a byte, and one that ends the output."""
+
+    n_tokens = 257
+    pieces: Sequence[bytes] = (*(bytes([i]) for i in range(256)), b"")
+    end_of_generation = frozenset({EOS})
+
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True
+    ) -> tuple[TokenId, ...]:
+        """Encode as UTF-8."""
+        return tuple(text.encode())
+
+    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
+        """Join the bytes."""
+        return b"".join(self.pieces[token] for token in tokens)
+
+
+byte_vocab = ByteVocab()
+
+
+@attrs.define
+class ScriptedBatch:
+    """The rows of the next decode: token, position, sequence, whether logits are wanted."""
+
+    n_batch: int
+    rows: list[tuple[TokenId, int, int, bool]] = attrs.field(factory=list)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.rows.clear()
+
+    def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
+        """Append a row."""
+        assert len(self.rows) < self.n_batch, "the batch is full"
+        self.rows.append((token, pos, seq, logits))
+        return len(self.rows) - 1
+
+    def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
+        """Append rows without logits."""
+        for i, token in enumerate(tokens):
+            self.add(token, pos + i, seq, logits=False)
+        return len(self.rows) - 1
+
+    def want_logits(self, row: int) -> None:
+        """Mark a row."""
+        token, pos, seq, _ = self.rows[row]
+        self.rows[row] = (token, pos, seq, True)
+
+
+class ScriptedSampler:
+    """Says what the script says after the prompt, byte by byte, and then EOS."""
+
+    def __init__(self, backend: ScriptedBackend, prompt: Sequence[TokenId]) -> None:
+        self._backend = backend
+        self._n_prompt = len(prompt)
+        self._reply = backend.script(bytes(prompt).decode("utf-8", "replace")).encode()
+        self.closed = False
+
+    def sample(self, row: int) -> TokenId:
+        """Look at the KV sequence of the row, and say what comes next."""
+        assert not self.closed, "the sampler is closed"
+        assert row in self._backend.logits, f"row {row} has no logits"
+        held = self._backend.sequences[self._backend.logits[row]]
+        said = bytes(held[self._n_prompt :])
+        assert said == self._reply[: len(said)], "the KV cache holds another output"
+        return self._reply[len(said)] if len(said) < len(self._reply) else EOS
+
+    def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
+        """Be sure of everything."""
+        token = self.sample(row)
+        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
+        return token, TokenProbs(chosen, (chosen,) * min(n, 1))
+
+    def close(self) -> None:
+        """Count the sampler as freed."""
+        if not self.closed:
+            self.closed = True
+            self._backend.n_samplers -= 1
+
+
+class ScriptedBackend:
+    """A backend whose output is ``script(prompt)``, one byte a token.
+
+    It keeps the KV cache as lists of tokens, and asserts on every decode that positions follow
+    one another. A sampler asserts that the cache holds its own output so far: so any mistake in
+    the bookkeeping of an engine shows.
+
+    Attributes:
+        sequences: the tokens of each KV sequence.
+        n_decodes: how often `decode` was called.
+        n_samplers: samplers that are not closed.
+        fail_next: raised by the next `decode`, in place of decoding.
+        on_decode: called with the backend before each decode.
+    """
+
+    def __init__(
+        self,
+        script: Script = parrot,
+        *,
+        n_seqs: int = 2,
+        n_ctx: int = 1024,
+        n_ctx_seq: int | None = None,
+        n_batch: int = 64,
+        can_cut: bool = True,
+        chat_template: str | None = None,
+    ) -> None:
+        self.script = script
+        self.vocab = byte_vocab
+        self.n_seqs, self.n_ctx, self.n_batch = n_seqs, n_ctx, n_batch
+        self.n_ctx_seq = n_ctx_seq or n_ctx
+        self.can_cut = can_cut
+        self.batch = ScriptedBatch(n_batch)
+        self.sequences: list[list[TokenId]] = [[] for _ in range(n_seqs)]
+        self.logits: dict[int, int] = {}  # row: sequence, of the last decode
+        self.n_decodes = 0
+        self.n_samplers = 0
+        self.closed = False
+        self.fail_next: TrioServeError | None = None
+        self.on_decode: Callable[[ScriptedBackend], None] | None = None
+        self.info = ModelInfo(
+            name="scripted",
+            path="",
+            description="a script",
+            ftype="none",
+            n_params=0,
+            size=0,
+            n_vocab=byte_vocab.n_tokens,
+            n_ctx_train=n_ctx,
+            n_embd=0,
+            n_layer=0,
+            vocab_type=2,
+            chat_template=chat_template,
+            bos_token="",
+            eos_token="",
+            add_bos=False,
+            modified=0,
+        )
+
+    def decode(self) -> None:
+        """Append the batch to the sequences, or fail as told."""
+        assert not self.closed, "the backend is closed"
+        self.n_decodes += 1
+        if self.on_decode is not None:
+            self.on_decode(self)
+        failure, self.fail_next = self.fail_next, None
+        if failure is not None:
+            raise failure
+        if sum(map(len, self.sequences)) + len(self.batch.rows) > self.n_ctx:
+            raise KVCacheFullError("no free cells")
+        assert self.batch.rows, "an empty batch"
+        self.logits = {}
+        for row, (token, pos, seq, logits) in enumerate(self.batch.rows):
+            assert 0 <= token < self.vocab.n_tokens
+            assert pos == len(self.sequences[seq]), f"position {pos} does not follow"
+            assert pos < self.n_ctx_seq, "the sequence is full"
+            self.sequences[seq].append(token)
+            if logits:
+                self.logits[row] = seq
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[TokenId]) -> ScriptedSampler:
+        """Make a sampler that knows its lines."""
+        self.n_samplers += 1
+        return ScriptedSampler(self, prompt)
+
+    def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
+        """Cut a sequence; in the middle only if `can_cut`."""
+        if start > 0 and not self.can_cut:
+            return False
+        del self.sequences[seq][start : None if stop < 0 else stop]
+        return True
+
+    def seq_cp(self, source: int, target: int) -> None:
+        """Copy a whole sequence."""
+        assert not self.sequences[target], "the target is not empty"
+        self.sequences[target] = list(self.sequences[source])
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The last position of a sequence."""
+        return len(self.sequences[seq]) - 1
+
+    def close(self) -> None:
+        """Count the backend as freed."""
+        self.closed = True
+
+
+def scripted(backend: Backend) -> Callable[..., Backend]:
+    """Make a loader for `Server(load=...)` that loads this backend."""
+
+    def load(config: Config, *, progress: Callable[[float], bool] | None = None) -> Backend:
+        if progress is not None:
+            progress(1.0)
+        return backend
+
+    return load

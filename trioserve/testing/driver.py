@@ -1,0 +1,42 @@
+"""Runs an engine on the event loop, where a test controls time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from trioserve.concurrency import alongside
+from trioserve.engine import Engine
+
+
+@asynccontextmanager
+async def stepped(engine: Engine) -> AsyncIterator[None]:
+    """Step an engine in a task, one tick a pass of the event loop. For ``Server(drive=stepped)``.
+
+    With a `trio.testing.MockClock` that jumps, time passes only when nobody has work. A task
+    that waits in `trio.testing.wait_all_tasks_blocked` sees all that can be done be done.
+    """
+    arrived = trio.Event()
+
+    def ring() -> None:
+        arrived.set()
+
+    async def run() -> None:
+        nonlocal arrived
+        while True:
+            if engine.step():
+                await trio.lowlevel.checkpoint()
+            else:
+                await arrived.wait()
+                arrived = trio.Event()
+
+    engine.inbox.listener = ring
+    try:
+        async with alongside(run):
+            yield
+    finally:
+        engine.inbox.listener = None
+        engine.stop()
+        engine.run()  # takes the stop, and closes the backend

@@ -1,0 +1,336 @@
+"""The messages that cross layers: what a request asks of the engine, and what comes back.
+
+All are frozen: a message that left its maker never changes. Times are in seconds (floats from a
+monotonic clock) unless a name ends in ``_ms``.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from trioserve.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from trioserve.errors import TrioServeError
+
+#: A place in the vocabulary of the model.
+TokenId = int
+
+#: Samplers in the order llama-server applies them by default.
+DEFAULT_SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+
+#: All the names that `SamplingParams.samplers` may hold.
+SAMPLER_NAMES = frozenset(DEFAULT_SAMPLERS) | {"infill", "adaptive_p"}
+
+_INT32_MAX = 2**31 - 1
+
+
+def _in_range(
+    low: float, high: float = math.inf
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Make an attrs validator: a finite number with ``low <= value <= high``."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        wants = int if attribute.type in (int, "int") else (int, float)
+        if isinstance(value, bool) or not isinstance(value, wants):
+            kind = "an integer" if wants is int else "a number"
+            raise InvalidRequestError(f"'{attribute.name}' must be {kind}.", param=attribute.name)
+        if not math.isfinite(value) or not low <= value <= high:
+            bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise InvalidRequestError(f"'{attribute.name}' must be {bounds}.", param=attribute.name)
+
+    return check
+
+
+def _is_bool(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be true or false.", param=attribute.name
+        )
+
+
+def _are_strings(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be a list of strings.", param=attribute.name
+        )
+
+
+def _to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _to_strings(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _to_tuple(value)
+
+
+def _are_biases(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    for pair in value if isinstance(value, tuple) else [None]:
+        match pair:
+            case (int(), float() | int()):
+                continue
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be a list of pairs of token id and bias.",
+            param=attribute.name,
+        )
+
+
+def _known_samplers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    _are_strings(_instance, attribute, value)
+    for name in value:
+        if name not in SAMPLER_NAMES:
+            raise InvalidRequestError(
+                f"'{attribute.name}' holds {name!r}, which is not a sampler; "
+                f"the samplers are {', '.join(sorted(SAMPLER_NAMES))}.",
+                param=attribute.name,
+            )
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. Names, defaults and order are those of llama-server.
+
+    Raises:
+        InvalidRequestError: a value is out of range; `param` names the field.
+    """
+
+    seed: int = attrs.field(default=-1, validator=_in_range(-1, 2**32 - 1))  # -1: random
+    temperature: float = attrs.field(default=0.8, validator=_in_range(-math.inf))  # <= 0: greedy
+    dynatemp_range: float = attrs.field(default=0.0, validator=_in_range(0.0))
+    dynatemp_exponent: float = attrs.field(default=1.0, validator=_in_range(0.0))
+    top_k: int = attrs.field(default=40, validator=_in_range(-1, _INT32_MAX))  # <= 0: off
+    top_p: float = attrs.field(default=0.95, validator=_in_range(0.0))
+    min_p: float = attrs.field(default=0.05, validator=_in_range(0.0))
+    typical_p: float = attrs.field(default=1.0, validator=_in_range(0.0))
+    top_n_sigma: float = attrs.field(default=-1.0, validator=_in_range(-math.inf))
+    xtc_probability: float = attrs.field(default=0.0, validator=_in_range(0.0))
+    xtc_threshold: float = attrs.field(default=0.1, validator=_in_range(0.0))
+    min_keep: int = attrs.field(default=0, validator=_in_range(0, _INT32_MAX))
+    repeat_last_n: int = attrs.field(default=64, validator=_in_range(-1, _INT32_MAX))
+    repeat_penalty: float = attrs.field(default=1.0, validator=_in_range(0.0))
+    presence_penalty: float = attrs.field(default=0.0, validator=_in_range(-math.inf))
+    frequency_penalty: float = attrs.field(default=0.0, validator=_in_range(-math.inf))
+    dry_multiplier: float = attrs.field(default=0.0, validator=_in_range(0.0))
+    dry_base: float = attrs.field(default=1.75, validator=_in_range(0.0))
+    dry_allowed_length: int = attrs.field(default=2, validator=_in_range(-1, _INT32_MAX))
+    dry_penalty_last_n: int = attrs.field(default=64, validator=_in_range(-1, _INT32_MAX))
+    dry_sequence_breakers: tuple[str, ...] = attrs.field(
+        default=("\n", ":", '"', "*"), converter=_to_tuple, validator=_are_strings
+    )
+    mirostat: int = attrs.field(default=0, validator=_in_range(0, 2))
+    mirostat_tau: float = attrs.field(default=5.0, validator=_in_range(0.0))
+    mirostat_eta: float = attrs.field(default=0.1, validator=_in_range(0.0))
+    adaptive_target: float = attrs.field(default=-1.0, validator=_in_range(-1.0, 1.0))
+    adaptive_decay: float = attrs.field(default=0.9, validator=_in_range(0.0, 0.99))
+    samplers: tuple[str, ...] = attrs.field(
+        default=DEFAULT_SAMPLERS, converter=_to_tuple, validator=_known_samplers
+    )
+    ignore_eos: bool = attrs.field(default=False, validator=_is_bool)
+    #: Pairs of token id and what is added to its logit; ``-inf`` forbids the token.
+    logit_bias: tuple[tuple[TokenId, float], ...] = attrs.field(
+        default=(), converter=_to_tuple, validator=_are_biases
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """How a prompt is continued: sampling, limits, and what to report.
+
+    Raises:
+        InvalidRequestError: a value is out of range; `param` names the field.
+    """
+
+    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+    max_tokens: int = attrs.field(default=-1, validator=_in_range(-1, _INT32_MAX))  # -1: no limit
+    #: Strings that end the output and are not part of it.
+    stop: tuple[str, ...] = attrs.field(
+        default=(), converter=_to_strings, validator=_are_strings
+    )
+    #: May reuse what the KV cache holds of the prompt.
+    cache_prompt: bool = attrs.field(default=True, validator=_is_bool)
+    id_slot: int = attrs.field(default=-1, validator=_in_range(-1, _INT32_MAX))  # -1: any slot
+    n_probs: int = attrs.field(default=0, validator=_in_range(0, _INT32_MAX))  # per output token
+    post_sampling_probs: bool = attrs.field(default=False, validator=_is_bool)
+    t_max_predict_ms: float = attrs.field(default=0, validator=_in_range(0.0))  # 0: no limit
+    #: Send a `Progress` after each prefill chunk.
+    return_progress: bool = attrs.field(default=False, validator=_is_bool)
+
+
+@attrs.frozen
+class Task:
+    """What one request asks of the engine: one prompt, continued.
+
+    The maker has checked that the prompt is not empty and that its ids are in the vocabulary.
+    """
+
+    id: int
+    prompt: tuple[TokenId, ...]
+    options: Options = attrs.field(factory=Options)
+
+
+class FinishReason(enum.Enum):
+    """Why the output ended. The values are llama-server's ``stop_type``."""
+
+    EOS = "eos"
+    WORD = "word"
+    LIMIT = "limit"
+
+
+class CancelReason(enum.Enum):
+    """Why a task was cancelled, for logs and metrics."""
+
+    DISCONNECT = "disconnect"  # the client went away
+    CALLER = "caller"  # a cancel scope around the call
+    DEADLINE = "deadline"  # the request's own deadline
+    STALLED = "stalled_reader"  # nobody reads what is generated
+    SHUTDOWN = "shutdown"  # the server's drain ran out of time
+
+
+@attrs.frozen
+class TokenProb:
+    """A candidate for one place in the output, and its probability.
+
+    `logprob` is the natural logarithm, ``-inf`` for a probability of 0.
+    """
+
+    id: TokenId
+    piece: bytes
+    logprob: float
+
+
+@attrs.frozen
+class TokenProbs:
+    """The token that was chosen for one place, and the candidates, most probable first."""
+
+    chosen: TokenProb
+    top: tuple[TokenProb, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Timings:
+    """How long the parts of a task took.
+
+    `prompt_ms` runs from admission to the first output token, `predicted_ms` from there to the
+    last, `queue_ms` from submission to admission. `prompt_n` counts the tokens that were
+    prefilled, `cache_n` those that were found in the KV cache.
+    """
+
+    queue_ms: float = 0.0
+    cache_n: int = 0
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+
+
+@attrs.frozen
+class Progress:
+    """How much of the prompt is in the KV cache. Sent when `Task.return_progress` is set."""
+
+    task_id: int
+    total: int
+    cached: int
+    processed: int  # the cached ones included
+    time_ms: float
+
+
+@attrs.frozen
+class Chunk:
+    """Newly generated output.
+
+    `text` is always whole characters; it may be empty while a character, or what may become a
+    stop string, is held back. `tokens` are those generated since the last chunk.
+    """
+
+    task_id: int
+    text: str
+    tokens: tuple[TokenId, ...]
+    probs: tuple[TokenProbs, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Finished:
+    """The last event of a task that went well."""
+
+    task_id: int
+    reason: FinishReason
+    stopping_word: str = ""
+    timings: Timings
+    truncated: bool = False
+    slot_id: int = -1
+
+
+@attrs.frozen
+class Failed:
+    """The last event of a task that went wrong."""
+
+    task_id: int
+    error: TrioServeError
+
+
+Event = Progress | Chunk | Finished | Failed
+
+
+@attrs.frozen(kw_only=True)
+class ModelInfo:
+    """What is known of the loaded model."""
+
+    name: str  # the alias that clients use
+    path: str
+    description: str  # such as "llama 3M Q8_0"
+    ftype: str
+    n_params: int
+    size: int  # bytes of all tensors
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    vocab_type: int  # llama.cpp's enum llama_vocab_type
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    add_bos: bool
+    modified: int  # seconds since the epoch
+    metadata: dict[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class SlotStatus:
+    """A look at one slot, taken between two ticks."""
+
+    id: int
+    state: str  # "idle", "prefill" or "decode"
+    n_ctx: int
+    task_id: int | None
+    n_prompt: int
+    n_past: int  # tokens in the KV sequence
+    n_cached: int
+    n_decoded: int
+    paused: bool
+    task: Task | None = None
+
+
+@attrs.frozen(kw_only=True)
+class EngineStatus:
+    """A look at the engine, taken between two ticks."""
+
+    slots: tuple[SlotStatus, ...]
+    waiting: tuple[int, ...]  # ids of the tasks in the queue, next one first
+    ticks: int
+    prompt_tokens: int  # prefilled since the start
+    predicted_tokens: int  # generated since the start
