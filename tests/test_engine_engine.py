@@ -31,10 +31,10 @@ from trioserve.types import (
 class Harness:
     """An engine, and what it has said to each task."""
 
-    def __init__(self, backend: ScriptedBackend | None = None, n_ubatch: int = 16) -> None:
+    def __init__(self, backend: ScriptedBackend | None = None, max_tick_ms: float = 50.0) -> None:
         self.backend = backend or ScriptedBackend()
         self.rings = 0
-        self.engine = Engine(self.backend, DecodeMaximal(n_ubatch), self._ring)
+        self.engine = Engine(self.backend, DecodeMaximal(max_tick_ms), self._ring)
         self.events: dict[int, list[Event]] = defaultdict(list)
 
     def _ring(self) -> None:
@@ -82,7 +82,7 @@ def test_one_task_from_prompt_to_end() -> None:
 
 
 def test_the_bell_rings_once_a_tick() -> None:
-    harness = Harness(ScriptedBackend(n_seqs=4))
+    harness = Harness(ScriptedBackend(n_slots=4))
     for task_id in range(1, 5):
         harness.submit(task_id, "hello")
     harness.run()
@@ -100,7 +100,7 @@ def test_slots_go_from_idle_to_prefill_to_decode_to_idle() -> None:
 
 
 def test_streams_interleave_and_the_rest_wait_their_turn() -> None:
-    harness = Harness(ScriptedBackend(n_seqs=2))
+    harness = Harness(ScriptedBackend(n_slots=2))
     for task_id in (1, 2, 3):
         harness.submit(task_id, f"text {task_id} is rather long")
     for _ in range(5):
@@ -112,21 +112,19 @@ def test_streams_interleave_and_the_rest_wait_their_turn() -> None:
 
 
 def test_a_long_prompt_does_not_stop_a_stream() -> None:
-    harness = Harness(ScriptedBackend(n_batch=64), n_ubatch=16)
+    harness = Harness(ScriptedBackend(n_batch=64), max_tick_ms=0.001)
     harness.submit(1, "a stream of many bytes")
     harness.step()
     harness.submit(2, "x" * 200, max_tokens=1)
-    ticks = 0
     while not harness.events[2]:
         before = len(harness.text(1))
         harness.step()
         assert len(harness.text(1)) == before + 1
-        ticks += 1
-    assert ticks == -(-200 // 15)
+    assert harness.backend.n_decodes > 200 // 64 + 2
 
 
 def test_alone_a_prompt_gets_whole_batches() -> None:
-    harness = Harness(ScriptedBackend(n_batch=64), n_ubatch=16)
+    harness = Harness(ScriptedBackend(n_batch=64))
     harness.submit(1, "x" * 128, max_tokens=1)
     harness.run()
     assert harness.backend.n_decodes == 2
@@ -134,7 +132,7 @@ def test_alone_a_prompt_gets_whole_batches() -> None:
 
 @pytest.mark.parametrize("ticks", [0, 1, 2, 5], ids=["queued", "prefill", "prefill", "decode"])
 def test_a_cancelled_task_is_gone_by_the_next_tick(ticks: int) -> None:
-    harness = Harness(ScriptedBackend(n_seqs=1, n_batch=8))
+    harness = Harness(ScriptedBackend(n_slots=1, n_batch=8))
     if ticks == 0:
         harness.submit(9, "in the only slot", max_tokens=1)
         harness.step()
@@ -152,7 +150,7 @@ def test_a_cancelled_task_is_gone_by_the_next_tick(ticks: int) -> None:
 
 
 def test_a_cancel_does_not_change_the_neighbours() -> None:
-    harness = Harness(ScriptedBackend(n_seqs=3))
+    harness = Harness(ScriptedBackend(n_slots=3))
     for task_id in (1, 2, 3):
         harness.submit(task_id, f"neighbour number {task_id}")
     for _ in range(4):
@@ -164,14 +162,13 @@ def test_a_cancel_does_not_change_the_neighbours() -> None:
 
 
 def test_the_prefix_that_a_slot_holds_is_not_prefilled_again() -> None:
-    harness = Harness(ScriptedBackend(n_seqs=2))
+    harness = Harness(ScriptedBackend(n_slots=2))
     harness.submit(1, "a shared beginning, one")
     harness.run()
     harness.submit(2, "a shared beginning, two")
     harness.run()
     assert harness.text(2) == "A SHARED BEGINNING, TWO"
     assert harness.finish(2).timings.cache_n == len("a shared beginning, ")
-    assert harness.finish(2).slot_id == harness.finish(1).slot_id
 
 
 def test_the_same_prompt_again_prefills_one_token() -> None:
@@ -267,7 +264,7 @@ def test_progress_is_reported_when_asked_for() -> None:
 
 
 def test_a_paused_task_keeps_its_slot_and_waits() -> None:
-    harness = Harness(ScriptedBackend(n_seqs=1))
+    harness = Harness(ScriptedBackend(n_slots=1))
     harness.submit(1, "hello")
     harness.step()
     harness.engine.pause(1)
@@ -280,17 +277,17 @@ def test_a_paused_task_keeps_its_slot_and_waits() -> None:
 
 
 def test_when_the_cache_is_full_idle_slots_forget_first() -> None:
-    harness = Harness(ScriptedBackend(n_seqs=2, n_ctx=40, n_batch=40))
-    harness.submit(1, "a" * 10, id_slot=0)
+    harness = Harness(ScriptedBackend(n_slots=2, n_ctx=40, n_batch=40))
+    harness.submit(1, "a" * 10)
     harness.run()
-    harness.submit(2, "b" * 15, id_slot=1)
+    harness.submit(2, "b" * 15)
     harness.run()
     assert harness.text(2) == "B" * 15
-    assert harness.engine.status().slots[0].n_past == 0
+    assert harness.backend.sequences[0] == []
 
 
 def test_when_runs_outgrow_the_cache_the_youngest_waits_and_goes_on() -> None:
-    harness = Harness(ScriptedBackend(n_seqs=2, n_ctx=48, n_batch=48))
+    harness = Harness(ScriptedBackend(n_slots=2, n_ctx=48, n_batch=48))
     harness.submit(1, "a" * 16)
     harness.submit(2, "b" * 16)
     seen_waiting = False
@@ -320,7 +317,7 @@ def test_a_task_that_fills_the_cache_alone_fails() -> None:
 
 
 def test_a_failed_decode_fails_its_batch_and_nothing_else() -> None:
-    harness = Harness(ScriptedBackend(n_seqs=1))
+    harness = Harness(ScriptedBackend(n_slots=1))
     harness.submit(1, "one")
     harness.submit(2, "two")
     harness.backend.fail_next = DecodeError("bad luck")
@@ -334,7 +331,7 @@ def test_a_broken_engine_fails_everything_from_then_on() -> None:
     def explode(backend: ScriptedBackend) -> None:
         raise RuntimeError("boom")
 
-    harness = Harness(ScriptedBackend(n_seqs=1))
+    harness = Harness(ScriptedBackend(n_slots=1))
     harness.submit(1, "one")
     harness.submit(2, "two")
     harness.backend.on_decode = explode

@@ -12,6 +12,11 @@ from trioserve.types import Chunk, Failed, Finished, Options, Task
 
 N_CTX = 96
 
+#: Prompts that share a beginning more often than not.
+prompts = st.builds(
+    str.__add__, st.sampled_from(["", "a" * 10, "a" * 20]), st.text("ab", min_size=1, max_size=10)
+)
+
 
 class EngineMachine(RuleBasedStateMachine):
     """Drives an engine with a cache so small that runs are preempted all the time.
@@ -20,26 +25,33 @@ class EngineMachine(RuleBasedStateMachine):
     nothing after it or after its cancel; what it says is a beginning of what it must say.
     """
 
+    n_seqs = 5
+    n_ctx_seq = N_CTX
+    can_cut = True
+    cache_ram = 400
+
     def __init__(self) -> None:
         super().__init__()
         self.backend = ScriptedBackend(
-            n_seqs=3, n_ctx=N_CTX, n_ctx_seq=self.n_ctx_seq(), n_batch=16, can_cut=self.cuts()
+            n_slots=3,
+            n_seqs=self.n_seqs,
+            n_ctx=N_CTX,
+            n_ctx_seq=self.n_ctx_seq,
+            n_batch=16,
+            can_cut=self.can_cut,
         )
-        self.engine = Engine(self.backend, DecodeMaximal(8), lambda: None)
+        self.engine = Engine(
+            self.backend, DecodeMaximal(), lambda: None, cache_ram=self.cache_ram
+        )
+        self.engine.scheduler.cache.min_shared = 3
         self.prompts: dict[int, str] = {}
         self.said: dict[int, str] = {}
         self.ended: set[int] = set()
         self.cancelled: set[int] = set()
         self.paused: set[int] = set()
 
-    def n_ctx_seq(self) -> int:
-        return N_CTX
-
-    def cuts(self) -> bool:
-        return True
-
     @rule(
-        prompt=st.text("ab", min_size=1, max_size=30),
+        prompt=prompts,
         id_slot=st.sampled_from([-1, -1, -1, 0, 2]),
         cache_prompt=st.booleans(),
         max_tokens=st.sampled_from([-1, 0, 1, 7]),
@@ -108,15 +120,21 @@ class EngineMachine(RuleBasedStateMachine):
 class SplitCacheMachine(EngineMachine):
     """The same with a part of the cache for each sequence."""
 
-    def n_ctx_seq(self) -> int:
-        return N_CTX // 3
+    n_seqs = 3
+    n_ctx_seq = N_CTX // 3
 
 
 class UncuttableMachine(EngineMachine):
     """The same with a model that can only append or start anew."""
 
-    def cuts(self) -> bool:
-        return False
+    can_cut = False
+
+
+class NoSpareMachine(EngineMachine):
+    """The same with no sequences and no RAM to keep anything in."""
+
+    n_seqs = 3
+    cache_ram = 0
 
 
 quick = settings(max_examples=40, stateful_step_count=30, deadline=None)
@@ -124,5 +142,7 @@ TestEngine = EngineMachine.TestCase
 TestEngine.settings = quick
 TestSplitCache = SplitCacheMachine.TestCase
 TestSplitCache.settings = quick
+TestNoSpare = NoSpareMachine.TestCase
+TestNoSpare.settings = quick
 TestUncuttable = UncuttableMachine.TestCase
 TestUncuttable.settings = quick

@@ -266,7 +266,35 @@ class Config:
         "--strategy",
         group="Context and threads",
         env="TRIOSERVE_STRATEGY",
-        help="how a tick is shared between decode and prefill: a name, or module:Class",
+        help="how a tick is shared between decode and prefill: decode-maximal, "
+        "prefill-priority, balanced, or a class of yours as module:Class",
+    )
+    max_tick_ms: float = option(
+        50.0,
+        "--max-tick-ms",
+        group="Context and threads",
+        env="TRIOSERVE_MAX_TICK_MS",
+        least=1,
+        help="milliseconds that prompts may stretch a tick to while streams are decoding",
+    )
+    cache_seqs: int = option(
+        -1,
+        "--cache-seqs",
+        group="Context and threads",
+        env="TRIOSERVE_CACHE_SEQS",
+        least=-1,
+        most=255,
+        help="KV sequences to keep for later prompts, beside those of the slots; "
+        "-1: 32 in a unified KV cache, else 0",
+    )
+    cache_ram: int = option(
+        2048,
+        "-cram",
+        "--cache-ram",
+        group="Context and threads",
+        env="LLAMA_ARG_CACHE_RAM",
+        least=0,
+        help="MiB of RAM for prompts that leave the KV cache; 0: none",
     )
 
     # -- Sampling

@@ -25,9 +25,9 @@ from trioserve.chat.template import CHATML, ChatTemplate
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.dispatch import Dispatcher
-from trioserve.engine import BatchStrategy, DecodeMaximal, Engine
+from trioserve.engine import Engine, load_strategy
 from trioserve.engine.backend import Backend, Vocab
-from trioserve.errors import ConfigError, InvalidRequestError, ServerClosingError
+from trioserve.errors import InvalidRequestError, ServerClosingError
 from trioserve.lifecycle import Driver, Loader, in_thread, load_backend
 from trioserve.request_log import RequestLog
 from trioserve.stream import ChatChunk, ChatCompletion, ChatStream, Completion, Stream
@@ -113,11 +113,13 @@ class Server:
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
-        strategy = _strategy(self.config)
+        strategy = load_strategy(self.config.strategy, self.config.max_tick_ms)
         bridge = open_bridge()
         try:
             backend = await load_backend(self._load, self.config, self._note_progress)
-            self._engine = Engine(backend, strategy, bridge.notify)
+            self._engine = Engine(
+                backend, strategy, bridge.notify, cache_ram=self.config.cache_ram * 2**20
+            )
             self.dispatcher = Dispatcher(
                 self._engine,
                 bridge,
@@ -204,7 +206,8 @@ class Server:
         Raises:
             InvalidRequestError: an id is not in the vocabulary.
         """
-        self._check_open()
+        if not self.ready:  # while draining too: running requests write their last event with it
+            raise ServerClosingError
         return self.vocab.detokenize(tokens).decode("utf-8", "replace")
 
     async def render(
@@ -426,9 +429,3 @@ def _n_chars(value: Any) -> int:
             values += value
         total += 8  # whatever it is, it takes some time to render
     return total
-
-
-def _strategy(config: Config) -> BatchStrategy:
-    if config.strategy == "decode-maximal":
-        return DecodeMaximal(config.ubatch_size)
-    raise ConfigError(f"strategy is {config.strategy!r}, and must be decode-maximal")

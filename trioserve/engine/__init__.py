@@ -5,6 +5,19 @@ an inbox and events go out through an outbox; in between, everything is synchron
 """
 
 from trioserve.engine.engine import Engine
-from trioserve.engine.strategy import BatchStrategy, DecodeMaximal
+from trioserve.engine.strategy import (
+    Balanced,
+    BatchStrategy,
+    DecodeMaximal,
+    PrefillPriority,
+    load_strategy,
+)
 
-__all__ = ["BatchStrategy", "DecodeMaximal", "Engine"]
+__all__ = [
+    "Balanced",
+    "BatchStrategy",
+    "DecodeMaximal",
+    "Engine",
+    "PrefillPriority",
+    "load_strategy",
+]

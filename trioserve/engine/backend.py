@@ -73,7 +73,7 @@ class Batch(Protocol):
 
 
 class Backend(Protocol):
-    """A loaded model with a context of `n_seqs` KV sequences."""
+    """A loaded model, with a context of `n_seqs` KV sequences for `n_slots` requests."""
 
     @property
     def info(self) -> ModelInfo:
@@ -98,6 +98,10 @@ class Backend(Protocol):
     @property
     def n_batch(self) -> int:
         """The most tokens in one batch."""
+
+    @property
+    def n_slots(self) -> int:
+        """How many requests are to run at the same time; at most `n_seqs`."""
 
     @property
     def n_seqs(self) -> int:
@@ -129,6 +133,15 @@ class Backend(Protocol):
 
     def seq_cp(self, source: int, target: int) -> None:
         """Copy a whole sequence over an empty one."""
+
+    def state_size(self, seq: int) -> int:
+        """How many bytes `state_get` would return."""
+
+    def state_get(self, seq: int) -> bytes:
+        """Return what a sequence holds, for `state_set`."""
+
+    def state_set(self, seq: int, data: bytes) -> None:
+        """Make an empty sequence hold what another did."""
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position that a sequence holds, -1 when it is empty."""

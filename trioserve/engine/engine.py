@@ -13,6 +13,7 @@ from time import monotonic
 from trioserve.engine.backend import Backend
 from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, Stop, Submit
 from trioserve.engine.output import accept
+from trioserve.engine.prefix_cache import PrefixCache
 from trioserve.engine.run import Run
 from trioserve.engine.scheduler import Scheduler, Work, youngest
 from trioserve.engine.slot import Slot
@@ -34,27 +35,34 @@ class Engine:
     Args:
         backend: the model. The engine owns it, and closes it when its thread ends.
         strategy: how a tick is shared between decode and prefill.
+        cache_ram: bytes of RAM for what leaves the KV cache.
         notify: called, from the engine's thread, once after each tick that left events in the
             outbox. It must not block.
     """
 
     def __init__(
-        self, backend: Backend, strategy: BatchStrategy, notify: Callable[[], None]
+        self,
+        backend: Backend,
+        strategy: BatchStrategy,
+        notify: Callable[[], None],
+        *,
+        cache_ram: int = 0,
     ) -> None:
         self.backend = backend
         self.inbox = Inbox()
         self.scheduler = Scheduler(
-            n_slots=backend.n_seqs,
+            n_slots=backend.n_slots,
             n_ctx=backend.n_ctx,
             n_ctx_seq=backend.n_ctx_seq,
             n_batch=backend.n_batch,
-            can_cut=backend.can_cut,
+            cache=PrefixCache(backend, cache_ram),
             strategy=strategy,
         )
         self.failure: EngineError | None = None
         #: When the last tick began (monotonic). While there is work, it advances.
         self.heartbeat = monotonic()
         self._notify = notify
+        self._strategy = strategy
         self._outbox: list[Event] = []
         self._fresh: list[Event] = []  # of this tick, not in the outbox yet
         self._outbox_lock = threading.Lock()
@@ -118,9 +126,9 @@ class Engine:
                 raise InvalidRequestError(
                     f"'logit_bias' has the unknown token {token}.", param="logit_bias"
                 )
-        if task.options.id_slot >= self.backend.n_seqs:
+        if task.options.id_slot >= self.backend.n_slots:
             raise InvalidRequestError(
-                f"'id_slot' must be less than {self.backend.n_seqs}.", param="id_slot"
+                f"'id_slot' must be less than {self.backend.n_slots}.", param="id_slot"
             )
 
     # -- on the inference thread
@@ -156,7 +164,15 @@ class Engine:
         self._ticks += 1
         work = self.scheduler.schedule()
         rows = self._decode(work)
-        self._postprocess(work, rows)
+        if rows:
+            self._postprocess(work, rows)
+            self._learn(work)
+
+    def _learn(self, work: list[Work]) -> None:
+        """Tell the strategy what this tick has cost."""
+        n_decode = sum(piece.in_decode for piece in work)
+        n_tokens = sum(piece.n_tokens for piece in work)
+        self._strategy.observe(n_tokens - n_decode, n_decode, monotonic() - self.heartbeat)
 
     # -- commands
 
@@ -189,7 +205,6 @@ class Engine:
 
     def _decode(self, work: list[Work]) -> list[int]:
         """Decode one batch; returns the last row of each piece of work, or none if it failed."""
-        self._cut_sequences()
         batch = self.backend.batch
         batch.clear()
         rows = [self._fill(piece) for piece in work]
@@ -206,19 +221,15 @@ class Engine:
             return []
         return rows
 
-    def _cut_sequences(self) -> None:
-        for seq, n_keep in self.scheduler.take_cuts():
-            self.backend.seq_rm(seq, n_keep)
-
     def _fill(self, work: Work) -> int:
         """Put the next tokens of a slot into the batch."""
         slot, batch = work.slot, self.backend.batch
-        assert slot.run is not None
-        tokens, pos = slot.run.tokens, len(slot.held)
+        assert slot.run is not None and slot.seq is not None
+        tokens, pos, seq = slot.run.tokens, slot.n_held, slot.seq.id
         is_last = work.n_tokens == slot.n_pending
         if work.n_tokens == 1:
-            return batch.add(tokens[pos], pos, slot.id, logits=is_last)
-        row = batch.extend(tokens[pos : pos + work.n_tokens], pos, slot.id)
+            return batch.add(tokens[pos], pos, seq, logits=is_last)
+        row = batch.extend(tokens[pos : pos + work.n_tokens], pos, seq)
         if is_last:
             batch.want_logits(row)
         return row
@@ -231,7 +242,6 @@ class Engine:
         slots = [piece.slot for piece in work]
         if len(slots) > 1:
             self.scheduler.preempt(youngest(slots))
-            self._cut_sequences()
         else:
             self._fail(slots[0], error)
 
@@ -239,11 +249,12 @@ class Engine:
 
     def _postprocess(self, work: list[Work], rows: list[int]) -> None:
         """Sample where there are logits, and pass on what may be shown."""
-        for piece, row in zip(work, rows, strict=False):
-            slot, run = piece.slot, piece.slot.run
-            assert run is not None
-            slot.advance(piece.n_tokens)
-            if not slot.in_decode:
+        for piece, row in zip(work, rows, strict=True):
+            slot, run, seq = piece.slot, piece.slot.run, piece.slot.seq
+            assert run is not None and seq is not None
+            start = len(seq.held)
+            self.scheduler.cache.append(seq, run.tokens[start : start + piece.n_tokens])
+            if not piece.in_decode:
                 self._note_prefill(slot, run, piece.n_tokens)
             if slot.n_pending == 0:
                 self._next_token(slot, run, row)
@@ -251,13 +262,12 @@ class Engine:
     def _note_prefill(self, slot: Slot, run: Run, n_tokens: int) -> None:
         if run.admitted_at is None:
             run.admitted_at = self.heartbeat
-            run.cached = len(slot.held) - n_tokens
+            run.cached = slot.n_held - n_tokens
         run.prefilled += n_tokens
         self._prompt_tokens += n_tokens
         if run.task.options.return_progress and run.n_output == 0:
             elapsed_ms = (monotonic() - run.admitted_at) * 1e3
-            done = len(slot.held)
-            progress = Progress(run.task.id, run.n_prompt, run.cached, done, elapsed_ms)
+            progress = Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms)
             self._fresh.append(progress)
 
     def _next_token(self, slot: Slot, run: Run, row: int) -> None:
@@ -276,7 +286,7 @@ class Engine:
 
     def _finish(self, slot: Slot, run: Run) -> None:
         assert run.finish_reason is not None
-        slot.give_up(self._ticks)
+        self.scheduler.release(slot)
         run.close()
         finished = Finished(
             task_id=run.task.id,
@@ -290,9 +300,7 @@ class Engine:
 
     def _fail(self, slot: Slot, error: TrioServeError) -> None:
         """End the run of a slot with an error, and forget its KV cache."""
-        run = slot.give_up(self._ticks)
-        self.scheduler.forget(slot)
-        self._cut_sequences()
+        run = self.scheduler.discard(slot)
         run.close()
         self._fresh.append(Failed(run.task.id, error))
 
@@ -330,9 +338,6 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the slots and the backend agree on what the KV cache holds."""
+        """Raise AssertionError unless slots, cache and backend agree on what the cache holds."""
         self.scheduler.check_integrity()
-        for slot in self.scheduler.slots:
-            last = self.backend.seq_pos_max(slot.id)
-            assert last == len(slot.held) - 1, f"slot {slot.id}: {last} + 1 != {len(slot.held)}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from trioserve.engine.backend import Sampler
+from trioserve.engine.prefix_tree import shared_length
 from trioserve.engine.text import TextStream
 from trioserve.types import FinishReason, Task, Timings, TokenId, TokenProbs
 
@@ -17,11 +18,12 @@ class Run:
         tokens   | prompt ............ | output ......... |
                  0              n_prompt          n_tokens
 
-    The slot holds the KV cache of a beginning of `tokens`. The rest is still to be decoded:
+    A KV sequence holds a beginning of `tokens`. The rest is still to be decoded:
     the prompt in prefill, the one newest token in decode, both after a preemption.
     """
 
     __slots__ = (
+        "_shared",
         "admitted_at",
         "cached",
         "finish_reason",
@@ -57,11 +59,20 @@ class Run:
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
+        self._shared: dict[int, int] = {}
 
     @property
     def n_output(self) -> int:
         """How many tokens were generated."""
         return len(self.tokens) - self.n_prompt
+
+    def shared_with(self, leader: Run) -> int:
+        """Count the leading tokens of both prompts, at most all but the last of this one."""
+        shared = self._shared.get(leader.task.id)
+        if shared is None:
+            shared = shared_length(self.tokens[:-1], leader.tokens[: leader.n_prompt])
+            self._shared[leader.task.id] = shared
+        return shared
 
     def close(self) -> None:
         """Free the sampler. Closing twice is fine."""

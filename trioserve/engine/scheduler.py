@@ -1,4 +1,4 @@
-"""Who runs, and with how many tokens: decisions only. No clock, no thread, no llama.cpp."""
+"""Who runs, and with how many tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from trioserve.engine.prefix_cache import PrefixCache
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
@@ -18,17 +19,18 @@ class Work:
 
     slot: Slot
     n_tokens: int
+    in_decode: bool
 
 
 class Scheduler:
     """Assigns runs to slots and fills ticks.
 
     Args:
-        n_slots: requests that run at the same time; slot `i` owns KV sequence `i`.
+        n_slots: requests that run at the same time.
         n_ctx: cells in the KV cache, all sequences together.
         n_ctx_seq: the most tokens of one sequence.
         n_batch: the most tokens of one tick; at least `n_slots`.
-        can_cut: whether a sequence can be cut at any position, or only cleared.
+        cache: what the KV sequences hold; has at least `n_slots` of them.
         strategy: how a tick is shared between decode and prefill.
     """
 
@@ -39,17 +41,17 @@ class Scheduler:
         n_ctx: int,
         n_ctx_seq: int,
         n_batch: int,
-        can_cut: bool,
+        cache: PrefixCache,
         strategy: BatchStrategy,
     ) -> None:
+        assert n_slots <= min(n_batch, len(cache.sequences))
         self.slots = [Slot(i) for i in range(n_slots)]
         self.waiting = WaitingQueue()
         self.n_ctx = n_ctx
         self.n_ctx_seq = n_ctx_seq
         self.n_batch = n_batch
-        self.can_cut = can_cut
+        self.cache = cache
         self._strategy = strategy
-        self._cuts: list[tuple[int, int]] = []
         self._tick = 0
 
     # -- what comes in and goes out
@@ -76,8 +78,29 @@ class Scheduler:
         """Take a run out, wherever it is. Its slot is idle from now on."""
         for slot in self.slots:
             if slot.run is not None and slot.run.task.id == task_id:
-                return slot.give_up(self._tick)
+                return self.release(slot)
         return self.waiting.remove(task_id)
+
+    def release(self, slot: Slot) -> Run:
+        """End the run of a slot. Its sequence is kept for later prompts."""
+        run, seq = slot.give_up(self._tick)
+        self.cache.release(seq)
+        return run
+
+    def discard(self, slot: Slot) -> Run:
+        """End the run of a slot whose decode failed: what llama.cpp holds of it is unknown."""
+        run, seq = slot.give_up(self._tick)
+        self.cache.release(seq)
+        self.cache.cut(seq, 0)
+        return run
+
+    def preempt(self, slot: Slot) -> None:
+        """Put a slot's run back at the front of the queue. What it holds goes to RAM, if it can."""
+        run, seq = slot.give_up(self._tick)
+        self.cache.release(seq)
+        self.cache.stow(seq)
+        self.cache.cut(seq, 0)
+        self.waiting.push_front(run)
 
     @property
     def has_work(self) -> bool:
@@ -89,110 +112,82 @@ class Scheduler:
     # -- one tick
 
     def schedule(self) -> list[Work]:
-        """Decide what the next tick decodes. `take_cuts` says what must be cut before."""
+        """Decide what the next tick decodes."""
         self._tick += 1
         while (next_one := next(self._admissible(), None)) is not None:
             run, slot = next_one
             self.waiting.remove(run.task.id)
-            n_keep = self._reusable(slot, run)
-            self._cut(slot, n_keep)
-            slot.take(run, n_keep)
+            slot.take(run, self.cache.start(run.tokens, reuse=run.task.options.cache_prompt))
         self._make_room()
         return self._share()
 
-    def take_cuts(self) -> list[tuple[int, int]]:
-        """Take the KV sequences that are to be cut, and how many tokens each keeps."""
-        cuts, self._cuts = self._cuts, []
-        return cuts
-
     def _admissible(self) -> Iterator[tuple[Run, Slot]]:
         """Go through the runs that can start now, each with its slot, in order of arrival."""
-        if all(slot.run is not None for slot in self.slots):
+        idle = [slot for slot in self.slots if slot.run is None]
+        if not idle:
             return
         for run in self.waiting:
-            slot = self._best_slot(run)
-            if slot is None:
-                continue  # it waits for a slot of its choice; those behind it need not
+            wanted = run.task.options.id_slot
+            slots = idle if wanted < 0 else [slot for slot in idle if slot.id == wanted]
+            if not slots or self._should_follow(run):
+                continue  # it waits for something that those behind it need not wait for
             if not self._fits(run):
                 return
-            yield run, slot
+            yield run, min(slots, key=lambda slot: slot.last_used)
 
-    def _best_slot(self, run: Run) -> Slot | None:
-        """Choose the idle slot that holds most of the prompt, else the one unused for longest."""
-        wanted = run.task.options.id_slot
-        slots = self.slots if wanted < 0 else self.slots[wanted : wanted + 1]
-        idle = [slot for slot in slots if slot.run is None]
-        if len(idle) < 2:
-            return idle[0] if idle else None
-        return max(idle, key=lambda slot: (self._worth(slot, run), -slot.last_used, -slot.id))
+    def _should_follow(self, run: Run) -> bool:
+        """Whether another run is about to prefill what this one needs.
 
-    def _worth(self, slot: Slot, run: Run) -> int:
-        """Count the tokens that the slot saves; few are not worth what it would forget."""
-        shared = self._reusable(slot, run)
-        return shared if shared * 10 >= len(run.tokens) else 0
-
-    def _reusable(self, slot: Slot, run: Run) -> int:
-        if not run.task.options.cache_prompt:
-            return 0
-        shared = slot.shared_prefix(run.tokens)
-        return shared if self.can_cut or shared == len(slot.held) else 0
+        Then it waits until that is in the KV cache, and starts from there.
+        """
+        if not self.cache.can_share or not run.task.options.cache_prompt:
+            return False
+        return any(
+            slot.run is not None
+            and not slot.in_decode
+            and not slot.run.paused
+            and slot.n_held < run.shared_with(slot.run) - self.cache.min_shared
+            and slot.run.task.options.cache_prompt
+            for slot in self.slots
+        )
 
     def _fits(self, run: Run) -> bool:
         """Whether the run's tokens, and one more, fit beside what runs already.
 
-        What idle slots hold does not count: it gives way.
+        What idle sequences hold does not count: it gives way.
         """
-        taken = sum(len(slot.run.tokens) for slot in self.slots if slot.run is not None)
-        return taken + len(run.tokens) + 1 <= self.n_ctx
+        pending = sum(slot.n_pending for slot in self.slots)
+        shared = 0
+        if run.task.options.cache_prompt:
+            shared, holders = self.cache.find(run.tokens[:-1])
+            shared = shared if any(seq.running for seq in holders) else 0
+        needed = len(run.tokens) + 1 - shared
+        return self.cache.taken_by_running() + pending + needed <= self.n_ctx
 
     def _make_room(self) -> None:
-        """Free cells until every slot can decode one more token.
+        """Free cells until every run has room for what is pending.
 
-        First the idle slots forget, the one unused for longest first. Then the youngest run goes
+        First kept sequences go, the one unused for longest first. Then the youngest run goes
         back to the queue; what it has generated stays with it.
         """
-        while self._overfull():
-            idle = [slot for slot in self.slots if slot.run is None and slot.held]
-            if idle:
-                self._cut(min(idle, key=lambda slot: slot.last_used), 0)
-                continue
-            self.preempt(youngest([slot for slot in self.slots if slot.run is not None]))
-
-    def _overfull(self) -> bool:
-        held = sum(len(slot.held) for slot in self.slots)
-        pending = sum(slot.n_pending for slot in self.slots if slot.run is not None)
-        return held + pending > self.n_ctx
-
-    def preempt(self, slot: Slot) -> Run:
-        """Put a slot's run back at the front of the queue and forget its KV cache."""
-        run = slot.give_up(self._tick)
-        self._cut(slot, 0)
-        self.waiting.push_front(run)
-        return run
+        while self.cache.taken + sum(slot.n_pending for slot in self.slots) > self.n_ctx:
+            if not self.cache.evict_one():
+                self.preempt(youngest([slot for slot in self.slots if slot.run is not None]))
 
     def _share(self) -> list[Work]:
         """Give every decoding slot its token and the prompts what the strategy says."""
         active = [slot for slot in self.slots if slot.run is not None and not slot.run.paused]
-        decode = [Work(slot, 1) for slot in active if slot.in_decode]
+        decode = [Work(slot, 1, True) for slot in active if slot.in_decode]
         prefill = sorted((slot for slot in active if not slot.in_decode), key=arrival)
         if not prefill:
             return decode
         pending = [slot.n_pending for slot in prefill]
         shares = self._strategy.share(pending, len(decode), self.n_batch - len(decode))
         return decode + [
-            Work(slot, n_tokens) for slot, n_tokens in zip(prefill, shares, strict=True) if n_tokens
+            Work(slot, n_tokens, False)
+            for slot, n_tokens in zip(prefill, shares, strict=True)
+            if n_tokens
         ]
-
-    def _cut(self, slot: Slot, n_keep: int) -> None:
-        """Shorten what a slot holds, and note it for `take_cuts`."""
-        if n_keep < len(slot.held):
-            del slot.held[n_keep:]
-            self._cuts.append((slot.id, n_keep))
-
-    def forget(self, slot: Slot) -> None:
-        """Forget what a slot holds. After a failure, llama.cpp may hold more than is known."""
-        slot.held.clear()
-        self._cuts.append((slot.id, 0))
 
     # -- the truth about itself
 
@@ -200,16 +195,19 @@ class Scheduler:
         """Raise AssertionError unless all that must always hold does hold."""
         ids = [run.task.id for run in self.runs()]
         assert len(ids) == len(set(ids)), "a task is in two places"
-        assert sum(len(slot.held) for slot in self.slots) <= self.n_ctx, "more cells than there are"
+        assert self.cache.taken <= self.n_ctx, "more cells than there are"
+        in_use = [slot.seq.id for slot in self.slots if slot.seq is not None]
+        running = [seq.id for seq in self.cache.sequences if seq.running]
+        assert sorted(in_use) == running, "a sequence has two runs, or none"
         for slot in self.slots:
-            assert len(slot.held) <= self.n_ctx_seq
-            if slot.run is None:
-                assert not slot.in_decode
+            assert (slot.run is None) == (slot.seq is None)
+            if slot.run is None or slot.seq is None:
                 continue
-            assert slot.run.tokens[: len(slot.held)] == slot.held, "the KV cache is another text's"
+            assert slot.n_held <= self.n_ctx_seq
+            assert slot.run.tokens[: slot.n_held] == slot.seq.held, "the cache is another text's"
             assert slot.n_pending >= 1, "nothing left to decode"
-            if slot.in_decode:
-                assert slot.n_pending == 1
+            assert slot.n_pending == 1 or not slot.in_decode
+        self.cache.check_integrity()
 
 
 def arrival(slot: Slot) -> int:

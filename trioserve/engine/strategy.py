@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from trioserve.errors import ConfigError
 
 
 class BatchStrategy(Protocol):
@@ -18,29 +21,150 @@ class BatchStrategy(Protocol):
         Args:
             pending: tokens still to prefill of each prompt, the oldest first.
             n_decode: how many slots decode in this tick.
-            budget: the most tokens to give, all together.
+            budget: the most tokens to give, all together; at least 1.
 
         Returns:
-            One number for each prompt, from 0 to its pending ones; at most `budget` in sum.
+            One number for each prompt, from 0 to its pending ones; at most `budget` in sum, and
+            at least 1 in sum when nobody decodes.
         """
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Learn from a tick: how many tokens it had of each kind, and how long it took."""
+
+
+class TickClock:
+    """Learns what tokens cost, and says how many prompt tokens fit into a time.
+
+    A tick is taken to cost ``decode + n_prefill * per_token``. Both are learned as moving
+    averages: `decode` from ticks that only decode, `per_token` from those with a prompt.
+    """
+
+    #: Share of a new observation in the average. High: load on the machine comes and goes.
+    WEIGHT = 0.3
+    #: A prompt gets this many tokens a tick at least, so that it comes to an end.
+    LEAST = 16
+
+    def __init__(self, max_tick_ms: float) -> None:
+        self._max_tick_s = max_tick_ms / 1e3
+        self._decode_s = 0.0
+        self._per_token_s = 0.0
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Learn from a tick. Ticks with a few prompt tokens say too little and are left out."""
+        if n_prefill == 0:
+            self._decode_s = self._average(self._decode_s, seconds)
+        elif n_prefill >= self.LEAST:
+            rest = max(0.0, seconds - self._decode_s) if n_decode else seconds
+            self._per_token_s = self._average(self._per_token_s, rest / n_prefill)
+
+    def _average(self, old: float, new: float) -> float:
+        return old + self.WEIGHT * (new - old) if old else new
+
+    def prompt_tokens(self, budget: int) -> int:
+        """How many prompt tokens make a tick as long as it may be.
+
+        Where a tick that only decodes is already long, prompts get as much time again.
+        """
+        if not self._per_token_s:
+            return min(budget, self.LEAST * 4)  # nothing is known yet
+        time_left = max(self._max_tick_s - self._decode_s, self._decode_s)
+        return min(budget, max(self.LEAST, int(time_left / self._per_token_s)))
 
 
 class DecodeMaximal:
-    """Keep decoding quick: prompts share one ubatch a tick while others decode.
+    """Keep streams flowing: while some decode, prompts get what fits into a tick's time.
 
-    The oldest prompt comes first, so that it is done first. With nobody to hold up, prompts get
-    all of the batch.
+    With nobody to hold up, prompts get all of the batch. The oldest prompt gets at least half,
+    so that it is not starved, and the rest goes to those that need least, so that a short prompt
+    does not wait for a long one.
+
+    Args:
+        max_tick_ms: how long a tick may take while streams are decoding.
     """
 
-    def __init__(self, n_ubatch: int) -> None:
-        self._n_ubatch = n_ubatch
+    def __init__(self, max_tick_ms: float = 50.0) -> None:
+        self._clock = TickClock(max_tick_ms)
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Give the oldest prompt all it can use, then the next one."""
-        left = min(budget, max(1, self._n_ubatch - n_decode)) if n_decode else budget
-        shares = []
-        for n_pending in pending:
-            n_tokens = min(n_pending, left)
-            left -= n_tokens
-            shares.append(n_tokens)
+        """Share what fits into the time, or all of the batch when nobody decodes."""
+        return share_out(pending, self._clock.prompt_tokens(budget) if n_decode else budget)
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Learn what tokens cost."""
+        self._clock.observe(n_prefill, n_decode, seconds)
+
+
+class PrefillPriority:
+    """First tokens first: prompts get all of the batch, and streams wait for them."""
+
+    def __init__(self, max_tick_ms: float = 50.0) -> None:
+        """Take the limit that all strategies are given, and do without."""
+
+    def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
+        """Share all of the batch."""
+        return share_out(pending, budget)
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Learn nothing."""
+
+
+class Balanced:
+    """Equal parts: each prompt gets the same, and as many tokens as fit into twice the time."""
+
+    def __init__(self, max_tick_ms: float = 50.0) -> None:
+        self._clock = TickClock(2 * max_tick_ms)
+
+    def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
+        """Give every prompt an equal part; what one does not need goes to the others."""
+        left = self._clock.prompt_tokens(budget) if n_decode else budget
+        shares = [0] * len(pending)
+        order = sorted(range(len(pending)), key=lambda i: pending[i])
+        for done, i in enumerate(order):
+            shares[i] = min(pending[i], -(-left // (len(order) - done)))
+            left -= shares[i]
         return shares
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Learn what tokens cost."""
+        self._clock.observe(n_prefill, n_decode, seconds)
+
+
+def share_out(pending: Sequence[int], budget: int) -> list[int]:
+    """Give the first half of the budget to the oldest prompt, the rest to the shortest ones."""
+    shares = [0] * len(pending)
+    shares[0] = min(pending[0], -(-budget // 2))
+    left = budget - shares[0]
+    for i in sorted(range(len(pending)), key=lambda i: pending[i] - shares[i]):
+        more = min(pending[i] - shares[i], left)
+        shares[i] += more
+        left -= more
+    return shares
+
+
+#: The strategies by name.
+STRATEGIES: dict[str, Callable[[float], BatchStrategy]] = {
+    "decode-maximal": DecodeMaximal,
+    "prefill-priority": PrefillPriority,
+    "balanced": Balanced,
+}
+
+
+def load_strategy(name: str, max_tick_ms: float) -> BatchStrategy:
+    """Make a strategy: one of `STRATEGIES`, or a class of the user's, as ``module:Class``.
+
+    The class is called with `max_tick_ms`.
+
+    Raises:
+        ConfigError: there is no such strategy, or it cannot be imported.
+    """
+    if name in STRATEGIES:
+        return STRATEGIES[name](max_tick_ms)
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        known = ", ".join(STRATEGIES)
+        raise ConfigError(f"strategy is {name!r}, and must be {known} or module:Class")
+    try:
+        make: Callable[[float], BatchStrategy] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"strategy {name!r} cannot be imported: {error}") from error
+    return make(max_tick_ms)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -122,7 +124,8 @@ class ScriptedBackend:
         self,
         script: Script = parrot,
         *,
-        n_seqs: int = 2,
+        n_slots: int = 2,
+        n_seqs: int | None = None,
         n_ctx: int = 1024,
         n_ctx_seq: int | None = None,
         n_batch: int = 64,
@@ -131,11 +134,14 @@ class ScriptedBackend:
     ) -> None:
         self.script = script
         self.vocab = byte_vocab
-        self.n_seqs, self.n_ctx, self.n_batch = n_seqs, n_ctx, n_batch
+        self.n_slots, self.n_ctx, self.n_batch = n_slots, n_ctx, n_batch
+        self.n_seqs = n_seqs or n_slots
         self.n_ctx_seq = n_ctx_seq or n_ctx
         self.can_cut = can_cut
         self.batch = ScriptedBatch(n_batch)
-        self.sequences: list[list[TokenId]] = [[] for _ in range(n_seqs)]
+        self.sequences: list[list[TokenId]] = [[] for _ in range(self.n_seqs)]
+        self._cells: list[list[int]] = [[] for _ in range(self.n_seqs)]
+        self._next_cell = itertools.count()
         self.logits: dict[int, int] = {}  # row: sequence, of the last decode
         self.n_decodes = 0
         self.n_samplers = 0
@@ -161,6 +167,11 @@ class ScriptedBackend:
             modified=0,
         )
 
+    @property
+    def n_cells(self) -> int:
+        """How many cells of the KV cache are taken; sequences share those that were copied."""
+        return len(set().union(*self._cells))
+
     def decode(self) -> None:
         """Append the batch to the sequences, or fail as told."""
         assert not self.closed, "the backend is closed"
@@ -170,7 +181,7 @@ class ScriptedBackend:
         failure, self.fail_next = self.fail_next, None
         if failure is not None:
             raise failure
-        if sum(map(len, self.sequences)) + len(self.batch.rows) > self.n_ctx:
+        if self.n_cells + len(self.batch.rows) > self.n_ctx:
             raise KVCacheFullError("no free cells")
         assert self.batch.rows, "an empty batch"
         self.logits = {}
@@ -179,6 +190,7 @@ class ScriptedBackend:
             assert pos == len(self.sequences[seq]), f"position {pos} does not follow"
             assert pos < self.n_ctx_seq, "the sequence is full"
             self.sequences[seq].append(token)
+            self._cells[seq].append(next(self._next_cell))
             if logits:
                 self.logits[row] = seq
 
@@ -189,15 +201,35 @@ class ScriptedBackend:
 
     def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
         """Cut a sequence; in the middle only if `can_cut`."""
-        if start > 0 and not self.can_cut:
+        if 0 < start < len(self.sequences[seq]) and not self.can_cut:
             return False
-        del self.sequences[seq][start : None if stop < 0 else stop]
+        assert stop < 0, "a hole in a sequence"
+        del self.sequences[seq][start:]
+        del self._cells[seq][start:]
         return True
 
     def seq_cp(self, source: int, target: int) -> None:
         """Copy a whole sequence."""
         assert not self.sequences[target], "the target is not empty"
         self.sequences[target] = list(self.sequences[source])
+        self._cells[target] = list(self._cells[source])
+        if self.n_ctx_seq < self.n_ctx:  # each sequence has cells of its own
+            self._cells[target] = [next(self._next_cell) for _ in self._cells[source]]
+
+    def state_size(self, seq: int) -> int:
+        """Four bytes a token."""
+        return 4 * len(self.sequences[seq])
+
+    def state_get(self, seq: int) -> bytes:
+        """Write the tokens down."""
+        return array("i", self.sequences[seq]).tobytes()
+
+    def state_set(self, seq: int, data: bytes) -> None:
+        """Read the tokens back."""
+        assert not self.sequences[seq], "the sequence is not empty"
+        self.sequences[seq] = array("i", data).tolist()
+        self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
+        assert self.n_cells <= self.n_ctx, "no free cells"
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence."""

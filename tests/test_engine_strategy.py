@@ -1,0 +1,76 @@
+"""What every strategy promises, and what the clock learns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trioserve.engine.strategy import STRATEGIES, DecodeMaximal, TickClock, load_strategy
+from trioserve.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@given(
+    pending=st.lists(st.integers(1, 5000), min_size=1, max_size=8),
+    n_decode=st.integers(0, 8),
+    budget=st.integers(1, 2048),
+    observed=st.lists(
+        st.tuples(st.integers(0, 2048), st.integers(0, 8), st.floats(1e-6, 10)), max_size=5
+    ),
+)
+def test_the_shares_are_sound(
+    name: str,
+    pending: list[int],
+    n_decode: int,
+    budget: int,
+    observed: list[tuple[int, int, float]],
+) -> None:
+    strategy = STRATEGIES[name](50.0)
+    for observation in observed:
+        strategy.observe(*observation)
+    shares = strategy.share(pending, n_decode, budget)
+    assert len(shares) == len(pending)
+    assert all(0 <= share <= needed for share, needed in zip(shares, pending, strict=True))
+    assert 1 <= sum(shares) <= budget
+    if n_decode == 0:
+        assert sum(shares) == min(budget, sum(pending))
+
+
+def test_a_tick_is_filled_up_to_its_time() -> None:
+    strategy = DecodeMaximal(50.0)
+    strategy.observe(0, 4, 0.010)  # 10 ms to decode
+    strategy.observe(100, 0, 0.100)  # 1 ms a prompt token
+    assert strategy.share([3000], 4, 2048) == [40]
+    assert strategy.share([3000], 0, 2048) == [2048]
+
+
+def test_the_oldest_prompt_is_not_starved_and_the_shortest_not_held_up() -> None:
+    assert DecodeMaximal().share([3000, 500, 20], 0, 100) == [50, 30, 20]
+    assert DecodeMaximal().share([3000, 20, 500], 0, 1000) == [500, 20, 480]
+
+
+def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.200)
+    clock.observe(100, 4, 0.300)  # 1 ms a token more
+    assert clock.prompt_tokens(2048) == 200
+
+
+def test_the_clock_follows_a_machine_that_slows_down() -> None:
+    clock = TickClock(50.0)
+    for _ in range(30):
+        clock.observe(100, 0, 0.100)
+    assert clock.prompt_tokens(2048) == 50
+    for _ in range(30):
+        clock.observe(100, 0, 0.200)
+    assert clock.prompt_tokens(2048) in (24, 25)
+
+
+def test_strategies_are_found_by_name_and_by_import_path() -> None:
+    assert isinstance(load_strategy("decode-maximal", 50.0), DecodeMaximal)
+    path = "trioserve.engine.strategy:DecodeMaximal"
+    assert isinstance(load_strategy(path, 50.0), DecodeMaximal)
+    for name in ("magic", "no_such_module:Class", "trioserve.engine:NoSuchClass"):
+        with pytest.raises(ConfigError, match=name):
+            load_strategy(name, 50.0)

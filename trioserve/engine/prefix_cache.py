@@ -1,0 +1,205 @@
+"""What every KV sequence holds, and the cheapest way to start a prompt from it."""
+
+from __future__ import annotations
+
+import attrs
+
+from trioserve.engine.backend import Backend
+from trioserve.engine.cells import CellLedger
+from trioserve.engine.prefix_tree import PrefixTree
+from trioserve.engine.ram_cache import RamCache
+from trioserve.types import TokenId
+
+@attrs.define
+class Sequence:
+    """One KV sequence.
+
+    ::
+
+        held    | indexed ............ | not yet |
+                0                len in tree     len(held)
+
+    `held` is what llama.cpp holds, exactly. The tree learns of new tokens when it is asked
+    something, not with every token.
+    """
+
+    id: int
+    held: list[TokenId] = attrs.field(factory=list)
+    running: bool = False
+    last_used: int = 0
+
+
+class PrefixCache:
+    """All sequences of a backend: running, kept for later prompts, and free ones.
+
+    Every change is made here and in llama.cpp at the same time. Used from the inference thread.
+
+    Args:
+        backend: where the sequences are.
+        ram_limit: bytes of RAM for sequences that leave the KV cache.
+    """
+
+    def __init__(self, backend: Backend, ram_limit: int = 0) -> None:
+        #: Sharing fewer tokens than this is not worth a copy, a wait or a place in RAM.
+        self.min_shared = 32
+        self._backend = backend
+        self.sequences = [Sequence(i) for i in range(backend.n_seqs)]
+        self.ram = RamCache(ram_limit, can_cut=backend.can_cut)
+        self._tree: PrefixTree[int] = PrefixTree()
+        self._cells = CellLedger(backend.n_seqs)
+        self._clock = 0
+        self._copies_wait = False  # copies that llama.cpp makes with the next decode
+        #: In a cache that is split by sequence, a copy moves data and a kept sequence takes the
+        #: place of a running one; in a unified one both are nearly free.
+        self._unified = backend.n_ctx_seq == backend.n_ctx
+
+    # -- looking
+
+    @property
+    def can_share(self) -> bool:
+        """Whether one sequence can start with a part of another."""
+        return self._backend.can_cut
+
+    @property
+    def taken(self) -> int:
+        """Cells in use."""
+        return self._cells.taken
+
+    def taken_by_running(self) -> int:
+        """Cells that running sequences use."""
+        return self._cells.taken_by({seq.id for seq in self.sequences if seq.running})
+
+    def find(self, tokens: list[TokenId]) -> tuple[int, list[Sequence]]:
+        """Find the longest beginning of `tokens` in the KV cache, and who holds it."""
+        self._index()
+        match = self._tree.match if self._backend.can_cut else self._tree.match_whole
+        length, holders = match(tokens)
+        return length, [self.sequences[i] for i in holders]
+
+    def _index(self) -> None:
+        for seq in self.sequences:
+            known = self._tree.length(seq.id)
+            if known < len(seq.held):
+                self._tree.extend(seq.id, seq.held[known:])
+
+    # -- starting and ending a run
+
+    def start(self, tokens: list[TokenId], *, reuse: bool) -> Sequence:
+        """Get a sequence for a run, with as much of its tokens in it as can be had.
+
+        At least the last token is left to decode, for its logits. There must be a sequence that
+        does not run.
+        """
+        self._clock += 1
+        seq = self._start(tokens[:-1]) if reuse else self._empty()
+        seq.running = True
+        return seq
+
+    def _start(self, tokens: list[TokenId]) -> Sequence:
+        length, holders = self.find(tokens)
+        in_ram, key = self.ram.find(tokens)
+        if in_ram >= length + self.min_shared and not self._copies_wait:
+            return self._restore(key, in_ram)
+        kept = [seq for seq in holders if not seq.running]
+        for seq in kept:
+            if len(seq.held) == length:
+                return seq  # it goes on where it ended, and nothing is lost
+        if length >= self.min_shared and (self._unified or not kept):
+            others = [seq for seq in self._idle() if seq not in holders]
+            if others:
+                target = self._empty(others)
+                self._copy(holders[0], target, length)
+                return target
+        if kept and (length >= self.min_shared or length * 10 >= len(tokens)):
+            seq = min(kept, key=lambda seq: len(seq.held))
+            self.cut(seq, length)
+            return seq
+        return self._empty()
+
+    def release(self, seq: Sequence) -> None:
+        """Keep what a run leaves behind, for later prompts."""
+        self._clock += 1
+        seq.running = False
+        seq.last_used = self._clock
+
+    def append(self, seq: Sequence, tokens: list[TokenId]) -> None:
+        """Note that a decode has added tokens to a sequence."""
+        self._copies_wait = False
+        seq.held += tokens
+        self._cells.append(seq.id, len(tokens))
+
+    def cut(self, seq: Sequence, length: int) -> None:
+        """Shorten a sequence. With length 0 it is free."""
+        if length < len(seq.held) or not length:
+            self._backend.seq_rm(seq.id, length)
+            self._tree.cut(seq.id, min(length, self._tree.length(seq.id)))
+            self._cells.cut(seq.id, length)
+            del seq.held[length:]
+
+    def evict_one(self) -> bool:
+        """Make cells free: the kept sequence that was unused for longest goes, to RAM if it can.
+
+        Returns whether there was one.
+        """
+        kept = [seq for seq in self._idle() if seq.held]
+        if kept:
+            self._evict(min(kept, key=lambda seq: seq.last_used))
+        return bool(kept)
+
+    def stow(self, seq: Sequence) -> None:
+        """Copy a sequence to RAM, unless it is short or already there, or there is no room."""
+        if len(seq.held) < self.min_shared or self._copies_wait or self.ram.holds(seq.held):
+            return
+        if self.ram.make_room(self._backend.state_size(seq.id)):
+            self.ram.put(seq.held, self._backend.state_get(seq.id))
+
+    # -- how
+
+    def _idle(self) -> list[Sequence]:
+        return [seq for seq in self.sequences if not seq.running]
+
+    def _empty(self, among: list[Sequence] | None = None) -> Sequence:
+        """Get an empty sequence: a free one, else the one that was unused for longest."""
+        idle = among or self._idle()
+        seq = min(idle, key=lambda seq: (bool(seq.held), seq.last_used))
+        self._evict(seq)
+        return seq
+
+    def _evict(self, seq: Sequence) -> None:
+        if self._cells.freed_by(seq.id):  # else others hold all of it
+            self.stow(seq)
+        self.cut(seq, 0)
+
+    def _copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        """Give an empty sequence the beginning of another, which may be running."""
+        self._backend.seq_cp(source.id, target.id)
+        if length < len(source.held):
+            self._backend.seq_rm(target.id, length)
+        self._cells.copy(source.id, target.id, length)
+        target.held = source.held[:length]
+        self._copies_wait = not self._unified
+
+    def _restore(self, key: int, length: int) -> Sequence:
+        """Bring a sequence back from RAM."""
+        entry = self.ram.get(key)
+        while self.taken + len(entry.tokens) > self._backend.n_ctx and self.evict_one():
+            pass
+        seq = self._empty()
+        if self.taken + len(entry.tokens) > self._backend.n_ctx:
+            return seq  # those that run need the room
+        self._backend.state_set(seq.id, entry.state)
+        seq.held = list(entry.tokens)
+        self._cells.append(seq.id, len(seq.held))
+        self.cut(seq, length)
+        return seq
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the tree, the cells and llama.cpp agree on what is held."""
+        self._index()
+        self._tree.check_integrity()
+        self.ram.check_integrity()
+        self._cells.check_integrity([len(seq.held) for seq in self.sequences])
+        for seq in self.sequences:
+            assert self._tree.tokens(seq.id) == seq.held
+            last = self._backend.seq_pos_max(seq.id)
+            assert last == len(seq.held) - 1, f"sequence {seq.id}: {last} + 1 != {len(seq.held)}"
