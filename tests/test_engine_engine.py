@@ -16,6 +16,7 @@ from trioserve.errors import (
 )
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
+    Admitted,
     Chunk,
     Event,
     Failed,
@@ -36,6 +37,7 @@ class Harness:
         self.rings = 0
         self.engine = Engine(self.backend, DecodeMaximal(max_tick_ms), self._ring)
         self.events: dict[int, list[Event]] = defaultdict(list)
+        self.admitted: list[int] = []
 
     def _ring(self) -> None:
         self.rings += 1
@@ -47,7 +49,10 @@ class Harness:
         work_left = self.engine.step()
         self.engine.check_integrity()
         for event in self.engine.take_events():
-            self.events[event.task_id].append(event)
+            if isinstance(event, Admitted):
+                self.admitted.append(event.task_id)
+            else:
+                self.events[event.task_id].append(event)
         return work_left
 
     def run(self, limit: int = 10_000) -> None:

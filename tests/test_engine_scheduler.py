@@ -40,9 +40,7 @@ class EngineMachine(RuleBasedStateMachine):
             n_batch=16,
             can_cut=self.can_cut,
         )
-        self.engine = Engine(
-            self.backend, DecodeMaximal(), lambda: None, cache_ram=self.cache_ram
-        )
+        self.engine = Engine(self.backend, DecodeMaximal(), lambda: None, cache_ram=self.cache_ram)
         self.engine.scheduler.cache.min_shared = 3
         self.prompts: dict[int, str] = {}
         self.said: dict[int, str] = {}

@@ -18,10 +18,12 @@ from trioserve.engine.backend import Backend
 from trioserve.errors import (
     ConfigError,
     ContextLengthExceededError,
+    DeadlineExceededError,
     DecodeError,
     EngineError,
     InvalidRequestError,
     ModelLoadError,
+    QueueFullError,
     ServerClosingError,
     StalledReaderError,
     TemplateError,
@@ -71,7 +73,10 @@ async def test_complete_returns_everything() -> None:
 
 
 async def test_chat_takes_the_output_apart() -> None:
-    backend = ScriptedBackend(lambda prompt: "<think>\nhm\n</think>\n\nHi.", n_ctx=4096)
+    backend = ScriptedBackend(
+        lambda prompt: "<think>\nhm\n</think>\n\nHi.",
+        chat_template="{{ messages[0].content }}{# writes <think>…</think> #}",
+    )
     async with serve(backend) as server:
         messages = [{"role": "user", "content": "Hello"}]
         reply = await server.chat(messages)
@@ -295,6 +300,95 @@ async def test_a_slow_reader_gets_everything(autojump_clock: MockClock) -> None:
                 assert len(event.tokens) <= 30
                 await trio.sleep(9)
     assert text == "x" * 500
+
+
+# -- the queue, and deadlines
+
+
+def endless(prompt: str) -> str:
+    return "x" * 900
+
+
+async def _hold(server: Server, prompt: str = "busy", **options: object) -> None:
+    async with server.stream(prompt, **options):
+        await trio.sleep_forever()
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async with serve(ScriptedBackend(endless, n_slots=1), max_queue=2) as server:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(_hold, server)
+                await wait_all_tasks_blocked()
+            with pytest.raises(QueueFullError, match="limit is 2") as caught:
+                await server.complete("one too many")
+            assert caught.value.retry_after >= 1
+            nursery.cancel_scope.cancel()
+        assert (await server.complete("now", max_tokens=3)).text == "xxx"
+
+
+async def test_a_queue_is_bounded_in_tokens() -> None:
+    async with (
+        serve(ScriptedBackend(endless, n_slots=1), max_queue_tokens=20) as server,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(_hold, server, "this one runs, so it does not count")
+        await wait_all_tasks_blocked()
+        nursery.start_soon(_hold, server, "fifteen letters")
+        await wait_all_tasks_blocked()
+        with pytest.raises(QueueFullError, match="21 prompt tokens"):
+            await server.complete("six to")
+        nursery.cancel_scope.cancel()
+
+
+async def test_clients_and_priorities_decide_whose_turn_it_is() -> None:
+    done: list[str] = []
+
+    async def ask(server: Server, name: str, priority: int = 0) -> None:
+        await server.complete(name, client=name[0], priority=priority, max_tokens=3)
+        done.append(name)
+
+    backend = ScriptedBackend(endless, n_slots=1)
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with server.stream("x"):
+                await wait_all_tasks_blocked()
+                for name, priority in (("a1", 0), ("a2", 0), ("b1", 0), ("c1", 1)):
+                    nursery.start_soon(ask, server, name, priority)
+                    await wait_all_tasks_blocked()
+                scope.cancel()
+                await trio.sleep_forever()
+    assert done == ["c1", "a1", "b1", "a2"]
+
+
+@pytest.mark.parametrize("stage", ["queued", "decode", "unread"])
+async def test_a_deadline_is_reported_as_one(stage: str, autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(endless, n_slots=1)
+    async with serve(backend, unread_tokens=10, stall_timeout=60) as server:
+        async with trio.open_nursery() as nursery:
+            if stage == "queued":
+                nursery.start_soon(_hold, server)
+                await wait_all_tasks_blocked()
+            began = trio.current_time()
+            with capture_logs() as logs, pytest.raises(DeadlineExceededError):
+                async with server.stream("a", timeout=3) as stream:
+                    if stage == "unread":
+                        await trio.sleep(5)
+                    async for _ in stream:
+                        await trio.sleep(1)
+            assert trio.current_time() - began == pytest.approx(5 if stage == "unread" else 3)
+            assert logs[-1]["cancelled"] == "deadline"
+            nursery.cancel_scope.cancel()
+        await assert_at_rest(server)
+
+
+async def test_a_deadline_that_is_met_changes_nothing(autojump_clock: MockClock) -> None:
+    async with serve() as server:
+        assert (await server.complete("hi", timeout=3)).text == "HI"
+        messages = [{"role": "user", "content": "hi"}]
+        assert (await server.chat(messages, timeout=3)).finished is not None
+        await trio.sleep(10)
+        assert (await server.complete("hi")).text == "HI"
 
 
 # -- the end of a server

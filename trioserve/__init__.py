@@ -24,9 +24,7 @@ if TYPE_CHECKING:
         ToolCallArguments,
         ToolCallStart,
     )
-    from trioserve.config import (
-        Config,
-    )
+    from trioserve.config import Config
     from trioserve.errors import (
         AuthenticationError,
         BackendMismatchError,
@@ -53,14 +51,8 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedFieldError,
     )
-    from trioserve.server import (
-        ChatChunk,
-        ChatCompletion,
-        ChatStream,
-        Completion,
-        Server,
-        Stream,
-    )
+    from trioserve.server import Server
+    from trioserve.stream import ChatChunk, ChatCompletion, ChatStream, Completion, Stream
     from trioserve.types import (
         CancelReason,
         Chunk,
@@ -143,14 +135,8 @@ _HOMES = {
         "ToolCallStart",
     ),
     "trioserve.config": ("Config",),
-    "trioserve.server": (
-        "ChatChunk",
-        "ChatCompletion",
-        "ChatStream",
-        "Completion",
-        "Server",
-        "Stream",
-    ),
+    "trioserve.server": ("Server",),
+    "trioserve.stream": ("ChatChunk", "ChatCompletion", "ChatStream", "Completion", "Stream"),
     "trioserve.types": (
         "CancelReason",
         "Chunk",

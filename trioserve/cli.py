@@ -12,13 +12,16 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, TextIO
 
 import structlog
 import trio
 
-from trioserve import logs, options, usage
+from trioserve import llama, logs, options, usage
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError, TrioServeError
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     import hypercorn
 
     from trioserve.api.service import Service
+    from trioserve.engine.backend import Backend
 
 _log = structlog.stdlib.get_logger("trioserve")
 
@@ -59,13 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(config: Config) -> int:
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code."""
+    from trioserve.llama.model import check_file
+    from trioserve.models import BUNDLED
+
+    try:
+        check_file(Path(config.model) if config.model else BUNDLED)
+    except ModelLoadError as error:
+        return _fail(error.message)  # what can be seen at once is told before the port is open
     try:
         listening = open_socket(config.host, config.port)
     except OSError as error:
         return _fail(f"cannot listen on {config.host}:{config.port}: {error.strerror}")
     with listening:
-        failure = trio.run(_serve, config, listening)
-    return 0 if failure is None else _fail(failure.message)
+        return _run(config, listening)
 
 
 def _fail(message: str, *, code: int = 1) -> int:
@@ -123,8 +133,23 @@ def _hypercorn_config(config: Config, listening: socket.socket) -> hypercorn.Con
 # -- serving
 
 
-async def _serve(config: Config, listening: socket.socket) -> ModelLoadError | None:
-    """Serve until a signal; returns why the model could not be loaded, if that is the end."""
+def _run(config: Config, listening: socket.socket) -> int:
+    from hypercorn.utils import LifespanFailureError
+
+    exit_code = 0
+    try:
+        trio.run(_serve, config, listening)
+    except* LifespanFailureError:
+        exit_code = 1  # there is no model; the service has logged why
+    return exit_code
+
+
+async def _serve(config: Config, listening: socket.socket) -> None:
+    """Serve until a signal.
+
+    Raises:
+        ExceptionGroup: of `LifespanFailureError`, when the model cannot be loaded.
+    """
     import hypercorn.trio
 
     from trioserve.app import create_app
@@ -133,18 +158,25 @@ async def _serve(config: Config, listening: socket.socket) -> ModelLoadError | N
     service: Service = app.extensions["trioserve"]
     stop = trio.Event()
     settings = _hypercorn_config(config, listening)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_until_signal, service, stop)
-        nursery.start_soon(_until_ended, service, stop)
-        await nursery.start(partial(hypercorn.trio.serve, app, settings, shutdown_trigger=stop.wait))
-        _log.info("listening", url=_url(listening), model=config.model or "the bundled one")
-        await stop.wait()
-        nursery.cancel_scope.shield = True
-    return service.failure
+    async with trio.open_nursery() as watching:
+        await watching.start(_until_signal, service, stop)
+        watching.start_soon(_announce, service)
+        async with trio.open_nursery() as serving:
+            await serving.start(
+                partial(hypercorn.trio.serve, app, settings, shutdown_trigger=stop.wait)
+            )
+            _log.info("listening", url=_url(listening), model=config.model or "bundled")
+        watching.cancel_scope.cancel()
+
+
+async def _announce(service: Service) -> None:
+    await service.wait_loaded()
+    server = service.server
+    _log.info("ready", model=server.info.name, slots=server.n_slots, context=server.n_ctx_seq)
 
 
 async def _until_signal(
-    service: Service, stop: trio.Event, task_status: trio.TaskStatus[None]
+    service: Service, stop: trio.Event, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """Wait for a signal, drain, and set `stop`. A second signal meets the default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -155,11 +187,7 @@ async def _until_signal(
         signal.signal(each, signal.SIG_DFL)
     _log.info("draining", signal=signal.Signals(number).name)
     await service.drain()
-    stop.set()
-
-
-async def _until_ended(service: Service, stop: trio.Event) -> None:
-    await service.wait_ended()
+    _exit_soon()
     stop.set()
 
 
@@ -178,3 +206,52 @@ def _exit_soon() -> None:
     timer = threading.Timer(_GRACE + 2.0, end)
     timer.daemon = True
     timer.start()
+
+
+# -- loading
+
+
+def _load(config: Config, *, progress: Callable[[float], bool] | None = None) -> Backend:
+    """Load the model, and tell how far it is. Runs in a worker thread."""
+    report = LoadReport(config.model or "the bundled model", sys.stderr)
+
+    def both(share: float) -> bool:
+        report(share)
+        return progress is None or progress(share)
+
+    try:
+        return llama.load(config, progress=both)
+    finally:
+        report.end()
+
+
+class LoadReport:
+    """Tells how far loading is: a line that changes on a terminal, else a log line each quarter.
+
+    Says nothing in the first `patience` seconds, because most models are there by then.
+    """
+
+    def __init__(self, name: str, stream: TextIO, *, patience: float = 1.0) -> None:
+        self._name = name
+        self._stream = stream
+        self._speaks_at = monotonic() + patience
+        self._quarters = 0
+        self._has_line = False
+
+    def __call__(self, share: float) -> None:
+        """Report that `share` (0.0 to 1.0) is loaded."""
+        if monotonic() < self._speaks_at:
+            return
+        if self._stream.isatty():
+            self._has_line = True
+            self._stream.write(f"\rLoading {self._name}: {share:4.0%}")
+            self._stream.flush()
+        elif int(share * 4) > self._quarters:
+            self._quarters = int(share * 4)
+            _log.info("loading", model=self._name, percent=self._quarters * 25)
+
+    def end(self) -> None:
+        """Leave the terminal's line clean."""
+        if self._has_line:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

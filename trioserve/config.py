@@ -82,6 +82,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "text"),
     "str | None": ((str, type(None)), "text"),
     "tuple[str, ...]": ((tuple,), "a tuple of text"),
+    "tuple[float, ...]": ((tuple,), "a tuple of numbers"),
 }
 
 
@@ -355,6 +356,29 @@ class Config:
     )
 
     # -- Limits
+    max_queue: int = option(
+        1024,
+        "--max-queue",
+        group="Limits",
+        env="TRIOSERVE_MAX_QUEUE",
+        least=0,
+        help="requests that may wait for a slot; further ones get status 429",
+    )
+    max_queue_tokens: int = option(
+        0,
+        "--max-queue-tokens",
+        group="Limits",
+        env="TRIOSERVE_MAX_QUEUE_TOKENS",
+        least=0,
+        help="prompt tokens that may wait, all requests together; 0: no limit",
+    )
+    api_key_weights: tuple[float, ...] = option(
+        (),
+        "--api-key-weights",
+        group="Server",
+        env="TRIOSERVE_API_KEY_WEIGHTS",
+        help="turns in the queue for each of the API keys, in their order; none: equal ones",
+    )
     drain_timeout: float = option(
         30.0,
         "--drain-timeout",

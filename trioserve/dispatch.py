@@ -6,6 +6,8 @@ long has its task cancelled. Neither needs the reader to be awake.
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -15,8 +17,8 @@ import trio
 
 from trioserve.bridge import Bridge
 from trioserve.engine import Engine
-from trioserve.errors import StalledReaderError, TrioServeError
-from trioserve.types import CancelReason, Chunk, Event, Failed, Finished
+from trioserve.errors import DeadlineExceededError, StalledReaderError, TrioServeError
+from trioserve.types import Admitted, CancelReason, Chunk, EngineEvent, Event, Failed, Finished
 
 
 _T = TypeVar("_T")
@@ -25,8 +27,10 @@ _T = TypeVar("_T")
 class Mailbox:
     """The unread events of one task. One reader."""
 
-    def __init__(self, task_id: int) -> None:
+    def __init__(self, task_id: int, n_prompt: int) -> None:
         self.task_id = task_id
+        self.n_prompt = n_prompt
+        self.queued = True  # the task has no slot yet
         self.n_unread = 0  # tokens
         self.ended = False  # the engine has sent the last event, or was told to drop the task
         self.cancel_reason: CancelReason | None = None
@@ -89,6 +93,10 @@ class Dispatcher:
         # Paused mailboxes and when their time is up: the first one is always the next.
         self._paused: OrderedDict[Mailbox, float] = OrderedDict()
         self._someone_paused = trio.Event()
+        self._deadlines: list[tuple[float, int]] = []  # a heap; ended tasks may still be in it
+        self._new_deadline = trio.Event()
+        self.n_queued = 0  # requests without a slot
+        self.n_queued_tokens = 0  # and what their prompts add up to
 
     def __len__(self) -> int:
         return len(self._mailboxes)
@@ -98,16 +106,31 @@ class Dispatcher:
         """The mailboxes of all requests that are open."""
         return tuple(self._mailboxes.values())
 
-    def open(self, task_id: int) -> Mailbox:
-        """Make the mailbox of a task. Call it before the task is submitted."""
-        mailbox = Mailbox(task_id)
+    def open(self, task_id: int, n_prompt: int, deadline: float = math.inf) -> Mailbox:
+        """Make the mailbox of a task. Call it before the task is submitted.
+
+        At the `deadline` (`trio.current_time`) the task is cancelled, wherever it is.
+        """
+        mailbox = Mailbox(task_id, n_prompt)
+        if deadline < math.inf:
+            heapq.heappush(self._deadlines, (deadline, task_id))
+            self._new_deadline.set()
         self._mailboxes[task_id] = mailbox
+        self.n_queued += 1
+        self.n_queued_tokens += n_prompt
         return mailbox
+
+    def _leave_queue(self, mailbox: Mailbox) -> None:
+        if mailbox.queued:
+            mailbox.queued = False
+            self.n_queued -= 1
+            self.n_queued_tokens -= mailbox.n_prompt
 
     def close(self, mailbox: Mailbox) -> None:
         """Drop a mailbox, and cancel its task unless that has ended."""
         del self._mailboxes[mailbox.task_id]
         self._paused.pop(mailbox, None)
+        self._leave_queue(mailbox)
         if not mailbox.ended:
             mailbox.ended = True
             self._engine.cancel(mailbox.task_id)
@@ -147,15 +170,19 @@ class Dispatcher:
         """Dispatch until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_readers)
+            nursery.start_soon(self._watch_deadlines)
             while True:
                 await self._bridge.wait()
                 self._dispatch(self._engine.take_events())
 
-    def _dispatch(self, events: list[Event]) -> None:
+    def _dispatch(self, events: list[EngineEvent]) -> None:
         for event in events:
             mailbox = self._mailboxes.get(event.task_id)
             if mailbox is None or mailbox.ended:
                 continue  # cancelled while the event was on its way
+            if isinstance(event, Admitted):
+                self._leave_queue(mailbox)
+                continue
             mailbox.put(event)
             if mailbox.n_unread >= self._unread_tokens and not mailbox.ended:
                 self._pause(mailbox)
@@ -177,6 +204,20 @@ class Dispatcher:
             if self._paused.get(mailbox) == deadline:
                 self._give_up(mailbox)
 
+    async def _watch_deadlines(self) -> None:
+        """Cancel the tasks whose time is up. Their readers may be anywhere, or stuck."""
+        while True:
+            next_one = self._deadlines[0][0] if self._deadlines else math.inf
+            with trio.move_on_at(next_one):
+                await self._new_deadline.wait()
+                self._new_deadline = trio.Event()
+            while self._deadlines and self._deadlines[0][0] <= trio.current_time():
+                _, task_id = heapq.heappop(self._deadlines)
+                mailbox = self._mailboxes.get(task_id)
+                if mailbox is not None:
+                    error = DeadlineExceededError("The request's deadline has passed.")
+                    self.end(mailbox, error, CancelReason.DEADLINE)
+
     def _give_up(self, mailbox: Mailbox) -> None:
         del self._paused[mailbox]
         error = StalledReaderError(
@@ -185,5 +226,3 @@ class Dispatcher:
         self.end(mailbox, error, CancelReason.STALLED)
         if mailbox.on_stalled is not None:
             mailbox.on_stalled()
-
-

@@ -7,6 +7,7 @@ thread, the bridge, and the requests on the Trio event loop.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ import trio
 from trio_util import AsyncValue
 
 from trioserve import llama
+from trioserve.admission import Admission
 from trioserve.bridge import open_bridge
 from trioserve.chat.formats import detect
 from trioserve.chat.parser import MessageParser
@@ -145,6 +147,9 @@ class Server:
             eos_token=self.info.eos_token,
         )
         self._format = detect(self.template.source)
+        self._admission = Admission(self.config, self.dispatcher, self.n_slots)
+        weights = self.config.api_key_weights
+        self._weights = dict(zip(self.config.api_keys, weights, strict=False))
         self._defaults = Options(
             sampling=self.config.sampling,
             max_tokens=self.config.n_predict,
@@ -269,6 +274,8 @@ class Server:
         options: Options | None = None,
         *,
         on_cancel: CancelReason = CancelReason.CALLER,
+        timeout: float | None = None,
+        client: str = "",
         **settings: Any,
     ) -> AsyncIterator[Stream]:
         """Continue a prompt, token by token: ``async with server.stream("Once") as events:``.
@@ -280,33 +287,42 @@ class Server:
             prompt: text, or token ids.
             options: how to continue; `settings` change single fields by name.
             on_cancel: what the log gives as the reason when the block is cancelled.
+            timeout: seconds from now after which the request is cancelled, wherever it is.
+            client: whose request it is. In the queue, clients take turns.
 
         Raises:
             InvalidRequestError: the prompt or an option is wrong.
+            QueueFullError: too many requests wait already.
+            DeadlineExceededError: from the iteration, when `timeout` has passed.
             ServerClosingError: the server drains, or is closed.
         """
+        deadline = math.inf if timeout is None else trio.current_time() + timeout
         options = self.options(settings, options)
         tokens = await self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
-        with self._request(tokens, options, on_cancel) as stream:
+        weight = self._weights.get(client, 1.0)
+        task = Task(next(self._ids), tokens, options, client, weight)
+        with self._request(task, on_cancel, deadline) as stream:
             yield stream
 
     @contextmanager
-    def _request(
-        self, prompt: tuple[TokenId, ...], options: Options, on_cancel: CancelReason
-    ) -> Iterator[Stream]:
+    def _request(self, task: Task, on_cancel: CancelReason, deadline: float) -> Iterator[Stream]:
         """Open a request and close it. All of it is synchronous: no await, no gap."""
         self._check_open()
-        task = Task(next(self._ids), prompt, options)
         self._engine.check(task)
-        stream = Stream(prompt, self.dispatcher.open(task.id), self.dispatcher)
+        self._admission.check(len(task.prompt))
+        mailbox = self.dispatcher.open(task.id, len(task.prompt), deadline)
+        stream = Stream(task.prompt, mailbox, self.dispatcher)
         self._n_open.value += 1
         try:
             with RequestLog(self.info.name, stream, on_cancel):
                 self._engine.submit(task)
                 yield stream
         finally:
-            self.dispatcher.close(stream.mailbox)
+            self.dispatcher.close(mailbox)
             self._n_open.value -= 1
+            if stream.finished is not None:
+                timings = stream.finished.timings
+                self._admission.observe(timings.prompt_ms + timings.predicted_ms)
 
     @asynccontextmanager
     async def stream_chat(
@@ -319,6 +335,8 @@ class Server:
         reasoning_format: str = "auto",
         parse_tools: bool = True,
         on_cancel: CancelReason = CancelReason.CALLER,
+        timeout: float | None = None,
+        client: str = "",
         **settings: Any,
     ) -> AsyncIterator[ChatStream]:
         """Answer a chat, token by token. Like `stream`, with `ChatChunk` in place of `Chunk`.
@@ -331,12 +349,17 @@ class Server:
             reasoning_format: where reasoning goes, as in llama-server.
             parse_tools: whether tool calls are taken out of the text.
             on_cancel: what the log gives as the reason when the block is cancelled.
+            timeout: seconds from now after which the request is cancelled, wherever it is.
+            client: whose request it is. In the queue, clients take turns.
 
         Raises:
+            QueueFullError: too many requests wait already.
+            DeadlineExceededError: from the iteration, when `timeout` has passed.
             TemplateError: the template refuses the messages.
             InvalidRequestError: the messages or an option are wrong.
             ServerClosingError: the server drains, or is closed.
         """
+        arrived = trio.current_time()
         text = await self.render(messages, tools=tools, template_kwargs=template_kwargs)
         bos = self.info.bos_token
         # Templates write BOS themselves; the tokenizer must not add a second one.
@@ -347,7 +370,12 @@ class Server:
             reasoning_format=reasoning_format,
             prompt_tail=text[-256:],
         )
-        async with self.stream(prompt, options, on_cancel=on_cancel, **settings) as stream:
+        if timeout is not None:
+            timeout -= trio.current_time() - arrived
+        request = self.stream(
+            prompt, options, on_cancel=on_cancel, timeout=timeout, client=client, **settings
+        )
+        async with request as stream:
             yield ChatStream(stream, parser, text)
 
     async def complete(

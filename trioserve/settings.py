@@ -144,6 +144,7 @@ _READERS: Mapping[str, Callable[[str], Any] | None] = {
     "str": str,
     "str | None": str,
     "tuple[str, ...]": _keys,
+    "tuple[float, ...]": lambda text: tuple(_number(number) for number in text.split(",")),
 }
 
 

@@ -158,12 +158,11 @@ class Options:
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
     max_tokens: int = attrs.field(default=-1, validator=_in_range(-1, _INT32_MAX))  # -1: no limit
     #: Strings that end the output and are not part of it.
-    stop: tuple[str, ...] = attrs.field(
-        default=(), converter=_to_strings, validator=_are_strings
-    )
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_to_strings, validator=_are_strings)
     #: May reuse what the KV cache holds of the prompt.
     cache_prompt: bool = attrs.field(default=True, validator=_is_bool)
     id_slot: int = attrs.field(default=-1, validator=_in_range(-1, _INT32_MAX))  # -1: any slot
+    priority: int = attrs.field(default=0, validator=_in_range(-100, 100))  # higher goes first
     n_probs: int = attrs.field(default=0, validator=_in_range(0, _INT32_MAX))  # per output token
     post_sampling_probs: bool = attrs.field(default=False, validator=_is_bool)
     t_max_predict_ms: float = attrs.field(default=0, validator=_in_range(0.0))  # 0: no limit
@@ -181,6 +180,13 @@ class Task:
     id: int
     prompt: tuple[TokenId, ...]
     options: Options = attrs.field(factory=Options)
+    client: str = ""  # clients take turns in the queue
+    weight: float = 1.0  # turns of this client for one of the others
+
+    @property
+    def priority(self) -> int:
+        """Higher ones go first."""
+        return self.options.priority
 
 
 class FinishReason(enum.Enum):
@@ -239,6 +245,14 @@ class Timings:
 
 
 @attrs.frozen
+class Admitted:
+    """The task has a slot. Sent once; a task that is preempted stays admitted."""
+
+    task_id: int
+    queue_ms: float
+
+
+@attrs.frozen
 class Progress:
     """How much of the prompt is in the KV cache. Sent when `Task.return_progress` is set."""
 
@@ -283,7 +297,10 @@ class Failed:
     error: TrioServeError
 
 
+#: What a request sees of its task.
 Event = Progress | Chunk | Finished | Failed
+#: What the engine says of a task.
+EngineEvent = Admitted | Event
 
 
 @attrs.frozen(kw_only=True)

@@ -108,6 +108,10 @@ class Backend(Protocol):
         """How many sequences there are; ids run from 0 to ``n_seqs - 1``."""
 
     @property
+    def unified(self) -> bool:
+        """Whether all sequences share the cells, so that a copy takes none."""
+
+    @property
     def can_cut(self) -> bool:
         """Whether a sequence can be cut at any position.
 
@@ -120,6 +124,13 @@ class Backend(Protocol):
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
             DecodeError: anything else; what the sequences hold is unknown.
+        """
+
+    def check_sampling(self, params: SamplingParams) -> None:
+        """Refuse what `sampler` would refuse. From any thread.
+
+        Raises:
+            InvalidRequestError: a value makes no sense for this model; `param` names the field.
         """
 
     def sampler(self, params: SamplingParams, prompt: Sequence[TokenId]) -> Sampler:

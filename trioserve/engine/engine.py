@@ -15,7 +15,7 @@ from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, 
 from trioserve.engine.output import accept
 from trioserve.engine.prefix_cache import PrefixCache
 from trioserve.engine.run import Run
-from trioserve.engine.scheduler import Scheduler, Work, youngest
+from trioserve.engine.scheduler import Scheduler, Work, least
 from trioserve.engine.slot import Slot
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.errors import (
@@ -26,7 +26,7 @@ from trioserve.errors import (
     KVCacheFullError,
     TrioServeError,
 )
-from trioserve.types import EngineStatus, Event, Failed, Finished, Progress, Task
+from trioserve.types import Admitted, EngineEvent, EngineStatus, Failed, Finished, Progress, Task
 
 
 class Engine:
@@ -63,8 +63,8 @@ class Engine:
         self.heartbeat = monotonic()
         self._notify = notify
         self._strategy = strategy
-        self._outbox: list[Event] = []
-        self._fresh: list[Event] = []  # of this tick, not in the outbox yet
+        self._outbox: list[EngineEvent] = []
+        self._fresh: list[EngineEvent] = []  # of this tick, not in the outbox yet
         self._outbox_lock = threading.Lock()
         self._stopping = False
         self._ticks = 0
@@ -103,7 +103,7 @@ class Engine:
         """End the loop after the running tick. Tasks that still run get no further event."""
         self.inbox.put(Stop())
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[EngineEvent]:
         """Take all events that are there, oldest first."""
         with self._outbox_lock:
             events, self._outbox = self._outbox, []
@@ -121,11 +121,7 @@ class Engine:
         if min(task.prompt) < 0 or max(task.prompt) >= n_vocab:
             ids = f"token ids run from 0 to {n_vocab - 1}"
             raise InvalidRequestError(f"The prompt has an unknown token: {ids}.", param="prompt")
-        for token, _bias in task.options.sampling.logit_bias:
-            if not 0 <= token < n_vocab:
-                raise InvalidRequestError(
-                    f"'logit_bias' has the unknown token {token}.", param="logit_bias"
-                )
+        self.backend.check_sampling(task.options.sampling)
         if task.options.id_slot >= self.backend.n_slots:
             raise InvalidRequestError(
                 f"'id_slot' must be less than {self.backend.n_slots}.", param="id_slot"
@@ -163,6 +159,8 @@ class Engine:
         self.heartbeat = monotonic()
         self._ticks += 1
         work = self.scheduler.schedule()
+        for slot in self.scheduler.take_admitted():
+            self._note_admission(slot)
         rows = self._decode(work)
         if rows:
             self._postprocess(work, rows)
@@ -235,13 +233,13 @@ class Engine:
         return row
 
     def _make_room(self, work: list[Work], error: KVCacheFullError) -> None:
-        """The KV cache had no room after all: send the youngest back, or fail the only one.
+        """The KV cache had no room after all: send one run back, or fail the only one.
 
         Nothing was decoded, so the runs are as they were and the next tick tries again.
         """
         slots = [piece.slot for piece in work]
         if len(slots) > 1:
-            self.scheduler.preempt(youngest(slots))
+            self.scheduler.preempt(least(slots))
         else:
             self._fail(slots[0], error)
 
@@ -259,14 +257,19 @@ class Engine:
             if slot.n_pending == 0:
                 self._next_token(slot, run, row)
 
-    def _note_prefill(self, slot: Slot, run: Run, n_tokens: int) -> None:
-        if run.admitted_at is None:
+    def _note_admission(self, slot: Slot) -> None:
+        run = slot.run
+        if run is not None:  # it may have been preempted at once
             run.admitted_at = self.heartbeat
-            run.cached = slot.n_held - n_tokens
+            run.cached = slot.n_held
+            queue_ms = (run.admitted_at - run.submitted_at) * 1e3
+            self._fresh.append(Admitted(run.task.id, queue_ms))
+
+    def _note_prefill(self, slot: Slot, run: Run, n_tokens: int) -> None:
         run.prefilled += n_tokens
         self._prompt_tokens += n_tokens
         if run.task.options.return_progress and run.n_output == 0:
-            elapsed_ms = (monotonic() - run.admitted_at) * 1e3
+            elapsed_ms = (monotonic() - (run.admitted_at or self.heartbeat)) * 1e3
             progress = Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms)
             self._fresh.append(progress)
 
@@ -340,4 +343,3 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise AssertionError unless slots, cache and backend agree on what the cache holds."""
         self.scheduler.check_integrity()
-

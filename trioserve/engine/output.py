@@ -56,10 +56,8 @@ def _show(run: Run, token: TokenId, backend: Backend, n_ctx_seq: int) -> str:
         run.finish_reason = FinishReason.WORD
         return text
     if _limit_reached(run, piece, n_ctx_seq):
-        run.finish_reason = FinishReason.LIMIT
-        text += run.text.flush()
-        if run.text.stopping_word:
-            run.finish_reason = FinishReason.WORD
+        text += run.text.flush()  # which may complete a stop string
+        run.finish_reason = FinishReason.WORD if run.text.stopping_word else FinishReason.LIMIT
     return text
 
 

@@ -10,6 +10,7 @@ from trioserve.engine.prefix_tree import PrefixTree
 from trioserve.engine.ram_cache import RamCache
 from trioserve.types import TokenId
 
+
 @attrs.define
 class Sequence:
     """One KV sequence.
@@ -51,7 +52,7 @@ class PrefixCache:
         self._copies_wait = False  # copies that llama.cpp makes with the next decode
         #: In a cache that is split by sequence, a copy moves data and a kept sequence takes the
         #: place of a running one; in a unified one both are nearly free.
-        self._unified = backend.n_ctx_seq == backend.n_ctx
+        self._unified = backend.unified
 
     # -- looking
 

@@ -1,37 +1,73 @@
-"""The tasks that wait for a slot."""
+"""The tasks that wait for a slot, and whose turn it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import monotonic
 
 from trioserve.engine.run import Run
 
+#: After waiting for this many seconds, a task counts as one priority higher.
+AGEING_S = 10.0
+
 
 class WaitingQueue:
-    """First come, first served; a preempted run goes back to the front."""
+    """Orders tasks by priority, then fairly between clients, then by arrival.
 
-    def __init__(self) -> None:
-        # A dict keeps the order of arrival and finds a run by its id in constant time.
-        self._runs: dict[int, Run] = {}
+    Fair means start-time fair queueing: the clock of a client advances by ``1 / weight`` with
+    each task, and the client that is furthest behind goes first. So clients take turns, however
+    many tasks one of them has sent, and a weight of 2 gets two turns.
+
+    A task that waits rises, up to the highest priority that anybody in the queue has: low
+    priorities are not starved, and equal ones stay equal. A run that was preempted comes before
+    all others: it has had its turn.
+    """
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._runs: dict[int, Run] = {}  # by task id, in order of arrival
+        self._tags: dict[int, float] = {}  # by task id: when it starts, by its client's clock
+        self._clocks: dict[str, float] = {}  # by client: the end of its last task
+        self._clock = 0.0  # the start of the task that was admitted last
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs.values())
+        """Go through the runs in the order of their turns."""
+        if not self._runs:
+            return iter(())
+        now, tags = self._now(), self._tags
+        top = max(run.task.priority for run in self._runs.values())
+
+        def turn(run: Run) -> tuple[bool, int, float, int]:
+            task = run.task
+            risen = task.priority + int((now - run.submitted_at) / AGEING_S)
+            preempted = run.admitted_at is not None
+            return (not preempted, -min(risen, top), tags[task.id], task.id)
+
+        return iter(sorted(self._runs.values(), key=turn))
 
     def get(self, task_id: int) -> Run | None:
         """Find a run, if it is there."""
         return self._runs.get(task_id)
 
     def push(self, run: Run) -> None:
-        """Add a run at the end."""
-        self._runs[run.task.id] = run
+        """Add a run: a new one, or one that was preempted."""
+        task = run.task
+        start = max(self._clock, self._clocks.get(task.client, 0.0))
+        self._runs[task.id], self._tags[task.id] = run, start
+        if run.admitted_at is None:
+            self._clocks[task.client] = start + 1 / task.weight
 
-    def push_front(self, run: Run) -> None:
-        """Add a run that was preempted: it has waited before."""
-        self._runs = {run.task.id: run, **self._runs}
+    def admit(self, run: Run) -> None:
+        """Take out the run whose turn it is."""
+        self._clock = max(self._clock, self._tags[run.task.id])
+        self.remove(run.task.id)
+        if not self._runs:
+            self._clocks.clear()  # nobody is behind anybody
 
     def remove(self, task_id: int) -> Run | None:
         """Take a run out, if it is there."""
+        self._tags.pop(task_id, None)
         return self._runs.pop(task_id, None)

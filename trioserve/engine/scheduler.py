@@ -52,6 +52,7 @@ class Scheduler:
         self.n_batch = n_batch
         self.cache = cache
         self._strategy = strategy
+        self._admitted: list[Slot] = []
         self._tick = 0
 
     # -- what comes in and goes out
@@ -95,12 +96,12 @@ class Scheduler:
         return run
 
     def preempt(self, slot: Slot) -> None:
-        """Put a slot's run back at the front of the queue. What it holds goes to RAM, if it can."""
+        """Send a slot's run back to the queue. What it holds goes to RAM, if it can."""
         run, seq = slot.give_up(self._tick)
         self.cache.release(seq)
         self.cache.stow(seq)
         self.cache.cut(seq, 0)
-        self.waiting.push_front(run)
+        self.waiting.push(run)
 
     @property
     def has_work(self) -> bool:
@@ -116,10 +117,17 @@ class Scheduler:
         self._tick += 1
         while (next_one := next(self._admissible(), None)) is not None:
             run, slot = next_one
-            self.waiting.remove(run.task.id)
+            self.waiting.admit(run)
             slot.take(run, self.cache.start(run.tokens, reuse=run.task.options.cache_prompt))
+            if run.admitted_at is None:
+                self._admitted.append(slot)
         self._make_room()
         return self._share()
+
+    def take_admitted(self) -> list[Slot]:
+        """Take the slots whose runs were admitted for the first time."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def _admissible(self) -> Iterator[tuple[Run, Slot]]:
         """Go through the runs that can start now, each with its slot, in order of arrival."""
@@ -167,12 +175,12 @@ class Scheduler:
     def _make_room(self) -> None:
         """Free cells until every run has room for what is pending.
 
-        First kept sequences go, the one unused for longest first. Then the youngest run goes
-        back to the queue; what it has generated stays with it.
+        First kept sequences go, the one unused for longest first. Then the run that matters
+        least goes back to the queue; what it has generated stays with it.
         """
         while self.cache.taken + sum(slot.n_pending for slot in self.slots) > self.n_ctx:
             if not self.cache.evict_one():
-                self.preempt(youngest([slot for slot in self.slots if slot.run is not None]))
+                self.preempt(least([slot for slot in self.slots if slot.run is not None]))
 
     def _share(self) -> list[Work]:
         """Give every decoding slot its token and the prompts what the strategy says."""
@@ -216,6 +224,6 @@ def arrival(slot: Slot) -> int:
     return slot.run.task.id
 
 
-def youngest(slots: list[Slot]) -> Slot:
-    """Find the slot whose run arrived last."""
-    return max(slots, key=arrival)
+def least(slots: list[Slot]) -> Slot:
+    """Find the slot whose run matters least: the youngest of the lowest priority."""
+    return min(slots, key=lambda slot: (slot.run.task.priority if slot.run else 0, -arrival(slot)))

@@ -10,7 +10,7 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
-from trioserve.errors import KVCacheFullError, TrioServeError
+from trioserve.errors import InvalidRequestError, KVCacheFullError, TrioServeError
 from trioserve.types import ModelInfo, SamplingParams, TokenId, TokenProb, TokenProbs
 
 #: The id of the end-of-generation token; ids below are bytes.
@@ -137,6 +137,7 @@ class ScriptedBackend:
         self.n_slots, self.n_ctx, self.n_batch = n_slots, n_ctx, n_batch
         self.n_seqs = n_seqs or n_slots
         self.n_ctx_seq = n_ctx_seq or n_ctx
+        self.unified = self.n_ctx_seq == n_ctx
         self.can_cut = can_cut
         self.batch = ScriptedBatch(n_batch)
         self.sequences: list[list[TokenId]] = [[] for _ in range(self.n_seqs)]
@@ -194,6 +195,12 @@ class ScriptedBackend:
             if logits:
                 self.logits[row] = seq
 
+    def check_sampling(self, params: SamplingParams) -> None:
+        """Refuse biases of tokens that do not exist."""
+        for token, _bias in params.logit_bias:
+            if not 0 <= token < self.vocab.n_tokens:
+                raise InvalidRequestError(f"There is no token {token}.", param="logit_bias")
+
     def sampler(self, params: SamplingParams, prompt: Sequence[TokenId]) -> ScriptedSampler:
         """Make a sampler that knows its lines."""
         self.n_samplers += 1
@@ -213,7 +220,7 @@ class ScriptedBackend:
         assert not self.sequences[target], "the target is not empty"
         self.sequences[target] = list(self.sequences[source])
         self._cells[target] = list(self._cells[source])
-        if self.n_ctx_seq < self.n_ctx:  # each sequence has cells of its own
+        if not self.unified:  # each sequence has cells of its own
             self._cells[target] = [next(self._next_cell) for _ in self._cells[source]]
 
     def state_size(self, seq: int) -> int:

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from trioserve.config import Config
+from trioserve.errors import EngineError, ModelLoadError
+from trioserve.llama import context, library, machine
+from trioserve.llama.batch import Batch
+from trioserve.llama.context import Context, generation_params, kv_cache_size, threads
+from trioserve.llama.model import Model
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with Model.load(Config()) as model:
+        yield model
+
+
+def make(model: Model, **settings: object) -> Context:
+    return Context(model, generation_params(model, Config(**{"threads": 1, **settings})))
+
+
+def test_the_default_is_the_training_context(model: Model) -> None:
+    with make(model) as made:
+        assert (made.n_ctx, made.n_ctx_seq, made.n_seqs) == (4096, 4096, 4)
+        assert (made.n_batch, made.n_ubatch) == (2048, 512)
+
+
+def test_a_split_cache_is_divided(model: Model) -> None:
+    with make(model, ctx_size=1024, kv_unified=False) as made:
+        assert (made.n_ctx, made.n_ctx_seq) == (1024, 256)
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_ctx", "n_batch"),
+    [
+        ({"ctx_size": 1}, 256, 256),
+        ({"ctx_size": 1, "parallel": 100}, 256, 256),
+        ({"ctx_size": 300}, 512, 512),
+        ({"ctx_size": 256, "batch_size": 1, "parallel": 8}, 256, 8),
+        ({"ctx_size": 256, "batch_size": 2**20, "ubatch_size": 2**20}, 256, 256),
+    ],
+)
+def test_sizes_that_llama_cpp_would_not_survive_are_raised(
+    model: Model, settings: dict[str, int], n_ctx: int, n_batch: int
+) -> None:
+    with make(model, **settings) as made:
+        assert (made.n_ctx, made.n_batch) == (n_ctx, n_batch)
+        assert made.n_ubatch <= made.n_batch
+
+
+@pytest.mark.parametrize("name", context._CACHE_TYPES)
+def test_the_size_of_the_cache_is_known_before(
+    model: Model, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"cache_type_k": name, "cache_type_v": "q8_0", "ctx_size": 1024}
+    lines: list[str] = []
+    monkeypatch.setattr(library._lines, "write", lambda _level, line: lines.append(line))
+    make(model, **settings).close()
+    [size] = re.findall(r"KV buffer size = +([\d.]+) MiB", "\n".join(lines))
+    expected = kv_cache_size(model, Config(**settings), 1024)
+    assert float(size) == pytest.approx(expected / 2**20, abs=0.01)
+
+
+def test_a_cache_larger_than_the_memory_is_refused(model: Model) -> None:
+    with pytest.raises(ModelLoadError, match=r"needs 4608\.0 GiB, .* set a smaller ctx_size\."):
+        make(model, ctx_size=2**31 - 1)
+    with pytest.raises(ModelLoadError, match="KV cache for 65536 tokens does not fit"):
+        context_with_memory(model, 10 * 2**20, parallel=256, kv_unified=False)
+
+
+def context_with_memory(model: Model, free: int, **settings: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "free_memory", lambda: free)
+        make(model, **settings).close()
+
+
+def test_what_fits_is_not_refused(model: Model) -> None:
+    context_with_memory(model, 64 * 2**20)
+
+
+def test_what_llama_cpp_refuses_says_why(model: Model) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be made: quantized V cache requires flash"):
+        make(model, cache_type_v="q8_0", flash_attn="off")
+
+
+def test_threads_are_as_many_as_llama_cpp_takes() -> None:
+    assert threads(3) == 3
+    assert threads(-1) == machine.physical_cores()
+    assert threads(0) == os.cpu_count()
+
+
+def test_prefill_has_the_threads_of_decode_unless_told(model: Model) -> None:
+    params = generation_params(model, Config(threads=3))
+    assert (params.n_threads, params.n_threads_batch) == (3, 3)
+    params = generation_params(model, Config(threads=3, threads_batch=5))
+    assert (params.n_threads, params.n_threads_batch) == (3, 5)
+
+
+def test_after_closing_it_is_refused(model: Model) -> None:
+    made = make(model, ctx_size=256)
+    made.close()
+    made.close()
+    batch = Batch(4, n_vocab=10, n_seqs=1)
+    batch.add(1, 0, 0, logits=True)
+    with pytest.raises(EngineError, match="closed"):
+        made.decode(batch)
+    with pytest.raises(EngineError, match="closed"):
+        made.memory.last(0)
+
+
+def test_a_forgotten_context_warns(model: Model) -> None:
+    made = make(model, ctx_size=256)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        made.__del__()
+    made.close()

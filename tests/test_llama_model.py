@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import gc
+import os
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.errors import ModelLoadError
+from trioserve.llama import library, machine, model
+from trioserve.llama.context import kv_cache_size
+from trioserve.llama.model import Model, check_file
+from trioserve.models import BUNDLED
+
+
+@pytest.fixture(scope="module")
+def gguf() -> bytes:
+    return BUNDLED.read_bytes()
+
+
+def load_error(path: Path | str, **settings: object) -> str:
+    """Load a file that cannot be loaded; returns the sentence."""
+    with pytest.raises(ModelLoadError) as caught:
+        Model.load(Config(model=str(path), **settings))
+    message = caught.value.message
+    assert str(path) in message
+    assert "\n" not in message
+    assert message.endswith(".")
+    return message
+
+
+# -- files that are no model
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    assert "does not exist" in load_error(tmp_path / "none.gguf")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    assert "is a directory" in load_error(tmp_path)
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr(Path, "open", refuse)
+    assert "cannot be read: Permission denied" in load_error(path)
+
+
+def test_a_path_with_a_nul_character() -> None:
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        check_file(Path("a\0b.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda data: b"", "is empty"),
+        (lambda data: b"hello, this is no model", "is not a GGUF file: it begins with b'hell'"),
+        (lambda data: b"GG", "is cut short: it has 2 bytes"),
+        (lambda data: data[:20], "is cut short: it has 20 bytes"),
+        (lambda data: data[:24], "is cut short at 24 bytes"),
+        (lambda data: data[:20_000], "is cut short at 20000 bytes"),
+        (lambda data: data[: len(data) // 2], "is cut short at"),
+        (lambda data: data[:-1], "is cut short at"),
+        (lambda data: b"GGUF" + struct.pack("<I", 1) + data[8:], "version 1 of GGUF"),
+        (lambda data: b"GGUF" + struct.pack("<I", 9) + data[8:], "is version 9"),
+        (lambda data: b"GGUF" + struct.pack(">I", 3) + data[8:], "big-endian"),
+        (
+            lambda data: data.replace(b"general.architecture", b"general.architectur_", 1),
+            "cannot be loaded: unknown model architecture: ''.",
+        ),
+    ],
+)
+def test_a_file_that_is_not_a_whole_model(
+    tmp_path: Path, gguf: bytes, change: Callable[[bytes], bytes], expected: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(change(gguf))
+    assert expected in load_error(path)
+
+
+def test_weights_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "free_memory", lambda: 1000)
+    assert "load_mode 'mmap' needs less" in load_error(BUNDLED, load_mode="none")
+    Model.load(Config(model=str(BUNDLED), load_mode="mmap")).close()
+
+
+# -- progress
+
+
+def test_progress_grows_to_one() -> None:
+    shares: list[float] = []
+
+    def progress(share: float) -> bool:
+        shares.append(share)
+        return True
+
+    Model.load(Config(), progress=progress).close()
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_progress_may_give_up(after: int) -> None:
+    calls: list[float] = []
+
+    def progress(share: float) -> bool:
+        calls.append(share)
+        return len(calls) < after
+
+    with pytest.raises(ModelLoadError, match="was given up"):
+        Model.load(Config(), progress=progress)
+    assert len(calls) == after
+
+
+def test_what_progress_raises_passes_through() -> None:
+    def progress(_share: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Model.load(Config(), progress=progress)
+
+
+# -- what is known of the model
+
+
+def test_the_info_is_that_of_the_file() -> None:
+    with Model.load(Config()) as loaded:
+        info = loaded.info
+        assert loaded.can_cut
+    assert info.name == "bundled.gguf"
+    assert info.path == str(BUNDLED)
+    assert info.n_ctx_train == 4096
+    assert 1_000_000 < info.n_params < 4_000_000
+    assert 0 < info.size < BUNDLED.stat().st_size
+    assert info.modified == int(BUNDLED.stat().st_mtime)
+    assert info.description.startswith("llama")
+    assert info.ftype == "Q8_0"
+    assert info.metadata["general.architecture"] == "llama"
+    assert info.chat_template is not None
+    assert len(info.chat_template) > 256  # longer than the first buffer
+    assert info.eos_token == "<|im_end|>"
+    assert info.vocab_type == 2
+
+
+def test_an_alias_is_the_name() -> None:
+    with Model.load(Config(alias="tiny")) as loaded:
+        assert loaded.info.name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "kind"),
+    [
+        ("llama_model_has_encoder", True, "has an encoder"),
+        ("llama_model_has_decoder", False, "has an encoder"),
+        ("llama_model_is_diffusion", True, "is a diffusion model"),
+        ("llama_vocab_type", 0, "has no vocabulary"),
+    ],
+)
+def test_a_model_that_does_not_generate_text_is_refused_and_freed(
+    monkeypatch: pytest.MonkeyPatch, function: str, answer: object, kind: str
+) -> None:
+    monkeypatch.setattr(library.lib, function, lambda _handle: answer)
+    assert kind in load_error(BUNDLED)
+    gc.collect()  # one that was not freed would warn
+
+
+def test_a_vocabulary_without_the_token_it_wants_added_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library.lib, "llama_vocab_get_add_bos", lambda _handle: True)
+    monkeypatch.setattr(library.lib, "llama_vocab_bos", lambda _handle: -1)
+    with pytest.raises(ModelLoadError, match="wants a BOS token added, and has none"):
+        Model.load(Config())
+
+
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [
+        ("llama_model_is_recurrent", True),
+        ("llama_model_is_hybrid", True),
+        ("llama_model_n_swa", 512),
+    ],
+)
+def test_models_that_forget_cannot_be_cut(
+    monkeypatch: pytest.MonkeyPatch, function: str, answer: object
+) -> None:
+    monkeypatch.setattr(library.lib, function, lambda _handle: answer)
+    with Model.load(Config()) as loaded:
+        assert not loaded.can_cut
+        assert kv_cache_size(loaded, Config(), 1024) == 0
+
+
+# -- release
+
+
+def test_closing_twice_is_fine() -> None:
+    loaded = Model.load(Config())
+    loaded.close()
+    loaded.close()
+    assert loaded.handle is None
+
+
+def test_a_forgotten_model_warns() -> None:
+    loaded = Model.load(Config())
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        loaded.__del__()
+    loaded.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_twenty_loads_leave_nothing_behind() -> None:
+    def cycle() -> None:
+        with llama.load(Config(threads=1, ctx_size=512, parallel=2)) as backend:
+            backend.batch.extend((1, 2, 3), 0, 0)
+            backend.decode()
+
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    for _ in range(3):
+        cycle()
+    memory, files = resident(), len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        cycle()
+    assert resident() - memory < 20 * 2**20  # one model with its context takes 15 MiB
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+# -- the machine
+
+
+def test_cores_are_counted() -> None:
+    assert 1 <= machine.physical_cores() <= (os.cpu_count() or 1)
+
+
+def test_hardware_threads_of_a_core_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cpu in range(4):
+        topology = tmp_path / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings").write_text(f"{3 << (cpu // 2 * 2):x}\n")
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: (0, 1, 2, 3))
+    assert machine.physical_cores() == 2
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: (0, 1))
+    assert machine.physical_cores() == 1
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: tuple(range(8)))  # /sys knows 4
+    assert machine.physical_cores() == 4
+
+
+def test_free_memory_is_what_the_system_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 100 kB\nMemAvailable:   64 kB\nSwapFree:  6 kB\n")
+    monkeypatch.setattr(machine, "_MEMINFO", meminfo)
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    assert machine.free_memory() == 70 * 1024
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_has_what_its_limit_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    home = tmp_path / "memory" if version == 1 else tmp_path
+    home.mkdir(exist_ok=True)
+    limit, usage, cache = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if version == 1
+        else ("memory.max", "memory.current", "inactive_file")
+    )
+    (home / limit).write_text("1000\n")
+    (home / usage).write_text("700\n")
+    (home / "memory.stat").write_text(f"anon 5\n{cache} 100\n")
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    assert machine.free_memory() == 400
+    (home / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
+    assert (machine.free_memory() or 0) > 1000
+
+
+def test_without_proc_it_is_all_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
+    assert (machine.free_memory() or 0) > 2**20
+    monkeypatch.delattr(os, "sysconf")
+    assert machine.free_memory() is None

@@ -1,0 +1,66 @@
+"""The ASGI app: ``hypercorn trioserve.app:app --worker-class trio``.
+
+Importing this loads no model and reads no environment; both happen when the app is served. The
+socket is open while the model loads, and requests are answered with 503 until it is there.
+"""
+
+from __future__ import annotations
+
+import os
+
+import structlog
+from hypercorn.utils import LifespanFailureError
+from quart_trio import QuartTrio
+
+from trioserve import api, logs, options
+from trioserve.api.service import Service
+from trioserve.config import Config
+from trioserve.errors import TrioServeError
+from trioserve.lifecycle import Loader
+
+_log = structlog.stdlib.get_logger("trioserve")
+
+
+def create_app(config: Config | None = None, *, load: Loader | None = None) -> QuartTrio:
+    """Make an app that serves one model.
+
+    The app's `Service` is ``app.extensions["trioserve"]``.
+
+    Args:
+        config: what to serve; none: as the environment says when the app is served, and then
+            the app sets up logging too.
+        load: loads the model; the default loads a GGUF file with llama.cpp.
+    """
+    app = QuartTrio("trioserve", static_folder=None)
+    service = Service(config, load=load)
+    api.install(app, service)
+
+    async def begin() -> None:
+        if config is None:
+            service.config = options.from_environment(os.environ)
+            logs.configure(service.config)
+        api.configure(app, service.config)
+        app.nursery.start_soon(_live, service)
+
+    app.before_serving(begin)
+    app.after_serving(service.stop)
+    return app
+
+
+async def _live(service: Service) -> None:
+    """Run the service. When it fails, end the process that serves it.
+
+    Hypercorn goes on without an app's lifespan when that raises, except for this one error,
+    which ends the worker, and with it the command.
+    """
+    try:
+        await service.run()
+    except TrioServeError as error:
+        raise LifespanFailureError("serving", error.message) from None
+    except Exception as error:
+        # A mistake of ours. Answering 503 for ever would hide it.
+        _log.exception("the server broke")
+        raise LifespanFailureError("serving", repr(error)) from error
+
+
+app = create_app()

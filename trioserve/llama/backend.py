@@ -1,0 +1,156 @@
+"""LlamaBackend: a model and a context that generates text, as the engine wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakSet
+
+import structlog
+
+from trioserve.config import Config
+from trioserve.llama import chain
+from trioserve.llama.batch import Batch
+from trioserve.llama.context import Context, generation_params
+from trioserve.llama.model import Model, Progress
+from trioserve.llama.sampling import Sampler
+from trioserve.llama.vocab import Vocab
+from trioserve.types import ModelInfo, SamplingParams, TokenId
+
+_log = structlog.get_logger("llama")
+
+
+class LlamaBackend:
+    """Implements `trioserve.engine.backend.Backend` with llama.cpp.
+
+    It may be made in one thread, used in another and closed in a third, one after the other. Only
+    `info`, `vocab` and `check_sampling` may be used by any thread at any time.
+    """
+
+    def __init__(self, model: Model, context: Context, *, n_slots: int) -> None:
+        self._model = model
+        self._context = context
+        self._memory = context.memory
+        self._samplers: WeakSet[Sampler] = WeakSet()
+        self.info: ModelInfo = model.info
+        self.vocab: Vocab = model.vocab
+        self.n_ctx: int = context.n_ctx
+        self.n_ctx_seq: int = min(context.n_ctx_seq, model.info.n_ctx_train)
+        self.n_batch: int = context.n_batch
+        self.n_slots: int = n_slots
+        self.n_seqs: int = context.n_seqs
+        self.unified: bool = context.unified
+        self.can_cut: bool = model.can_cut
+        self.batch: Batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
+        if self.n_ctx_seq < context.n_ctx_seq:
+            _log.info(
+                "a sequence is limited to what the model was trained for",
+                n_ctx_seq=self.n_ctx_seq,
+                n_ctx=self.n_ctx,
+            )
+
+    @classmethod
+    def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaBackend:
+        """Load a model and make its context; see `trioserve.llama.load`."""
+        model = Model.load(config, progress=progress)
+        try:
+            context = Context(model, generation_params(model, config))
+        except BaseException:
+            model.close()
+            raise
+        return cls(model, context, n_slots=config.parallel)
+
+    def decode(self) -> None:
+        """Run the batch.
+
+        Raises:
+            KVCacheFullError: not enough free cells; nothing has changed.
+            DecodeError: anything else; what the sequences hold is unknown.
+        """
+        self._context.decode(self.batch)
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[TokenId]) -> Sampler:
+        """Make the sampler of a task. It has seen the prompt (for penalties).
+
+        Raises:
+            InvalidRequestError: a parameter cannot be used with this model.
+        """
+        sampler = Sampler(
+            self._context,
+            self.vocab,
+            params,
+            prompt,
+            n_ctx=self.n_ctx_seq,
+            on_close=self._samplers.discard,
+        )
+        self._samplers.add(sampler)
+        return sampler
+
+    def check_sampling(self, params: SamplingParams) -> None:
+        """Check parameters as `sampler` does, without making one; from any thread.
+
+        Raises:
+            InvalidRequestError: a parameter cannot be used with this model.
+        """
+        chain.check(params, self.vocab)
+
+    # -- sequences; the ids are checked, and `EngineError` names one that does not exist
+
+    def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
+        """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
+
+        Returns whether it could. Removing a whole sequence never fails.
+        """
+        return self._memory.remove(seq, start, stop)
+
+    def seq_cp(self, source: int, target: int) -> None:
+        """Copy a whole sequence over an empty one, whichever kind of KV cache there is."""
+        self._memory.copy(source, target)
+
+    def seq_add(self, seq: int, start: int, stop: int, delta: int) -> None:
+        """Add `delta` to the positions ``start <= p < stop``; ``stop=-1`` is to the end.
+
+        Raises:
+            NotSupportedError: the model's positions cannot be moved.
+        """
+        self._memory.move(seq, start, stop, delta)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The first position that a sequence holds, -1 when it is empty."""
+        return self._memory.first(seq)
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The last position that a sequence holds, -1 when it is empty."""
+        return self._memory.last(seq)
+
+    def state_size(self, seq: int) -> int:
+        """How many bytes `state_get` would return."""
+        return self._memory.saved_size(seq)
+
+    def state_get(self, seq: int) -> bytes:
+        """Return what a sequence holds, for `state_set`. A copied one must be decoded with first.
+
+        Raises:
+            EngineError: llama.cpp fails, or a copy waits for the next decode.
+        """
+        return self._memory.save(seq)
+
+    def state_set(self, seq: int, data: bytes) -> None:
+        """Replace what a sequence holds by what `state_get` returned, of the same configuration.
+
+        Raises:
+            InvalidRequestError: the data does not fit; the sequence is empty now.
+        """
+        self._memory.restore(seq, data)
+
+    def close(self) -> None:
+        """Free the samplers, the context and the model, in this order. Closing twice is fine."""
+        for sampler in list(self._samplers):
+            sampler.close()
+        self._context.close()
+        self._model.close()
+
+    def __enter__(self) -> LlamaBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,224 @@
+"""Sampler chains: what `SamplingParams` become in llama.cpp, in llama-server's order.
+
+First the logit biases (the request's, end-of-generation tokens if they are to be ignored, those
+that the model's maker forbids), then the samplers in the order that the request names, and at the
+end the one that draws: ``dist``, or ``adaptive-p`` if the request names it. Mirostat replaces all
+but the biases. A temperature of 0 or less is no special case: its sampler leaves one token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from trioserve.errors import InvalidRequestError
+from trioserve.llama.library import lib
+from trioserve.llama.vocab import Vocab
+from trioserve.types import SamplingParams
+
+_FLOAT_MAX = 3.4028234e38
+_FLOATS = tuple(field.name for field in attrs.fields(SamplingParams) if str(field.type) == "float")
+_SAMPLERS_MAX = 32
+_BREAKERS_MAX = 32
+_BREAKER_MAX = 40  # bytes; llama.cpp cuts longer ones
+# The infill sampler compares all pairs of candidates, with buffers for pieces of 512 bytes.
+_INFILL_MAX = 1024
+_INFILL_PIECE_MAX = 512
+# Below this a temperature is greedy: dividing by it would make infinities of logits.
+_COLDEST = 1e-30
+
+
+def check(params: SamplingParams, vocab: Vocab) -> None:
+    """Check what `SamplingParams` alone cannot know, and what llama.cpp would not survive.
+
+    Raises:
+        InvalidRequestError: a value cannot be used; `param` names the field.
+    """
+    for name in _FLOATS:
+        if abs(getattr(params, name)) > _FLOAT_MAX:
+            raise _invalid(name, f"must be between -{_FLOAT_MAX} and {_FLOAT_MAX}")
+    if params.repeat_penalty < 1e-37:
+        raise _invalid("repeat_penalty", "must be greater than 0")
+    if len(params.samplers) > _SAMPLERS_MAX:
+        raise _invalid("samplers", f"holds {len(params.samplers)}; the most is {_SAMPLERS_MAX}")
+    _check_biases(params, vocab)
+    if uses_dry(params):
+        _check_breakers(params)
+    if "infill" in params.samplers and not params.mirostat:
+        _check_infill(params, vocab)
+
+
+def build(params: SamplingParams, vocab: Vocab, *, n_ctx: int) -> Any:
+    """Make the chain, and return llama.cpp's pointer, which the caller frees.
+
+    Args:
+        params: what the request asks for.
+        vocab: of the model.
+        n_ctx: the most tokens that the sequence can hold; -1 for "look back over all" is this.
+
+    Raises:
+        InvalidRequestError: as `check`.
+    """
+    check(params, vocab)
+    settings = lib.llama_sampler_chain_default_params()
+    settings.no_perf = True
+    chain = lib.llama_sampler_chain_init(settings)
+    for sampler in _samplers(params, vocab, n_ctx):
+        lib.llama_sampler_chain_add(chain, sampler)
+    return chain
+
+
+def window(params: SamplingParams, n_ctx: int) -> int:
+    """Return how many of the last tokens the chain looks back at; 0 if it does not."""
+    if params.mirostat:
+        return 0
+    sizes = [0]
+    if "penalties" in params.samplers and (
+        params.repeat_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+    ):
+        sizes.append(_last_n(params.repeat_last_n, n_ctx))
+    if uses_dry(params):
+        sizes.append(_last_n(params.dry_penalty_last_n, n_ctx))
+    return max(sizes)
+
+
+def uses_dry(params: SamplingParams) -> bool:
+    """Whether the DRY sampler is there and does something."""
+    return (
+        not params.mirostat
+        and "dry" in params.samplers
+        and params.dry_multiplier != 0
+        and params.dry_base >= 1
+        and params.dry_penalty_last_n != 0
+    )
+
+
+def _samplers(params: SamplingParams, vocab: Vocab, n_ctx: int) -> list[Any]:
+    seed = params.seed & 0xFFFFFFFF  # llama.cpp takes the largest as "random"
+    samplers = []
+    if biases := _biases(params, vocab):
+        array = (lib.llama_logit_bias * len(biases))(*biases)
+        samplers.append(lib.llama_sampler_init_logit_bias(vocab.n_tokens, len(biases), array))
+    if params.mirostat:
+        samplers.append(lib.llama_sampler_init_temp(params.temperature))
+        tau, eta = params.mirostat_tau, params.mirostat_eta
+        if params.mirostat == 1:
+            last = lib.llama_sampler_init_mirostat(vocab.n_tokens, seed, tau, eta, 100)
+        else:
+            last = lib.llama_sampler_init_mirostat_v2(seed, tau, eta)
+        return [*samplers, last]
+    for name in params.samplers:
+        if name != "adaptive_p":  # it draws, so it is last, wherever it is named
+            samplers.append(_MAKERS[name](params, vocab, n_ctx, seed))
+    if "adaptive_p" in params.samplers:
+        target, decay = params.adaptive_target, params.adaptive_decay
+        samplers.append(lib.llama_sampler_init_adaptive_p(target, decay, seed))
+    else:
+        samplers.append(lib.llama_sampler_init_dist(seed))
+    return samplers
+
+
+def _penalties(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> Any:
+    return lib.llama_sampler_init_penalties(
+        vocab.n_tokens,
+        _last_n(params.repeat_last_n, n_ctx),
+        params.repeat_penalty,
+        params.frequency_penalty,
+        params.presence_penalty,
+    )
+
+
+def _dry(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> Any:
+    # Finding the breakers in the vocabulary takes time, so not when they have no effect.
+    breakers = [text.encode() for text in params.dry_sequence_breakers] if uses_dry(params) else []
+    return lib.llama_sampler_init_dry(
+        vocab.handle,
+        params.dry_multiplier,
+        params.dry_base,
+        params.dry_allowed_length,
+        _last_n(params.dry_penalty_last_n, n_ctx),
+        (ctypes.c_char_p * len(breakers))(*breakers),
+        len(breakers),
+    )
+
+
+def _temperature(params: SamplingParams, _vocab: Vocab, _n_ctx: int, _seed: int) -> Any:
+    temperature = params.temperature
+    if params.dynatemp_range == 0 and 0 < temperature < _COLDEST:
+        temperature = 0.0
+    return lib.llama_sampler_init_temp_ext(
+        temperature, params.dynatemp_range, params.dynatemp_exponent
+    )
+
+
+_Maker = Callable[[SamplingParams, Vocab, int, int], Any]
+_MAKERS: dict[str, _Maker] = {
+    "penalties": _penalties,
+    "dry": _dry,
+    "top_n_sigma": lambda p, v, n, s: lib.llama_sampler_init_top_n_sigma(p.top_n_sigma),
+    "top_k": lambda p, v, n, s: lib.llama_sampler_init_top_k(p.top_k),
+    "typ_p": lambda p, v, n, s: lib.llama_sampler_init_typical(p.typical_p, p.min_keep),
+    "top_p": lambda p, v, n, s: lib.llama_sampler_init_top_p(p.top_p, p.min_keep),
+    "min_p": lambda p, v, n, s: lib.llama_sampler_init_min_p(p.min_p, p.min_keep),
+    "xtc": lambda p, v, n, s: lib.llama_sampler_init_xtc(
+        p.xtc_probability, p.xtc_threshold, p.min_keep, s
+    ),
+    "temperature": _temperature,
+    "infill": lambda p, v, n, s: lib.llama_sampler_init_infill(v.handle),
+}
+
+
+def _last_n(number: int, n_ctx: int) -> int:
+    """Bound a window: llama.cpp allocates it, and a sequence has no more than `n_ctx` tokens."""
+    return n_ctx if number == -1 else min(number, n_ctx)
+
+
+def _biases(params: SamplingParams, vocab: Vocab) -> list[tuple[int, float]]:
+    forbidden = [*(sorted(vocab.end_of_generation) if params.ignore_eos else ()), *vocab.suppressed]
+    return [
+        *((token, bias) for token, bias in params.logit_bias),
+        *((token, -math.inf) for token in forbidden),
+    ]
+
+
+def _check_biases(params: SamplingParams, vocab: Vocab) -> None:
+    if len(params.logit_bias) > vocab.n_tokens:
+        raise _invalid("logit_bias", f"has more entries than the {vocab.n_tokens} tokens there are")
+    vocab.check([token for token, _ in params.logit_bias], param="logit_bias")
+    for token, bias in params.logit_bias:
+        if not (bias == -math.inf or abs(bias) <= _FLOAT_MAX):  # NaN is neither
+            raise _invalid("logit_bias", f"adds {bias} to token {token}; give a finite number")
+
+
+def _check_breakers(params: SamplingParams) -> None:
+    name, breakers = "dry_sequence_breakers", params.dry_sequence_breakers
+    if len(breakers) > _BREAKERS_MAX:
+        raise _invalid(name, f"holds {len(breakers)} strings; the most is {_BREAKERS_MAX}")
+    for text in breakers:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise _invalid(name, "holds half of a surrogate pair") from error
+        if not 0 < size <= _BREAKER_MAX or "\0" in text:
+            raise _invalid(
+                name, f"must hold strings of 1 to {_BREAKER_MAX} bytes without NUL characters"
+            )
+
+
+def _check_infill(params: SamplingParams, vocab: Vocab) -> None:
+    candidates = vocab.n_tokens
+    for name in params.samplers[: params.samplers.index("infill")]:
+        if name == "top_k" and params.top_k > 0:
+            candidates = min(candidates, params.top_k)
+    if candidates > _INFILL_MAX:
+        raise _invalid("samplers", f"needs 'top_k' of at most {_INFILL_MAX} before 'infill'")
+    if max(vocab.eot, vocab.eos) < 0 or max(map(len, vocab.names)) > _INFILL_PIECE_MAX:
+        raise _invalid("samplers", "holds 'infill', which this model's vocabulary does not allow")
+
+
+def _invalid(name: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"'{name}' {problem}.", param=name)

@@ -1,0 +1,208 @@
+"""Context: the KV cache and the buffers that decoding needs.
+
+A context is made of parameters, which say what it is for. `generation_params` makes those for
+text; a context for embeddings takes others, and the same class.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import attrs
+
+from trioserve.config import Config
+from trioserve.errors import DecodeError, EngineError, KVCacheFullError, ModelLoadError
+from trioserve.llama import library
+from trioserve.llama.batch import Batch
+from trioserve.llama.library import lib
+from trioserve.llama.machine import free_memory, physical_cores
+from trioserve.llama.memory import Memory
+from trioserve.llama.model import Model, gib
+
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+
+@attrs.frozen
+class _CacheType:
+    """A type of values in the KV cache: ggml's number for it, and bytes per value."""
+
+    number: int
+    width: float
+
+
+_CACHE_TYPES = {
+    "f32": _CacheType(0, 4),
+    "f16": _CacheType(1, 2),
+    "bf16": _CacheType(30, 2),
+    "q4_0": _CacheType(2, 18 / 32),
+    "q4_1": _CacheType(3, 20 / 32),
+    "q5_0": _CacheType(6, 22 / 32),
+    "q5_1": _CacheType(7, 24 / 32),
+    "q8_0": _CacheType(8, 34 / 32),
+    "iq4_nl": _CacheType(20, 18 / 32),
+}
+
+
+class Context:
+    """A KV cache with its sequences, and the logits of the last batch.
+
+    `handle` is llama.cpp's pointer. To be used by one thread at a time, and closed before its
+    model.
+
+    Raises:
+        ModelLoadError: llama.cpp refuses the parameters, or there is not enough memory.
+    """
+
+    def __init__(self, model: Model, params: Any) -> None:
+        library.take_errors()
+        handle = lib.llama_init_from_model(model.handle, params)
+        if handle is None:
+            why = library.reason(library.take_errors())
+            raise ModelLoadError(f"The context for {model.info.path} cannot be made: {why}.")
+        self.handle: Any = handle
+        self.n_ctx: int = lib.llama_n_ctx(handle)
+        self.n_ctx_seq: int = lib.llama_n_ctx_seq(handle)
+        self.n_batch: int = lib.llama_n_batch(handle)
+        self.n_ubatch: int = lib.llama_n_ubatch(handle)
+        self.n_seqs: int = lib.llama_n_seq_max(handle)
+        #: One byte a row of the last batch: 1 where there are logits.
+        self.rows = b""
+        #: Whether all sequences share the cells. One sequence alone has all of them anyway.
+        self.unified = bool(params.kv_unified) or self.n_seqs == 1
+        self.memory = Memory(handle, self.n_seqs, unified=bool(params.kv_unified))
+
+    def decode(self, batch: Batch) -> None:
+        """Run a batch. An empty one does nothing.
+
+        Raises:
+            KVCacheFullError: not enough free cells; nothing has changed.
+            DecodeError: anything else; what the sequences hold is unknown.
+        """
+        if self.handle is None:
+            raise EngineError("The context is closed.")
+        self.rows = b""
+        if not len(batch):
+            return
+        code = lib.llama_decode(self.handle, batch.seal())
+        if code == 0:
+            self.rows = batch.rows()
+            self.memory.settle()
+            return
+        why = library.reason(library.take_errors())
+        if code == 1:
+            self.memory.settle()
+            raise KVCacheFullError(f"The KV cache has no room for a batch of {len(batch)} tokens.")
+        raise DecodeError(f"llama_decode failed with code {code}: {why}.")
+
+    def close(self) -> None:
+        """Free it. Closing twice is fine."""
+        handle, self.handle = self.handle, None
+        self.rows = b""
+        if handle is not None:
+            self.memory.close()
+            lib.llama_free(handle)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None) is not None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+
+def generation_params(model: Model, config: Config) -> Any:
+    """Make the parameters of a context that generates text.
+
+    Raises:
+        ModelLoadError: the KV cache would be larger than the memory that is free.
+    """
+    params = lib.llama_context_default_params()
+    # llama.cpp counts cells in steps of 256, and ends the process if a batch could not hold one
+    # token of each sequence.
+    params.n_ctx = _pad(config.ctx_size or model.info.n_ctx_train)
+    params.n_seq_max = sequences(config)
+    params.n_batch = max(config.batch_size, params.n_seq_max)
+    params.n_ubatch = min(config.ubatch_size, params.n_batch)
+    params.n_threads = threads(config.threads)
+    params.n_threads_batch = (
+        params.n_threads if config.threads_batch == -1 else threads(config.threads_batch)
+    )
+    params.flash_attn_type = _FLASH_ATTENTION[config.flash_attn]
+    params.type_k = _CACHE_TYPES[config.cache_type_k].number
+    params.type_v = _CACHE_TYPES[config.cache_type_v].number
+    params.kv_unified = config.kv_unified
+    params.swa_full = False  # as llama-server: layers with a sliding window keep the window only
+    params.no_perf = True
+    _check_memory(model, config, params)
+    return params
+
+
+def sequences(config: Config) -> int:
+    """Return how many KV sequences to have: one a slot, and those kept for later prompts.
+
+    In a unified cache a kept sequence costs the cells it holds; in a split one it costs its whole
+    part, used or not.
+    """
+    extra = config.cache_seqs
+    if extra == -1:
+        extra = 32 if config.kv_unified else 0
+    return min(config.parallel + extra, int(lib.llama_max_parallel_sequences()))
+
+
+def threads(number: int) -> int:
+    """Turn a setting into a number of threads: -1 is one a physical core, 0 one a logical CPU."""
+    if number > 0:
+        return number
+    return physical_cores() if number == -1 else os.cpu_count() or 1
+
+
+def kv_cache_size(model: Model, config: Config, n_ctx: int) -> int:
+    """Return how many bytes a KV cache of `n_ctx` cells has at least.
+
+    This is exact for plain attention. Layers with a sliding window are counted as nothing where
+    the file does not say which they are, recurrent and hybrid models altogether: their memory does
+    not grow with the context in a way that the file tells.
+    """
+    if lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(model.handle):
+        return 0
+    arch, metadata, info = model.arch, model.metadata, model.info
+    layers = info.n_layer
+    if lib.llama_model_n_swa(model.handle) > 0:
+        pattern = metadata.get(f"{arch}.attention.sliding_window_pattern", "")
+        layers = layers // int(pattern) if pattern.isdecimal() and int(pattern) > 0 else 0
+    width = info.n_embd // max(1, lib.llama_model_n_head(model.handle))
+    key = int(metadata.get(f"{arch}.attention.key_length", width))
+    value = int(metadata.get(f"{arch}.attention.value_length", width))
+    if f"{arch}.attention.kv_lora_rank" in metadata:
+        value = 0  # the values are a part of the keys
+    per_head = (
+        key * _CACHE_TYPES[config.cache_type_k].width
+        + value * _CACHE_TYPES[config.cache_type_v].width
+    )
+    return int(n_ctx * layers * lib.llama_model_n_head_kv(model.handle) * per_head)
+
+
+def _check_memory(model: Model, config: Config, params: Any) -> None:
+    """Refuse what would make the system end the process: the cache is written to at once."""
+    free = free_memory()
+    if free is None or (lib.llama_supports_gpu_offload() and config.n_gpu_layers != 0):
+        return  # unknown, or on a GPU, where an allocation that is too large fails cleanly
+    cells = params.n_ctx
+    if not config.kv_unified:
+        cells = _pad(params.n_ctx // params.n_seq_max) * params.n_seq_max
+    cache = kv_cache_size(model, config, cells)
+    logits = params.n_ubatch * model.info.n_vocab * 4
+    if cache + logits > free:
+        raise ModelLoadError(
+            f"The KV cache for {cells} tokens does not fit: it needs {gib(cache)}, and "
+            f"{gib(max(0, free - logits))} of memory are free; set a smaller ctx_size."
+        )
+
+
+def _pad(n_ctx: int) -> int:
+    return max(1, -(-n_ctx // 256)) * 256

@@ -1,0 +1,254 @@
+"""The installed llama.cpp: its functions, whether they are all there, and what it logs.
+
+`lib` is the module of ctypes bindings. ctypes lets go of the GIL around each call, which is right
+for `llama_decode` and costs more than the call itself for one that takes a microsecond; `short`
+holds such functions bound to keep the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+
+from trioserve.errors import BackendMismatchError
+
+#: The oldest llama-cpp-python whose functions and structures we know.
+WANTED = "0.3.36"
+
+#: Every C function that this package calls. A test compares it with the sources.
+FUNCTIONS = (
+    "llama_backend_init",
+    "llama_context_default_params",
+    "llama_decode",
+    "llama_free",
+    "llama_ftype_name",
+    "llama_get_logits_ith",
+    "llama_get_memory",
+    "llama_init_from_model",
+    "llama_log_set",
+    "llama_memory_can_shift",
+    "llama_memory_seq_add",
+    "llama_memory_seq_cp",
+    "llama_memory_seq_pos_max",
+    "llama_memory_seq_pos_min",
+    "llama_memory_seq_rm",
+    "llama_model_chat_template",
+    "llama_model_default_params",
+    "llama_model_desc",
+    "llama_model_free",
+    "llama_model_ftype",
+    "llama_model_get_vocab",
+    "llama_model_has_decoder",
+    "llama_model_has_encoder",
+    "llama_model_is_diffusion",
+    "llama_model_is_hybrid",
+    "llama_model_is_recurrent",
+    "llama_model_load_from_file",
+    "llama_model_meta_count",
+    "llama_model_meta_key_by_index",
+    "llama_model_meta_val_str_by_index",
+    "llama_model_n_ctx_train",
+    "llama_model_n_embd",
+    "llama_model_n_head",
+    "llama_model_n_head_kv",
+    "llama_model_n_layer",
+    "llama_model_n_params",
+    "llama_model_n_swa",
+    "llama_model_size",
+    "llama_n_batch",
+    "llama_n_ctx",
+    "llama_n_ctx_seq",
+    "llama_n_seq_max",
+    "llama_n_ubatch",
+    "llama_sampler_accept",
+    "llama_sampler_apply",
+    "llama_sampler_chain_add",
+    "llama_sampler_chain_default_params",
+    "llama_sampler_chain_get",
+    "llama_sampler_chain_init",
+    "llama_sampler_chain_n",
+    "llama_sampler_free",
+    "llama_sampler_init_adaptive_p",
+    "llama_sampler_init_dist",
+    "llama_sampler_init_dry",
+    "llama_sampler_init_infill",
+    "llama_sampler_init_logit_bias",
+    "llama_sampler_init_min_p",
+    "llama_sampler_init_mirostat",
+    "llama_sampler_init_mirostat_v2",
+    "llama_sampler_init_penalties",
+    "llama_sampler_init_temp",
+    "llama_sampler_init_temp_ext",
+    "llama_sampler_init_top_k",
+    "llama_sampler_init_top_n_sigma",
+    "llama_sampler_init_top_p",
+    "llama_sampler_init_typical",
+    "llama_sampler_init_xtc",
+    "llama_sampler_name",
+    "llama_sampler_sample",
+    "llama_state_seq_get_data",
+    "llama_state_seq_get_size",
+    "llama_state_seq_set_data",
+    "llama_supports_gpu_offload",
+    "llama_token_to_piece",
+    "llama_tokenize",
+    "llama_vocab_bos",
+    "llama_vocab_eos",
+    "llama_vocab_eot",
+    "llama_vocab_get_add_bos",
+    "llama_vocab_get_add_eos",
+    "llama_vocab_get_suppress_tokens",
+    "llama_vocab_is_eog",
+    "llama_vocab_n_tokens",
+    "llama_vocab_type",
+)
+
+#: Functions that return within microseconds, take no lock, and never wait.
+SHORT = (
+    "llama_get_logits_ith",
+    "llama_memory_seq_pos_max",
+    "llama_memory_seq_pos_min",
+    "llama_sampler_accept",
+    "llama_token_to_piece",
+    "llama_vocab_is_eog",
+)
+
+_import_error: Exception | None = None
+try:
+    from llama_cpp import llama_cpp as _bindings
+except (ImportError, OSError, RuntimeError, AttributeError) as error:
+    # AttributeError: the shared library lacks a function that the bindings name.
+    _bindings, _import_error = None, error
+lib: Any = _bindings
+
+
+def check_library(library: Any = None) -> None:
+    """Check that the installed llama.cpp has the functions and structures that we use.
+
+    Args:
+        library: the bindings to look at; the default is the installed ones.
+
+    Raises:
+        BackendMismatchError: something is missing; the message names it.
+    """
+    if library is None:
+        library = lib
+    want = f"trioserve needs llama-cpp-python {WANTED} or a later one that is compatible"
+    if library is None:
+        raise BackendMismatchError(f"llama.cpp cannot be used ({_import_error}); {want}.")
+    missing = [name for name in FUNCTIONS if not hasattr(library, name)]
+    if missing:
+        raise BackendMismatchError(f"The installed llama.cpp lacks {', '.join(missing)}; {want}.")
+    # The last fields of the largest structure tell whether the bindings and the library agree.
+    params = library.llama_context_default_params()
+    if (params.type_k, params.type_v, params.n_samplers) != (1, 1, 0):
+        raise BackendMismatchError(
+            f"llama.cpp's structures are not those of its Python bindings; {want}."
+        )
+
+
+def _keep_gil() -> SimpleNamespace:
+    """Bind the functions of `SHORT` so that calling them keeps the GIL."""
+    if lib is None:
+        return SimpleNamespace()
+    shared = lib._lib
+    library = ctypes.PyDLL(shared._name, handle=shared._handle)
+    bound = SimpleNamespace()
+    for name in SHORT:
+        if (known := getattr(lib, name, None)) is not None:
+            function = getattr(library, name)
+            function.argtypes, function.restype = known.argtypes, known.restype
+            setattr(bound, name, function)
+    return bound
+
+
+short: Any = _keep_gil()
+
+# -- what llama.cpp logs
+
+_LEVELS = {0: "debug", 1: "debug", 2: "debug", 3: "warning", 4: "error"}
+_CONTINUED = 5
+_log: Any = structlog.get_logger("llama")
+
+
+class _Lines(threading.local):
+    """The line that a thread is in the middle of, and the errors it logged last."""
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.parts: list[str] = []
+        self.errors: deque[str] = deque(maxlen=16)
+
+    def add(self, level: int, text: str) -> None:
+        if level != _CONTINUED:
+            self.flush()
+            self.level = level
+        self.parts.append(text)
+        if text.endswith("\n"):
+            self.flush()
+
+    def flush(self) -> None:
+        line = "".join(self.parts).strip()
+        self.parts.clear()
+        if line.strip("."):  # nothing but dots is a progress bar, and `progress` tells that
+            if self.level == 4:
+                self.errors.append(line)
+            self.write(_LEVELS.get(self.level, "debug"), line)
+
+    def write(self, level: str, line: str) -> None:
+        # A program that has not configured structlog does not want 300 lines on standard output.
+        if level != "debug" or structlog.is_configured():
+            getattr(_log, level)(line)
+
+
+_lines = _Lines()
+
+
+def _on_log(level: int, text: bytes | None, _data: object) -> None:
+    _lines.add(level, (text or b"").decode(errors="replace"))
+
+
+# ctypes does not keep a callback alive, so the module does.
+_callback: Any = None
+_starting = threading.Lock()
+
+
+def start() -> None:
+    """Check the library, take its log lines, and set it up once.
+
+    llama.cpp's log function is one for the process, so it is taken again with each model: another
+    user of llama_cpp may have changed it.
+
+    Raises:
+        BackendMismatchError: as `check_library`.
+    """
+    global _callback
+    check_library()
+    with _starting:
+        first = _callback is None
+        if first:
+            _callback = lib.llama_log_callback(_on_log)
+        lib.llama_log_set(_callback, None)
+        if first:
+            lib.llama_backend_init()
+
+
+def take_errors() -> list[str]:
+    """Return the error lines that llama.cpp logged in this thread, and forget them."""
+    _lines.flush()
+    errors = list(_lines.errors)
+    _lines.errors.clear()
+    return errors
+
+
+def reason(errors: list[str]) -> str:
+    """Make a part of a sentence of error lines: the first is the cause, the rest follow from it."""
+    if not errors:
+        return "llama.cpp does not say why"
+    return re.sub(r"^\w+: (error loading model: )?", "", errors[0]).rstrip(". ")

@@ -1,0 +1,70 @@
+"""What the machine has: cores to compute with, and memory that is free."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def physical_cores() -> int:
+    """Count the physical cores this process may run on; two hardware threads are one core."""
+    allowed = allowed_cpus()
+    siblings = set()
+    for cpu in allowed:
+        try:
+            siblings.add((_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings").read_text())
+        except OSError:
+            break  # not Linux, or no /sys: guess as llama.cpp does
+    else:
+        return len(siblings)
+    return len(allowed) if len(allowed) <= 4 else len(allowed) // 2
+
+
+def allowed_cpus() -> tuple[int, ...]:
+    """List the logical CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def free_memory() -> int | None:
+    """Return how many bytes can be allocated before the system ends processes; None: unknown.
+
+    On Linux that is what is available, with swap, or what the process's cgroup leaves. Elsewhere
+    it is the size of the memory.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        free = sum(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
+    except (OSError, KeyError, ValueError):
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, ValueError):
+            return None
+    left = _left_in_cgroup()
+    return free if left is None else min(free, left)
+
+
+def _left_in_cgroup() -> int | None:
+    """Return the bytes that the memory limit of the container leaves; None: there is no limit."""
+    for limit, usage, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        path = _CGROUPS / limit
+        try:
+            text = path.read_text().strip()
+            if text == "max":
+                return None
+            used = int((_CGROUPS / usage).read_text())
+            stat = dict(
+                line.split() for line in (path.parent / "memory.stat").read_text().splitlines()
+            )
+            return max(0, int(text) - used + int(stat.get(cache, 0)))
+        except (OSError, ValueError):
+            continue
+    return None

@@ -1,0 +1,136 @@
+"""Memory: what the sequences of a context hold, and how it is cut, copied, moved and saved.
+
+With one KV cache for all sequences (unified) a copy marks the same cells as belonging to both.
+With a part for each (split) it copies the whole part, and llama.cpp does so at the next decode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from trioserve.errors import EngineError, InvalidRequestError, NotSupportedError
+from trioserve.llama import library
+from trioserve.llama.library import lib, short
+
+
+class Memory:
+    """The sequences of a context; ids run from 0 to ``n_seqs - 1``. Belongs to its `Context`.
+
+    Raises:
+        EngineError: from every method, when a sequence does not exist or the context is closed.
+    """
+
+    def __init__(self, context: Any, n_seqs: int, *, unified: bool) -> None:
+        self._context: Any = context
+        self._handle: Any = lib.llama_get_memory(context)
+        self._n_seqs = n_seqs
+        self._unified = unified
+        self._copies_wait = False
+
+    def close(self) -> None:
+        """Forget the pointers; the context frees what they point to."""
+        self._context = self._handle = None
+
+    def settle(self) -> None:
+        """Note that a decode has run, and with it the copies that waited."""
+        self._copies_wait = False
+
+    def remove(self, seq: int, start: int, stop: int = -1) -> bool:
+        """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
+
+        Returns whether it could. Removing a whole sequence never fails.
+        """
+        self._check(seq)
+        return bool(lib.llama_memory_seq_rm(self._handle, seq, max(0, start), stop))
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a whole sequence over an empty one.
+
+        Raises:
+            EngineError: the target is not empty, or is the source.
+        """
+        self._check(source)
+        if self.last(target) != -1:
+            raise EngineError(f"Sequence {target} is not empty, so nothing is copied over it.")
+        if source != target:
+            # Both bounds must be open: a copy between two parts must be of the whole sequence.
+            lib.llama_memory_seq_cp(self._handle, source, target, -1, -1)
+            self._copies_wait |= not self._unified
+
+    def move(self, seq: int, start: int, stop: int, delta: int) -> None:
+        """Add `delta` to the positions ``start <= p < stop`` of a sequence.
+
+        Raises:
+            NotSupportedError: the model's positions cannot be moved.
+            EngineError: a position would be negative.
+        """
+        self._check(seq)
+        if not lib.llama_memory_can_shift(self._handle):
+            raise NotSupportedError("This model's KV cache cannot be shifted.")
+        if start < 0 or start + delta < 0:
+            raise EngineError(f"Positions from {start} cannot be moved by {delta}.")
+        lib.llama_memory_seq_add(self._handle, seq, start, stop, delta)
+
+    def first(self, seq: int) -> int:
+        """The first position that a sequence holds, -1 when it is empty."""
+        self._check(seq)
+        return int(short.llama_memory_seq_pos_min(self._handle, seq))
+
+    def last(self, seq: int) -> int:
+        """The last position that a sequence holds, -1 when it is empty."""
+        self._check(seq)
+        return int(short.llama_memory_seq_pos_max(self._handle, seq))
+
+    def saved_size(self, seq: int) -> int:
+        """How many bytes `save` would return."""
+        self._check(seq)
+        return int(lib.llama_state_seq_get_size(self._context, seq))
+
+    def save(self, seq: int) -> bytes:
+        """Return what a sequence holds, for `restore`.
+
+        Raises:
+            EngineError: a copy waits for the next decode, or llama.cpp fails.
+        """
+        self._check_settled(seq)
+        size = self.saved_size(seq)
+        buffer = np.empty(size, dtype=np.uint8)
+        target = buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        written = lib.llama_state_seq_get_data(self._context, target, size, seq)
+        if not 0 < written <= size:
+            why = library.reason(library.take_errors())
+            raise EngineError(f"Sequence {seq} cannot be saved: {why}.")
+        return buffer[:written].tobytes()
+
+    def restore(self, seq: int, data: bytes) -> None:
+        """Replace what a sequence holds by what `save` returned.
+
+        The data must come from `save` of a context with the same model, cache types and kind of
+        cache. It is trusted: llama.cpp checks its form but not each position in it.
+
+        Raises:
+            InvalidRequestError: it does not fit; the sequence is empty now.
+            EngineError: a copy waits for the next decode.
+        """
+        self._check_settled(seq)
+        source = np.frombuffer(data, dtype=np.uint8)
+        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        library.take_errors()
+        if not lib.llama_state_seq_set_data(self._context, pointer, len(data), seq):
+            why = library.reason(library.take_errors())
+            self.remove(seq, 0)
+            raise InvalidRequestError(f"The saved state does not fit this model's context: {why}.")
+
+    def _check(self, seq: int) -> None:
+        if not 0 <= seq < self._n_seqs:
+            raise EngineError(f"There is no sequence {seq}; there are {self._n_seqs}.")
+        if self._handle is None:
+            raise EngineError("The context is closed.")
+
+    def _check_settled(self, seq: int) -> None:
+        self._check(seq)
+        if self._copies_wait:
+            raise EngineError("A copied sequence is complete only after the next decode.")

@@ -1,0 +1,242 @@
+"""Model: the weights of a GGUF file, and what is known of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trioserve.config import Config
+from trioserve.errors import ModelLoadError
+from trioserve.llama import library
+from trioserve.llama.library import lib
+from trioserve.llama.machine import free_memory
+from trioserve.llama.vocab import Vocab
+from trioserve.models import BUNDLED
+from trioserve.types import ModelInfo
+
+Progress = Callable[[float], bool]
+
+_MAGIC = b"GGUF"
+_HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata entries
+_LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
+_MAPPED = ("auto", "mmap", "mmap+mlock")
+_CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "failed to read")
+
+
+class Model:
+    """A loaded model. Contexts use it, so it is closed after them.
+
+    `handle` is llama.cpp's pointer. May be closed in any thread, once nobody uses it.
+    """
+
+    def __init__(self, handle: Any, path: Path, config: Config) -> None:
+        self.handle: Any = handle
+        try:
+            self._check_kind(path)
+            self.metadata = _metadata(handle)
+            self.vocab = Vocab(lib.llama_model_get_vocab(handle), self.metadata)
+            self.info = self._describe(path, config)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def load(cls, config: Config, *, progress: Progress | None = None) -> Model:
+        """Load the file that `config.model` names, or the bundled one.
+
+        Raises:
+            ModelLoadError: it is missing, not a GGUF, cut short, too large, of a kind that does not
+                generate text, or `progress` gave up.
+        """
+        library.start()
+        path = BUNDLED if config.model is None else Path(config.model)
+        check_file(path)
+        _check_size(path, config)
+        handle = _load_weights(path, config, progress)
+        return cls(handle, path, config)
+
+    def close(self) -> None:
+        """Free the weights. Closing twice is fine."""
+        if hasattr(self, "vocab"):
+            self.vocab.close()
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            lib.llama_model_free(handle)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None) is not None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+    @property
+    def arch(self) -> str:
+        """The architecture, such as ``llama``: the prefix of its keys in the metadata."""
+        return self.metadata.get("general.architecture", "")
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether what a sequence remembers can be cut at any position."""
+        handle = self.handle
+        return not (
+            lib.llama_model_is_recurrent(handle)
+            or lib.llama_model_is_hybrid(handle)
+            or lib.llama_model_n_swa(handle) > 0
+        )
+
+    def _check_kind(self, path: Path) -> None:
+        handle = self.handle
+        if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
+            kind = "has an encoder"
+        elif lib.llama_model_is_diffusion(handle):
+            kind = "is a diffusion model"
+        elif lib.llama_vocab_type(lib.llama_model_get_vocab(handle)) == 0:
+            kind = "has no vocabulary"
+        else:
+            return
+        raise ModelLoadError(f"The model in {path} {kind}; such models are not supported.")
+
+    def _describe(self, path: Path, config: Config) -> ModelInfo:
+        handle, vocab = self.handle, self.vocab
+        template = lib.llama_model_chat_template(handle, None)
+        ftype = lib.llama_ftype_name(lib.llama_model_ftype(handle))
+        return ModelInfo(
+            name=config.alias or path.name,
+            path=str(path),
+            description=_text(lib.llama_model_desc, handle),
+            ftype=(ftype or b"unknown").decode(errors="replace"),
+            n_params=lib.llama_model_n_params(handle),
+            size=lib.llama_model_size(handle),
+            n_vocab=vocab.n_tokens,
+            n_ctx_train=lib.llama_model_n_ctx_train(handle),
+            n_embd=lib.llama_model_n_embd(handle),
+            n_layer=lib.llama_model_n_layer(handle),
+            vocab_type=lib.llama_vocab_type(vocab.handle),
+            chat_template=None if template is None else template.decode(errors="replace"),
+            bos_token=vocab.name_of(vocab.bos),
+            eos_token=vocab.name_of(vocab.eos),
+            add_bos=bool(lib.llama_vocab_get_add_bos(vocab.handle)),
+            modified=int(path.stat().st_mtime),
+            metadata=self.metadata,
+        )
+
+
+def check_file(path: Path) -> None:
+    """Check that a file is there, can be read, and begins as a GGUF does.
+
+    Raises:
+        ModelLoadError: it is not so; the message is one sentence that says what is wrong.
+    """
+    try:
+        if path.is_dir():
+            raise ModelLoadError(f"The model file {path} is a directory.")
+        with path.open("rb") as file:
+            header = file.read(_HEADER.size)
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"The model file {path} does not exist.") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ModelLoadError(f"The model file {path} cannot be read: {why}.") from error
+    if not header:
+        raise ModelLoadError(f"The model file {path} is empty.")
+    if header[:4] != _MAGIC[: len(header)]:
+        raise ModelLoadError(
+            f"The model file {path} is not a GGUF file: it begins with {header[:4]!r}."
+        )
+    if len(header) < _HEADER.size:
+        raise ModelLoadError(f"The model file {path} is cut short: it has {len(header)} bytes.")
+    version = _HEADER.unpack(header)[1]
+    if version >= 2**16:
+        raise ModelLoadError(f"The model file {path} was written for big-endian machines.")
+    if version < 2:
+        raise ModelLoadError(
+            f"The model file {path} has version {version} of GGUF, which is too old; convert it."
+        )
+
+
+def _check_size(path: Path, config: Config) -> None:
+    """Weights that are not mapped but read must fit in memory, or the process is ended."""
+    free = free_memory()
+    if config.load_mode in _MAPPED or free is None:
+        return
+    if lib.llama_supports_gpu_offload() and config.n_gpu_layers != 0:
+        return
+    if (size := path.stat().st_size) > free:
+        raise ModelLoadError(
+            f"The model file {path} has {gib(size)}, and {gib(free)} of memory are free; "
+            "load_mode 'mmap' needs less."
+        )
+
+
+def _load_weights(path: Path, config: Config, progress: Progress | None) -> Any:
+    """Call llama.cpp, which logs why it fails. Returns its pointer."""
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = config.n_gpu_layers
+    params.load_mode = _LOAD_MODES[config.load_mode]
+    params.check_tensors = config.check_tensors
+    raised: list[BaseException] = []
+    gave_up = False
+
+    def on_progress(share: float, _data: object) -> bool:
+        nonlocal gave_up
+        if progress is not None and not gave_up:
+            try:
+                gave_up = not progress(share)
+            except BaseException as error:  # it cannot pass through C: raised again below
+                raised.append(error)
+                gave_up = True
+        return not gave_up
+
+    callback = lib.llama_progress_callback(on_progress)  # alive until the call returns
+    params.progress_callback = callback
+    library.take_errors()
+    handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+    errors = library.take_errors()
+    if handle is not None and gave_up:
+        lib.llama_model_free(handle)
+    if raised:
+        raise raised[0]
+    if gave_up:
+        raise ModelLoadError(f"Loading the model {path} was given up.")
+    if handle is None:
+        why = library.reason(errors)
+        if any(sign in line for line in errors for sign in _CUT_SHORT):
+            size = path.stat().st_size
+            raise ModelLoadError(f"The model file {path} is cut short at {size} bytes: {why}.")
+        raise ModelLoadError(f"The model file {path} cannot be loaded: {why}.")
+    return handle
+
+
+def _metadata(handle: Any) -> dict[str, str]:
+    """Read the scalar entries of the GGUF; llama.cpp does not give out arrays."""
+    return {
+        _text(lib.llama_model_meta_key_by_index, handle, i): _text(
+            lib.llama_model_meta_val_str_by_index, handle, i
+        )
+        for i in range(lib.llama_model_meta_count(handle))
+    }
+
+
+def _text(function: Any, *args: Any) -> str:
+    """Call a C function that writes a text to a buffer and returns its length."""
+    size = 256
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        length = function(*args, buffer, size)
+        if length < size:
+            return buffer.value.decode(errors="replace")
+        size = length + 1
+
+
+def gib(size: int) -> str:
+    """Write a number of bytes for a person."""
+    return f"{size / 2**30:.1f} GiB"

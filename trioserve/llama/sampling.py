@@ -1,0 +1,173 @@
+"""Sampler: chooses the tokens of one task, and tells how probable they were."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioserve.errors import EngineError
+from trioserve.llama import chain
+from trioserve.llama.context import Context
+from trioserve.llama.library import lib, short
+from trioserve.llama.vocab import Vocab
+from trioserve.types import SamplingParams, TokenId, TokenProb, TokenProbs
+
+#: llama.cpp's ``llama_token_data``.
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class Sampler:
+    """A sampler chain with its random numbers and what it remembers of the task's tokens.
+
+    To be used by the thread that decodes, and closed before the context.
+
+    Args:
+        context: whose logits it reads.
+        vocab: of the model.
+        params: what the request asks for.
+        prompt: what the task begins with; the penalties look back at it.
+        n_ctx: the most tokens that the task's sequence can hold.
+        on_close: called once, when it is closed.
+
+    Raises:
+        InvalidRequestError: a parameter cannot be used with this model.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        vocab: Vocab,
+        params: SamplingParams,
+        prompt: Sequence[TokenId],
+        *,
+        n_ctx: int,
+        on_close: Callable[[Sampler], object] = lambda _: None,
+    ) -> None:
+        self._context = context
+        self._vocab = vocab
+        self._on_close = on_close
+        self._chain: Any = chain.build(params, vocab, n_ctx=n_ctx)
+        if size := chain.window(params, n_ctx):
+            for token in prompt[-size:]:
+                short.llama_sampler_accept(self._chain, token)
+
+    def sample(self, row: int) -> TokenId:
+        """Choose a token from the logits of a row of the last batch, and accept it.
+
+        Raises:
+            EngineError: the row has no logits, or the sampler is closed.
+        """
+        rows = self._context.rows
+        if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
+            self._refuse(row)
+        token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
+        return token
+
+    def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
+        """Like `sample`, and chooses the same token, with the `n` most probable candidates.
+
+        They come from the raw logits, or with `post` from what the samplers left; these can be
+        fewer, and those of probability 0 are left out.
+
+        Raises:
+            EngineError: as `sample`.
+        """
+        rows = self._context.rows
+        if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
+            self._refuse(row)
+        logits = self._logits(row)
+        if post:
+            token, ids, probs = self._apply(logits)
+            best = [i for i in _largest(probs, n) if probs[i] > 0]
+            chosen = self._prob(token, probs[ids == token][0])
+            return token, TokenProbs(chosen, tuple(self._prob(ids[i], probs[i]) for i in best))
+        token, raw = self.sample(row), _softmax(logits)
+        best = _largest(raw, n)
+        return token, TokenProbs(
+            self._prob(token, raw[token]), tuple(self._prob(i, raw[i]) for i in best)
+        )
+
+    def names(self) -> tuple[str, ...]:
+        """The samplers of the chain, in order; a ``?`` before a name says that it is off."""
+        count = lib.llama_sampler_chain_n(self._chain)
+        each = (lib.llama_sampler_chain_get(self._chain, i) for i in range(count))
+        return tuple(lib.llama_sampler_name(sampler).decode() for sampler in each)
+
+    def close(self) -> None:
+        """Free it. Closing twice is fine."""
+        handle, self._chain = self._chain, None
+        if handle is not None:
+            lib.llama_sampler_free(handle)
+            self._on_close(self)
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_chain", None) is not None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+    def _refuse(self, row: int) -> None:
+        if self._chain is None:
+            raise EngineError("The sampler is closed.")
+        raise EngineError(f"Row {row} of the last batch has no logits.")
+
+    def _logits(self, row: int) -> NDArray[np.float32]:
+        """Look at the logits of a row where they are; valid until the next decode."""
+        pointer = short.llama_get_logits_ith(self._context.handle, row)
+        address = ctypes.addressof(pointer.contents)
+        floats: Any = (ctypes.c_float * self._vocab.n_tokens).from_address(address)
+        view: NDArray[np.float32] = np.frombuffer(floats, dtype=np.float32)
+        return view
+
+    def _apply(
+        self, logits: NDArray[np.float32]
+    ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
+        """Do what `llama_sampler_sample` does, and return the candidates that are left, too."""
+        data = np.zeros(len(logits), dtype=_CANDIDATE)
+        data["id"] = np.arange(len(logits), dtype=np.int32)
+        data["logit"] = logits
+        array = lib.llama_token_data_array()
+        array.data = data.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
+        array.size, array.selected, array.sorted = len(logits), -1, False
+        lib.llama_sampler_apply(self._chain, ctypes.byref(array))
+        # Samplers shorten the array, and may move its beginning.
+        first = (ctypes.addressof(array.data.contents) - data.ctypes.data) // _CANDIDATE.itemsize
+        left = data[first : first + array.size]
+        token = int(left["id"][array.selected])
+        short.llama_sampler_accept(self._chain, token)
+        return token, left["id"], np.nan_to_num(left["p"], copy=False)
+
+    def _prob(self, token: int | np.integer[Any], probability: float) -> TokenProb:
+        logprob = math.log(probability) if probability > 0 else -math.inf
+        return TokenProb(int(token), self._vocab.pieces[token], logprob)
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    probs: NDArray[np.float64] = np.exp(logits - logits.max(), dtype=np.float64)
+    probs /= probs.sum()
+    return probs
+
+
+def _largest(probs: NDArray[Any], n: int) -> list[int]:
+    """Return the places of the `n` largest, in order; equal ones as they stand."""
+    n = min(n, len(probs))
+    if n <= 0:
+        return []
+    if n < len(probs):
+        # All that may be among the n, in the order in which they stand, so that ties are stable.
+        least = np.partition(probs, len(probs) - n)[len(probs) - n]
+        places = np.flatnonzero(probs >= least)
+    else:
+        places = np.arange(n)
+    best: list[int] = places[np.argsort(-probs[places], kind="stable")][:n].tolist()
+    return best

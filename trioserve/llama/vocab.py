@@ -1,0 +1,219 @@
+"""Vocab: text to token ids and back, from any thread."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from trioserve.errors import InvalidRequestError, ModelLoadError, ServerClosingError
+from trioserve.llama.library import lib, short
+from trioserve.types import TokenId
+
+_BPE = 2
+_TEXT_MAX = 2**31 - 64  # bytes; lengths are 32-bit in C
+
+# llama.cpp splits text into words by code of its own for these values of ``tokenizer.ggml.pre``.
+# For all others it uses std::regex, which recurses once a character and, on a word long enough,
+# overruns the stack of the thread.
+# fmt: off
+_OWN_SPLITTERS = frozenset(
+    {
+        "a.x-4.0", "chatglm-bpe", "codeshell", "command-r", "dbrx", "deepseek-r1-qwen", "exaone",
+        "exaone4", "f2llmv2", "falcon-h1", "falcon3", "gemma4", "gigachat", "glm4", "glm5",
+        "gpt-2", "granite-docling", "granite-embed-multi-311m", "grok-2", "hunyuan", "jais",
+        "jina-de", "jina-es", "jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es",
+        "jina-v5-nano", "kimi-k2", "kormo", "laguna", "lfm2", "llama-bpe", "llama-v3", "llama3",
+        "megrez", "mellum", "mellum2", "midm-2.0", "minerva-7b", "modern-bert", "mpt", "olmo",
+        "phi-2", "pixtral", "qwen2", "qwen35", "refact", "roberta-bpe", "sarvam-moe", "smaug-bpe",
+        "smollm", "solar-open", "stablelm2", "starcoder", "trillion",
+    }
+)
+# fmt: on
+
+
+class Vocab:
+    """The vocabulary of a model. It belongs to its `Model`, which closes it.
+
+    All methods may be called from any thread. Closing waits for calls that run; a call after that
+    raises `ServerClosingError`.
+    """
+
+    def __init__(self, handle: Any, metadata: Mapping[str, str]) -> None:
+        self.handle: Any = handle
+        self._users = 0
+        self._idle = threading.Condition()
+        self.n_tokens: int = lib.llama_vocab_n_tokens(handle)
+        self.bos: TokenId = lib.llama_vocab_bos(handle)
+        self.eos: TokenId = lib.llama_vocab_eos(handle)
+        self.eot: TokenId = lib.llama_vocab_eot(handle)
+        self._check_specials()
+        #: The bytes each token adds to the output; empty for control tokens.
+        self.pieces: tuple[bytes, ...] = self._table(special=False)
+        #: The same, with the names of control tokens.
+        self.names: tuple[bytes, ...] = self._table(special=True)
+        self.end_of_generation: frozenset[TokenId] = frozenset(
+            token for token in range(self.n_tokens) if short.llama_vocab_is_eog(handle, token)
+        )
+        #: Tokens that the model's maker wants never chosen.
+        self.suppressed: tuple[TokenId, ...] = self._suppressed()
+        self._too_long = _word_limit(lib.llama_vocab_type(handle), metadata)
+
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True
+    ) -> tuple[TokenId, ...]:
+        """Turn text into token ids. NUL characters are text as any other.
+
+        Args:
+            text: Unicode text; half of a surrogate pair is not.
+            add_special: add BOS and EOS where the model wants them.
+            parse_special: read names of control tokens in the text as those tokens.
+
+        Raises:
+            InvalidRequestError: the text is not Unicode, too long, or holds a word so long that
+                llama.cpp's tokenizer for this model cannot take it.
+            ServerClosingError: the vocabulary is closed.
+        """
+        data = _encode(text)
+        if self._too_long is not None and (match := self._too_long.search(text)):
+            raise InvalidRequestError(
+                f"The text has {len(match[0])} or more characters in a row, from character "
+                f"{match.start()} on, that are all blank or none is, "
+                "which is more than the tokenizer of this model takes."
+            )
+        with self._in_use() as handle:
+            return _tokenize(handle, data, add_special, parse_special)
+
+    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
+        """Join the pieces of tokens; `special` writes the names of control tokens too.
+
+        Raises:
+            InvalidRequestError: something in `tokens` is not the id of a token.
+        """
+        table = self.names if special else self.pieces
+        self.check(tokens, param="tokens")
+        return b"".join([table[token] for token in tokens])
+
+    def check(self, tokens: Sequence[TokenId], *, param: str) -> None:
+        """Check that these are ids of tokens.
+
+        Raises:
+            InvalidRequestError: one is not; the error names `param`.
+        """
+        count = self.n_tokens
+        for token in tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < count:
+                raise InvalidRequestError(
+                    f"'{param}' holds {token!r:.40}; token ids are integers from 0 to {count - 1}.",
+                    param=param,
+                )
+
+    def name_of(self, token: TokenId) -> str:
+        """Return a token as text, the name if it is a control token; empty if there is none."""
+        return self.names[token].decode(errors="replace") if token >= 0 else ""
+
+    def close(self) -> None:
+        """Wait for calls that run, and refuse those that come. Closing twice is fine."""
+        with self._idle:
+            self.handle = None
+            self._idle.wait_for(lambda: self._users == 0)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Any]:
+        """Keep the vocabulary open while a thread is in C with it."""
+        with self._idle:
+            if (handle := self.handle) is None:
+                raise ServerClosingError("The model is closed")
+            self._users += 1
+        try:
+            yield handle
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    def _check_specials(self) -> None:
+        """llama.cpp ends the process when it is to add a token that there is not."""
+        for name, wanted, token in (
+            ("BOS", lib.llama_vocab_get_add_bos(self.handle), self.bos),
+            ("EOS", lib.llama_vocab_get_add_eos(self.handle), self.eos),
+        ):
+            if wanted and token < 0:
+                raise ModelLoadError(f"The vocabulary wants a {name} token added, and has none.")
+
+    def _table(self, *, special: bool) -> tuple[bytes, ...]:
+        to_piece, handle = short.llama_token_to_piece, self.handle
+        buffer = ctypes.create_string_buffer(1024)
+        view = memoryview(buffer).cast("B")
+        table = []
+        for token in range(self.n_tokens):
+            size = to_piece(handle, token, buffer, 1024, 0, special)
+            if size < 0:  # does not fit
+                large = ctypes.create_string_buffer(-size)
+                to_piece(handle, token, large, -size, 0, special)
+                table.append(large.raw)
+            else:
+                table.append(bytes(view[:size]))
+        return tuple(table)
+
+    def _suppressed(self) -> tuple[TokenId, ...]:
+        count = ctypes.c_int32(0)
+        tokens = lib.llama_vocab_get_suppress_tokens(self.handle, ctypes.byref(count))
+        return tuple(t for t in tokens[: count.value] if 0 <= t < self.n_tokens) if tokens else ()
+
+
+def _encode(text: str) -> bytes:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"The text has half of a surrogate pair at character {error.start}, "
+            "which is not Unicode."
+        ) from error
+    if len(data) > _TEXT_MAX:
+        raise InvalidRequestError(f"The text has {len(data)} bytes, more than {_TEXT_MAX}.")
+    return data
+
+
+def _tokenize(handle: Any, data: bytes, special: bool, parse: bool) -> tuple[TokenId, ...]:
+    room = len(data) + 16  # enough, except where a normalizer makes text longer
+    while True:
+        tokens = np.empty(room, dtype=np.int32)
+        target = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        count = lib.llama_tokenize(handle, data, len(data), target, room, special, parse)
+        if count >= 0:
+            return tuple(tokens[:count].tolist())
+        if count == -(2**31):
+            raise InvalidRequestError("The text has more than 2147483647 tokens.")
+        room = -count
+
+
+def _word_limit(vocab_type: int, metadata: Mapping[str, str]) -> re.Pattern[str] | None:
+    """Make the pattern of texts that overrun the stack; None if llama.cpp needs little of it.
+
+    A character takes 250 to 350 bytes of stack (measured with GCC's std::regex); two words can
+    make one match, and the limit leaves room for both.
+    """
+    pre = metadata.get("tokenizer.ggml.pre", "")
+    if vocab_type != _BPE or pre in _OWN_SPLITTERS or sys.platform == "darwin":
+        return None
+    limit = _stack_size() // 1024
+    # Both classes are at least as wide as C++'s, so that no character ends a run too early.
+    return re.compile(rf"(?<![^ \t\n\r\f\v])[^ \t\n\r\f\v]{{{limit}}}|(?<!\s)\s{{{limit}}}")
+
+
+def _stack_size() -> int:
+    """Return the bytes of stack that a new thread gets."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 2**20
+    soft, _hard = resource.getrlimit(resource.RLIMIT_STACK)
+    unlimited = soft in (resource.RLIM_INFINITY, -1)
+    return 2 * 2**20 if unlimited else min(soft, 8 * 2**20)  # glibc: 2 MiB if there is no limit
