@@ -29,7 +29,12 @@ from trioserve.config import Config
 from trioserve.dispatch import Dispatcher
 from trioserve.engine import Engine, load_strategy
 from trioserve.engine.backend import Backend, Vocab
-from trioserve.errors import InvalidRequestError, ServerClosingError
+from trioserve.errors import (
+    InvalidRequestError,
+    ModelLoadError,
+    ServerClosingError,
+    TemplateError,
+)
 from trioserve.lifecycle import Driver, Loader, in_thread, load_backend
 from trioserve.request_log import RequestLog
 from trioserve.stream import ChatChunk, ChatCompletion, ChatStream, Completion, Stream
@@ -129,7 +134,7 @@ class Server:
                 stall_timeout=self.config.stall_timeout,
             )
             async with self._drive(self._engine):
-                self._introduce(backend)
+                await trio.to_thread.run_sync(self._introduce, backend)
                 async with self._serve():
                     yield
         finally:
@@ -139,13 +144,18 @@ class Server:
         self.load_progress = share
 
     def _introduce(self, backend: Backend) -> None:
+        """Get to know the model. In a thread: a template takes a while to compile and probe."""
         self.info, self.vocab = backend.info, backend.vocab
-        self.n_ctx_seq, self.n_slots = backend.n_ctx_seq, backend.n_seqs
-        self.template = ChatTemplate(
-            self.config.chat_template or self.info.chat_template or CHATML,
-            bos_token=self.info.bos_token,
-            eos_token=self.info.eos_token,
-        )
+        self.n_ctx_seq, self.n_slots = backend.n_ctx_seq, backend.n_slots
+        try:
+            self.template = ChatTemplate(
+                self.config.chat_template or self.info.chat_template or CHATML,
+                bos_token=self.info.bos_token,
+                eos_token=self.info.eos_token,
+            )
+            self.template.capabilities  # noqa: B018 (found out now, and kept)
+        except TemplateError as error:
+            raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
         self._format = detect(self.template.source)
         self._admission = Admission(self.config, self.dispatcher, self.n_slots)
         weights = self.config.api_key_weights

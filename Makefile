@@ -1,0 +1,114 @@
+# `make serve` and `make test` need Python >= 3.11, a C++ compiler and make; the rest they install
+# into .venv. Run `make help` for the list.
+
+VENV   ?= .venv
+PORT   ?= 8080
+HOST   ?= 127.0.0.1
+MODEL  ?=
+ARGS   ?=
+PYTEST_ARGS ?=
+
+PY  := $(VENV)/bin/python
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
+
+# A build of llama.cpp uses every core. Set it lower where memory is scarce.
+CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+export CMAKE_BUILD_PARALLEL_LEVEL
+
+# Not --quiet: with it, mkdocs does not count its warnings.
+MKDOCS := $(PY) -m mkdocs build --strict --site-dir site
+
+# $(call silent,name,command): run a command, and show what it says only when it fails.
+silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exit 1; }
+
+.DEFAULT_GOAL := help
+.PHONY: help serve install test check format docs test-lowest wheel clean distclean
+
+help:
+	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
+	@echo "make test         every check, then the tests with coverage; PYTEST_ARGS='-k name'"
+	@echo "make check        format, lint, types, layers, documentation"
+	@echo "make format       format the code, and mend what ruff can mend"
+	@echo "make docs         build the documentation into site/"
+	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
+	@echo "make wheel        build the wheel into dist/"
+	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
+
+serve: $(VENV)/.installed
+	@exec $(PY) -m trioserve --host $(HOST) --port $(PORT) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+install: $(VENV)/.installed-dev
+
+test: check
+	@$(PY) -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-dev
+	$(call silent,ruff format,$(PY) -m ruff format --check .)
+	$(call silent,ruff check,$(PY) -m ruff check .)
+	$(call silent,mypy,$(PY) -m mypy)
+	$(call silent,import-linter,$(VENV)/bin/lint-imports --no-logo)
+	$(call silent,mkdocs,$(MKDOCS))
+
+format: $(VENV)/.installed-dev
+	@$(PY) -m ruff check --quiet --fix . ; $(PY) -m ruff format .
+
+docs: $(VENV)/.installed-dev
+	$(call silent,mkdocs,$(MKDOCS))
+	@echo "open site/index.html"
+
+test-lowest:
+	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev
+	@.venv-lowest/bin/python -m pytest $(PYTEST_ARGS)
+
+wheel: $(VENV)/.installed-dev
+	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist
+
+clean:
+	@rm -rf site dist build .coverage .coverage.* .cache .mypy_cache .pytest_cache .ruff_cache \
+		.hypothesis .import_linter_cache *.egg-info
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf .venv .venv-lowest
+
+# -- the environment
+
+EXTRAS ?= [test,check,docs]
+
+$(PY):
+	@set -e; found=; \
+	for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14 python; do \
+		if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+			>/dev/null 2>&1; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "No Python 3.11 or later with venv was found. Name one: make PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$($$found -V)"; \
+	"$$found" -m venv $(VENV)
+
+# pip keeps the wheel of llama.cpp in its cache, so the slow build happens once for each Python.
+define announce
+	@$(PY) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("llama_cpp") is None)' \
+		|| echo "Installing. If llama.cpp has to be compiled, this takes 4 to 8 minutes on 2 cores."
+endef
+
+$(VENV)/.installed: pyproject.toml | $(PY)
+	$(announce)
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(PY)
+	$(announce)
+ifdef LOWEST
+	@$(PY) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*(d.replace(">=", "==") for d in \
+		[*project["dependencies"], *project["optional-dependencies"]["test"]]), sep="\n")' \
+		> $(VENV)/lowest.txt
+	@$(PIP) --editable '.$(EXTRAS)' --constraint $(VENV)/lowest.txt
+else
+	@$(PIP) --editable '.$(EXTRAS)'
+endif
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,203 @@
+"""Start the servers that are compared, wait until they answer, and stop them again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from benchmarks.targets import Target, TargetError, ask, target_of
+
+#: Seconds a server gets to end after SIGTERM before it is killed.
+STOP_TIMEOUT = 15.0
+
+
+@attrs.frozen(kw_only=True)
+class Flags:
+    """What both servers are started with: the flags that they share."""
+
+    model: Path
+    threads: int = 2
+    slots: int = 8
+    context: int = 32768
+    batch: int = 2048
+    ubatch: int = 512
+    more: tuple[str, ...] = ()  # for both, as they are
+
+    def arguments(self) -> list[str]:
+        """Return the flags as they go on a command line."""
+        pairs = {
+            "-m": self.model,
+            "-t": self.threads,
+            "-tb": self.threads,
+            "-np": self.slots,
+            "-c": self.context,
+            "-b": self.batch,
+            "-ub": self.ubatch,
+        }
+        return [str(part) for pair in pairs.items() for part in pair] + list(self.more)
+
+
+@attrs.frozen
+class Command:
+    """How one server is started: its name in the tables, and what comes before its flags."""
+
+    name: str
+    program: tuple[str, ...]
+    more: tuple[str, ...] = ()  # flags for this one only
+
+
+def trioserve(more: str = "") -> Command:
+    """Return the command for trioserve, run by the interpreter that runs this."""
+    return Command("trioserve", (sys.executable, "-m", "trioserve"), tuple(shlex.split(more)))
+
+
+def llama_server(path: Path, more: str = "") -> Command:
+    """Return the command for llama-server.
+
+    Raises:
+        TargetError: there is no such program.
+    """
+    if not os.access(path, os.X_OK) or path.is_dir():
+        raise TargetError(f"{path} is no program")
+    return Command("llama-server", (str(path.resolve()),), tuple(shlex.split(more)))
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(
+    command: Command, flags: Flags, log: Path, *, start_timeout: float = 180.0
+) -> Iterator[Target]:
+    """Run a server for the length of the block; its output goes to the file `log`.
+
+    The target is yielded once ``/health`` answers 200. On leaving, the server gets SIGTERM, and
+    what is left of its process group after `STOP_TIMEOUT` seconds is killed.
+
+    Raises:
+        TargetError: the server ended, or did not answer in time; the message has the end of its
+            log.
+    """
+    port = free_port()
+    arguments = [*command.program, *flags.arguments(), *command.more]
+    arguments += ["--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a group of its own, so that its children end with it
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        target = attrs.evolve(target_of(url, name=command.name), pid=process.pid)
+        _wait_ready(target, process, log, start_timeout)
+        yield target
+    finally:
+        _stop(process)
+
+
+def _wait_ready(
+    target: Target, process: subprocess.Popen[bytes], log: Path, timeout: float
+) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            ask(target, "GET", "/health", timeout=2.0)
+        except TargetError as error:
+            if process.poll() is not None:
+                reason = f"it ended with code {process.returncode}"
+            elif time.monotonic() > deadline:
+                reason = f"not ready after {timeout:g} s ({error})"
+            else:
+                time.sleep(0.1)
+                continue
+            raise TargetError(f"{target.name}: {reason}\n{_end_of(log)}") from error
+        return
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-15:])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_TIMEOUT)
+    # Children may outlive their parent: the group goes, whether or not the parent has ended.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+# -- what a server uses
+
+
+@attrs.frozen
+class Usage:
+    """What a process and its children use: resident bytes, and CPU seconds so far."""
+
+    memory: int
+    cpu: float
+
+
+def usage(pid: int) -> Usage | None:
+    """Read what a process and its descendants use, or None where there is no ``/proc``."""
+    if not Path("/proc/self/stat").exists():
+        return None
+    parents: dict[int, list[int]] = {}
+    stats: dict[int, list[str]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            continue
+        # The name stands in parentheses and may hold anything: fields count from the last one.
+        fields = text.rpartition(")")[2].split()
+        stats[int(entry.name)] = fields
+        parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    memory, cpu, family = 0, 0.0, [pid]
+    while family:
+        member = family.pop()
+        if member in stats:
+            cpu += (int(stats[member][11]) + int(stats[member][12])) / os.sysconf("SC_CLK_TCK")
+            memory += int(stats[member][21]) * os.sysconf("SC_PAGE_SIZE")
+        family += parents.get(member, [])
+    return Usage(memory, cpu)
+
+
+@contextlib.contextmanager
+def all_running(
+    commands: Sequence[Command], flags: Flags, logs: Path, *, start_timeout: float = 180.0
+) -> Iterator[list[Target]]:
+    """Run several servers side by side for the length of the block.
+
+    Raises:
+        TargetError: one of them could not be started; those already running are stopped.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        targets = []
+        for command in commands:
+            log = logs / f"{command.name}.log"
+            server = running(command, flags, log, start_timeout=start_timeout)
+            targets.append(stack.enter_context(server))
+        yield targets

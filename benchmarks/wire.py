@@ -1,0 +1,189 @@
+"""The two HTTP APIs that are measured: what goes out, and what the answers say.
+
+`chat` is OpenAI's ``/v1/chat/completions``, `completion` llama-server's own ``/completion``.
+Answers are read after the measurement, from the bytes that the driver kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from benchmarks.http1 import payloads
+from benchmarks.plan import Outcome, Request
+
+APIS = ("chat", "completion")
+
+_CONSONANTS = "bcdfghjklmnpqrstvwxz"
+_VOWELS = "aeiou"
+#: Syllables, in the order that `gguf_maker` gives them: there a word of two is one token.
+SYLLABLES = tuple(c + v for c, v in itertools.product(_CONSONANTS, _VOWELS))
+
+
+def words(count: int, seed: str) -> str:
+    """Return that many words of two syllables, the same for the same seed.
+
+    Two seeds differ from the first words on, so that no prefix of one is in the cache of the other.
+    """
+    rng = random.Random(seed)
+    return " ".join(rng.choice(SYLLABLES) + rng.choice(SYLLABLES) for _ in range(count))
+
+
+@attrs.frozen(kw_only=True)
+class Shape:
+    """How requests are made: the API, the length of the output, and what goes with it."""
+
+    api: str = attrs.field(default="chat", validator=attrs.validators.in_(APIS))
+    max_tokens: int = 64
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    cache_prompt: bool = True
+    model: str = "benchmark"
+    api_key: str = attrs.field(default="", repr=False)
+
+    def request(self, prompt: str, *, system: str = "") -> Request:
+        """Make a streamed request that continues the prompt."""
+        common: dict[str, object] = {"stream": True, "temperature": self.temperature}
+        if self.ignore_eos:
+            common["ignore_eos"] = True
+        if not self.cache_prompt:
+            common["cache_prompt"] = False
+        if self.api == "chat":
+            messages = [{"role": "system", "content": system}] if system else []
+            path = "/v1/chat/completions"
+            body = {
+                "model": self.model,
+                "messages": [*messages, {"role": "user", "content": prompt}],
+                "max_tokens": self.max_tokens,
+                "stream_options": {"include_usage": True},
+                **common,
+            }
+        else:
+            path = "/completion"
+            text = f"{system} {prompt}" if system else prompt
+            body = {"prompt": text, "n_predict": self.max_tokens, **common}
+        headers = (("Authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+        return Request("POST", path, json.dumps(body).encode(), headers)
+
+
+@attrs.frozen(kw_only=True)
+class Stream:
+    """One streamed answer, understood. Times are in seconds.
+
+    `at` holds the arrival of each event that carried output, counted from `sent`. `counted` is
+    False when the server reported no number of tokens, and events were counted in their place.
+    `cached` and `prefilled` are -1 where the server does not say.
+    """
+
+    client: int
+    sent: float
+    total: float
+    error: str
+    at: tuple[float, ...]
+    tokens: int
+    counted: bool
+    prompt_tokens: int
+    cached: int
+    prefilled: int
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first event with output."""
+        return self.at[0]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between two events with output."""
+        return [after - before for before, after in itertools.pairwise(self.at)]
+
+
+def _has_output(event: dict[str, Any]) -> bool:
+    if event.get("content"):
+        return True
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        fields = ("content", "reasoning_content", "reasoning", "tool_calls")
+        if any(delta.get(name) for name in fields) or choice.get("text"):
+            return True
+    return False
+
+
+def _error_of(event: object) -> str:
+    if isinstance(event, dict) and event.get("error"):
+        error = event["error"]
+        message = error.get("message", error) if isinstance(error, dict) else error
+        return str(message)[:300]
+    return ""
+
+
+def understand(outcome: Outcome) -> Stream:
+    """Read an answer of either API. What is wrong with it ends up in `Stream.error`."""
+    error = outcome.error
+    if not error and outcome.status != 200:
+        error = f"HTTP {outcome.status}: {_plain_error(outcome.body)}"
+    elif not error and not outcome.sse:
+        error = "the answer is no event stream"
+    at: list[float] = []
+    usage: dict[str, Any] = {}
+    timings: dict[str, Any] = {}
+    ended = False
+    native: dict[str, Any] = {}
+    # `times` is empty unless the answer is SSE; then it counts the events of `body` exactly.
+    for when, data in zip(outcome.times, payloads(outcome.body), strict=False):
+        if data == b"[DONE]":
+            ended = True
+            continue
+        try:
+            event = json.loads(data)
+        except ValueError:
+            error = error or f"an event is not JSON: {data[:80]!r}"
+            continue
+        if not isinstance(event, dict):
+            error = error or f"an event is not an object: {data[:80]!r}"
+            continue
+        error = error or _error_of(event)
+        if _has_output(event):
+            at.append(when - outcome.sent)
+        usage = event.get("usage") or usage
+        timings = event.get("timings") or timings
+        if event.get("stop") is True:
+            ended, native = True, event
+    if not error and not ended:
+        error = "the stream ended without its last event"
+    elif not error and not at:
+        error = "no event carried output"
+    tokens = _first(usage.get("completion_tokens"), timings.get("predicted_n"))
+    details = usage.get("prompt_tokens_details") or {}
+    return Stream(
+        client=outcome.client,
+        sent=outcome.sent,
+        total=outcome.ended - outcome.sent,
+        error=error,
+        at=tuple(at),
+        tokens=_first(tokens, native.get("tokens_predicted"), len(at)),
+        counted=tokens is not None or "tokens_predicted" in native,
+        prompt_tokens=_first(usage.get("prompt_tokens"), native.get("tokens_evaluated"), -1),
+        cached=_first(timings.get("cache_n"), details.get("cached_tokens"), -1),
+        prefilled=_first(timings.get("prompt_n"), -1),
+    )
+
+
+def understand_all(outcomes: Sequence[Outcome]) -> list[Stream]:
+    """Read many answers."""
+    return [understand(outcome) for outcome in outcomes]
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _plain_error(body: bytes) -> str:
+    try:
+        return _error_of(json.loads(body)) or body[:200].decode(errors="replace")
+    except ValueError:
+        return body[:200].decode(errors="replace")

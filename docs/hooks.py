@@ -1,0 +1,151 @@
+"""What the documentation does not type but generates: it is read from the code at each build.
+
+A page holds a marker such as ``<!-- generate: configuration -->``; mkdocs calls `on_page_markdown`,
+which puts the text there.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import trioserve
+from trioserve import errors
+from trioserve.config import GROUPS, Config
+from trioserve.settings import SETTINGS, Setting
+from trioserve.usage import default_text, value_name
+
+PACKAGE = Path(trioserve.__file__).parent
+
+#: The floors of the building, top first; a module imports only from floors below its own.
+FLOORS: Mapping[str, tuple[str, ...]] = {
+    "The command line": ("__main__", "cli", "usage"),
+    "The application": ("app",),
+    "HTTP": ("api",),
+    "The server": (
+        "server",
+        "stream",
+        "request_log",
+        "admission",
+        "lifecycle",
+        "dispatch",
+        "concurrency",
+    ),
+    "llama.cpp, and its stand-in": ("llama", "testing"),
+    "The engine, chats, the bridge": ("engine", "chat", "bridge"),
+    "Configuration and logs": ("options", "settings", "llama_flags", "logs", "config"),
+    "What all share": ("types", "errors", "_version"),
+    "Beside them": ("models",),
+}
+
+
+def on_page_markdown(markdown: str, **_kwargs: Any) -> str:
+    """Replace the markers of a page. mkdocs calls this."""
+    return re.sub(r"<!-- generate: (\w+) -->", lambda match: GENERATORS[match[1]](), markdown)
+
+
+# -- configuration
+
+
+def configuration() -> str:
+    """A table for each group of options."""
+    parts = []
+    for group in GROUPS:
+        rows = [_row(one) for one in SETTINGS if one.group == group]
+        head = "| flag | variable | default | what it does |\n|---|---|---|---|\n"
+        parts.append(f"## {group}\n\n{head}{''.join(rows)}")
+    return "\n".join(parts)
+
+
+def _row(one: Setting) -> str:
+    flags = "<br>".join(f"`{flag}`" for flag in (*one.flags, *one.negative[-1:]))
+    choices = f"; one of {', '.join(one.choices)}" if one.choices else ""
+    value = value_name(one) if not one.choices else ""
+    cells = (
+        f"{flags} {value}".strip(),
+        f"`{one.variable}`" if one.variable else "",
+        f"`{text}`" if (text := default_text(one)) else "",
+        f"{one.help}{choices}",
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def fields() -> str:
+    """The fields of `Config` with their types and defaults, for programs."""
+    lines = ["| field | type | default |", "|---|---|---|"]
+    for field in attrs.fields(Config):
+        default = "`SamplingParams()`" if field.name == "sampling" else f"`{field.default!r}`"
+        kind = str(field.type).replace("|", "\\|")
+        lines.append(f"| `{field.name}` | `{kind}` | {default} |")
+    return "\n".join(lines)
+
+
+# -- errors
+
+
+def error_tree() -> str:
+    """A row for each exception, children below their parents."""
+    lines = ["| class | status | `type` | what it means |", "|---|---|---|---|"]
+    for depth, kind in _tree(errors.TrioServeError, 0):
+        name = "&nbsp;" * 4 * depth + f"`{kind.__name__}`"
+        about = " ".join((kind.__doc__ or "").split())
+        code = f" `code` is `{kind.code}`." if kind.code else ""
+        lines.append(f"| {name} | {kind.status} | `{kind.type}` | {about}{code} |")
+    return "\n".join(lines)
+
+
+def _tree(
+    kind: type[errors.TrioServeError], depth: int
+) -> Iterator[tuple[int, type[errors.TrioServeError]]]:
+    yield depth, kind
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from _tree(child, depth + 1)
+
+
+# -- modules
+
+
+def module_names() -> list[str]:
+    """Every module of the package by its dotted name, packages by their own."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[:2] == ("models", "training"):
+            continue  # trains the bundled model; not part of the server, nor of the wheel
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found.append(".".join(("trioserve", *parts)))
+    return found
+
+
+def modules() -> str:
+    """A list for each floor: the modules and the first sentence of each."""
+    lines = []
+    for floor, names in FLOORS.items():
+        lines.append(f"\n**{floor}**\n")
+        for name in names:
+            prefix = f"trioserve.{name}"
+            for module in module_names():
+                if module == prefix or module.startswith(f"{prefix}."):
+                    lines.append(f"- `{module}`: {_first_sentence(module)}")
+    return "\n".join(lines)
+
+
+def _first_sentence(module: str) -> str:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=\.)\s|\n\n", text, maxsplit=1)[0].replace("\n", " ")
+
+
+GENERATORS: Mapping[str, Callable[[], str]] = {
+    "configuration": configuration,
+    "fields": fields,
+    "errors": error_tree,
+    "modules": modules,
+}

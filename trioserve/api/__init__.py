@@ -1,0 +1,53 @@
+"""The HTTP layer: routes that turn JSON into calls of `Server`, and its answers into JSON and SSE.
+
+One module a wire family (`openai`, `llama`, `streams`, `admin`), each with a blueprint whose
+handlers parse, call and format. `connection` is one request on its way through quart-trio and
+Hypercorn; `service` holds the `Server` of an app. `install` puts all of it into an app.
+"""
+
+from __future__ import annotations
+
+from quart_trio import QuartTrio
+
+from trioserve.api import (
+    admin,
+    auth,
+    cors,
+    errors,
+    llama,
+    openai,
+    pages,
+    request_id,
+    service,
+    streams,
+)
+from trioserve.api.connection import SEND_TIMEOUT, Connection, Request
+from trioserve.api.service import Service
+from trioserve.config import Config
+
+__all__ = ["Service", "configure", "install"]
+
+
+def install(app: QuartTrio, served: Service) -> None:
+    """Make an app serve the API with a service."""
+    app.asgi_http_class = Connection
+    app.request_class = Request
+    app.config["RESPONSE_TIMEOUT"] = None  # a stream lasts as long as it lasts
+    # Stopping waits for the inference thread, which a long tick can hold.
+    app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    service.attach(app, served)
+    request_id.install(app)  # first: what follows may answer, and log
+    cors.install(app)
+    auth.install(app)
+    errors.install(app)
+    for module in (admin, openai, llama, streams, pages):
+        app.register_blueprint(module.blueprint)
+
+
+def configure(app: QuartTrio, config: Config) -> None:
+    """Set the limits that Quart and the connections keep. To be done before requests come."""
+    app.config["MAX_CONTENT_LENGTH"] = config.max_body_size
+    # The watch over unread tokens comes first; this is for clients that leave a response unread
+    # whose request has ended.
+    app.config[SEND_TIMEOUT] = 2 * config.stall_timeout

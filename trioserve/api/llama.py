@@ -1,0 +1,230 @@
+"""llama-server's own routes, for completion, tokens and templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api import errors, payload, sse
+from trioserve.api.fields import read_body, structure
+from trioserve.api.generation import check_token, options_for, ping_interval, tokens_for
+from trioserve.api.http import current_request, json_response
+from trioserve.api.prompts import complete_all, open_all
+from trioserve.api.schema import (
+    DetokenizeRequest,
+    LlamaCompletionRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from trioserve.api.service import current_server
+from trioserve.server import Server
+from trioserve.stream import Completion
+from trioserve.types import Chunk, Finished, Options, Progress, TokenId, TokenProbs
+
+blueprint = Blueprint("llama", __name__)
+
+
+# -- text and tokens
+
+
+@blueprint.post("/tokenize")
+async def tokenize() -> Response:
+    """Turn text into token ids, or check ids."""
+    wanted = structure(TokenizeRequest, await read_body())
+    server = current_server()
+    tokens = await tokens_for(
+        server,
+        wanted.content,
+        param="content",
+        add_special=wanted.add_special,
+        parse_special=wanted.parse_special,
+    )
+    if not wanted.with_pieces:
+        return json_response({"tokens": tokens})
+    pieces = [
+        {"id": token, "piece": _text_or_bytes(server.vocab.detokenize([token]))} for token in tokens
+    ]
+    return json_response({"tokens": pieces})
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+@blueprint.post("/detokenize")
+async def detokenize() -> Response:
+    """Turn token ids into text."""
+    wanted = structure(DetokenizeRequest, await read_body())
+    server = current_server()
+    for token in wanted.tokens:
+        check_token(server, token, "tokens")
+    return json_response({"content": server.detokenize(wanted.tokens)})
+
+
+@blueprint.post("/apply-template")
+async def apply_template() -> Response:
+    """Render a chat, and do no more."""
+    wanted = structure(TemplateRequest, await read_body())
+    prompt = await current_server().render(
+        wanted.messages,
+        tools=wanted.tools or None,
+        add_generation_prompt=wanted.add_generation_prompt,
+        template_kwargs=wanted.chat_template_kwargs,
+    )
+    return json_response({"prompt": prompt})
+
+
+# -- completion
+
+
+@blueprint.post("/completion")
+@blueprint.post("/completions")
+async def completion() -> Response:
+    """Continue one or more prompts."""
+    wanted = LlamaCompletionRequest.parse(await read_body())
+    server = current_server()
+    options = await options_for(server, wanted)
+    if not wanted.stream:
+        done = await complete_all(server, wanted.prompts, options)
+        results = [
+            Output(server, wanted, options, index, each.prompt).whole(each)
+            for index, each in enumerate(done)
+        ]
+        return json_response(results[0] if len(results) == 1 else results)
+    request = current_request()
+    streams = await open_all(request, server, wanted.prompts, options)
+    outputs = [
+        Output(server, wanted, options, index, stream.prompt)
+        for index, stream in enumerate(streams)
+    ]
+    feed = await sse.open_feed(request.resources, streams)
+    events, interval = CompletionEvents(outputs), ping_interval(server, wanted)
+    return await sse.respond(request, feed, events, errors.last_event, interval)
+
+
+class Output:
+    """Writes one output, in parts or whole."""
+
+    def __init__(
+        self,
+        server: Server,
+        wanted: LlamaCompletionRequest,
+        options: Options,
+        index: int,
+        prompt: Sequence[TokenId],
+    ) -> None:
+        self._server, self._wanted, self._options = server, wanted, options
+        self._index, self._prompt = index, prompt
+        self._n_predicted = 0
+        self._has_new_line = False
+        self._timings = payload.LiveTimings(len(prompt), monotonic)
+
+    def whole(self, done: Completion) -> dict[str, Any]:
+        """Write an output that has ended."""
+        self._has_new_line = "\n" in done.text
+        extra = self._probs(done.probs)
+        return self._last(done.finished, done.text, done.tokens, extra)
+
+    def part(self, event: Progress | Chunk | Finished) -> dict[str, Any]:
+        """Write an event of a stream."""
+        if isinstance(event, Finished):
+            return self._last(event, "", (), {})
+        if isinstance(event, Progress):
+            self._timings.on_progress(event)
+            return self._partial("", ()) | {"prompt_progress": payload.progress(event)}
+        self._n_predicted += len(event.tokens)
+        self._has_new_line = self._has_new_line or "\n" in event.text
+        part = self._partial(event.text, event.tokens) | self._probs(event.probs)
+        if self._wanted.timings_per_token:
+            part["timings"] = payload.timings(self._timings.at(self._n_predicted))
+        return part
+
+    def is_silent(self, event: Progress | Chunk | Finished) -> bool:
+        """Whether an event is for us alone, or says nothing."""
+        if isinstance(event, Progress):
+            self._timings.on_progress(event)
+            return not self._wanted.return_progress
+        return isinstance(event, Chunk) and not event.tokens and not event.text
+
+    def _partial(self, text: str, tokens: Sequence[TokenId]) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "content": text,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._n_predicted,
+            "tokens_evaluated": len(self._prompt),
+        }
+
+    def _probs(self, values: Sequence[TokenProbs]) -> dict[str, Any]:
+        if not values:
+            return {}
+        post = self._options.post_sampling_probs
+        return {"completion_probabilities": payload.probs(values, post_sampling=post)}
+
+    def _last(
+        self, finished: Finished, text: str, tokens: Sequence[TokenId], extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        n_predicted = finished.timings.predicted_n
+        result = {
+            "index": self._index,
+            "content": text,
+            "tokens": tokens if self._wanted.return_tokens else (),
+            "id_slot": finished.slot_id,
+            "stop": True,
+            "model": self._server.info.name,
+            "tokens_predicted": n_predicted,
+            "tokens_evaluated": len(self._prompt),
+            "generation_settings": payload.generation_settings(self._options, self._wanted),
+            "prompt": self._server.detokenize(self._prompt),
+            "has_new_line": self._has_new_line,
+            "truncated": finished.truncated,
+            "stop_type": finished.reason.value,
+            "stopping_word": finished.stopping_word,
+            # The last token was sampled, and not decoded.
+            "tokens_cached": len(self._prompt) + max(n_predicted - 1, 0),
+            "timings": payload.timings(finished.timings),
+            **extra,
+        }
+        return _select(result, self._wanted.response_fields)
+
+
+def _select(result: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Keep the fields at these paths, such as ``generation_settings/seed``; no paths: all."""
+    if not paths:
+        return dict(result)
+    selected = {}
+    for path in paths:
+        value: Any = result
+        for name in path.split("/"):
+            if not isinstance(value, Mapping) or name not in value:
+                break
+            value = value[name]
+        else:
+            selected[path] = value
+    return selected
+
+
+class CompletionEvents:
+    """Writes the events of one or more outputs as they come."""
+
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        self._outputs = outputs
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        """Write an event of one output."""
+        assert isinstance(event, Progress | Chunk | Finished)
+        output = self._outputs[index]
+        return b"" if output.is_silent(event) else sse.event(output.part(event))
+
+    def end(self) -> bytes:
+        """Write nothing: the last part of each output says that it is the last."""
+        return b""

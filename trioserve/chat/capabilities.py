@@ -1,0 +1,227 @@
+"""What a chat template can do, found out by rendering small conversations with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from trioserve.chat.messages import Message, Tool
+
+#: Renders messages with tools and variables as they are; None when the template refuses.
+Probe = Callable[..., str | None]
+
+_NEEDLE = "q7needle"
+_KEY = "q7key"
+_CALL_IDS = ("call00001", "call00002")  # nine letters and digits, which some templates insist on
+
+#: Variables that make templates keep the reasoning of earlier turns.
+PRESERVE_REASONING: Mapping[str, Any] = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+
+
+@attrs.frozen(kw_only=True)
+class Capabilities:
+    """What a template makes use of. The ``supports_…`` names are those of llama-server."""
+
+    supports_string_content: bool
+    supports_typed_content: bool
+    supports_tools: bool
+    supports_tool_calls: bool
+    supports_parallel_tool_calls: bool
+    supports_system_role: bool
+    supports_preserve_reasoning: bool
+    supports_reasoning_effort: bool
+    supports_object_arguments: bool  # tool calls carry their arguments as an object, not as text
+    supports_tool_results: bool  # messages of the role "tool"
+    supports_enable_thinking: bool
+    #: Roles whose content may be a list of parts, and roles whose content may be text.
+    typed_roles: frozenset[str]
+    string_roles: frozenset[str]
+    #: The variable that turns reasoning on and off, if there is one.
+    thinking_variable: str | None
+    #: The field of a message that holds the reasoning, if the template shows it.
+    reasoning_field: str | None
+
+    def as_flags(self) -> dict[str, bool]:
+        """Give what llama-server reports of a template."""
+        fields = attrs.asdict(self)
+        return {name: value for name, value in fields.items() if name.startswith("supports_")}
+
+
+def find(probe: Probe) -> Capabilities:
+    """Try a template out."""
+    typed = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=True))
+    strings = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=False))
+    thinking = _thinking_variable(probe)
+    objects = _shows_arguments(probe, as_object=True)
+    texts = _shows_arguments(probe, as_object=False)
+    field = _reasoning_field(probe)
+    return Capabilities(
+        supports_string_content="user" in strings,
+        supports_typed_content="user" in typed,
+        supports_tools=_shows_tools(probe),
+        supports_tool_calls=objects or texts,
+        supports_parallel_tool_calls=_shows_second_call(probe, as_object=objects),
+        supports_system_role=bool({"system"} & (typed | strings)),
+        supports_preserve_reasoning=field is not None and _keeps_reasoning(probe, field),
+        supports_reasoning_effort=_differs(probe, "reasoning_effort", "low", "high"),
+        supports_object_arguments=objects,
+        supports_tool_results=bool({"tool"} & (typed | strings)),
+        supports_enable_thinking=thinking is not None,
+        typed_roles=typed,
+        string_roles=strings,
+        thinking_variable=thinking,
+        reasoning_field=field,
+    )
+
+
+_CONTENT_ROLES = ("system", "user", "assistant", "tool")
+
+
+def _user(text: str = "Hello") -> Message:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str = "Hello", **fields: Any) -> Message:
+    return {"role": "assistant", "content": text, **fields}
+
+
+def _tool() -> Tool:
+    return {
+        "type": "function",
+        "function": {
+            "name": "tool1",
+            "description": "A tool",
+            "parameters": {
+                "type": "object",
+                "properties": {_KEY: {"type": "string", "description": "An argument"}},
+                "required": [_KEY],
+            },
+        },
+    }
+
+
+def _call(place: int, value: str, *, as_object: bool) -> dict[str, Any]:
+    arguments: Any = {_KEY: value}
+    if not as_object:
+        arguments = json.dumps(arguments)
+    function = {"name": "tool1", "arguments": arguments}
+    return {"id": _CALL_IDS[place], "type": "function", "function": function}
+
+
+def _conversation(calls: list[dict[str, Any]], results: list[Any]) -> list[Message]:
+    """A user's question, the assistant's calls, the tools' results, and an answer."""
+    answers = [
+        {"role": "tool", "name": "tool1", "tool_call_id": call_id, "content": result}
+        for call_id, result in zip(_CALL_IDS, results, strict=False)
+    ]
+    called = _assistant("", tool_calls=calls)
+    return [_user(), called, *answers, _assistant(), _user()]
+
+
+def _in_both_forms(probe: Probe, wanted: Callable[[str], bool], make: Callable[..., Any]) -> bool:
+    """Whether a conversation with tool calls shows what is wanted, with either form of call."""
+    for as_object in (True, False):
+        shown = probe(make(as_object=as_object), tools=[_tool()])
+        if shown is not None and wanted(shown):
+            return True
+    return False
+
+
+def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
+    content: Any = [{"type": "text", "text": _NEEDLE}] if typed else _NEEDLE
+
+    def wanted(shown: str) -> bool:
+        # A list that is printed as it is does not count.
+        return _NEEDLE in shown and "'type'" not in shown and '"text"' not in shown
+
+    if role == "tool":
+        return _in_both_forms(
+            probe,
+            lambda shown: (
+                _NEEDLE in shown
+                and f"'text': '{_NEEDLE}" not in shown
+                and f'"text": "{_NEEDLE}' not in shown
+            ),
+            lambda as_object: _conversation([_call(0, "x", as_object=as_object)], [content]),
+        )
+    messages = [_user(), _assistant(), _user()]
+    if role == "system":
+        messages.insert(0, {"role": "system", "content": content})
+    else:
+        place = {"user": 0, "assistant": 1}[role]
+        messages[place] = {"role": role, "content": content}
+    shown = probe(messages)
+    return shown is not None and wanted(shown)
+
+
+def _shows_tools(probe: Probe) -> bool:
+    system: Message = {"role": "system", "content": "Help"}
+    for messages in ([_user()], [system, _user()]):
+        shown = probe(messages, tools=[_tool()])
+        if shown is not None and "tool1" in shown:
+            return True
+    return False
+
+
+def _shows_arguments(probe: Probe, *, as_object: bool) -> bool:
+    call = _call(0, _NEEDLE, as_object=as_object)
+    shown = probe(_conversation([call], ["result"]), tools=[_tool()])
+    if shown is None or _NEEDLE not in shown:
+        return False
+    if as_object:
+        return f"'{_KEY}': '{_NEEDLE}'" not in shown  # Python's way to print a dict
+    return f'\\"{_NEEDLE}' not in shown  # text written as JSON once more
+
+
+def _shows_second_call(probe: Probe, *, as_object: bool) -> bool:
+    calls = [_call(0, "x", as_object=as_object), _call(1, _NEEDLE, as_object=as_object)]
+    for results in (["one"], ["one", "two"]):
+        shown = probe(_conversation(calls, results), tools=[_tool()])
+        if shown is not None and _NEEDLE in shown:
+            return True
+    return False
+
+
+def _differs(probe: Probe, name: str, one: Any, other: Any) -> bool:
+    first, second = (probe([_user()], **{name: value}) for value in (one, other))
+    return first is not None and second is not None and first != second
+
+
+def _thinking_variable(probe: Probe) -> str | None:
+    for name in ("enable_thinking", "thinking"):
+        if _differs(probe, name, True, False):
+            return name
+    return None
+
+
+def _reasoning_field(probe: Probe) -> str | None:
+    for field in ("reasoning_content", "reasoning", "thinking"):
+        said: Message = _assistant("Hello", **{field: _NEEDLE})
+
+        def after_call(as_object: bool, field: str = field) -> list[Message]:
+            calls = [_call(0, "x", as_object=as_object)]
+            called = _assistant("", tool_calls=calls, **{field: _NEEDLE})
+            result = {"role": "tool", "tool_call_id": _CALL_IDS[0], "content": "result"}
+            return [_user(), called, {**result, "name": "tool1"}]
+
+        if _in_both_forms(probe, lambda shown: _NEEDLE in shown, after_call):
+            return field
+        for messages in ([_user(), said], [_user(), said, _user()]):
+            if _NEEDLE in (probe(messages) or ""):
+                return field
+    return None
+
+
+def _keeps_reasoning(probe: Probe, field: str) -> bool:
+    early = _assistant("Hello", **{field: _NEEDLE})
+    late = _assistant("Hello", **{field: "later"})
+    messages = [_user(), early, _user(), late, _user()]
+    return _NEEDLE in (probe(messages, enable_thinking=True, **PRESERVE_REASONING) or "")

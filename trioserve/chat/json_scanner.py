@@ -1,0 +1,216 @@
+"""A scanner that finds the end of a JSON value in text that comes piece by piece.
+
+It checks the grammar character by character and keeps no values, so it can say where a value
+ends, or where it goes wrong, without waiting for more text than it needs.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+WHITESPACE = " \t\n\r"
+
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_NUMBER_CHARACTERS = frozenset("+-.0123456789eE")
+_LITERALS = {"t": "true", "f": "false", "n": "null"}
+_STRING_RUN = re.compile(r'[^"\\\x00-\x1f]+')
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+#: Values nested deeper than this are refused: most readers of JSON could not take them.
+MAX_DEPTH = 200
+
+
+class State(enum.Enum):
+    """Where a scanner is."""
+
+    OPEN = enum.auto()  # the value goes on
+    DONE = enum.auto()
+    FAILED = enum.auto()  # what came last cannot be part of a JSON value
+
+
+class _Expect(enum.Enum):
+    VALUE = enum.auto()
+    VALUE_OR_END = enum.auto()  # after "["
+    KEY = enum.auto()
+    KEY_OR_END = enum.auto()  # after "{"
+    COLON = enum.auto()
+    COMMA_OR_END = enum.auto()
+
+
+class JsonScanner:
+    """Reads one JSON value. `text` is what has been read of it.
+
+    Control characters inside strings, which models write and JSON forbids, are taken and written
+    as escapes to `text`.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.OPEN
+        self._parts: list[str] = []
+        self._taken = 0  # how much of the text `take` has given
+        self._expect = _Expect.VALUE
+        self._stack: list[str] = []
+        self._in_string = False
+        self.begun = False  # whether anything but whitespace has come
+        self._escape = ""  # the part of an escape that has come, with the backslash
+        self._word = ""  # the part of a number or literal that has come
+
+    @property
+    def text(self) -> str:
+        """All that has been read."""
+        return "".join(self._parts)
+
+    def take(self) -> str:
+        """Give what has been read since the last time."""
+        fresh = "".join(self._parts[self._taken :])
+        self._taken = len(self._parts)
+        return fresh
+
+    def feed(self, text: str, at: int = 0) -> int:
+        """Read on, from `at`. Gives the place of the first character that was not read.
+
+        That is the end of the text unless the state is no longer open: then the first character
+        after the value, or the one that cannot be part of it.
+        """
+        while at < len(text) and self.state is State.OPEN:
+            if self._in_string:
+                at = self._read_string(text, at)
+            elif self._word:
+                at = self._read_word(text, at)
+            elif text[at] in WHITESPACE:
+                self._parts.append(text[at])
+                at += 1
+            else:
+                at = self._read_token(text, at)
+        return at
+
+    def finish(self) -> None:
+        """Say that no more text comes, which may complete a number."""
+        if self.state is State.OPEN and self._word:
+            self._end_word()
+        if self.state is State.OPEN:
+            self.state = State.FAILED
+
+    def _read_string(self, text: str, at: int) -> int:
+        if self._escape:
+            return self._read_escape(text, at)
+        run = _STRING_RUN.match(text, at)
+        if run is not None:
+            self._parts.append(run.group())
+            return run.end()
+        character = text[at]
+        if character == "\\":
+            self._escape = character
+        elif character == '"':
+            self._parts.append(character)
+            self._in_string = False
+            self._end_string()
+        else:
+            self._parts.append(f"\\u{ord(character):04x}")
+        return at + 1
+
+    def _read_escape(self, text: str, at: int) -> int:
+        """Read one character of an escape. It gets into the text when it is complete."""
+        character = text[at]
+        if len(self._escape) == 1:
+            fits = character in '"\\/bfnrtu'
+            complete = character != "u"
+        else:
+            fits = character in _HEX
+            complete = len(self._escape) == 5
+        if not fits:
+            self.state = State.FAILED
+            return at
+        self._escape += character
+        if complete:
+            self._parts.append(self._escape)
+            self._escape = ""
+        return at + 1
+
+    @property
+    def pending(self) -> str:
+        """What has been read but is not in the text yet: a part of an escape."""
+        return self._escape
+
+    def _read_word(self, text: str, at: int) -> int:
+        character = text[at]
+        literal = _LITERALS.get(self._word[0])
+        if literal is not None:
+            if literal[len(self._word)] != character:
+                self.state = State.FAILED
+                return at
+        elif character not in _NUMBER_CHARACTERS:
+            self._end_word()
+            return at
+        self._word += character
+        self._parts.append(character)
+        if self._word == literal:
+            self._end_word()
+        return at + 1
+
+    def _end_word(self) -> None:
+        word, self._word = self._word, ""
+        if word not in _LITERALS.values() and not _NUMBER.fullmatch(word):
+            self.state = State.FAILED
+        else:
+            self._end_value()
+
+    def _read_token(self, text: str, at: int) -> int:
+        character = text[at]
+        self.begun = True
+        if not self._accept(character):
+            self.state = State.FAILED
+            return at
+        self._parts.append(character)
+        return at + 1
+
+    def _accept(self, character: str) -> bool:
+        expect = self._expect
+        if expect in (_Expect.VALUE, _Expect.VALUE_OR_END):
+            if character == "]" and expect is _Expect.VALUE_OR_END:
+                return self._close("[")
+            return self._begin_value(character)
+        if expect in (_Expect.KEY, _Expect.KEY_OR_END):
+            if character == "}" and expect is _Expect.KEY_OR_END:
+                return self._close("{")
+            self._in_string = character == '"'
+            return self._in_string
+        if expect is _Expect.COLON:
+            self._expect = _Expect.VALUE
+            return character == ":"
+        if character == ",":
+            self._expect = _Expect.KEY if self._stack[-1] == "{" else _Expect.VALUE
+            return True
+        return character in "]}" and self._close({"]": "[", "}": "{"}[character])
+
+    def _begin_value(self, character: str) -> bool:
+        if character in "[{":
+            self._stack.append(character)
+            self._expect = _Expect.VALUE_OR_END if character == "[" else _Expect.KEY_OR_END
+            return len(self._stack) <= MAX_DEPTH
+        if character == '"':
+            self._in_string = True
+            return True
+        if character in _LITERALS or character == "-" or character in "0123456789":
+            self._word = character
+            return True
+        return False
+
+    def _close(self, opener: str) -> bool:
+        if self._stack[-1] != opener:
+            return False
+        self._stack.pop()
+        self._end_value()
+        return True
+
+    def _end_string(self) -> None:
+        if self._stack and self._expect in (_Expect.KEY, _Expect.KEY_OR_END):
+            self._expect = _Expect.COLON
+        else:
+            self._end_value()
+
+    def _end_value(self) -> None:
+        self._expect = _Expect.COMMA_OR_END
+        if not self._stack:
+            self.state = State.DONE
