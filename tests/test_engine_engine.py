@@ -32,10 +32,17 @@ from trioserve.types import (
 class Harness:
     """An engine, and what it has said to each task."""
 
-    def __init__(self, backend: ScriptedBackend | None = None, max_tick_ms: float = 50.0) -> None:
+    def __init__(
+        self,
+        backend: ScriptedBackend | None = None,
+        max_tick_ms: float = 50.0,
+        context_shift: bool = False,
+    ) -> None:
         self.backend = backend or ScriptedBackend()
         self.rings = 0
-        self.engine = Engine(self.backend, DecodeMaximal(max_tick_ms), self._ring)
+        self.engine = Engine(
+            self.backend, DecodeMaximal(max_tick_ms), self._ring, context_shift=context_shift
+        )
         self.events: dict[int, list[Event]] = defaultdict(list)
         self.admitted: list[int] = []
 
@@ -248,6 +255,19 @@ def test_a_full_context_ends_the_output() -> None:
     assert harness.text(1) == "x" * 8
     assert harness.finish(1).reason is FinishReason.LIMIT
     assert harness.finish(1).truncated
+
+
+@pytest.mark.parametrize("can_cut", [True, False])
+def test_a_full_context_can_go_on_without_its_older_half(can_cut: bool) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=16, can_cut=can_cut)
+    harness = Harness(backend, context_shift=True)
+    harness.submit(1, "12345678", max_tokens=100, n_keep=4)
+    while harness.step():
+        assert bytes(backend.sequences[0][:4]) in (b"1234", b"")
+    assert harness.text(1) == "x" * 100
+    assert harness.finish(1).truncated
+    assert harness.finish(1).timings.predicted_n == 100
+    assert harness.finish(1).timings.prompt_n == 8
 
 
 def test_the_time_limit_ends_at_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from trioserve.engine.prefix_tree import shared_length
 from trioserve.types import Chunk, Failed, Finished, Options, SamplingParams, Task
 
 #: A difference of two logits that rounding may turn around.
-NEAR_TIE = 0.05
+NEAR_TIE = 0.2
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -11,7 +11,7 @@ from trioserve.errors import EngineError, ModelLoadError, ServerClosingError
 from trioserve.llama import LlamaBackend, library
 from trioserve.types import SamplingParams
 
-CONFIG = Config(threads=1, ctx_size=256, parallel=2)
+CONFIG = Config(threads=1, ctx_size=256, parallel=2, cache_seqs=0)
 
 
 def test_it_is_a_backend() -> None:

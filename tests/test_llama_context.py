@@ -10,7 +10,7 @@ from trioserve.config import Config
 from trioserve.errors import EngineError, ModelLoadError
 from trioserve.llama import context, library, machine
 from trioserve.llama.batch import Batch
-from trioserve.llama.context import Context, generation_params, kv_cache_size, threads
+from trioserve.llama.context import Context, generation_params, kv_cache_size, sequences, threads
 from trioserve.llama.model import Model
 
 
@@ -21,7 +21,7 @@ def model() -> Iterator[Model]:
 
 
 def make(model: Model, **settings: object) -> Context:
-    return Context(model, generation_params(model, Config(**{"threads": 1, **settings})))
+    return Context(model, generation_params(model, Config(**{"threads": 1, "cache_seqs": 0, **settings})))
 
 
 def test_the_default_is_the_training_context(model: Model) -> None:
@@ -118,3 +118,10 @@ def test_a_forgotten_context_warns(model: Model) -> None:
     with pytest.warns(ResourceWarning, match="was not closed"):
         made.__del__()
     made.close()
+
+
+def test_sequences_to_keep_come_on_top_of_those_of_the_slots() -> None:
+    assert sequences(Config(parallel=3)) == 35
+    assert sequences(Config(parallel=3, kv_unified=False)) == 3
+    assert sequences(Config(parallel=3, kv_unified=False, cache_seqs=2)) == 5
+    assert sequences(Config(parallel=200, cache_seqs=255)) == 256

@@ -255,6 +255,13 @@ class Config:
         env="LLAMA_ARG_KV_UNIFIED",
         help="one KV cache that all slots share, not an equal part for each",
     )
+    context_shift: bool = option(
+        False,
+        "--context-shift",
+        group="Context and threads",
+        env="LLAMA_ARG_CONTEXT_SHIFT",
+        help="when a context is full, go on without the older half of it",
+    )
     cache_prompt: bool = option(
         True,
         "--cache-prompt",

@@ -125,7 +125,11 @@ class Server:
         try:
             backend = await load_backend(self._load, self.config, self._note_progress)
             self._engine = Engine(
-                backend, strategy, bridge.notify, cache_ram=self.config.cache_ram * 2**20
+                backend,
+                strategy,
+                bridge.notify,
+                cache_ram=self.config.cache_ram * 2**20,
+                context_shift=self.config.context_shift,
             )
             self.dispatcher = Dispatcher(
                 self._engine,

@@ -147,6 +147,52 @@ class SamplingParams:
     )
 
 
+#: What the `source` of a `Grammar` may be.
+GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex")
+
+
+def _known_kind(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value not in GRAMMAR_KINDS:
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be one of {', '.join(GRAMMAR_KINDS)}.", param=attribute.name
+        )
+
+
+def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"'{instance.param}' must be a string.", param=instance.param)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"'{instance.param}' has half of a surrogate pair, which is not Unicode.",
+            param=instance.param,
+        ) from None
+
+
+@attrs.frozen
+class Grammar:
+    """What all of an output must look like.
+
+    Grammars are equal when they say the same, whichever field of a request they came from.
+
+    Raises:
+        InvalidRequestError: the kind is unknown, or the source is not Unicode text.
+    """
+
+    #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
+    #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression.
+    kind: str = attrs.field(validator=_known_kind)
+    #: The field of the request that errors name.
+    param: str = attrs.field(default="grammar", eq=False, kw_only=True)
+    source: str = attrs.field(default="", validator=_is_text)
+
+
+def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not isinstance(value, Grammar):
+        raise InvalidRequestError(f"'{attribute.name}' must be a Grammar.", param=attribute.name)
+
+
 @attrs.frozen(kw_only=True)
 class Options:
     """How a prompt is continued: sampling, limits, and what to report.
@@ -159,6 +205,8 @@ class Options:
     max_tokens: int = attrs.field(default=-1, validator=_in_range(-1, _INT32_MAX))  # -1: no limit
     #: Strings that end the output and are not part of it.
     stop: tuple[str, ...] = attrs.field(default=(), converter=_to_strings, validator=_are_strings)
+    #: Tokens at the beginning that a context shift keeps; -1: the prompt.
+    n_keep: int = attrs.field(default=0, validator=_in_range(-1, _INT32_MAX))
     #: May reuse what the KV cache holds of the prompt.
     cache_prompt: bool = attrs.field(default=True, validator=_is_bool)
     id_slot: int = attrs.field(default=-1, validator=_in_range(-1, _INT32_MAX))  # -1: any slot
@@ -168,6 +216,20 @@ class Options:
     t_max_predict_ms: float = attrs.field(default=0, validator=_in_range(0.0))  # 0: no limit
     #: Send a `Progress` after each prefill chunk.
     return_progress: bool = attrs.field(default=False, validator=_is_bool)
+    #: Only tokens that it allows are chosen; where it allows the end, the output may end.
+    grammar: Grammar | None = attrs.field(default=None, validator=_is_grammar)
+
+
+class Constraint:
+    """A grammar that a backend has compiled, for the samplers of the same backend.
+
+    Frozen: any number of tasks may use it, also at the same time.
+    """
+
+    __slots__ = ("__weakref__", "grammar")
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
 
 
 @attrs.frozen
@@ -182,6 +244,8 @@ class Task:
     options: Options = attrs.field(factory=Options)
     client: str = ""  # clients take turns in the queue
     weight: float = 1.0  # turns of this client for one of the others
+    #: What `Backend.compile` made of `options.grammar`.
+    constraint: Constraint | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def priority(self) -> int:

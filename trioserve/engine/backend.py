@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from trioserve.types import ModelInfo, SamplingParams, TokenId, TokenProbs
+from trioserve.types import (
+    Constraint,
+    Grammar,
+    ModelInfo,
+    SamplingParams,
+    TokenId,
+    TokenProbs,
+)
 
 
 class Vocab(Protocol):
@@ -133,8 +140,28 @@ class Backend(Protocol):
             InvalidRequestError: a value makes no sense for this model; `param` names the field.
         """
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[TokenId]) -> Sampler:
-        """Make the sampler of a task. It has seen the prompt (for penalties)."""
+    def compile(self, grammar: Grammar) -> Constraint:
+        """Make of a grammar what `sampler` takes. From any thread but the inference thread.
+
+        It may take seconds, and works while the inference thread does. What was compiled lately
+        is remembered.
+
+        Raises:
+            InvalidRequestError: the grammar is wrong, too large, or says something that could not
+                be enforced; `param` is the grammar's.
+        """
+
+    def sampler(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[TokenId],
+        constraint: Constraint | None = None,
+    ) -> Sampler:
+        """Make the sampler of a task. It has seen the prompt (for penalties).
+
+        With a constraint it chooses only tokens that the grammar allows next, and one that ends
+        the output only where the grammar may end.
+        """
 
     def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
         """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.

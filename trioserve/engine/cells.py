@@ -27,20 +27,24 @@ class CellLedger:
 
     def __init__(self, n_seqs: int) -> None:
         self._spans: list[list[_Span]] = [[] for _ in range(n_seqs)]
+        # The span at the end of each sequence, while nobody else uses it: new tokens go there.
+        self._own: list[_Span | None] = [None] * n_seqs
         self.taken = 0
 
     def append(self, seq: int, n_tokens: int) -> None:
         """Note that a sequence has grown."""
-        spans = self._spans[seq]
-        if not spans or len(spans[-1].uses) > 1 or spans[-1].uses[seq] < len(spans[-1]):
-            spans.append(_Span())
-            spans[-1].uses[seq] = 0
-        spans[-1].uses[seq] += n_tokens
+        span = self._own[seq]
+        if span is None:
+            span = self._own[seq] = _Span()
+            span.uses[seq] = 0
+            self._spans[seq].append(span)
+        span.uses[seq] += n_tokens
         self.taken += n_tokens
 
     def copy(self, source: int, target: int, n_tokens: int) -> None:
         """Note that an empty sequence now has the first `n_tokens` of another."""
         assert not self._spans[target]
+        self._own[source] = None
         for span in self._spans[source]:
             if n_tokens <= 0:
                 break
@@ -52,6 +56,7 @@ class CellLedger:
     def cut(self, seq: int, length: int) -> None:
         """Note that a sequence was shortened to `length` tokens."""
         spans = self._spans[seq]
+        self._own[seq] = None
         excess = sum(span.uses[seq] for span in spans) - length
         while excess > 0:
             span = spans[-1]

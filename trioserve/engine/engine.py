@@ -36,6 +36,7 @@ class Engine:
         backend: the model. The engine owns it, and closes it when its thread ends.
         strategy: how a tick is shared between decode and prefill.
         cache_ram: bytes of RAM for what leaves the KV cache.
+        context_shift: go on in a full context without its older half, rather than end.
         notify: called, from the engine's thread, once after each tick that left events in the
             outbox. It must not block.
     """
@@ -47,6 +48,7 @@ class Engine:
         notify: Callable[[], None],
         *,
         cache_ram: int = 0,
+        context_shift: bool = False,
     ) -> None:
         self.backend = backend
         self.inbox = Inbox()
@@ -63,6 +65,8 @@ class Engine:
         self.heartbeat = monotonic()
         self._notify = notify
         self._strategy = strategy
+        self._context_shift = context_shift
+        self._n_ctx_seq = backend.n_ctx_seq
         self._outbox: list[EngineEvent] = []
         self._fresh: list[EngineEvent] = []  # of this tick, not in the outbox yet
         self._outbox_lock = threading.Lock()
@@ -266,9 +270,11 @@ class Engine:
             self._fresh.append(Admitted(run.task.id, queue_ms))
 
     def _note_prefill(self, slot: Slot, run: Run, n_tokens: int) -> None:
-        run.prefilled += n_tokens
         self._prompt_tokens += n_tokens
-        if run.task.options.return_progress and run.n_output == 0:
+        if run.n_output:
+            return  # preempted or shifted: this is not the prompt's first time
+        run.prefilled += n_tokens
+        if run.task.options.return_progress:
             elapsed_ms = (monotonic() - (run.admitted_at or self.heartbeat)) * 1e3
             progress = Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms)
             self._fresh.append(progress)
@@ -277,7 +283,7 @@ class Engine:
         """Sample one token of a run, and end the run if that was the last."""
         slot.in_decode = True
         try:
-            chunk = accept(run, row, self.backend, self.scheduler.n_ctx_seq)
+            chunk = accept(run, row, self.backend, self._n_ctx_seq, shifts=self._context_shift)
         except TrioServeError as error:
             self._fail(slot, error)
             return
@@ -286,6 +292,22 @@ class Engine:
             self._fresh.append(chunk)
         if run.finish_reason is not None:
             self._finish(slot, run)
+        elif len(run.tokens) >= self._n_ctx_seq:
+            self._shift(slot, run)
+
+    def _shift(self, slot: Slot, run: Run) -> None:
+        """Make room in a full context. What is left is prefilled anew, at its new positions.
+
+        Moving the positions in the KV cache would be quicker, but other sequences may share the
+        cells, and the result would depend on tokens that are gone.
+        """
+        assert slot.seq is not None
+        n_keep = run.task.options.n_keep
+        n_keep = min(run.n_prompt if n_keep < 0 else n_keep, self._n_ctx_seq - 4)
+        run.shift(n_keep)
+        run.truncated = True
+        self.scheduler.cache.cut(slot.seq, n_keep if self.backend.can_cut else 0)
+        slot.in_decode = False
 
     def _finish(self, slot: Slot, run: Run) -> None:
         assert run.finish_reason is not None

@@ -9,24 +9,28 @@ from trioserve.engine.run import Run
 from trioserve.types import Chunk, FinishReason, TokenId
 
 
-def accept(run: Run, row: int, backend: Backend, n_ctx_seq: int) -> Chunk | None:
+def accept(
+    run: Run, row: int, backend: Backend, n_ctx_seq: int, *, shifts: bool = False
+) -> Chunk | None:
     """Sample the next token of a run and add it to the output.
 
-    Sets `run.finish_reason` when the output is complete. Returns the text that may be shown now,
+    A full context ends the output, unless it `shifts`. Sets `run.finish_reason` when the output is complete. Returns the text that may be shown now,
     with the tokens it came from, or None while all of it is held back.
     """
     if run.task.options.max_tokens == 0:
         run.finish_reason = FinishReason.LIMIT
         return None
     if run.sampler is None:
-        run.sampler = backend.sampler(run.task.options.sampling, run.task.prompt)
+        run.sampler = backend.sampler(
+            run.task.options.sampling, run.task.prompt, run.task.constraint
+        )
     token = _sample(run, row)
     run.last_token_at = monotonic()
     if run.first_token_at is None:
         run.first_token_at = run.last_token_at
     run.tokens.append(token)
     run.unsent_tokens.append(token)
-    text = _show(run, token, backend, n_ctx_seq)
+    text = _show(run, token, backend, None if shifts else n_ctx_seq)
     if not text and run.finish_reason is None:
         return None
     tokens, run.unsent_tokens = run.unsent_tokens, []
@@ -45,7 +49,7 @@ def _sample(run: Run, row: int) -> TokenId:
     return token
 
 
-def _show(run: Run, token: TokenId, backend: Backend, n_ctx_seq: int) -> str:
+def _show(run: Run, token: TokenId, backend: Backend, most_tokens: int | None) -> str:
     """Decide what text the token brings, and whether it is the last one."""
     if token in backend.vocab.end_of_generation:
         run.finish_reason = FinishReason.EOS
@@ -55,17 +59,17 @@ def _show(run: Run, token: TokenId, backend: Backend, n_ctx_seq: int) -> str:
     if run.text.stopping_word:
         run.finish_reason = FinishReason.WORD
         return text
-    if _limit_reached(run, piece, n_ctx_seq):
+    if _limit_reached(run, piece, most_tokens):
         text += run.text.flush()  # which may complete a stop string
         run.finish_reason = FinishReason.WORD if run.text.stopping_word else FinishReason.LIMIT
     return text
 
 
-def _limit_reached(run: Run, piece: bytes, n_ctx_seq: int) -> bool:
+def _limit_reached(run: Run, piece: bytes, most_tokens: int | None) -> bool:
     options = run.task.options
     if run.n_output == options.max_tokens:
         return True
-    if len(run.tokens) >= n_ctx_seq:
+    if most_tokens is not None and len(run.tokens) >= most_tokens:
         run.truncated = True
         return True
     if options.t_max_predict_ms and b"\n" in piece:  # only lines that are whole

@@ -29,6 +29,7 @@ class Run:
         "finish_reason",
         "first_token_at",
         "last_token_at",
+        "n_discarded",
         "n_prompt",
         "paused",
         "prefilled",
@@ -46,6 +47,7 @@ class Run:
         self.task = task
         self.tokens: list[TokenId] = list(task.prompt)
         self.n_prompt = len(task.prompt)
+        self.n_discarded = 0  # tokens that `shift` took out
         self.sampler: Sampler | None = None
         self.text = TextStream(task.options.stop)
         self.unsent_tokens: list[TokenId] = []
@@ -54,7 +56,7 @@ class Run:
         self.truncated = False
         self.finish_reason: FinishReason | None = None
         self.cached = 0  # prompt tokens found in the KV cache at the first admission
-        self.prefilled = 0  # tokens prefilled, those again after a preemption included
+        self.prefilled = 0  # prompt tokens prefilled before the first output
         self.submitted_at = monotonic()
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
@@ -64,7 +66,18 @@ class Run:
     @property
     def n_output(self) -> int:
         """How many tokens were generated."""
-        return len(self.tokens) - self.n_prompt
+        return len(self.tokens) + self.n_discarded - self.n_prompt
+
+    def shift(self, n_keep: int) -> None:
+        """Take out the older half of the tokens after the first `n_keep`, to go on without them.
+
+        ::
+
+            | keep | discarded | newer half |  becomes  | keep | newer half |
+        """
+        n_discard = max(1, (len(self.tokens) - n_keep) // 2)
+        del self.tokens[n_keep : n_keep + n_discard]
+        self.n_discarded += n_discard
 
     def shared_with(self, leader: Run) -> int:
         """Count the leading tokens of both prompts, at most all but the last of this one."""

@@ -131,7 +131,7 @@ class Scheduler:
 
     def _admissible(self) -> Iterator[tuple[Run, Slot]]:
         """Go through the runs that can start now, each with its slot, in order of arrival."""
-        idle = [slot for slot in self.slots if slot.run is None]
+        idle = [slot for slot in self.slots if slot.run is None] if self.waiting else []
         if not idle:
             return
         for run in self.waiting:

@@ -32,6 +32,7 @@ FUNCTIONS = (
     "llama_get_memory",
     "llama_init_from_model",
     "llama_log_set",
+    "llama_max_parallel_sequences",
     "llama_memory_can_shift",
     "llama_memory_seq_add",
     "llama_memory_seq_cp",

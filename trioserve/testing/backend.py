@@ -79,6 +79,7 @@ class ScriptedSampler:
 
     def __init__(self, backend: ScriptedBackend, prompt: Sequence[TokenId]) -> None:
         self._backend = backend
+        self._text = list(prompt)  # and what was said so far
         self._n_prompt = len(prompt)
         self._reply = backend.script(bytes(prompt).decode("utf-8", "replace")).encode()
         self.closed = False
@@ -88,9 +89,12 @@ class ScriptedSampler:
         assert not self.closed, "the sampler is closed"
         assert row in self._backend.logits, f"row {row} has no logits"
         held = self._backend.sequences[self._backend.logits[row]]
-        said = bytes(held[self._n_prompt :])
-        assert said == self._reply[: len(said)], "the KV cache holds another output"
-        return self._reply[len(said)] if len(said) < len(self._reply) else EOS
+        n_same = len(held) if len(held) == len(self._text) else len(held) // 2  # it was shifted
+        assert held[-n_same:] == self._text[-n_same:], "the KV cache holds another text"
+        n_said = len(self._text) - self._n_prompt
+        token = self._reply[n_said] if n_said < len(self._reply) else EOS
+        self._text.append(token)
+        return token
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
         """Be sure of everything."""

@@ -1,0 +1,367 @@
+"""GBNF, llama.cpp's notation of grammars, turned into the Lark notation of llguidance.
+
+llguidance splits text into lexemes before it parses, and a lexeme takes as much as it can. GBNF
+knows no lexemes. So whatever is not recursive becomes one lexeme, a regular expression in effect,
+and means what it means in llama.cpp. In a recursive rule, the parts between the references to
+recursive rules become lexemes. There a part that could also swallow the beginning of what comes
+after it does swallow it: some texts of the language are then out of reach, none is added.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import attrs
+
+_DEPTH_MAX = 32  # parentheses in parentheses
+_RULES_MAX = 2000
+_REPEATS_MAX = 2000  # as in llama.cpp
+
+_SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_SPACES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_NAME = re.compile(r"[A-Za-z0-9-]+")
+_REPEAT = re.compile(r"\{[ \t]*([0-9]+)[ \t]*(,?)[ \t]*([0-9]*)[ \t]*\}")
+_TOKEN = re.compile(r"(!?)<(?:\[([0-9]+)\]|([^>\[\]\r\n]+))>")
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([nrt\\\"\[\]]))")
+_SINGLE = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
+
+
+class GbnfError(Exception):
+    """The text is not GBNF. The message says what is wrong, and in which line."""
+
+
+@attrs.frozen
+class _Text:
+    """A literal or a class of characters, in Lark."""
+
+    lark: str
+
+
+@attrs.frozen
+class _Token:
+    """A token of the vocabulary, in Lark."""
+
+    lark: str
+
+
+@attrs.frozen
+class _Ref:
+    """A reference to a rule."""
+
+    name: str
+    pos: int
+
+
+@attrs.frozen
+class _Repeat:
+    item: _Item
+    suffix: str
+
+
+@attrs.frozen
+class _Group:
+    """Alternatives, each a sequence."""
+
+    alternatives: tuple[tuple[_Item, ...], ...]
+
+
+_Item = _Text | _Token | _Ref | _Repeat | _Group
+
+#: Turns the name of a token, such as ``<think>``, or an id, into Lark; None if there is none.
+TokenNames = Callable[[str | int, bool], str | None]
+
+
+def to_lark(text: str, tokens: TokenNames) -> str:
+    """Translate a grammar.
+
+    Args:
+        text: GBNF; its rule ``root`` is what the output must match.
+        tokens: see `TokenNames`; the second argument is whether it is negated.
+
+    Raises:
+        GbnfError: it is not GBNF, or too large.
+    """
+    rules = _Parser(text, tokens).rules()
+    return _Writer(rules).lark()
+
+
+class _Parser:
+    """Reads GBNF, one rule after the other."""
+
+    def __init__(self, text: str, tokens: TokenNames) -> None:
+        self._text = text
+        self._tokens = tokens
+        self._pos = 0
+        self._depth = 0
+
+    def rules(self) -> dict[str, _Group]:
+        rules: dict[str, _Group] = {}
+        references: list[_Ref] = []
+        self._skip(_SPACES)
+        while self._pos < len(self._text):
+            name = self._match(_NAME, "the name of a rule")[0]
+            self._skip(_SPACE)
+            if not self._take("::="):
+                self._fail("'::=' is missing")
+            if name in rules:
+                self._fail(f"there are two rules {name!r}")
+            if len(rules) == _RULES_MAX:
+                self._fail(f"there are more than {_RULES_MAX} rules")
+            self._skip(_SPACES)
+            rules[name] = self._group(nested=False)
+            if self._pos < len(self._text) and self._text[self._pos] not in "\r\n":
+                self._fail(f"{self._text[self._pos]!r} makes no sense here")
+            self._skip(_SPACES)
+            references += _references(rules[name])
+        for reference in references:
+            if reference.name not in rules:
+                self._fail(f"there is no rule {reference.name!r}", reference.pos)
+        if "root" not in rules:
+            self._fail("there is no rule 'root'")
+        return rules
+
+    def _group(self, *, nested: bool) -> _Group:
+        alternatives = [self._sequence(nested=nested)]
+        while self._take("|"):
+            self._skip(_SPACES)
+            alternatives.append(self._sequence(nested=nested))
+        return _Group(tuple(alternatives))
+
+    def _sequence(self, *, nested: bool) -> tuple[_Item, ...]:
+        items: list[_Item] = []
+        space = _SPACES if nested else _SPACE
+        self._skip(space)
+        while (item := self._item()) is not None:
+            self._skip(space)
+            while suffix := self._suffix():
+                item = _Repeat(item, suffix)
+                self._skip(space)
+            items.append(item)
+        return tuple(items)
+
+    def _item(self) -> _Item | None:
+        text, pos = self._text, self._pos
+        char = text[pos : pos + 1]
+        if char == '"':
+            return self._literal()
+        if char == "[":
+            return self._class()
+        if self._take("."):
+            return _Text("/(?s:.)/")
+        if char in ("<", "!"):
+            return self._token()
+        if self._take("("):
+            return self._parentheses()
+        if name := _NAME.match(text, pos):
+            self._pos = name.end()
+            return _Ref(name[0], pos)
+        return None
+
+    def _parentheses(self) -> _Group:
+        self._depth += 1
+        if self._depth > _DEPTH_MAX:
+            self._fail(f"there are more than {_DEPTH_MAX} parentheses in one another")
+        group = self._group(nested=True)
+        if not self._take(")"):
+            self._fail("')' is missing")
+        self._depth -= 1
+        return group
+
+    def _literal(self) -> _Text:
+        chars = []
+        self._pos += 1
+        while not self._take('"'):
+            chars.append(self._char('"'))
+        return _Text(json.dumps("".join(chars), ensure_ascii=False).replace("\x7f", "\\u007f"))
+
+    def _class(self) -> _Text:
+        self._pos += 1
+        parts = ["^"] if self._take("^") else []
+        n_marks = len(parts)
+        while not self._take("]"):
+            first = last = self._char("]")
+            if self._text[self._pos : self._pos + 1] == "-" and (
+                self._text[self._pos + 1 : self._pos + 2] != "]"
+            ):
+                self._pos += 1
+                last = self._char("]")
+            if first > last:
+                self._fail(f"the range from {first!r} to {last!r} is empty")
+            parts.append(rf"\x{{{ord(first):x}}}-\x{{{ord(last):x}}}")
+        if len(parts) == n_marks:
+            self._fail("the class of characters is empty")
+        return _Text(f"/[{''.join(parts)}]/")
+
+    def _char(self, end: str) -> str:
+        char = self._text[self._pos : self._pos + 1]
+        if char == "\\":
+            match = self._match(_ESCAPE, "an escape sequence that GBNF knows")
+            digits = match[1] or match[2] or match[3]
+            code = int(digits, 16) if digits else ord(_SINGLE[match[4]])
+            if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+                self._fail(f"U+{code:04X} is not a character")
+            return chr(code)
+        if char in ("", "\n", "\r"):
+            self._fail(f"{end!r} is missing")
+        self._pos += 1
+        return char
+
+    def _token(self) -> _Token:
+        pos = self._pos
+        match = self._match(_TOKEN, "a token, as <[1000]> or <think>")
+        wanted = int(match[2]) if match[2] else f"<{match[3]}>"
+        lark = self._tokens(wanted, bool(match[1]))
+        if lark is None:
+            self._fail(f"there is no token {wanted}", pos)
+        return _Token(lark)
+
+    def _suffix(self) -> str:
+        for sign in "*+?":
+            if self._take(sign):
+                return sign
+        if self._text[self._pos : self._pos + 1] != "{":
+            return ""
+        match = self._match(_REPEAT, "a repetition, as {2}, {2,} or {2,4}")
+        low, high = int(match[1]), int(match[3] or match[1])
+        if match[3] and not match[2]:
+            self._fail("a repetition lacks a comma")
+        if max(low, high) > _REPEATS_MAX:
+            self._fail(f"more than {_REPEATS_MAX} repetitions")
+        if low > high:
+            self._fail(f"no number is at least {low} and at most {high}")
+        return f"{{{low},{match[3]}}}" if match[2] else f"{{{low}}}"
+
+    def _skip(self, space: re.Pattern[str]) -> None:
+        match = space.match(self._text, self._pos)
+        assert match is not None
+        self._pos = match.end()
+
+    def _take(self, text: str) -> bool:
+        if self._text.startswith(text, self._pos):
+            self._pos += len(text)
+            return True
+        return False
+
+    def _match(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        match = pattern.match(self._text, self._pos)
+        if match is None:
+            self._fail(f"this is not {what}: {self._text[self._pos : self._pos + 20]!r}")
+        self._pos = match.end()
+        return match
+
+    def _fail(self, problem: str, pos: int | None = None) -> NoReturn:
+        line = self._text.count("\n", 0, self._pos if pos is None else pos) + 1
+        raise GbnfError(f"{problem} (line {line})")
+
+
+def _references(item: _Item) -> Iterator[_Ref]:
+    match item:
+        case _Ref():
+            yield item
+        case _Repeat(inner):
+            yield from _references(inner)
+        case _Group(alternatives):
+            for sequence in alternatives:
+                for part in sequence:
+                    yield from _references(part)
+
+
+def _has_token(item: _Item) -> bool:
+    match item:
+        case _Token():
+            return True
+        case _Repeat(inner):
+            return _has_token(inner)
+        case _Group(alternatives):
+            return any(_has_token(part) for sequence in alternatives for part in sequence)
+    return False
+
+
+class _Writer:
+    """Writes the rules down in Lark: terminals have names in capitals."""
+
+    def __init__(self, rules: dict[str, _Group]) -> None:
+        self._rules = rules
+        self._terminals = _terminals(rules)
+        self._names = {
+            name: f"{'T' if name in self._terminals else 'r'}{i}" for i, name in enumerate(rules)
+        }
+        self._lines: list[str] = []
+        self._n_lexemes = 0
+
+    def lark(self) -> str:
+        for name, group in self._rules.items():
+            body = self._write(group, lexeme=name in self._terminals)
+            self._lines.append(f"{self._names[name]}: {body}")
+        return "\n".join([f"start: {self._names['root']}", *self._lines, ""])
+
+    def _write(self, item: _Item, *, lexeme: bool) -> str:
+        match item:
+            case _Text(lark) | _Token(lark):
+                return lark
+            case _Ref(name):
+                return self._names[name]
+            case _Repeat(inner, suffix):
+                text = self._write(inner, lexeme=lexeme)
+                # A sign after a sign would be read as one: "a"*? is another thing than ("a"*)?.
+                return f"({text}){suffix}" if isinstance(inner, _Repeat) else f"{text}{suffix}"
+            case _Group(alternatives):
+                return f"({' | '.join(self._sequence(s, lexeme=lexeme) for s in alternatives)})"
+
+    def _sequence(self, items: tuple[_Item, ...], *, lexeme: bool) -> str:
+        if not items:
+            return '""'
+        if lexeme:
+            return " ".join(self._write(item, lexeme=True) for item in items)
+        return " ".join(self._parts(items))
+
+    def _parts(self, items: tuple[_Item, ...]) -> Iterator[str]:
+        """Write a sequence of a recursive rule: neighbours that are text become one lexeme."""
+        run: list[_Item] = []
+        for item in items:
+            if self._is_text(item):
+                run.append(item)
+                continue
+            yield from self._lexeme(run)
+            run = []
+            yield self._write(item, lexeme=False)
+        yield from self._lexeme(run)
+
+    def _lexeme(self, run: list[_Item]) -> Iterator[str]:
+        if len(run) == 1 and isinstance(run[0], _Text | _Ref):
+            yield self._write(run[0], lexeme=True)
+        elif run:
+            name = f"L{self._n_lexemes}"
+            self._n_lexemes += 1
+            self._lines.append(f"{name}: {self._sequence(tuple(run), lexeme=True)}")
+            yield name
+
+    def _is_text(self, item: _Item) -> bool:
+        return not _has_token(item) and all(
+            reference.name in self._terminals for reference in _references(item)
+        )
+
+
+def _terminals(rules: dict[str, _Group]) -> frozenset[str]:
+    """Find the rules that can be one regular expression: no recursion below, and no tokens.
+
+    Each rule is looked at when all that it refers to is known, so the work is linear.
+    """
+    targets = {name: {ref.name for ref in _references(rule)} for name, rule in rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, names in targets.items():
+        for target in names:
+            users[target].append(name)
+    missing = {name: len(names) for name, names in targets.items()}
+    ready = [n for n, count in missing.items() if not count and not _has_token(rules[n])]
+    found = set(ready)
+    while ready:
+        for user in users[ready.pop()]:
+            missing[user] -= 1
+            if not missing[user] and not _has_token(rules[user]):
+                found.add(user)
+                ready.append(user)
+    return frozenset(found)
