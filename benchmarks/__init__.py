@@ -1,10 +1,11 @@
 """Measuring trioserve, and any other server that speaks the same HTTP, from the outside.
 
 `load` drives servers that already run; `compare` starts trioserve and llama-server itself and puts
-them through the `scenarios`; `gguf_maker` writes models of any size to do it with; `selfcheck`
-measures the load generator. Below them: `http1` reads responses, `driver` takes many clients
-through their `plan`s on one selector, `wire` knows the bodies of the two APIs, `targets` which
-servers may be measured, `harness` starts and stops them, `stats` and `report` make numbers and
-tables.
+them through the scenarios of the `catalogue`; `proof` runs the whole table of `rows`, each with its
+target; `gguf_maker` writes models of any size to do it with; `selfcheck` measures the load
+generator. The situations are in `scenarios`, `chats`, `structured` and `cancel`. Below them:
+`http1` reads responses, `driver` takes many clients through their `plan`s on one selector, `wire`
+knows the bodies of the two APIs, `targets` which servers may be measured, `harness` starts and
+stops them, `stats`, `report` and `plot` make numbers, tables and a picture.
 Nothing here imports trioserve.
 """

@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.catalogue import SCENARIOS
 from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
 from benchmarks.load import Load, bounded, counts, interleave, progress, seconds, warm_up
-from benchmarks.scenarios import SCENARIOS, Scenario, Settings
+from benchmarks.scenarios import Scenario, Settings
 from benchmarks.stats import Sample, worst_failures
 from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import APIS, Shape

@@ -35,6 +35,7 @@ class _Client:
             itertools.cycle(plan.requests) if plan.background else plan.requests
         )
         self.request: Request | None = None
+        self.follow: Request | None = None  # comes before the rest of `requests`
         self.sock: socket.socket | None = None
         self.reader = ResponseReader()
         self.sent = 0.0
@@ -51,7 +52,8 @@ class _Client:
             if self._connect():
                 self.driver.watch(self._open(), selectors.EVENT_WRITE, self._connected)
             return
-        self.request = next(self.requests, None)
+        self.request = self.follow or next(self.requests, None)
+        self.follow = None
         if self.request is None or (self.plan.background and self.driver.winding_up):
             self.finish()
             return
@@ -69,20 +71,21 @@ class _Client:
 
     def _complete(self, now: float, error: str = "") -> None:
         reader = self.reader
-        self.driver.outcomes.append(
-            Outcome(
-                client=self.number,
-                sent=self.sent,
-                ended=now,
-                first_byte=reader.first_byte,
-                status=reader.status,
-                error=error,
-                sse=reader.sse,
-                times=tuple(reader.times),
-                body=reader.body,
-            )
+        outcome = Outcome(
+            client=self.number,
+            sent=self.sent,
+            ended=now,
+            first_byte=reader.first_byte,
+            status=reader.status,
+            error=error,
+            sse=reader.sse,
+            times=tuple(reader.times),
+            body=reader.body,
         )
+        self.driver.outcomes.append(outcome)
         self.request = None
+        if self.plan.then is not None and not error and reader.status == 200:
+            self.follow = self.plan.then(outcome)
         if error or not (reader.keep_alive and self.driver.keep_alive):
             self.close()
         if self.plan.hold:
@@ -101,6 +104,17 @@ class _Client:
             self.driver.forget(self.sock)
             self.sock.close()
             self.sock = None
+
+    def holds(self) -> bool:
+        """Say whether a held connection is still open on the other side as well."""
+        if not self.plan.hold or self.sock is None:
+            return False
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def _open(self) -> socket.socket:
         assert self.sock is not None
@@ -205,6 +219,7 @@ class Driver:
         self.timeout = timeout
         self.outcomes: list[Outcome] = []
         self.winding_up = False
+        self.held = 0
         self.someone_waits = False
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -274,6 +289,7 @@ class Driver:
                     check_at = now + _CHECK_EVERY
                     self._give_up_late(now, now - started >= max_time, max_time)
             before_close()
+            self.held = sum(client.holds() for client in self._clients)
             for client in self._clients:
                 if client.request is not None:
                     client.give_up(now, UNFINISHED)
@@ -302,7 +318,7 @@ class Driver:
             if client.request is None:
                 continue
             if over:
-                client.requests = iter(())
+                client.requests, client.follow = iter(()), None
                 client.give_up(now, f"the run took longer than {max_time:g} s")
             elif now - client.sent > self.timeout:
                 client.give_up(now, f"no end after {self.timeout:g} s")
@@ -352,4 +368,5 @@ def run(
         outcomes=tuple(driver.outcomes),
         wall=time.perf_counter() - started,
         cpu=time.process_time() - cpu,
+        held=driver.held,
     )

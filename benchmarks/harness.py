@@ -116,18 +116,22 @@ def _wait_ready(
 ) -> None:
     deadline = time.monotonic() + timeout
     while True:
+        reason = ""
         try:
             ask(target, "GET", "/health", timeout=2.0)
         except TargetError as error:
-            if process.poll() is not None:
-                reason = f"it ended with code {process.returncode}"
-            elif time.monotonic() > deadline:
-                reason = f"not ready after {timeout:g} s ({error})"
-            else:
-                time.sleep(0.1)
-                continue
-            raise TargetError(f"{target.name}: {reason}\n{_end_of(log)}") from error
-        return
+            reason = str(error)
+        # Looked at after every answer: another program may have taken the port meanwhile.
+        if process.poll() is not None:
+            reason = f"it ended with code {process.returncode}"
+        elif not reason:
+            return
+        elif time.monotonic() <= deadline:
+            time.sleep(0.1)
+            continue
+        else:
+            reason = f"not ready after {timeout:g} s ({reason})"
+        raise TargetError(f"{target.name}: {reason}\n{_end_of(log)}")
 
 
 def _end_of(log: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -72,7 +72,9 @@ class Plan:
     """What one client does.
 
     The client begins `delay` seconds after the run, or, with `after_events` above 0, once every
-    plan that waits for nothing has received that many events. Between requests it pauses. A
+    plan that waits for nothing has received that many events. Between requests it pauses. With
+    `then`, each whole answer of status 200 is shown to it, and it gives the request that follows
+    at once (None: there is none), before the rest of `requests`. A
     background plan repeats until the others are done, and then gives up what it is doing, which
     makes an outcome with the error `UNFINISHED`. With
     `hold`, the connection is opened and nothing is sent on it until the run ends.
@@ -81,6 +83,7 @@ class Plan:
     requests: Sequence[Request] = ()
     delay: float = 0.0
     after_events: int = 0
+    then: Callable[[Outcome], Request | None] | None = None
     pause: float = 0.0
     background: bool = False
     hold: bool = False
@@ -93,6 +96,7 @@ class Run:
     outcomes: tuple[Outcome, ...]
     wall: float
     cpu: float  # seconds of CPU that this process used meanwhile
+    held: int = 0  # connections of `hold` plans that the server had not closed at the end
 
     @property
     def events(self) -> int:

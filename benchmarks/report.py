@@ -39,7 +39,14 @@ def table(
             row.append(_cell(ratio(samples[name], samples[base], metric.name), 3))
         rows.append(row)
     rows.append(["failed requests", *(_failed(samples[name]) for name in names)])
-    return _align(rows) + _remarks(samples)
+    return align(rows) + _remarks(samples)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the head first, as a table in Markdown."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return "\n".join(lines) + "\n"
 
 
 def _cell(value: Any, digits: int) -> str:
@@ -52,7 +59,8 @@ def _failed(samples: Sequence[Sample]) -> str:
     return f"{sum(s.failed for s in samples)} of {sum(s.requests for s in samples)}"
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the head first, as a table in plain text."""
     width = max(len(row) for row in rows)
     full = [[*row, *[""] * (width - len(row))] for row in rows]
     widths = [max(len(row[place]) for row in full) for place in range(width)]

@@ -2,13 +2,13 @@
 
 A scenario makes plans, runs them against one target, and turns the outcomes into numbers. The
 harness repeats it, alternating between the targets. A new scenario is a class with `name`,
-`metrics` and `measure`, and a line in `SCENARIOS`.
+`metrics` and `measure`, and a line in `catalogue.SCENARIOS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import attrs
@@ -234,7 +234,7 @@ def _stalls(others: Sequence[Stream], late: Stream) -> dict[str, float]:
         "itl p50 before": median,
         "itl p99 meanwhile": worst,
         "longest stall": max(during, default=math.nan),
-        "p99 meanwhile / p50 before": worst / median,
+        "p99 meanwhile / p50 before": worst / median if median else math.nan,
         "long prompt ttft": late.ttft * 1e3,
     }
     return {name: value for name, value in numbers.items() if not math.isnan(value)}
@@ -315,8 +315,11 @@ class Connections:
             notes.append(f"{unanswered} of {len(times)} /health requests had no good answer")
         if len(times) < 20:
             notes.append(f"only {len(times)} /health requests: the streams are too short")
-        if len(memory) == 2 and min(memory) > 0:
-            numbers["memory/connection"] = (memory[1] - memory[0]) / self.count / 1e3
+        alive = self.count if self.waiting else result.held
+        if alive < self.count:
+            notes.append(f"the server closed {self.count - alive} of {self.count} connections")
+        if len(memory) == 2 and min(memory) > 0 and alive:
+            numbers["memory/connection"] = (memory[1] - memory[0]) / alive / 1e3
         if self.waiting:
             # Those whose turn came before the run ended are fine, whatever their number.
             broken = [outcome for outcome in broken if understand(outcome).error]
@@ -328,20 +331,3 @@ class Connections:
             errors=errors,
             notes=tuple(notes),
         )
-
-
-# -- the list
-
-
-#: What `compare --scenarios` knows: a name, and what makes its scenarios from the settings and
-#: the numbers of clients asked for.
-SCENARIOS: Mapping[str, Callable[[Settings, Sequence[int]], Sequence[Scenario]]] = {
-    "streams": lambda settings, clients: [
-        Streams(settings, count, settings.requests) for count in clients
-    ],
-    "queue": lambda settings, clients: [Streams(settings, 50, 1)],
-    "shared-prefix": lambda settings, clients: [SharedPrefix(settings)],
-    "long-prompt": lambda settings, clients: [LongPrompt(settings)],
-    "idle": lambda settings, clients: [Connections(settings)],
-    "waiting": lambda settings, clients: [Connections(settings, waiting=True)],
-}

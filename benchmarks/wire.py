@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -45,6 +45,7 @@ class Shape:
     cache_prompt: bool = True
     model: str = "benchmark"
     api_key: str = attrs.field(default="", repr=False)
+    more: Mapping[str, object] = attrs.field(factory=dict)  # fields sent as they are
 
     def request(self, prompt: str, *, system: str = "") -> Request:
         """Make a streamed request that continues the prompt."""
@@ -53,6 +54,7 @@ class Shape:
             common["ignore_eos"] = True
         if not self.cache_prompt:
             common["cache_prompt"] = False
+        common.update(self.more)
         if self.api == "chat":
             messages = [{"role": "system", "content": system}] if system else []
             path = "/v1/chat/completions"
@@ -171,6 +173,21 @@ def understand(outcome: Outcome) -> Stream:
         cached=_first(timings.get("cache_n"), details.get("cached_tokens"), -1),
         prefilled=_first(timings.get("prompt_n"), -1),
     )
+
+
+def answer_of(outcome: Outcome) -> tuple[str, list[int]]:
+    """Return the text of an answer of ``/completion``, and its tokens if they were asked for."""
+    text: list[str] = []
+    tokens: list[int] = []
+    for data in payloads(outcome.body):
+        try:
+            event = json.loads(data)
+        except ValueError:  # [DONE], or what `understand` calls an error
+            continue
+        if isinstance(event, dict) and not event.get("stop"):
+            text.append(event.get("content") or "")
+            tokens += event.get("tokens") or ()
+    return "".join(text), tokens
 
 
 def understand_all(outcomes: Sequence[Outcome]) -> list[Stream]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from http_server import serving_script
 from quart import Quart
 from structlog.testing import capture_logs
 
+import trioserve.server as server_module
 from trioserve.api import admin, auth, cors, errors, request_id
 from trioserve.api.http import json_response
 from trioserve.api.service import Service
@@ -53,16 +56,50 @@ async def test_health_while_draining() -> None:
         assert answer.status_code == 503
 
 
-async def test_an_engine_that_does_not_tick_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "TICK_TIMEOUT", 0.01)
-    async with served() as (client, service):
+async def test_an_engine_is_live_in_a_long_tick_but_not_in_an_endless_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_tick, go_on = threading.Event(), threading.Event()
 
-        async def status() -> None:
-            await trio.sleep_forever()
+    def tick(backend: ScriptedBackend) -> None:
+        in_tick.set()
+        go_on.wait(10)
 
-        monkeypatch.setattr(service.server, "status", status)
-        assert (await client.get("/health/live")).status_code == 503
+    backend = ScriptedBackend()
+    backend.on_decode = tick
+    monkeypatch.setattr(server_module, "_ANSWER_TIMEOUT", 0.01)
+    async with (
+        serving_script(backend) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        trio.open_nursery() as nursery,
+    ):
+        monkeypatch.setattr(admin, "TICK_TIMEOUT", 0.0)
+        assert (await client.get("/health/live")).status_code == 200  # at rest
+        nursery.start_soon(partial(client.post, "/completion", json={"prompt": "a"}))
+        await trio.to_thread.run_sync(in_tick.wait)
+        answer = await client.get("/health/live")
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "unavailable_error"
         assert (await client.get("/health/ready")).status_code == 200
+        monkeypatch.setattr(admin, "TICK_TIMEOUT", 60.0)
+        assert (await client.get("/health/live")).status_code == 200
+        go_on.set()
+
+
+async def test_a_broken_engine_is_not_live() -> None:
+    def tick(backend: ScriptedBackend) -> None:
+        raise RuntimeError("broken")
+
+    backend = ScriptedBackend()
+    backend.on_decode = tick
+    async with (
+        serving_script(backend) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        assert (await client.post("/completion", json={"prompt": "a"})).status_code == 500
+        answer = await client.get("/health/live")
+        assert answer.status_code == 503
+        assert "broken" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])

@@ -289,10 +289,13 @@ async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockCl
         sent.append((trio.current_time(), message["body"]))
         await trio.sleep(1)
 
+    async def beat() -> bytes:
+        return b"beat"
+
     sender = connection.Sender(send, math.inf)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
-        nursery.start_soon(sender.beat, connection.Beat(10, b"beat"))
+        nursery.start_soon(sender.beat, connection.Beat(10, beat))
         await trio.sleep(24)
         await sender({"body": b"a"})
         await trio.sleep(9.5)  # it is 35.5, and a beat began at 35
@@ -309,6 +312,30 @@ async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockCl
         (36, b"b"),
         (37, b"end"),
     ]
+
+
+async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockClock) -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["body"])
+        await trio.sleep(30 if message["body"] == b"long" else 0)
+
+    async def slow_beat() -> bytes:
+        await trio.sleep(5)
+        return b"beat"
+
+    sender = connection.Sender(send, math.inf)
+    async with trio.open_nursery() as nursery:
+        await sender({"body": b"start"})
+        nursery.start_soon(sender.beat, connection.Beat(10, slow_beat))
+        await trio.sleep(12)
+        await sender({"body": b"a"})  # a beat was being made
+        await trio.sleep(9)
+        await sender({"body": b"long"})  # longer than the interval: the beat waits for its end
+        await trio.sleep(16)
+        nursery.cancel_scope.cancel()
+    assert sent == [b"start", b"a", b"long", b"beat"]
 
 
 async def test_a_silent_stream_is_kept_alive() -> None:

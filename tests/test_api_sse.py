@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from trioserve.api import sse
 from trioserve.api.connection import Beat, Request
+from trioserve.api.queue import PING, Waiting
 from trioserve.errors import DecodeError, RequestEndedError
 from trioserve.types import Chunk, Finished, FinishReason, Timings
 
@@ -60,10 +61,27 @@ def on_error(error: Exception) -> bytes:
     return f"error {error}".encode()
 
 
-async def write(feed: sse.Feed, interval: float = 30) -> list[bytes]:
+class FakeWaiting:
+    """A wait in the queue, with a place for each look; then there is a slot."""
+
+    def __init__(self, *places: bytes) -> None:
+        self._places = list(places)
+
+    def is_queued(self) -> bool:
+        return bool(self._places)
+
+    async def comment(self) -> bytes:
+        return self._places.pop(0) if self._places else PING
+
+
+async def write(
+    feed: sse.Feed, interval: float = 30, places: Sequence[bytes] = (), tell_place: bool = False
+) -> list[bytes]:
     request = cast(Request, SimpleNamespace())
-    response = await sse.respond(request, feed, Names(), on_error, interval)
-    assert request.beat == Beat(interval if interval > 0 else math.inf, sse.PING)
+    waiting = cast(Waiting, FakeWaiting(*places))
+    pings = sse.Pings(interval, waiting, tell_place=tell_place)
+    response = await sse.respond(request, feed, Names(), on_error, pings)
+    assert request.beat == Beat(interval, waiting.comment)
     assert response.headers["Cache-Control"] == "no-cache"
     async with response.response as parts:
         return [part async for part in parts]
@@ -82,14 +100,33 @@ async def test_a_response_begins_with_a_ping_when_nothing_comes(
     autojump_clock: MockClock,
 ) -> None:
     stream: Any = FakeStream((70, Chunk(1, "a", (1,))), (10, finished()))
-    assert await write(sse.feed_of(stream)) == [sse.PING, b"0:a ", b"0:finished end"]
+    assert await write(sse.feed_of(stream)) == [PING, b"0:a ", b"0:finished end"]
     assert trio.current_time() == pytest.approx(80)
 
 
-@pytest.mark.parametrize("interval", [-1, 0])
-async def test_pings_can_be_off(autojump_clock: MockClock, interval: float) -> None:
+async def test_pings_can_be_off(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((1e6, finished()))
-    assert await write(sse.feed_of(stream), interval) == [b"0:finished end"]
+    assert await write(sse.feed_of(stream), math.inf) == [b"0:finished end"]
+
+
+async def test_the_place_in_the_queue_is_told_when_it_changes(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((10, Chunk(1, "a", (1,))), (0, finished()))
+    places = [b"2nd", b"2nd", b"1st"]
+    parts = await write(sse.feed_of(stream), places=places, tell_place=True)
+    assert parts == [b"2nd", b"1st", b"0:a ", b"0:finished end"]
+
+
+async def test_a_place_that_nobody_asked_for_is_told_at_a_ping(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((31, Chunk(1, "a", (1,))), (0, finished()))
+    parts = await write(sse.feed_of(stream), places=[b"2nd", b"1st"])
+    assert parts == [b"2nd", b"0:a ", b"0:finished end"]
+
+
+@pytest.mark.parametrize("delay", [0, 20])
+async def test_who_has_a_slot_soon_is_told_nothing(autojump_clock: MockClock, delay: float) -> None:
+    stream: Any = FakeStream((delay, DecodeError("no")))
+    with pytest.raises(DecodeError):  # nothing was sent, so it has a status
+        await write(sse.feed_of(stream), places=[b"1st"] if not delay else [], tell_place=True)
 
 
 async def test_an_error_before_the_first_event_is_raised(autojump_clock: MockClock) -> None:
@@ -102,7 +139,7 @@ async def test_an_error_later_is_an_event(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, DecodeError("no")))
     assert await write(sse.feed_of(stream)) == [b"0:a ", b"error no"]
     stream = FakeStream((31, ValueError("odd")))
-    assert await write(sse.feed_of(stream)) == [sse.PING, b"error odd"]
+    assert await write(sse.feed_of(stream)) == [PING, b"error odd"]
 
 
 async def test_stop_ends_a_feed_that_waits(autojump_clock: MockClock) -> None:

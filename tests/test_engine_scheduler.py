@@ -10,7 +10,7 @@ from trioserve.engine import DecodeMaximal, Engine
 from trioserve.testing import ScriptedBackend
 from trioserve.types import Chunk, Failed, Finished, Options, Task
 
-N_CTX = 96
+N_CTX = 160
 
 #: Prompts that share a beginning more often than not.
 prompts = st.builds(
@@ -25,21 +25,23 @@ class EngineMachine(RuleBasedStateMachine):
     nothing after it or after its cancel; what it says is a beginning of what it must say.
     """
 
-    n_seqs = 5
+    n_seqs = 7
     n_ctx_seq = N_CTX
     can_cut = True
     cache_ram = 400
+    n_spare_cores = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.backend = ScriptedBackend(
-            n_slots=3,
+            n_slots=5,
             n_seqs=self.n_seqs,
             n_ctx=N_CTX,
             n_ctx_seq=self.n_ctx_seq,
             n_batch=16,
             can_cut=self.can_cut,
         )
+        self.backend.n_spare_cores = self.n_spare_cores
         self.engine = Engine(self.backend, DecodeMaximal(), lambda: None, cache_ram=self.cache_ram)
         self.engine.scheduler.cache.min_shared = 3
         self.prompts: dict[int, str] = {}
@@ -50,14 +52,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts,
-        id_slot=st.sampled_from([-1, -1, -1, 0, 2]),
+        id_slot=st.sampled_from([-1, -1, -1, 0, 4]),
         cache_prompt=st.booleans(),
         max_tokens=st.sampled_from([-1, 0, 1, 7]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        client=st.sampled_from("ab"),
     )
-    def submit(self, prompt: str, id_slot: int, cache_prompt: bool, max_tokens: int) -> None:
+    def submit(self, prompt: str, client: str, **options: int) -> None:
         task_id = len(self.prompts) + 1
-        options = Options(id_slot=id_slot, cache_prompt=cache_prompt, max_tokens=max_tokens)
-        self.engine.submit(Task(task_id, tuple(prompt.encode()), options))
+        task = Task(task_id, tuple(prompt.encode()), Options(**options), client)
+        self.engine.submit(task)
         self.prompts[task_id], self.said[task_id] = prompt, ""
 
     @precondition(lambda self: self.prompts)
@@ -113,13 +117,15 @@ class EngineMachine(RuleBasedStateMachine):
                 break
         assert self.ended | self.cancelled == set(self.prompts)
         assert self.backend.n_samplers == 0
+        self.engine.stop()
+        self.engine.run()
 
 
 class SplitCacheMachine(EngineMachine):
     """The same with a part of the cache for each sequence."""
 
-    n_seqs = 3
-    n_ctx_seq = N_CTX // 3
+    n_seqs = 5
+    n_ctx_seq = N_CTX // 5
 
 
 class UncuttableMachine(EngineMachine):
@@ -128,10 +134,16 @@ class UncuttableMachine(EngineMachine):
     can_cut = False
 
 
+class SideBySideMachine(EngineMachine):
+    """The same with tokens that are sampled by several threads."""
+
+    n_spare_cores = 2
+
+
 class NoSpareMachine(EngineMachine):
     """The same with no sequences and no RAM to keep anything in."""
 
-    n_seqs = 3
+    n_seqs = 5
     cache_ram = 0
 
 
@@ -140,6 +152,8 @@ TestEngine = EngineMachine.TestCase
 TestEngine.settings = quick
 TestSplitCache = SplitCacheMachine.TestCase
 TestSplitCache.settings = quick
+TestSideBySide = SideBySideMachine.TestCase
+TestSideBySide.settings = quick
 TestNoSpare = NoSpareMachine.TestCase
 TestNoSpare.settings = quick
 TestUncuttable = UncuttableMachine.TestCase

@@ -90,7 +90,7 @@ def test_closing_waits_for_the_calls_that_run_and_refuses_more() -> None:
     vocab, in_use, leave = backend.vocab, threading.Event(), threading.Event()
 
     def use() -> None:
-        with vocab._in_use():
+        with vocab.in_use():
             in_use.set()
             leave.wait(10)
 

@@ -266,7 +266,7 @@ def test_variables_that_cannot_matter() -> None:
     environ = {
         "LLAMA_ARG_JINJA": "1",
         "LLAMA_ARG_UI": "0",
-        "LLAMA_ARG_NO_CONTEXT_SHIFT": "1",
+        "LLAMA_ARG_NO_AGENT": "1",
         "LLAMA_ARG_SWA_FULL": "0",  # says no to what is not there
     }
     parsed = parse((), environ)

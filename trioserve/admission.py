@@ -57,9 +57,13 @@ class Admission:
         weight = _WEIGHT if self._service_s else 1.0
         self._service_s += weight * (seconds - self._service_s)
 
-    def wait_s(self, position: int) -> float:
-        """Estimate how long the request at a position waits; 0 is the next one."""
-        return (position // self._n_slots + 1) * self._service_s
+    def wait_s(self, position: int) -> float | None:
+        """Estimate how long the request at a position waits; 1 is the next one.
+
+        So many requests have to end first, as many at a time as there are slots. Returns None
+        while none has ended, so that nothing is known.
+        """
+        return position / self._n_slots * self._service_s if self._service_s else None
 
     def _retry_after(self) -> float:
         """Say when a place in the queue will be free: when one request is done."""

@@ -36,6 +36,10 @@ _log = structlog.stdlib.get_logger("trioserve")
 #: Connections that the kernel keeps for us until we accept them.
 _BACKLOG = 1024
 
+#: Bytes that the kernel holds for a client that does not read; connections inherit it. Left to
+#: itself, the kernel would take megabytes, which is thousands of tokens that nobody reads.
+_SEND_BUFFER = 128 * 1024
+
 #: Seconds that connections get to close, once no request runs.
 _GRACE = 3.0
 
@@ -99,6 +103,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         if sys.platform != "win32":  # where it would let two servers share a port
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         opened.bind(address)
     except OSError:
         opened.close()

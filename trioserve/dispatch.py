@@ -20,7 +20,6 @@ from trioserve.engine import Engine
 from trioserve.errors import DeadlineExceededError, StalledReaderError, TrioServeError
 from trioserve.types import Admitted, CancelReason, Chunk, EngineEvent, Event, Failed, Finished
 
-
 _T = TypeVar("_T")
 
 

@@ -28,7 +28,6 @@ NO_EFFECT: Mapping[str, str] = {
     "-e": "there is no prompt on the command line",
     "--escape": "there is no prompt on the command line",
     "--no-escape": "there is no prompt on the command line",
-    "--no-context-shift": "the context is never shifted",
     "--offline": "nothing is ever downloaded",
     "--no-mmproj": "only text is read",
     "--no-mmproj-auto": "only text is read",
@@ -132,7 +131,6 @@ _OPTIONS = """
 -ctxcp --ctx-checkpoints --swa-checkpoints LLAMA_ARG_CTX_CHECKPOINTS
 -cms --checkpoint-min-step LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT
 --cache-idle-slots | --no-cache-idle-slots LLAMA_ARG_CACHE_IDLE_SLOTS
---context-shift | --no-context-shift LLAMA_ARG_CONTEXT_SHIFT
 -r --reverse-prompt
 -sp --special
 --warmup | --no-warmup

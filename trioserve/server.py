@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -30,10 +31,12 @@ from trioserve.dispatch import Dispatcher
 from trioserve.engine import Engine, load_strategy
 from trioserve.engine.backend import Backend, Vocab
 from trioserve.errors import (
+    DeadlineExceededError,
     InvalidRequestError,
     ModelLoadError,
     ServerClosingError,
     TemplateError,
+    UnavailableError,
 )
 from trioserve.lifecycle import Driver, Loader, in_thread, load_backend
 from trioserve.request_log import RequestLog
@@ -41,7 +44,9 @@ from trioserve.stream import ChatChunk, ChatCompletion, ChatStream, Completion, 
 from trioserve.types import (
     CancelReason,
     Chunk,
+    Constraint,
     EngineStatus,
+    Grammar,
     ModelInfo,
     Options,
     SamplingParams,
@@ -54,6 +59,12 @@ _T = TypeVar("_T")
 
 #: Work on text up to this length (characters) is done on the event loop: it takes about 1 ms.
 _SHORT_TEXT = 4096
+
+#: Seconds that a grammar may take to compile, the wait for those before it included.
+_COMPILE_TIMEOUT = 10.0
+
+#: Seconds in which an engine that does nothing answers, on a busy machine too.
+_ANSWER_TIMEOUT = 5.0
 
 _OPTION_NAMES = frozenset(attrs.fields_dict(Options)) - {"sampling"}
 _SAMPLING_NAMES = frozenset(attrs.fields_dict(SamplingParams))
@@ -98,6 +109,7 @@ class Server:
         self._ids = itertools.count(1)
         self._n_open = AsyncValue(0)
         self._worker = trio.CapacityLimiter(1)
+        self._compiler = trio.CapacityLimiter(1)
         self._life: AbstractAsyncContextManager[None] | None = None
 
     async def __aenter__(self) -> Server:
@@ -180,7 +192,7 @@ class Server:
                 self.ready = False
                 self._end_all("The server was closed.")
                 with trio.CancelScope(shield=True):
-                    async with self._worker:
+                    async with self._worker, self._compiler:
                         pass  # no thread is in the vocabulary any more
 
     def _end_all(self, message: str) -> None:
@@ -314,9 +326,36 @@ class Server:
         options = self.options(settings, options)
         tokens = await self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
         weight = self._weights.get(client, 1.0)
-        task = Task(next(self._ids), tokens, options, client, weight)
+        constraint = None
+        if options.grammar is not None:
+            self._admission.check(len(tokens))  # before work that may be for nothing
+            constraint = await self._compile(options.grammar, deadline)
+        task = Task(next(self._ids), tokens, options, client, weight, constraint)
         with self._request(task, on_cancel, deadline) as stream:
             yield stream
+
+    async def _compile(self, grammar: Grammar, deadline: float) -> Constraint:
+        """Compile a grammar in a thread. When cancelled, the thread goes on by itself.
+
+        Raises:
+            InvalidRequestError: the grammar cannot be used, or takes too long.
+            DeadlineExceededError: the deadline of the request passes.
+        """
+        self._check_open()
+        until = min(deadline, trio.current_time() + _COMPILE_TIMEOUT)
+        with trio.move_on_at(until):
+            return await trio.to_thread.run_sync(
+                self._engine.backend.compile,
+                grammar,
+                limiter=self._compiler,
+                abandon_on_cancel=True,
+            )
+        if deadline <= until:
+            raise DeadlineExceededError("The request's deadline has passed.")
+        raise InvalidRequestError(
+            f"'{grammar.param}' was not compiled within {_COMPILE_TIMEOUT:g} seconds.",
+            param=grammar.param,
+        )
 
     @contextmanager
     def _request(self, task: Task, on_cancel: CancelReason, deadline: float) -> Iterator[Stream]:
@@ -454,7 +493,40 @@ class Server:
         """
         if not self.ready:
             raise ServerClosingError
-        return await self.dispatcher.call(self._engine.status)
+        status = await self.dispatcher.call(self._engine.status)
+        wait_s = self._admission.wait_s
+        waiting = (attrs.evolve(one, wait_s=wait_s(one.position)) for one in status.waiting)
+        return attrs.evolve(status, waiting=tuple(waiting))
+
+    def check_queue(self) -> None:
+        """Look whether there is room for one more request, without holding it.
+
+        Raises:
+            QueueFullError: too many requests wait already.
+            ServerClosingError: the server drains, or is closed.
+        """
+        self._check_open()
+        self._admission.check(0)
+
+    async def check_live(self, tick_timeout: float) -> None:
+        """Look whether the engine works: it ticks, or it has nothing to do and answers.
+
+        Args:
+            tick_timeout: seconds that one tick may take.
+
+        Raises:
+            UnavailableError: it does not.
+            ServerClosingError: the server is closed.
+        """
+        if self._engine.failure is not None:
+            raise UnavailableError(self._engine.failure.message)
+        if monotonic() - self._engine.heartbeat < tick_timeout:
+            return
+        # The last tick began long ago. It still runs, or was followed by a rest.
+        with trio.move_on_after(_ANSWER_TIMEOUT) as scope:
+            await self.status()
+        if scope.cancelled_caught:
+            raise UnavailableError(f"The engine has not ticked for {tick_timeout:g} seconds.")
 
 
 def _n_chars(value: Any) -> int:

@@ -108,6 +108,11 @@ class ChatStream:
         return self.stream.task_id
 
     @property
+    def mailbox(self) -> Mailbox:
+        """Where the events come in."""
+        return self.stream.mailbox
+
+    @property
     def finished(self) -> Finished | None:
         """The last event, once it has been read."""
         return self.stream.finished if self._last is None else None

@@ -183,9 +183,9 @@ class Grammar:
     #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
     #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression.
     kind: str = attrs.field(validator=_known_kind)
+    source: str = attrs.field(default="", validator=_is_text)
     #: The field of the request that errors name.
     param: str = attrs.field(default="grammar", eq=False, kw_only=True)
-    source: str = attrs.field(default="", validator=_is_text)
 
 
 def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -242,7 +242,8 @@ class Task:
     id: int
     prompt: tuple[TokenId, ...]
     options: Options = attrs.field(factory=Options)
-    client: str = ""  # clients take turns in the queue
+    #: Clients take turns in the queue. It may be an API key, so it is never shown.
+    client: str = attrs.field(default="", repr=False)
     weight: float = 1.0  # turns of this client for one of the others
     #: What `Backend.compile` made of `options.grammar`.
     constraint: Constraint | None = attrs.field(default=None, eq=False, repr=False)
@@ -407,11 +408,24 @@ class SlotStatus:
 
 
 @attrs.frozen(kw_only=True)
+class WaitingStatus:
+    """A look at one task in the queue, taken between two ticks."""
+
+    task_id: int
+    position: int  # 1 is the next one
+    n_prompt: int
+    priority: int
+    waited_s: float
+    #: How long it goes on waiting, by the pace of late; none while no pace is known.
+    wait_s: float | None = None
+
+
+@attrs.frozen(kw_only=True)
 class EngineStatus:
     """A look at the engine, taken between two ticks."""
 
     slots: tuple[SlotStatus, ...]
-    waiting: tuple[int, ...]  # ids of the tasks in the queue, next one first
+    waiting: tuple[WaitingStatus, ...]  # the tasks in the queue, next one first
     ticks: int
     prompt_tokens: int  # prefilled since the start
     predicted_tokens: int  # generated since the start

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from quart import Quart, request
 
+from trioserve.api.http import current_request
 from trioserve.api.service import service_of
 from trioserve.errors import AuthenticationError
 
@@ -42,5 +43,6 @@ def install(app: Quart) -> None:
         shown = key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
         if not is_valid(shown, keys):
             raise AuthenticationError("Invalid API Key")
+        current_request().api_key = shown
 
     app.before_request(check)

@@ -48,20 +48,23 @@ GRACE = 1.0
 
 @attrs.frozen
 class Beat:
-    """What is sent after `interval` seconds of silence in a response."""
+    """What is sent after `interval` seconds of silence in a response. `data` makes it then."""
 
     interval: float
-    data: bytes
+    data: Callable[[], Awaitable[bytes]]
 
 
 class Request(TrioRequest):
     """A request with what belongs to its response.
 
-    `resources` is unwound after the response, in the request's own task. `abort` closes the
-    connection without waiting for the client; it may be called from any task. `beat` keeps a
-    connection alive while the response is silent.
+    `arrived` is when its head had been read (`trio.current_time`). `api_key` is the valid key that
+    it showed; empty when none was needed. `resources` is unwound after the response, in the
+    request's own task. `abort` closes the connection without waiting for the client; it may be
+    called from any task. `beat` keeps a connection alive while the response is silent.
     """
 
+    arrived: float
+    api_key: str = ""
     resources: AsyncExitStack
     abort: Callable[[], None]
     beat: Beat | None = None
@@ -134,8 +137,15 @@ class Sender:
         while not self._closing:
             last = self._last
             await trio.sleep_until(last + beat.interval)
-            if self._last == last and self._since is None and not self._closing:
-                await self(_part(beat.data))
+            if self._since is not None:
+                await self._until_idle()
+            elif self._is_silent_since(last):
+                data = await beat.data()
+                if self._is_silent_since(last):
+                    await self(_part(data))
+
+    def _is_silent_since(self, last: float) -> bool:
+        return self._last == last and self._since is None and not self._closing
 
     async def watch(self) -> None:
         """Abort when a send takes longer than the timeout. Runs until cancelled.
@@ -166,6 +176,7 @@ class Connection(TrioASGIHTTPConnection):
         """Run the request. Returns when the response has been sent, or the client has gone."""
         request = self._create_request_from_scope(send)
         assert isinstance(request, Request)
+        request.arrived = trio.current_time()
         self._received = trio.Event()  # the whole body, or the client's farewell
         sender = Sender(send, self.app.config.get(SEND_TIMEOUT) or math.inf)
         request.abort = sender.abort

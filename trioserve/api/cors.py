@@ -14,9 +14,12 @@ from quart_trio.wrappers import TrioResponse as Response
 
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Prefer, X-Api-Key, X-Request-Id",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Prefer, X-Api-Key, X-Request-Id, "
+    "X-Request-Timeout",
     "Access-Control-Max-Age": "600",
 }
+
+_EXPOSED = "Location, Retry-After, X-Request-Id"
 
 
 def is_local(origin: str) -> bool:
@@ -42,7 +45,7 @@ def install(app: Quart) -> None:
         response.headers.add("Vary", "Origin")
         if is_local(origin):
             response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = "Location, X-Request-Id"
+            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
             if request.method == "OPTIONS":
                 response.headers.update(_PREFLIGHT)
         return response

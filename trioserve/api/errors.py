@@ -32,7 +32,7 @@ class InternalError(TrioServeError):
 def body(error: TrioServeError) -> dict[str, Any]:
     """Make the JSON body of an error."""
     fields: dict[str, Any] = {
-        "code": error.status,
+        "code": error.code or error.status,
         "message": error.message,
         "type": error.type,
         "param": error.param,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from trioserve.api import sse
+from trioserve.api.queue import Waiting, current_queue
 from trioserve.api.schema import Generation
 from trioserve.api.values import Prompt
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
+from trioserve.stream import ChatStream, Stream
 from trioserve.types import Options, TokenId
 
 
@@ -71,7 +77,16 @@ async def tokens_for(
     return tuple(tokens)
 
 
-def ping_interval(server: Server, wanted: Generation) -> float:
-    """Seconds of silence after which the stream of a request sends a ping; negative: never."""
+def pings_for(
+    server: Server, wanted: Generation, streams: Sequence[Stream | ChatStream]
+) -> sse.Pings:
+    """Decide what the response to a request says while its streams are silent."""
     interval = wanted.sse_ping_interval
-    return server.config.sse_ping_interval if interval is None else interval
+    if interval is None:
+        interval = server.config.sse_ping_interval
+    mailboxes = [stream.mailbox for stream in streams]
+    return sse.Pings(
+        interval if interval > 0 else math.inf,
+        Waiting(current_queue(), mailboxes),
+        tell_place=wanted.queue_comments,
+    )

@@ -11,7 +11,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import errors, payload, sse
 from trioserve.api.fields import read_body, structure
-from trioserve.api.generation import check_token, options_for, ping_interval, tokens_for
+from trioserve.api.generation import check_token, options_for, pings_for, tokens_for
 from trioserve.api.http import current_request, json_response
 from trioserve.api.prompts import complete_all, open_all
 from trioserve.api.schema import (
@@ -21,6 +21,7 @@ from trioserve.api.schema import (
     TokenizeRequest,
 )
 from trioserve.api.service import current_server
+from trioserve.api.terms import terms_of
 from trioserve.server import Server
 from trioserve.stream import Completion
 from trioserve.types import Chunk, Finished, Options, Progress, TokenId, TokenProbs
@@ -90,23 +91,23 @@ async def completion() -> Response:
     """Continue one or more prompts."""
     wanted = LlamaCompletionRequest.parse(await read_body())
     server = current_server()
-    options = await options_for(server, wanted)
+    options, terms = await options_for(server, wanted), terms_of(wanted)
     if not wanted.stream:
-        done = await complete_all(server, wanted.prompts, options)
+        done = await complete_all(server, wanted.prompts, options, terms)
         results = [
             Output(server, wanted, options, index, each.prompt).whole(each)
             for index, each in enumerate(done)
         ]
         return json_response(results[0] if len(results) == 1 else results)
     request = current_request()
-    streams = await open_all(request, server, wanted.prompts, options)
+    streams = await open_all(request, server, wanted.prompts, options, terms)
     outputs = [
         Output(server, wanted, options, index, stream.prompt)
         for index, stream in enumerate(streams)
     ]
     feed = await sse.open_feed(request.resources, streams)
-    events, interval = CompletionEvents(outputs), ping_interval(server, wanted)
-    return await sse.respond(request, feed, events, errors.last_event, interval)
+    events, pings = CompletionEvents(outputs), pings_for(server, wanted, streams)
+    return await sse.respond(request, feed, events, errors.last_event, pings)
 
 
 class Output:

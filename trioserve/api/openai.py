@@ -10,16 +10,17 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import errors, parked, payload, sse
 from trioserve.api.fields import read_body
-from trioserve.api.generation import options_for, ping_interval
+from trioserve.api.generation import options_for, pings_for
 from trioserve.api.http import current_request, json_response
 from trioserve.api.openai_events import ChatEvents, CompletionEvents, logprobs_of
 from trioserve.api.prompts import complete_all, open_all
 from trioserve.api.schema import ChatRequest, CompletionRequest
 from trioserve.api.service import current_server
+from trioserve.api.terms import Terms, terms_of
 from trioserve.chat.deltas import Message
 from trioserve.server import Server
 from trioserve.stream import ChatCompletion, Completion
-from trioserve.types import CancelReason, Options
+from trioserve.types import Options
 
 blueprint = Blueprint("openai", __name__)
 
@@ -33,30 +34,33 @@ async def chat_completions() -> Response:
     """Answer a chat: at once, as a stream, or later on a route of its own (`parked`)."""
     wanted = ChatRequest.parse(await read_body())
     server = current_server()
-    options = await options_for(server, wanted)
+    options, terms = await options_for(server, wanted), terms_of(wanted)
     if parked.is_asked_for():
-        return parked.park(parked.Parked(wanted, options))
+        server.check_queue()  # the page that will come for it could not read a 429
+        return parked.park(parked.Parked(wanted, options, terms))
     if wanted.stream:
-        feed, events = await open_chat(server, wanted, options)
-        interval = ping_interval(server, wanted)
-        return await sse.respond(current_request(), feed, events, errors.last_event, interval)
-    done = await server.chat(wanted.messages, options, **_chat_arguments(wanted))
+        feed, events, pings = await open_chat(server, wanted, options, terms)
+        return await sse.respond(current_request(), feed, events, errors.last_event, pings)
+    arguments = _chat_arguments(wanted) | terms.arguments()
+    done = await server.chat(wanted.messages, options, **arguments)
     return json_response(whole_chat(server, wanted, options, done))
 
 
 async def open_chat(
-    server: Server, wanted: ChatRequest, options: Options
-) -> tuple[sse.Feed, ChatEvents]:
+    server: Server, wanted: ChatRequest, options: Options, terms: Terms
+) -> tuple[sse.Feed, ChatEvents, sse.Pings]:
     """Start to answer a chat. It ends with the current request, at the latest.
 
     Raises:
         TrioServeError: as `Server.stream_chat`.
     """
+    arguments = _chat_arguments(wanted) | terms.arguments()
     stream = await current_request().resources.enter_async_context(
-        server.stream_chat(wanted.messages, options, **_chat_arguments(wanted))
+        server.stream_chat(wanted.messages, options, **arguments)
     )
-    stream.stream.mailbox.on_stalled = current_request().abort
-    return sse.feed_of(stream), ChatEvents(server.info.name, wanted, options, stream)
+    stream.mailbox.on_stalled = current_request().abort
+    events = ChatEvents(server.info.name, wanted, options, stream)
+    return sse.feed_of(stream), events, pings_for(server, wanted, [stream])
 
 
 def _chat_arguments(wanted: ChatRequest) -> dict[str, Any]:
@@ -66,7 +70,6 @@ def _chat_arguments(wanted: ChatRequest) -> dict[str, Any]:
         "template_kwargs": wanted.template_kwargs,
         "reasoning_format": wanted.reasoning_format,
         "parse_tools": bool(tools),
-        "on_cancel": CancelReason.DISCONNECT,
     }
 
 
@@ -120,18 +123,18 @@ async def completions() -> Response:
     """Continue one or more prompts."""
     wanted = CompletionRequest.parse(await read_body())
     server = current_server()
-    options = await options_for(server, wanted)
+    options, terms = await options_for(server, wanted), terms_of(wanted)
     if not wanted.stream:
-        done = await complete_all(server, wanted.prompts, options)
+        done = await complete_all(server, wanted.prompts, options, terms)
         return json_response(whole_completion(server, wanted, options, done))
     request = current_request()
-    opened = await open_all(request, server, wanted.prompts, options)
+    opened = await open_all(request, server, wanted.prompts, options, terms)
     feed = await sse.open_feed(request.resources, opened)
     echoes = [_echo(server, wanted, stream.prompt) for stream in opened]
     prompts = [stream.prompt for stream in opened]
     events = CompletionEvents(server.info.name, wanted, options, prompts, echoes)
-    interval = ping_interval(server, wanted)
-    return await sse.respond(request, feed, events, errors.last_event, interval)
+    pings = pings_for(server, wanted, opened)
+    return await sse.respond(request, feed, events, errors.last_event, pings)
 
 
 def _echo(server: Server, wanted: CompletionRequest, prompt: tuple[int, ...]) -> str:

@@ -20,6 +20,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api import sse
 from trioserve.api.http import json_response
 from trioserve.api.schema import ChatRequest
+from trioserve.api.terms import Terms
 from trioserve.errors import NotFoundError, QueueFullError, TrioServeError
 from trioserve.types import Options
 
@@ -46,6 +47,7 @@ class Parked:
 
     wanted: ChatRequest
     options: Options
+    terms: Terms = attrs.field(factory=Terms)
 
 
 class Lot:
@@ -92,8 +94,15 @@ class Lot:
         """Note what `cancel` has to stop."""
         self._running[id_] = stop
 
+    def put_back(self, id_: str, request: Parked) -> None:
+        """Undo `take`: the request has not run, and may be tried again."""
+        del self._running[id_]
+        self._parked[id_] = (request, self._clock() + EXPIRES)
+
     def end(self, id_: str) -> None:
-        """Note that a request has ended."""
+        """Note that a request has ended, unless it was put back."""
+        if id_ in self._parked:
+            return
         self._running.pop(id_, None)
         self._ended[id_] = None
         while len(self._ended) > MAX_REMEMBERED:

@@ -8,11 +8,12 @@ import trio
 
 from trioserve.api.connection import Request
 from trioserve.api.generation import tokens_for
+from trioserve.api.terms import Terms
 from trioserve.api.values import Prompt
 from trioserve.errors import TrioServeError
 from trioserve.server import Server
 from trioserve.stream import Completion, Stream
-from trioserve.types import CancelReason, Options, TokenId
+from trioserve.types import Options, TokenId
 
 _PARAM = "prompt"
 
@@ -22,7 +23,7 @@ async def _tokenize(server: Server, prompts: Sequence[Prompt]) -> list[tuple[Tok
 
 
 async def open_all(
-    request: Request, server: Server, prompts: Sequence[Prompt], options: Options
+    request: Request, server: Server, prompts: Sequence[Prompt], options: Options, terms: Terms
 ) -> list[Stream]:
     """Start to continue all prompts. They end with the request, at the latest.
 
@@ -32,7 +33,7 @@ async def open_all(
     streams = []
     for tokens in await _tokenize(server, prompts):
         stream = await request.resources.enter_async_context(
-            server.stream(tokens, options, on_cancel=CancelReason.DISCONNECT)
+            server.stream(tokens, options, **terms.arguments())
         )
         stream.mailbox.on_stalled = request.abort
         streams.append(stream)
@@ -40,7 +41,7 @@ async def open_all(
 
 
 async def complete_all(
-    server: Server, prompts: Sequence[Prompt], options: Options
+    server: Server, prompts: Sequence[Prompt], options: Options, terms: Terms
 ) -> list[Completion]:
     """Continue all prompts to their end.
 
@@ -52,7 +53,7 @@ async def complete_all(
 
     async def complete(index: int, tokens: tuple[TokenId, ...]) -> None:
         try:
-            done[index] = await server.complete(tokens, options, on_cancel=CancelReason.DISCONNECT)
+            done[index] = await server.complete(tokens, options, **terms.arguments())
         except TrioServeError as error:
             failures.append(error)  # raised below, outside of the nursery's group
             nursery.cancel_scope.cancel()

@@ -124,7 +124,9 @@ class Generation:
 
     stream: bool = False
     stream_options: StreamOptions = attrs.field(factory=StreamOptions)
+    timeout: float | None = attrs.field(default=None, metadata=how(read=values.seconds))
     sse_ping_interval: float | None = None
+    queue_comments: bool = False  # tell the place in the queue, in comments of the stream
     timings_per_token: bool = False
     return_progress: bool = False
     max_tokens: int | None = attrs.field(

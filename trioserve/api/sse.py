@@ -13,6 +13,7 @@ import trio
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.connection import Beat, Request
+from trioserve.api.queue import Waiting
 from trioserve.concurrency import alongside
 from trioserve.errors import RequestEndedError, TrioServeError
 from trioserve.stream import ChatChunk, ChatStream, Stream
@@ -27,9 +28,6 @@ encode: Callable[[Any], str] = json.JSONEncoder(
 
 #: The last event of OpenAI's streams.
 DONE = b"data: [DONE]\n\n"
-
-#: A comment, which clients skip. It keeps proxies from closing a silent connection.
-PING = b":\n\n"
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -126,49 +124,89 @@ async def _merged(streams: Sequence[Stream | ChatStream]) -> AsyncGenerator[Feed
         yield Feed(len(streams), take)
 
 
+#: Seconds that a stream which tells its place in the queue waits before it does, and between two
+#: looks. A request that gets a slot at once has nothing to tell.
+SOON = 0.1
+LOOK_INTERVAL = 1.0
+
+
+@attrs.frozen
+class Pings:
+    """What a response says while its streams are silent.
+
+    `interval` is the silence, in seconds, before a ping; infinite: none are sent. With
+    `tell_place`, the place in the queue is told soon, and again when it has changed.
+    """
+
+    interval: float
+    waiting: Waiting
+    tell_place: bool = False
+
+    def pause(self) -> float:
+        """Seconds until the next comment, for as long as nothing else was sent."""
+        return LOOK_INTERVAL if self.tell_place and self.waiting.is_queued() else math.inf
+
+
 #: Turns an error that ends a response which had begun into bytes.
 OnError: TypeAlias = Callable[[Exception], bytes]
 
 
 async def respond(
-    request: Request, feed: Feed, encoder: Encoder, on_error: OnError, interval: float
+    request: Request, feed: Feed, encoder: Encoder, on_error: OnError, pings: Pings
 ) -> Response:
     """Make the response that streams a feed.
 
-    Waits for the first event, but not longer than `interval`: so an error before any output
-    still has a status of its own.
+    Waits for the first event, but not longer than until the first ping: so an error before any
+    output still has a status of its own.
 
     Args:
         request: the request that is answered.
         feed: what to stream.
         encoder: how to write it.
         on_error: how to write what ends a stream that has begun.
-        interval: seconds of silence after which a ping is sent; 0 or less: never.
+        pings: what to say in silence.
 
     Raises:
         TrioServeError: the request failed before it had any output.
     """
-    interval = interval if interval > 0 else math.inf
-    first = None
-    with trio.move_on_after(interval):
-        first = await feed.next()
-    request.beat = Beat(interval, PING)
+    first = await _first(feed, pings)
+    request.beat = Beat(pings.interval, pings.waiting.comment)
     return Response(
-        _write(feed, first, encoder, on_error),
+        _write(feed, first, encoder, on_error, pings),
         headers=HEADERS,
         content_type="text/event-stream",
     )
 
 
+async def _first(feed: Feed, pings: Pings) -> tuple[int, Event] | None:
+    """Wait for the first event; None when it is time to say something before."""
+    if pings.tell_place:
+        with trio.move_on_after(SOON):
+            return await feed.next()
+        if pings.waiting.is_queued():
+            return None
+    with trio.move_on_after(pings.interval):
+        return await feed.next()
+    return None
+
+
 async def _write(
-    feed: Feed, item: tuple[int, Event] | None, encoder: Encoder, on_error: OnError
+    feed: Feed,
+    item: tuple[int, Event] | None,
+    encoder: Encoder,
+    on_error: OnError,
+    pings: Pings,
 ) -> AsyncGenerator[bytes, None]:
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
     running = feed.n_streams
     try:
-        if item is None:
-            yield PING
-            item = await feed.next()
+        said = b""
+        while item is None:
+            if (comment := await pings.waiting.comment()) != said:
+                yield comment
+            said = comment
+            with trio.move_on_after(pings.pause()):
+                item = await feed.next()
         while True:
             data = encoder.encode(*item)
             running -= isinstance(item[1], Finished)

@@ -6,12 +6,11 @@ from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import errors, sse
-from trioserve.api.generation import ping_interval
 from trioserve.api.http import current_request
 from trioserve.api.openai import open_chat
 from trioserve.api.parked import current_lot
 from trioserve.api.service import current_server
-from trioserve.errors import MethodNotAllowedError
+from trioserve.errors import MethodNotAllowedError, QueueFullError
 
 blueprint = Blueprint("streams", __name__)
 
@@ -43,7 +42,11 @@ async def read(id_: str) -> Response:
     if parked is None:
         return Response(status=204)  # which stops an EventSource from coming back
     current_request().resources.callback(lot.end, id_)
-    feed, events = await open_chat(server, parked.wanted, parked.options)
+    try:
+        feed, events, pings = await open_chat(server, parked.wanted, parked.options, parked.terms)
+    except QueueFullError:
+        lot.put_back(id_, parked)
+        raise
     stop = sse.Stop(feed)
     lot.runs(id_, stop)
     return await sse.respond(
@@ -51,7 +54,7 @@ async def read(id_: str) -> Response:
         stop.feed,
         _EndsWithEvent(events),
         lambda error: errors.last_event(error) + LAST,
-        ping_interval(server, parked.wanted),
+        pings,
     )
 
 

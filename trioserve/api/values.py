@@ -16,6 +16,9 @@ Bias: TypeAlias = tuple[int | str, float]
 
 _INT32_MAX = 2**31 - 1
 
+#: The most seconds that a request may give itself: a year.
+MAX_SECONDS = 365 * 86400
+
 #: Prompts that one request may hold.
 MAX_PROMPTS = 256
 
@@ -47,6 +50,17 @@ def count(value: Any) -> int:
     if not 0 <= integer(value) <= _INT32_MAX:
         raise MismatchError(f"between 0 and {_INT32_MAX}")
     return integer(value)
+
+
+def seconds(value: Any) -> float:
+    """Read a length of time, in seconds."""
+    wanted = f"a number of seconds, more than 0 and at most {MAX_SECONDS}"
+    try:
+        if 0 < number(value) <= MAX_SECONDS:
+            return number(value)
+    except MismatchError:
+        pass  # said below, with what is wanted
+    raise MismatchError(wanted)
 
 
 def words(value: Any) -> tuple[str, ...]:

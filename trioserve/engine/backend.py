@@ -115,6 +115,10 @@ class Backend(Protocol):
         """How many sequences there are; ids run from 0 to ``n_seqs - 1``."""
 
     @property
+    def n_spare_cores(self) -> int:
+        """Cores that `decode` leaves to others."""
+
+    @property
     def unified(self) -> bool:
         """Whether all sequences share the cells, so that a copy takes none."""
 

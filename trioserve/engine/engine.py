@@ -15,6 +15,7 @@ from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, 
 from trioserve.engine.output import accept
 from trioserve.engine.prefix_cache import PrefixCache
 from trioserve.engine.run import Run
+from trioserve.engine.sampling import Draw, SamplerPool
 from trioserve.engine.scheduler import Scheduler, Work, least
 from trioserve.engine.slot import Slot
 from trioserve.engine.strategy import BatchStrategy
@@ -26,7 +27,16 @@ from trioserve.errors import (
     KVCacheFullError,
     TrioServeError,
 )
-from trioserve.types import Admitted, EngineEvent, EngineStatus, Failed, Finished, Progress, Task
+from trioserve.types import (
+    Admitted,
+    EngineEvent,
+    EngineStatus,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    Task,
+)
 
 
 class Engine:
@@ -66,6 +76,7 @@ class Engine:
         self._notify = notify
         self._strategy = strategy
         self._context_shift = context_shift
+        self._samplers = SamplerPool(min(backend.n_spare_cores, backend.n_slots))
         self._n_ctx_seq = backend.n_ctx_seq
         self._outbox: list[EngineEvent] = []
         self._fresh: list[EngineEvent] = []  # of this tick, not in the outbox yet
@@ -126,6 +137,8 @@ class Engine:
             ids = f"token ids run from 0 to {n_vocab - 1}"
             raise InvalidRequestError(f"The prompt has an unknown token: {ids}.", param="prompt")
         self.backend.check_sampling(task.options.sampling)
+        if task.options.grammar is not None and task.constraint is None:
+            raise EngineError("The grammar of the task was not compiled.")
         if task.options.id_slot >= self.backend.n_slots:
             raise InvalidRequestError(
                 f"'id_slot' must be less than {self.backend.n_slots}.", param="id_slot"
@@ -141,6 +154,7 @@ class Engine:
         finally:
             for run in self.scheduler.runs():
                 run.close()
+            self._samplers.close()
             self.backend.close()
 
     def step(self, *, wait: bool = False) -> bool:
@@ -250,7 +264,8 @@ class Engine:
     # -- one tick: postprocess
 
     def _postprocess(self, work: list[Work], rows: list[int]) -> None:
-        """Sample where there are logits, and pass on what may be shown."""
+        """Note what was decoded, and go on where there are logits."""
+        ready: list[tuple[Slot, Run, int]] = []
         for piece, row in zip(work, rows, strict=True):
             slot, run, seq = piece.slot, piece.slot.run, piece.slot.seq
             assert run is not None and seq is not None
@@ -258,8 +273,30 @@ class Engine:
             self.scheduler.cache.append(seq, run.tokens[start : start + piece.n_tokens])
             if not piece.in_decode:
                 self._note_prefill(slot, run, piece.n_tokens)
-            if slot.n_pending == 0:
-                self._next_token(slot, run, row)
+            if slot.n_pending == 0 and self._has_sampler(slot, run):
+                ready.append((slot, run, row))
+        draws = self._samplers.draw([(run, row) for _, run, row in ready])
+        for (slot, run, _), draw in zip(ready, draws, strict=True):
+            if isinstance(draw, Draw):
+                self._next_token(slot, run, draw)
+            else:
+                self._fail(slot, draw)
+
+    def _has_sampler(self, slot: Slot, run: Run) -> bool:
+        """Make the sampler of a run that begins its output; ends a run that wants none."""
+        slot.in_decode = True
+        task = run.task
+        if task.options.max_tokens == 0:
+            run.finish_reason = FinishReason.LIMIT
+            self._finish(slot, run)
+        elif run.sampler is None:
+            try:
+                run.sampler = self.backend.sampler(
+                    task.options.sampling, task.prompt, task.constraint
+                )
+            except TrioServeError as error:
+                self._fail(slot, error)
+        return run.sampler is not None
 
     def _note_admission(self, slot: Slot) -> None:
         run = slot.run
@@ -279,14 +316,10 @@ class Engine:
             progress = Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms)
             self._fresh.append(progress)
 
-    def _next_token(self, slot: Slot, run: Run, row: int) -> None:
-        """Sample one token of a run, and end the run if that was the last."""
-        slot.in_decode = True
-        try:
-            chunk = accept(run, row, self.backend, self._n_ctx_seq, shifts=self._context_shift)
-        except TrioServeError as error:
-            self._fail(slot, error)
-            return
+    def _next_token(self, slot: Slot, run: Run, draw: Draw) -> None:
+        """Add one token to a run, and end the run if that was the last."""
+        vocab, shifts = self.backend.vocab, self._context_shift
+        chunk = accept(run, draw, vocab, self._n_ctx_seq, shifts=shifts)
         self._predicted_tokens += 1
         if chunk is not None:
             self._fresh.append(chunk)
@@ -353,10 +386,13 @@ class Engine:
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
-        n_ctx = self.scheduler.n_ctx_seq
+        n_ctx, now = self.scheduler.n_ctx_seq, monotonic()
         return EngineStatus(
             slots=tuple(slot.status(n_ctx) for slot in self.scheduler.slots),
-            waiting=tuple(run.task.id for run in self.scheduler.waiting),
+            waiting=tuple(
+                run.waiting_status(position, now)
+                for position, run in enumerate(self.scheduler.waiting, start=1)
+            ),
             ticks=self._ticks,
             prompt_tokens=self._prompt_tokens,
             predicted_tokens=self._predicted_tokens,

@@ -7,7 +7,14 @@ from time import monotonic
 from trioserve.engine.backend import Sampler
 from trioserve.engine.prefix_tree import shared_length
 from trioserve.engine.text import TextStream
-from trioserve.types import FinishReason, Task, Timings, TokenId, TokenProbs
+from trioserve.types import (
+    FinishReason,
+    Task,
+    Timings,
+    TokenId,
+    TokenProbs,
+    WaitingStatus,
+)
 
 
 class Run:
@@ -92,6 +99,16 @@ class Run:
         if self.sampler is not None:
             self.sampler.close()
             self.sampler = None
+
+    def waiting_status(self, position: int, now: float) -> WaitingStatus:
+        """Describe the run in the queue; `now` is monotonic."""
+        return WaitingStatus(
+            task_id=self.task.id,
+            position=position,
+            n_prompt=self.n_prompt,
+            priority=self.task.priority,
+            waited_s=now - self.submitted_at,
+        )
 
     def timings(self) -> Timings:
         """Sum up the times so far."""

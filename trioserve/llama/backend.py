@@ -10,11 +10,13 @@ import structlog
 from trioserve.config import Config
 from trioserve.llama import chain
 from trioserve.llama.batch import Batch
-from trioserve.llama.context import Context, generation_params
+from trioserve.llama.context import Context, generation_params, threads
+from trioserve.llama.grammar import CompiledGrammar, Compiler
+from trioserve.llama.machine import allowed_cpus
 from trioserve.llama.model import Model, Progress
 from trioserve.llama.sampling import Sampler
 from trioserve.llama.vocab import Vocab
-from trioserve.types import ModelInfo, SamplingParams, TokenId
+from trioserve.types import Constraint, Grammar, ModelInfo, SamplingParams, TokenId
 
 _log = structlog.get_logger("llama")
 
@@ -23,13 +25,16 @@ class LlamaBackend:
     """Implements `trioserve.engine.backend.Backend` with llama.cpp.
 
     It may be made in one thread, used in another and closed in a third, one after the other. Only
-    `info`, `vocab` and `check_sampling` may be used by any thread at any time.
+    `info`, `vocab`, `check_sampling` and `compile` may be used by any thread at any time.
     """
 
-    def __init__(self, model: Model, context: Context, *, n_slots: int) -> None:
+    def __init__(
+        self, model: Model, context: Context, *, n_slots: int, n_spare_cores: int = 0
+    ) -> None:
         self._model = model
         self._context = context
         self._memory = context.memory
+        self._compiler = Compiler(model.vocab, n_threads=min(max(1, n_spare_cores), n_slots))
         self._samplers: WeakSet[Sampler] = WeakSet()
         self.info: ModelInfo = model.info
         self.vocab: Vocab = model.vocab
@@ -37,6 +42,7 @@ class LlamaBackend:
         self.n_ctx_seq: int = min(context.n_ctx_seq, model.info.n_ctx_train)
         self.n_batch: int = context.n_batch
         self.n_slots: int = n_slots
+        self.n_spare_cores = n_spare_cores
         self.n_seqs: int = context.n_seqs
         self.unified: bool = context.unified
         self.can_cut: bool = model.can_cut
@@ -57,7 +63,8 @@ class LlamaBackend:
         except BaseException:
             model.close()
             raise
-        return cls(model, context, n_slots=config.parallel)
+        n_spare = max(0, len(allowed_cpus()) - threads(config.threads))
+        return cls(model, context, n_slots=config.parallel, n_spare_cores=n_spare)
 
     def decode(self) -> None:
         """Run the batch.
@@ -68,18 +75,42 @@ class LlamaBackend:
         """
         self._context.decode(self.batch)
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[TokenId]) -> Sampler:
-        """Make the sampler of a task. It has seen the prompt (for penalties).
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Make of a grammar what `sampler` takes; from any thread but the inference thread.
 
         Raises:
-            InvalidRequestError: a parameter cannot be used with this model.
+            InvalidRequestError: it is wrong, too large, or cannot be enforced.
+            ServerClosingError: the model is closed.
         """
+        return self._compiler.compile(grammar)
+
+    def sampler(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[TokenId],
+        constraint: Constraint | None = None,
+    ) -> Sampler:
+        """Make the sampler of a task. It has seen the prompt (for penalties).
+
+        With a constraint from `compile`, it chooses only what the grammar allows. Where nothing
+        but the end is left, the output ends, whatever the biases say.
+
+        Raises:
+            InvalidRequestError: a parameter cannot be used with this model, or forbids all that
+                the grammar begins with.
+        """
+        matcher = None
+        if constraint is not None:
+            if not isinstance(constraint, CompiledGrammar):
+                raise TypeError("the constraint is of another backend")
+            matcher = constraint.matcher(chain.banned(params, self.vocab))
         sampler = Sampler(
             self._context,
             self.vocab,
             params,
             prompt,
             n_ctx=self.n_ctx_seq,
+            matcher=matcher,
             on_close=self._samplers.discard,
         )
         self._samplers.add(sampler)
@@ -146,6 +177,7 @@ class LlamaBackend:
         """Free the samplers, the context and the model, in this order. Closing twice is fine."""
         for sampler in list(self._samplers):
             sampler.close()
+        self._compiler.close()
         self._context.close()
         self._model.close()
 

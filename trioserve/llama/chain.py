@@ -18,7 +18,7 @@ import attrs
 from trioserve.errors import InvalidRequestError
 from trioserve.llama.library import lib
 from trioserve.llama.vocab import Vocab
-from trioserve.types import SamplingParams
+from trioserve.types import SamplingParams, TokenId
 
 _FLOAT_MAX = 3.4028234e38
 _FLOATS = tuple(field.name for field in attrs.fields(SamplingParams) if str(field.type) == "float")
@@ -70,6 +70,11 @@ def build(params: SamplingParams, vocab: Vocab, *, n_ctx: int) -> Any:
     for sampler in _samplers(params, vocab, n_ctx):
         lib.llama_sampler_chain_add(chain, sampler)
     return chain
+
+
+def banned(params: SamplingParams, vocab: Vocab) -> list[TokenId]:
+    """List the tokens that the chain never chooses."""
+    return [token for token, bias in _biases(params, vocab) if bias == -math.inf]
 
 
 def window(params: SamplingParams, n_ctx: int) -> int:

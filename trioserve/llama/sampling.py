@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trioserve.errors import EngineError
 from trioserve.llama import chain
 from trioserve.llama.context import Context
+from trioserve.llama.grammar import Mask, Matcher
 from trioserve.llama.library import lib, short
 from trioserve.llama.vocab import Vocab
 from trioserve.types import SamplingParams, TokenId, TokenProb, TokenProbs
@@ -33,6 +34,7 @@ class Sampler:
         params: what the request asks for.
         prompt: what the task begins with; the penalties look back at it.
         n_ctx: the most tokens that the task's sequence can hold.
+        matcher: follows the output through a grammar; it is closed with the sampler.
         on_close: called once, when it is closed.
 
     Raises:
@@ -47,11 +49,15 @@ class Sampler:
         prompt: Sequence[TokenId],
         *,
         n_ctx: int,
+        matcher: Matcher | None = None,
         on_close: Callable[[Sampler], object] = lambda _: None,
     ) -> None:
         self._context = context
         self._vocab = vocab
         self._on_close = on_close
+        self._matcher = matcher
+        # The typical sampler makes NaNs of candidates without probability.
+        self._compact = params.typical_p < 1
         self._chain: Any = chain.build(params, vocab, n_ctx=n_ctx)
         if size := chain.window(params, n_ctx):
             for token in prompt[-size:]:
@@ -66,14 +72,17 @@ class Sampler:
         rows = self._context.rows
         if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
             self._refuse(row)
-        token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
-        return token
+        if self._matcher is not None:
+            token = self._constrained(row, self._matcher.mask())
+            self._matcher.accept(token)
+            return token
+        return self._draw(row)
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
         """Like `sample`, and chooses the same token, with the `n` most probable candidates.
 
-        They come from the raw logits, or with `post` from what the samplers left; these can be
-        fewer, and those of probability 0 are left out.
+        They come from the raw logits, as if there were no grammar, or with `post` from what the
+        grammar and the samplers left; these can be fewer, and those of probability 0 are left out.
 
         Raises:
             EngineError: as `sample`.
@@ -83,7 +92,7 @@ class Sampler:
             self._refuse(row)
         logits = self._logits(row)
         if post:
-            token, ids, probs = self._apply(logits)
+            token, ids, probs = self._apply_all(logits)
             best = [i for i in _largest(probs, n) if probs[i] > 0]
             chosen = self._prob(token, probs[ids == token][0])
             return token, TokenProbs(chosen, tuple(self._prob(ids[i], probs[i]) for i in best))
@@ -104,6 +113,8 @@ class Sampler:
         handle, self._chain = self._chain, None
         if handle is not None:
             lib.llama_sampler_free(handle)
+            if self._matcher is not None:
+                self._matcher.close()
             self._on_close(self)
 
     def __enter__(self) -> Sampler:
@@ -129,13 +140,44 @@ class Sampler:
         view: NDArray[np.float32] = np.frombuffer(floats, dtype=np.float32)
         return view
 
-    def _apply(
+    def _draw(self, row: int) -> TokenId:
+        token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
+        return token
+
+    def _constrained(self, row: int, mask: Mask) -> TokenId:
+        """Choose from the tokens of a mask, and leave the logits as they are."""
+        if mask.only is not None:
+            short.llama_sampler_accept(self._chain, mask.only)
+            return mask.only
+        logits = self._logits(row)
+        if mask.forbidden is None or self._compact:
+            ids = mask.ids(len(logits))
+            return self._apply(ids, logits[ids])[0]
+        # Most tokens are allowed: it costs less to hide the others.
+        hidden = logits[mask.forbidden]
+        logits[mask.forbidden] = -np.inf
+        try:
+            return self._draw(row)
+        finally:
+            logits[mask.forbidden] = hidden
+
+    def _apply_all(
         self, logits: NDArray[np.float32]
     ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
-        """Do what `llama_sampler_sample` does, and return the candidates that are left, too."""
-        data = np.zeros(len(logits), dtype=_CANDIDATE)
-        data["id"] = np.arange(len(logits), dtype=np.int32)
-        data["logit"] = logits
+        """Do what `sample` does, and return the candidates that are left, too."""
+        if self._matcher is None:
+            return self._apply(np.arange(len(logits), dtype=np.int32), logits)
+        ids = self._matcher.mask().ids(len(logits))
+        chosen = self._apply(ids, logits[ids])
+        self._matcher.accept(chosen[0])
+        return chosen
+
+    def _apply(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32]
+    ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
+        """Do what `llama_sampler_sample` does with some tokens, and return what is left of them."""
+        data = np.empty(len(ids), dtype=_CANDIDATE)
+        data["id"], data["logit"], data["p"] = ids, logits, 0
         array = lib.llama_token_data_array()
         array.data = data.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
         array.size, array.selected, array.sorted = len(logits), -1, False

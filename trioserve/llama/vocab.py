@@ -87,7 +87,7 @@ class Vocab:
                 f"{match.start()} on, that are all blank or none is, "
                 "which is more than the tokenizer of this model takes."
             )
-        with self._in_use() as handle:
+        with self.in_use() as handle:
             return _tokenize(handle, data, add_special, parse_special)
 
     def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
@@ -125,7 +125,7 @@ class Vocab:
             self._idle.wait_for(lambda: self._users == 0)
 
     @contextmanager
-    def _in_use(self) -> Iterator[Any]:
+    def in_use(self) -> Iterator[Any]:
         """Keep the vocabulary open while a thread is in C with it."""
         with self._idle:
             if (handle := self.handle) is None:

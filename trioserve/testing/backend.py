@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -10,8 +12,16 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
-from trioserve.errors import InvalidRequestError, KVCacheFullError, TrioServeError
-from trioserve.types import ModelInfo, SamplingParams, TokenId, TokenProb, TokenProbs
+from trioserve.errors import EngineError, InvalidRequestError, KVCacheFullError, TrioServeError
+from trioserve.types import (
+    Constraint,
+    Grammar,
+    ModelInfo,
+    SamplingParams,
+    TokenId,
+    TokenProb,
+    TokenProbs,
+)
 
 #: The id of the end-of-generation token; ids below are bytes.
 EOS = 256
@@ -74,11 +84,46 @@ class ScriptedBatch:
         self.rows[row] = (token, pos, seq, True)
 
 
+class ScriptedConstraint(Constraint):
+    """Looks at an output when it is complete. Of a JSON Schema it knows that it makes JSON."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        super().__init__(grammar)
+        if grammar.kind == "gbnf":
+            raise InvalidRequestError("A script knows no GBNF.", param=grammar.param)
+        try:
+            if grammar.kind == "json_schema":
+                json.loads(grammar.source)
+            self._pattern = re.compile(grammar.source if grammar.kind == "regex" else "")
+        except (ValueError, re.error) as error:
+            message = f"'{grammar.param}' cannot be used: {error}."
+            raise InvalidRequestError(message, param=grammar.param) from error
+
+    def check(self, output: str) -> None:
+        """Raise EngineError unless the grammar allows the output."""
+        if self.grammar.kind == "regex":
+            follows = self._pattern.fullmatch(output) is not None
+        else:
+            try:
+                value = json.loads(output)
+                follows = self.grammar.kind == "json_schema" or isinstance(value, dict)
+            except ValueError:
+                follows = False
+        if not follows:
+            raise EngineError(f"The script does not follow the grammar: {output!r}")
+
+
 class ScriptedSampler:
     """Says what the script says after the prompt, byte by byte, and then EOS."""
 
-    def __init__(self, backend: ScriptedBackend, prompt: Sequence[TokenId]) -> None:
+    def __init__(
+        self,
+        backend: ScriptedBackend,
+        prompt: Sequence[TokenId],
+        constraint: ScriptedConstraint | None = None,
+    ) -> None:
         self._backend = backend
+        self._constraint = constraint
         self._text = list(prompt)  # and what was said so far
         self._n_prompt = len(prompt)
         self._reply = backend.script(bytes(prompt).decode("utf-8", "replace")).encode()
@@ -94,6 +139,8 @@ class ScriptedSampler:
         n_said = len(self._text) - self._n_prompt
         token = self._reply[n_said] if n_said < len(self._reply) else EOS
         self._text.append(token)
+        if token == EOS and self._constraint is not None:
+            self._constraint.check(self._reply.decode())
         return token
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
@@ -122,6 +169,7 @@ class ScriptedBackend:
         n_samplers: samplers that are not closed.
         fail_next: raised by the next `decode`, in place of decoding.
         on_decode: called with the backend before each decode.
+        on_compile: called with each grammar, in the thread that compiles it.
     """
 
     def __init__(
@@ -141,6 +189,7 @@ class ScriptedBackend:
         self.n_slots, self.n_ctx, self.n_batch = n_slots, n_ctx, n_batch
         self.n_seqs = n_seqs or n_slots
         self.n_ctx_seq = n_ctx_seq or n_ctx
+        self.n_spare_cores = 0
         self.unified = self.n_ctx_seq == n_ctx
         self.can_cut = can_cut
         self.batch = ScriptedBatch(n_batch)
@@ -153,6 +202,7 @@ class ScriptedBackend:
         self.closed = False
         self.fail_next: TrioServeError | None = None
         self.on_decode: Callable[[ScriptedBackend], None] | None = None
+        self.on_compile: Callable[[Grammar], None] | None = None
         self.info = ModelInfo(
             name="scripted",
             path="",
@@ -205,10 +255,22 @@ class ScriptedBackend:
             if not 0 <= token < self.vocab.n_tokens:
                 raise InvalidRequestError(f"There is no token {token}.", param="logit_bias")
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[TokenId]) -> ScriptedSampler:
+    def compile(self, grammar: Grammar) -> ScriptedConstraint:
+        """Make what a sampler checks its lines with."""
+        if self.on_compile is not None:
+            self.on_compile(grammar)
+        return ScriptedConstraint(grammar)
+
+    def sampler(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[TokenId],
+        constraint: Constraint | None = None,
+    ) -> ScriptedSampler:
         """Make a sampler that knows its lines."""
+        assert constraint is None or isinstance(constraint, ScriptedConstraint)
         self.n_samplers += 1
-        return ScriptedSampler(self, prompt)
+        return ScriptedSampler(self, prompt, constraint)
 
     def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
         """Cut a sequence; in the middle only if `can_cut`."""

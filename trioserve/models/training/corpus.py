@@ -20,15 +20,15 @@ from trioserve.models.training.document import Document, Turn
 
 #: Kinds of single questions, with their shares.
 TURNS: tuple[tuple[Callable[[Random], Turn], float], ...] = (
-    (copying.repeat, 24),
-    (copying.repeat_times, 8),
+    (copying.repeat, 21),
+    (copying.repeat_times, 11),
     (copying.lookup, 6),
-    (copying.listing, 5),
-    (structured.json_object, 20),
-    (small_talk.small_talk, 10),
+    (copying.listing, 4),
+    (structured.json_object, 17),
+    (small_talk.small_talk, 8),
     (knowledge.fact, 12),
-    (knowledge.arithmetic, 10),
-    (knowledge.count, 7),
+    (knowledge.arithmetic, 14),
+    (knowledge.count, 9),
     (knowledge.unknown, 1),
     (stories.story, 3),
 )

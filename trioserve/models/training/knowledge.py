@@ -241,36 +241,38 @@ def unknown(rng: Random) -> Turn:
     )
 
 
-def arithmetic(rng: Random) -> Turn:
-    """Ask for a sum, a difference or a product of one-digit numbers."""
+def _sum(rng: Random) -> tuple[int, str, int, str]:
+    """Return a sum, a difference or a product: its parts, and all of it with the result."""
     a, b = rng.randint(0, 9), rng.randint(0, 9)
     sign = rng.choice("++--*")
     if sign == "-" and a < b and rng.random() < 0.7:
         a, b = b, a
     value = {"+": a + b, "-": a - b, "*": a * b}[sign]
+    return a, sign, b, f"{a} {sign} {b} = {value}"
+
+
+SUM_ASKS = (
+    "What is {}?",
+    "What's {}?",
+    "Calculate {}",
+    "Compute {}",
+    "{} =",
+    "{}",
+    "{}?",
+    "How much is {}?",
+    "What is {}? Answer with the number only.",
+)
+
+
+def arithmetic(rng: Random) -> Turn:
+    """Ask for a sum, a difference or a product of one-digit numbers."""
+    a, sign, b, whole = _sum(rng)
     name = {"+": "plus", "-": "minus", "*": "times"}[sign]
-    shown = rng.choice((f"{a} {sign} {b}", f"{a} {sign} {b}", f"{a}{sign}{b}", f"{a} {name} {b}"))
-    ask = rng.choice(
-        (
-            "What is {}?",
-            "What's {}?",
-            "Calculate {}",
-            "Compute {}",
-            "{} =",
-            "{}",
-            "{}?",
-            "How much is {}?",
-            "What is {}? Answer with the number only.",
-        )
-    )
-    answer = str(value) if "only" in ask else f"{a} {sign} {b} = {value}"
-    return Turn(
-        "arithmetic",
-        ask.format(shown),
-        answer,
-        key=f"{ask} {shown}",
-        thought=f"{a} {sign} {b} = {value}",
-    )
+    plain = f"{a} {sign} {b}"
+    shown = rng.choice((plain, plain, f"{a}{sign}{b}", f"{a} {name} {b}"))
+    ask = rng.choice(SUM_ASKS)
+    answer = whole.split(" = ")[1] if "only" in ask else whole
+    return Turn("arithmetic", ask.format(shown), answer, key=f"{ask} {shown}", thought=whole)
 
 
 def count(rng: Random) -> Turn:
@@ -319,6 +321,8 @@ def count(rng: Random) -> Turn:
 
 def completion(rng: Random) -> str:
     """Return bare sentences of facts, for the completion model."""
+    if rng.random() < 0.3:
+        return "\n".join(_sum(rng)[3] for _ in range(rng.randint(8, 20)))
     lines = []
     for _ in range(rng.randint(1, 8)):
         roll = rng.random()
@@ -330,5 +334,5 @@ def completion(rng: Random) -> str:
             start = rng.choice((1, 1, 1, rng.randint(0, 50)))
             lines.append(", ".join(str(start + i) for i in range(rng.randint(5, 25))))
         else:
-            lines.append(arithmetic(rng).answer)
+            lines.append(_sum(rng)[3])
     return rng.choice((" ", "\n")).join(lines)

@@ -24,7 +24,6 @@ from trioserve.models.training.model import Config, Llama
 from trioserve.models.training.optimizer import Muon, schedule
 from trioserve.models.training.tokenizer import IM_END, load_tokenizer
 
-LONG_FROM = 0.55
 WATCHED = ("repeat", "repeat times", "json", "tool call", "recall", "lookup", "count", "capital")
 
 
@@ -160,7 +159,7 @@ def train(options: argparse.Namespace) -> None:
     step = seen = 0
     checked = saved = shown = 0.0
     while trainer.progress < 1:
-        longest = options.short if trainer.progress < LONG_FROM else options.long
+        longest = options.short if trainer.progress < options.long_from else options.long
         group = list(islice(streams[longest], options.accumulate))
         figures["loss"] += trainer.step(group)
         figures["steps"] += 1
@@ -194,6 +193,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=2, help="batches to a step")
     parser.add_argument("--short", type=int, default=384, help="where documents are cut at first")
     parser.add_argument("--long", type=int, default=2048, help="where they are cut later")
+    parser.add_argument("--long-from", type=float, default=0.55, help="share of the time")
     parser.add_argument("--rate", type=float, default=0.02, help="of Muon")
     parser.add_argument("--adam-rate", type=float, default=0.004)
     parser.add_argument("--decay", type=float, default=0.05)

@@ -1,0 +1,35 @@
+"""The scenarios by the names that `compare --scenarios` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.cancel import Cancel
+from benchmarks.chats import Chats
+from benchmarks.scenarios import (
+    Connections,
+    LongPrompt,
+    Scenario,
+    Settings,
+    SharedPrefix,
+    Streams,
+)
+from benchmarks.structured import Structured
+
+#: A name, and what makes its scenarios from the settings and the numbers of clients asked for.
+SCENARIOS: Mapping[str, Callable[[Settings, Sequence[int]], Sequence[Scenario]]] = {
+    "streams": lambda settings, clients: [
+        Streams(settings, count, settings.requests) for count in clients
+    ],
+    "queue": lambda settings, clients: [Streams(settings, 50, 1)],
+    "shared-prefix": lambda settings, clients: [SharedPrefix(settings)],
+    "chats": lambda settings, clients: [Chats(settings)],
+    "long-prompt": lambda settings, clients: [LongPrompt(settings)],
+    "cancel": lambda settings, clients: [
+        Cancel(settings, "prefill"),
+        Cancel(settings, "decode"),
+    ],
+    "structured": lambda settings, clients: [Structured(settings)],
+    "idle": lambda settings, clients: [Connections(settings)],
+    "waiting": lambda settings, clients: [Connections(settings, waiting=True)],
+}

@@ -1,0 +1,289 @@
+"""The whole table of targets, measured and judged: trioserve beside llama-server.
+
+    python -m benchmarks.proof --model 25m-152k.gguf --model 110m-32k.gguf --out DIR
+
+Each row starts both servers afresh, measures them in turn, A B A B, and says what was measured,
+what the target is, and whether it is met. A row that fails does not stop the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from benchmarks import plot, report
+from benchmarks.harness import Flags, all_running, llama_server, trioserve
+from benchmarks.load import Load, bounded, progress, seconds, warm_up
+from benchmarks.rows import BASE, MET, MISSED, QUICK, Check, Row, Sizes, Verdict, judge, rows
+from benchmarks.scenarios import Scenario, Settings
+from benchmarks.stats import Sample, Spread
+from benchmarks.targets import Target, TargetError, tokens_per_word
+from benchmarks.wire import Shape
+
+Note = Callable[[str], None]
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """A scenario of a row with one model: its samples by server, and the verdicts."""
+
+    model: str
+    row: str
+    scenario: str
+    samples: dict[str, list[Sample]] = attrs.field(factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+    error: str = ""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.proof", description=(__doc__ or "").partition("\n")[0]
+    )
+    keys = [row.key for row in rows(Sizes())]
+    add = parser.add_argument
+    add(
+        "--model",
+        type=Path,
+        action="append",
+        required=True,
+        help="a GGUF file; given more than once, rows of one model use the last one",
+    )
+    add("--out", type=Path, required=True, help="folder for results.json, .md, .svg and logs")
+    add("--llama-server", type=Path, default=os.environ.get("LLAMA_SERVER") or None)
+    add("--rows", default="all", help=f"all, or some of: {', '.join(keys)}; with commas")
+    add("--quick", action="store_true", help="very small sizes: does it work, not how well")
+    add("--rounds", type=bounded(1, 100), default=5, help="runs of each server, if time allows")
+    add("--budget", type=seconds, default=690.0, help="seconds for all; rounds are left out for it")
+    add("--max-time", type=seconds, default=60.0, help="seconds for one run of one server")
+    add("-t", "--threads", type=bounded(1, 512), default=2)
+    add("-np", "--slots", type=bounded(1, 256), default=8)
+    add("-c", "--context", type=bounded(1, 2**31 - 1), default=16384, help="all slots together")
+    add("-b", "--batch", type=bounded(1, 2**20), default=2048)
+    add("-ub", "--ubatch", type=bounded(1, 2**20), default=512)
+    add("--both-args", default="--kv-unified --cache-ram 2048", help="more flags for both")
+    add("--trioserve-args", default="", help="more flags for trioserve, as one string")
+    add("--llama-server-args", default="", help="more flags for llama-server, as one string")
+    add("--start-timeout", type=seconds, default=60.0, help="seconds until /health answers 200")
+    add("--quiet", action="store_true", help="do not report progress on standard error")
+    options = parser.parse_args(argv)
+    options.rows = keys if options.rows == "all" else options.rows.split(",")
+    for key in options.rows:
+        if key not in keys:
+            parser.error(f"no row is called {key!r}; there are {', '.join(keys)}")
+    for model in options.model:
+        if not model.is_file():
+            parser.error(f"{model} is no file")
+    return options
+
+
+def jobs_of(options: argparse.Namespace) -> list[tuple[Path, Row]]:
+    """Return what is run: rows of every model with each, the others with the last."""
+    chosen = [row for row in rows(QUICK if options.quick else Sizes()) if row.key in options.rows]
+    last = len(options.model) - 1
+    return [
+        (model, row)
+        for number, model in enumerate(options.model)
+        for row in chosen
+        if row.every_model or number == last
+    ]
+
+
+def settings_of(options: argparse.Namespace, target: Target) -> Settings:
+    """Make what the scenarios have in common. The target says how many tokens a word is."""
+    sizes = QUICK if options.quick else Sizes()
+    return Settings(
+        shape=Shape(max_tokens=sizes.max_tokens),
+        words_per_token=1 / tokens_per_word(target),
+        slots=options.slots,
+        requests=sizes.requests,
+        timeout=options.max_time,
+        max_time=options.max_time,
+    )
+
+
+def rounds_in_time(
+    targets: Sequence[Target],
+    scenario: Scenario,
+    rounds: int,
+    until: float,
+    note: Note,
+) -> dict[str, list[Sample]]:
+    """Measure A B, B A, and so on, at least once; no round begins that would end after `until`.
+
+    A round has the same seed for every server. An error ends it and is part of the sample.
+    """
+    samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
+    longest = 0.0
+    for number in range(rounds):
+        started = time.monotonic()
+        if number and started + longest > until:
+            break
+        for target in targets if number % 2 == 0 else reversed(targets):
+            note(f"  {scenario.name}, round {number + 1}: {target.name}")
+            try:
+                sample = scenario.measure(target, f"{scenario.name} round {number}")
+            except (TargetError, OSError, ValueError, KeyError) as error:
+                sample = Sample(numbers={}, requests=1, failed=1, errors=(repr(error),))
+            samples[target.name].append(sample)
+        longest = max(longest, time.monotonic() - started)
+    return samples
+
+
+def run_row(
+    options: argparse.Namespace, model: Path, row: Row, until: float, note: Note
+) -> list[Result]:
+    """Start both servers, run the scenarios of a row, and judge them.
+
+    Raises:
+        TargetError: a server could not be started, or does not answer.
+    """
+    commands = [trioserve(f"{options.trioserve_args} {row.trioserve_args}")]
+    if options.llama_server is not None:
+        commands.append(llama_server(options.llama_server, options.llama_server_args))
+    logs = options.out / "logs" / f"{model.stem}-{row.key}"
+    flags = flags_of(options, model)
+    results = []
+    with all_running(commands, flags, logs, start_timeout=options.start_timeout) as targets:
+        warm_up(targets, Load(clients=1, shape=Shape(max_tokens=16)), 2)
+        pairs = row.scenarios(settings_of(options, targets[0]))
+        for number, (scenario, checks) in enumerate(pairs):
+            now = time.monotonic()
+            share = now + (until - now) / (len(pairs) - number)
+            samples = rounds_in_time(targets, scenario, options.rounds, share, note)
+            print(report.table(f"{model.stem}: {scenario.name}", scenario.metrics, samples))
+            results.append(
+                Result(
+                    model=model.stem,
+                    row=row.key,
+                    scenario=scenario.name,
+                    samples=samples,
+                    verdicts=tuple(judge(check, samples) for check in checks),
+                )
+            )
+    return results
+
+
+def flags_of(options: argparse.Namespace, model: Path) -> Flags:
+    """Return the flags that the servers share."""
+    return Flags(
+        model=model.resolve(),
+        threads=options.threads,
+        slots=options.slots,
+        context=options.context,
+        batch=options.batch,
+        ubatch=options.ubatch,
+        more=tuple(shlex.split(options.both_args)),
+    )
+
+
+HEAD = ("model", "scenario", "measured", "trioserve [spread]", "target", "verdict", BASE, "rounds")
+
+
+def summary(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """Return the table of verdicts, the head first."""
+    table: list[tuple[str, ...]] = [HEAD]
+    for result in results:
+        if result.error:
+            first = result.error.splitlines()[0]
+            table.append(
+                (result.model, result.scenario, "-", "-", "-", f"failed: {first}", "-", "0")
+            )
+        for verdict in result.verdicts:
+            check = verdict.check
+            row = (check.text, check.show(verdict.value), check.target, verdict.outcome)
+            base = check.show(verdict.base)
+            table.append((result.model, result.scenario, *row, base, str(verdict.rounds)))
+    return table
+
+
+def bars(results: Sequence[Result]) -> list[plot.Bar]:
+    """Return the lines of the picture."""
+    found = []
+    for result in results:
+        for verdict in result.verdicts:
+            check = verdict.check
+            if not check.bound:
+                continue  # a share of nothing has no place on the axis
+            # Of a ratio, llama-server is 1 by definition.
+            base = Spread(1.0, 1.0, 1.0) if check.ratio and verdict.value else verdict.base
+            found.append(
+                plot.Bar(
+                    label=f"{result.model} {result.scenario}: {check.text}",
+                    ours=plot.share(verdict.value, check.bound, least=check.least),
+                    base=plot.share(base, check.bound, least=check.least),
+                )
+            )
+    return found
+
+
+def write(options: argparse.Namespace, results: Sequence[Result]) -> None:
+    """Write what is known so far: after each row, so that an early end loses nothing."""
+    shown = report.plain(options) | {"model": [str(model) for model in options.model]}
+    report.write_json(
+        options.out / "results.json",
+        {"options": shown, "results": [_plain(result) for result in results]},
+    )
+    flags = " ".join(flags_of(options, options.model[0]).arguments()[2:])
+    machine = report.machine()
+    where = f"{machine['cores']} cores, {machine['system']} {machine['machine']}"
+    text = f"Measured {machine['when']}, {where}; both servers with `{flags}`.\n\n"
+    text += "Median of the rounds, and in brackets the least and the greatest.\n\n"
+    text += report.markdown(summary(results))
+    (options.out / "results.md").write_text(text, encoding="utf-8")
+    picture = plot.svg(f"trioserve beside llama-server ({where})", bars(results))
+    (options.out / "results.svg").write_text(picture, encoding="utf-8")
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    whole = attrs.asdict(result)
+    for verdict in whole["verdicts"]:
+        verdict["check"]["target"] = Check(**verdict["check"]).target
+    return whole
+
+
+def _end(_number: int, _frame: object) -> None:
+    """Turn a signal into an exception, so that the servers are stopped on the way out."""
+    sys.exit(128 + signal.SIGTERM)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 1 when a target is not met or was not measured."""
+    options = parse(argv)
+    signal.signal(signal.SIGTERM, _end)
+    note = progress(options.quiet)
+    options.out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + options.budget
+    results: list[Result] = []
+    jobs = jobs_of(options)
+    for number, (model, row) in enumerate(jobs):
+        now = time.monotonic()
+        until = now + max(0.0, end - now) / (len(jobs) - number)
+        note(f"{model.stem}, {row.key}: {until - now:.0f} s")
+        try:
+            results += run_row(options, model, row, until, note)
+        except Exception as error:  # whatever went wrong in one row, the others go on
+            note(f"  failed: {error!r}")
+            text = f"{type(error).__name__}: {error}"
+            results.append(Result(model=model.stem, row=row.key, scenario=row.key, error=text))
+        write(options, results)
+    print(report.align(summary(results)))
+    outcomes = [verdict.outcome for result in results for verdict in result.verdicts]
+    failed = sum(bool(result.error) for result in results)
+    missed, other = outcomes.count(MISSED), len(outcomes)
+    other -= missed + outcomes.count(MET)
+    print(f"{outcomes.count(MET)} met, {missed} missed, {other} not measured, {failed} rows failed")
+    return 0 if outcomes.count(MET) == len(outcomes) and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
