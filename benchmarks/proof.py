@@ -160,7 +160,8 @@ def run_row(
             now = time.monotonic()
             share = now + (until - now) / (len(pairs) - number)
             samples = rounds_in_time(targets, scenario, options.rounds, share, note)
-            print(report.table(f"{model.stem}: {scenario.name}", scenario.metrics, samples))
+            title = f"{model.stem}: {scenario.name}"
+            print(report.table(title, scenario.metrics, samples), flush=True)
             results.append(
                 Result(
                     model=model.stem,
@@ -270,6 +271,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         until = now + max(0.0, end - now) / (len(jobs) - number)
         note(f"{model.stem}, {row.key}: {until - now:.0f} s")
         try:
+            if now >= end:
+                raise TargetError(f"the {options.budget:g} s of --budget were used up before")
             results += run_row(options, model, row, until, note)
         except Exception as error:  # whatever went wrong in one row, the others go on
             note(f"  failed: {error!r}")

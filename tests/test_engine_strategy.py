@@ -33,8 +33,6 @@ def test_the_shares_are_sound(
     assert len(shares) == len(pending)
     assert all(0 <= share <= needed for share, needed in zip(shares, pending, strict=True))
     assert 1 <= sum(shares) <= budget
-    if n_decode == 0:
-        assert sum(shares) == min(budget, sum(pending))
 
 
 def test_a_tick_is_filled_up_to_its_time() -> None:
@@ -42,29 +40,29 @@ def test_a_tick_is_filled_up_to_its_time() -> None:
     strategy.observe(0, 4, 0.010)  # 10 ms to decode
     strategy.observe(100, 0, 0.100)  # 1 ms a prompt token
     assert strategy.share([3000], 4, 2048) == [40]
-    assert strategy.share([3000], 0, 2048) == [2048]
+    assert strategy.share([3000], 0, 2048) == [500]
 
 
 def test_the_oldest_prompt_is_not_starved_and_the_shortest_not_held_up() -> None:
     assert DecodeMaximal().share([3000, 500, 20], 0, 100) == [50, 30, 20]
-    assert DecodeMaximal().share([3000, 20, 500], 0, 1000) == [500, 20, 480]
+    assert DecodeMaximal().share([3000, 20, 500], 0, 1000) == [64, 20, 44]
 
 
 def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.200)
     clock.observe(100, 4, 0.300)  # 1 ms a token more
-    assert clock.prompt_tokens(2048) == 200
+    assert clock.prompt_tokens(4, 2048) == 200
 
 
 def test_the_clock_follows_a_machine_that_slows_down() -> None:
     clock = TickClock(50.0)
     for _ in range(30):
         clock.observe(100, 0, 0.100)
-    assert clock.prompt_tokens(2048) == 50
+    assert clock.prompt_tokens(1, 2048) == 50
     for _ in range(30):
         clock.observe(100, 0, 0.200)
-    assert clock.prompt_tokens(2048) in (24, 25)
+    assert clock.prompt_tokens(1, 2048) in (24, 25)
 
 
 def test_strategies_are_found_by_name_and_by_import_path() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -81,9 +82,9 @@ async def browsing(tmp_path: Path) -> AsyncIterator[Browser]:
 
 
 async def _port_in(log: Path) -> int:
-    while "on port " not in (text := log.read_text()):
+    while (found := re.search(r"on port (\d+)\.", log.read_text())) is None:
         await trio.sleep(0.05)
-    return int(text.rpartition("on port ")[2].split(".")[0])
+    return int(found[1])
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:

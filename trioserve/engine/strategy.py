@@ -25,7 +25,7 @@ class BatchStrategy(Protocol):
 
         Returns:
             One number for each prompt, from 0 to its pending ones; at most `budget` in sum, and
-            at least 1 in sum when nobody decodes.
+            at least 1 in sum.
         """
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
@@ -41,8 +41,12 @@ class TickClock:
 
     #: Share of a new observation in the average. High: load on the machine comes and goes.
     WEIGHT = 0.3
-    #: A prompt gets this many tokens a tick at least, so that it comes to an end.
+    #: Prompts get this many tokens a tick at least, so that they come to an end.
     LEAST = 16
+    #: With nobody to hold up, a tick may take this much longer. A cancel waits for the tick.
+    ALONE = 10
+    #: And has this many tokens at least: fewer would not keep the cores busy.
+    LEAST_ALONE = 128
 
     def __init__(self, max_tick_ms: float) -> None:
         self._max_tick_s = max_tick_ms / 1e3
@@ -60,21 +64,24 @@ class TickClock:
     def _average(self, old: float, new: float) -> float:
         return old + self.WEIGHT * (new - old) if old else new
 
-    def prompt_tokens(self, budget: int) -> int:
+    def prompt_tokens(self, n_decode: int, budget: int) -> int:
         """How many prompt tokens make a tick as long as it may be.
 
         Where a tick that only decodes is already long, prompts get as much time again.
         """
-        if not self._per_token_s:
-            return min(budget, self.LEAST * 4)  # nothing is known yet
-        time_left = max(self._max_tick_s - self._decode_s, self._decode_s)
-        return min(budget, max(self.LEAST, int(time_left / self._per_token_s)))
+        if n_decode:
+            least, time_left = self.LEAST, max(self._max_tick_s - self._decode_s, self._decode_s)
+        else:
+            least, time_left = self.LEAST_ALONE, self._max_tick_s * self.ALONE
+        if self._per_token_s:
+            least = max(least, int(time_left / self._per_token_s))
+        return min(budget, least)
 
 
 class DecodeMaximal:
     """Keep streams flowing: while some decode, prompts get what fits into a tick's time.
 
-    With nobody to hold up, prompts get all of the batch. The oldest prompt gets at least half,
+    With nobody to hold up, they get ten times that. The oldest prompt gets at least half,
     so that it is not starved, and the rest goes to those that need least, so that a short prompt
     does not wait for a long one.
 
@@ -86,8 +93,8 @@ class DecodeMaximal:
         self._clock = TickClock(max_tick_ms)
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Share what fits into the time, or all of the batch when nobody decodes."""
-        return share_out(pending, self._clock.prompt_tokens(budget) if n_decode else budget)
+        """Share what fits into the time."""
+        return share_out(pending, self._clock.prompt_tokens(n_decode, budget))
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn what tokens cost."""
@@ -116,7 +123,7 @@ class Balanced:
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give every prompt an equal part; what one does not need goes to the others."""
-        left = self._clock.prompt_tokens(budget) if n_decode else budget
+        left = self._clock.prompt_tokens(n_decode, budget)
         shares = [0] * len(pending)
         order = sorted(range(len(pending)), key=lambda i: pending[i])
         for done, i in enumerate(order):
