@@ -18,12 +18,22 @@ get() { # get PATH
 get /health
 get /v1/models
 get /slots
+get '/slots?queue=1'
 
 # OpenAI's chat, whole and as a stream. Press Ctrl-C in the middle of it: the slot is free at once.
 post /v1/chat/completions '{"messages": [{"role": "user", "content": "Say hello"}], "temperature": 0}'
 post /v1/chat/completions '{
     "messages": [{"role": "user", "content": "Count from 1 to 10"}],
     "stream": true, "stream_options": {"include_usage": true}, "temperature": 0}'
+
+# A request that matters more than others, and has 10 seconds from its arrival.
+post /v1/chat/completions '{
+    "messages": [{"role": "user", "content": "Say hello"}], "priority": 5, "timeout": 10}'
+
+# A message that was begun: the model goes on with it.
+post /v1/chat/completions '{
+    "messages": [{"role": "user", "content": "Name a colour"},
+                 {"role": "assistant", "content": "My favourite colour is"}], "max_tokens": 8}'
 
 # OpenAI's text completion, and llama-server's own.
 post /v1/completions '{"prompt": "Once upon a time", "max_tokens": 16}'

@@ -15,6 +15,7 @@ import trio
 from http_server import serving_script
 
 import trioserve
+from trioserve.chat.template import CHATML
 from trioserve.errors import DecodeError
 from trioserve.testing import ScriptedBackend
 
@@ -269,6 +270,42 @@ async def test_one_bad_prompt_among_several(stream: bool) -> None:
         answer = await client.post("/v1/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "exceed_context_size_error"
+
+
+# -- messages that the client has begun
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_model_goes_on_with_what_the_assistant_has_said(stream: bool) -> None:
+    prompts: list[str] = []
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        return " of Paris"
+
+    backend = ScriptedBackend(answer, n_ctx=4096, chat_template=CHATML)
+    messages = [*HI, {"role": "assistant", "content": "The city"}]
+    async with client_of(backend) as client:
+        body = {"messages": messages, "stream": stream}
+        answered = await client.post("/v1/chat/completions", json=body)
+        if stream:
+            deltas = [event["choices"][0]["delta"] for event in events_in(answered.text)]
+            text = "".join(delta.get("content") or "" for delta in deltas)
+        else:
+            text = answered.json()["choices"][0]["message"]["content"]
+        assert text == " of Paris"
+        assert prompts[0].endswith("<|im_start|>assistant\nThe city")
+        rendered = await client.post("/apply-template", json={"messages": messages})
+        assert rendered.json()["prompt"] == prompts[0]
+        closed = {"messages": messages, "continue_final_message": False}
+        await client.post("/v1/chat/completions", json=closed)
+        assert prompts[1].endswith("The city<|im_end|>\n<|im_start|>assistant\n")
+        headless = {"messages": HI, "add_generation_prompt": False}
+        await client.post("/v1/chat/completions", json=headless)
+        assert prompts[2].endswith("Hi<|im_end|>\n")
+        refused = await client.post("/v1/chat/completions", json={"messages": messages[1:]})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "messages"
 
 
 # -- OpenAI's own client

@@ -14,7 +14,9 @@ from trioserve.api.fields import MismatchError, structure
 from trioserve.api.schema import (
     ChatRequest,
     CompletionRequest,
+    Ending,
     LlamaCompletionRequest,
+    TemplateRequest,
     TokenizeRequest,
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -87,7 +89,6 @@ def test_progress_is_asked_of_the_engine_only_for_streams() -> None:
         ("lora", [{"id": 0, "scale": 1}]),
         ("parallel_tool_calls", False),
         ("reasoning_budget_tokens", 5),
-        ("add_generation_prompt", False),
         ("echo", True),
         ("functions", [{}]),
     ],
@@ -96,6 +97,50 @@ def test_what_would_have_no_effect_is_refused(name: str, value: Any) -> None:
     with pytest.raises(UnsupportedFieldError) as caught:
         chat(**{name: value})
     assert caught.value.param == name
+
+
+BEGUN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ending"),
+    [
+        ({}, Ending(True, None)),
+        ({"add_generation_prompt": False}, Ending(False, None)),
+        ({"messages": BEGUN}, Ending(False, "auto")),
+        ({"messages": BEGUN, "add_generation_prompt": True}, Ending(False, "auto")),
+        ({"messages": BEGUN, "continue_final_message": False}, Ending(True, None)),
+        ({"messages": BEGUN, "continue_final_message": True}, Ending(False, "auto")),
+        ({"messages": BEGUN, "continue_final_message": "content"}, Ending(False, "content")),
+        (
+            {"continue_final_message": "reasoning_content", "add_generation_prompt": False},
+            Ending(False, "reasoning_content"),
+        ),
+    ],
+)
+def test_how_a_prompt_ends(fields: dict[str, Any], ending: Ending) -> None:
+    assert chat(**fields).ending == ending
+    template = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    assert structure(TemplateRequest, template).ending == ending
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [*BEGUN, BEGUN[-1]]}, "messages"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt"),
+        ({"continue_final_message": "all"}, "continue_final_message"),
+        ({"continue_final_message": []}, "continue_final_message"),
+        (
+            {"messages": BEGUN, "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
+    ],
+)
+def test_how_a_prompt_cannot_end(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
 
 
 def test_values_that_change_nothing_are_fine() -> None:

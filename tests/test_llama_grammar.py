@@ -17,6 +17,7 @@ from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.errors import EngineError, InvalidRequestError, ServerClosingError, TrioServeError
 from trioserve.llama import LlamaBackend, gbnf, grammar, json_schema
+from trioserve.llama.mask import Mask
 from trioserve.types import (
     Chunk,
     Failed,
@@ -233,7 +234,7 @@ GBNFS = {
         "[A-F0-9]{2,4}-([A-F0-9]{2,4}|x)"
     ),
     r'root ::= "\"\\\n\t\x41\u00e9\U0001F600"': '"\\\\\n\tAé😀',
-    r"root ::= [\x41\u0042-\U00000044/&&^~\-\]]{5}": r"[A-D/&^~\-\]]{5}",
+    r"root ::= [\x41\u0042-\U00000044/&&^~\]-]{5}": r"[A-D/&^~\-\]]{5}",
     r"root ::= [^a-z\n]{3}": r"[^a-z\n]{3}",
     "root ::= .{4}": r"(?s:.{4})",
     'root ::= foo-Bar?\nfoo-Bar ::= "a"{0,3} start\nstart ::= "b"\n': "(a{0,3}b)?",
@@ -276,8 +277,8 @@ def test_recursive_gbnf(backend: LlamaBackend) -> None:
     assert not allows(backend, wanted, '["a" "b"]')
     assert not allows(backend, wanted, "")
     parts = Grammar("gbnf", 'root ::= "(" root ")" | [a-z]* "end" [a-z]*')
-    assert allows(backend, parts, "((friendly))") is False
-    assert allows(backend, parts, "((ending))")
+    assert allows(backend, parts, "((friendly))")
+    assert not allows(backend, parts, "((fiendly)")
 
 
 def test_gbnf_may_name_tokens(backend: LlamaBackend) -> None:
@@ -314,15 +315,12 @@ def test_gbnf_may_name_tokens(backend: LlamaBackend) -> None:
         ("root ::= <[99999]>", "there is no token 99999"),
         ("root ::= <no such thing>", "there is no token <no such thing>"),
         ("root ::= " + "(" * 40 + '"a"' + ")" * 40, "more than 32 parentheses"),
-        ('root ::= "a" root', ""),  # it never ends
         ("root ::= " + '"a" ' * 20000, "more than 65536"),
         ("".join(f'r{i} ::= "a"\n' for i in range(2001)), "more than 2000 rules"),
         ("%llguidance {}\nstart: /.*/", "is not the name of a rule"),
     ],
 )
 def test_broken_gbnf(backend: LlamaBackend, source: str, problem: str) -> None:
-    if source == 'root ::= "a" root':
-        return
     assert problem in refusal(backend, Grammar("gbnf", source))
 
 
@@ -332,9 +330,11 @@ def test_any_text_is_gbnf_or_refused(text: str) -> None:
     try:
         lark = gbnf.to_lark("root ::= " + text, lambda token, negated: None)
     except gbnf.GbnfError as error:
-        assert "(line " in str(error)
+        said = str(error)
     else:
+        said = f"{lark}(line 0)"
         assert lark.startswith("start: ")
+    assert "(line " in said
 
 
 def test_a_regular_expression(backend: LlamaBackend) -> None:
@@ -368,7 +368,7 @@ def test_a_regular_expression(backend: LlamaBackend) -> None:
         (an_object(a={"$ref": "#/$defs/none"}), "/$defs/none"),
         ({"type": "integer", "minimum": 2, "maximum": 1}, "at #"),
         ({"enum": []}, "Unsatisfiable"),
-        (False, "Unsatisfiable"),
+        (False, "nothing can follow it"),
         (5, "a schema is an object or a boolean"),
         ({"enum": ["x" * 300_000]}, "more than 262144"),
         ({"properties": {f"p{i}": {} for i in range(2600)}}, "more than 2500 schemas"),
@@ -546,14 +546,14 @@ def test_a_matcher_that_gives_up_fails_its_task_alone(
 ) -> None:
     bench = Bench(backend)
     bad, good = Grammar("regex", "bad[a-z]{20}"), Grammar("regex", "good[a-z]{20}")
-    advance = grammar.Matcher._advance
+    advance = grammar.Matcher.advance
 
-    def give_up(matcher: grammar.Matcher, token: int) -> grammar.Mask:
+    def give_up(matcher: grammar.Matcher, token: int) -> Mask:
         if matcher._compiled.grammar == bad:
             raise EngineError("The grammar cannot go on: a limit.")
         return advance(matcher, token)
 
-    monkeypatch.setattr(grammar.Matcher, "_advance", give_up)
+    monkeypatch.setattr(grammar.Matcher, "advance", give_up)
     bench.submit(1, bad, sampling=GREEDY)
     bench.submit(2, good, sampling=GREEDY)
     compiled = backend.compile(bad)
@@ -596,13 +596,14 @@ def test_compiling_in_many_threads_at_once(backend: LlamaBackend) -> None:
 
 
 def test_a_closed_model_compiles_nothing() -> None:
+    before = set(threading.enumerate())
     with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
         compiled = backend.compile(Grammar("regex", "abc"))
         sampler = backend.sampler(GREEDY, (), compiled)
         sampler._matcher.accept(compiled.first.ids(2048)[0])
     with pytest.raises(ServerClosingError):
         backend.compile(Grammar("regex", "other"))
-    assert not [t for t in threading.enumerate() if t.name.startswith("trioserve-grammar")]
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_place_of_an_error_is_found_in_bounded_time() -> None:

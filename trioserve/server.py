@@ -24,6 +24,7 @@ from trioserve.admission import Admission
 from trioserve.bridge import open_bridge
 from trioserve.chat.formats import detect
 from trioserve.chat.parser import MessageParser
+from trioserve.chat.prefill import Part, begun_with, render_open
 from trioserve.chat.template import CHATML, ChatTemplate
 from trioserve.concurrency import alongside
 from trioserve.config import Config
@@ -247,22 +248,29 @@ class Server:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        go_on: Part | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a chat with the model's template.
+
+        Args:
+            messages: the chat, in OpenAI's form.
+            tools: functions that the model may call, in OpenAI's form.
+            add_generation_prompt: whether the prompt ends with the head of an answer.
+            go_on: a part of the last message, to be left open. Then there is no head.
+            template_kwargs: variables for the template.
 
         Raises:
             TemplateError: the template refuses the messages.
             InvalidRequestError: a message is malformed.
         """
         self._check_open()
-        work = partial(
-            self.template.render,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            kwargs=template_kwargs or {},
+        render = (
+            partial(self.template.render, add_generation_prompt=add_generation_prompt)
+            if go_on is None
+            else partial(render_open, self.template, self._format, part=go_on)
         )
+        work = partial(render, messages, tools=tools, kwargs=template_kwargs or {})
         return await self._work(work, _n_chars([messages, tools]))
 
     async def _work(self, work: Callable[[], _T], n_chars: int) -> _T:
@@ -384,6 +392,8 @@ class Server:
         options: Options | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        go_on: Part | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         reasoning_format: str = "auto",
         parse_tools: bool = True,
@@ -398,6 +408,9 @@ class Server:
             messages: the chat, in OpenAI's form: ``[{"role": "user", "content": "Hi"}]``.
             options: how to answer; `settings` change single fields by name.
             tools: functions that the model may call, in OpenAI's form.
+            add_generation_prompt: whether the prompt ends with the head of an answer.
+            go_on: a part of the last message, which is the assistant's, that the model goes on
+                with: "content", "reasoning_content" or "auto". The answer is what it adds.
             template_kwargs: variables for the template, such as ``enable_thinking``.
             reasoning_format: where reasoning goes, as in llama-server.
             parse_tools: whether tool calls are taken out of the text.
@@ -413,7 +426,13 @@ class Server:
             ServerClosingError: the server drains, or is closed.
         """
         arrived = trio.current_time()
-        text = await self.render(messages, tools=tools, template_kwargs=template_kwargs)
+        text = await self.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            go_on=go_on,
+            template_kwargs=template_kwargs,
+        )
         bos = self.info.bos_token
         # Templates write BOS themselves; the tokenizer must not add a second one.
         prompt = await self.tokenize(text, add_special=not (bos and text.startswith(bos)))
@@ -421,7 +440,9 @@ class Server:
             self._format,
             parse_tools=parse_tools,
             reasoning_format=reasoning_format,
-            prompt_tail=text[-256:],
+            prompt_tail=(
+                text[-256:] if go_on is None else begun_with(messages, go_on, self._format)
+            ),
         )
         if timeout is not None:
             timeout -= trio.current_time() - arrived

@@ -184,7 +184,7 @@ class Connection(TrioASGIHTTPConnection):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.handle_messages, nursery, request, receive)
             nursery.start_soon(sender.watch)
-            nursery.start_soon(self.handle_request, nursery, request, sender)
+            await self.handle_request(nursery, request, sender)
 
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: QuartRequest, receive: ASGIReceiveCallable

@@ -100,23 +100,50 @@ def structure(cls: type[_T], body: Mapping[str, Any]) -> _T:
         InvalidRequestError: a field is missing or has the wrong type; `param` names it.
     """
     values: dict[str, Any] = {}
-    types = types_of(cast(Hashable, cls))
-    for attribute in attrs.fields(cast(type[attrs.AttrsInstance], cls)):
-        if read_whole := attribute.metadata.get("whole"):
-            values[attribute.name] = read_whole(body)
+    for field in _fields_of(cast(Hashable, cls)):
+        if field.whole is not None:
+            values[field.name] = field.whole(body)
             continue
-        names = attribute.metadata.get("names") or (attribute.name,)
-        name = next((name for name in names if body.get(name) is not None), None)
-        if name is not None:
-            reader = attribute.metadata.get("read")
-            values[attribute.name] = (
-                convert(body[name], types[attribute.name], name)
-                if reader is None
-                else _named(reader, body[name], name)
-            )
-        elif attribute.default is attrs.NOTHING:
-            raise InvalidRequestError(f"'{names[0]}' is required.", param=names[0])
+        for name in field.names:
+            if (value := body.get(name)) is not None:
+                values[field.name] = named(field.read, value, name)
+                break
+        else:
+            if field.required:
+                name = field.names[0]
+                raise InvalidRequestError(f"'{name}' is required.", param=name)
     return cls(**values)
+
+
+@attrs.frozen
+class _Field:
+    """How one field of a request class is read; see `how`."""
+
+    name: str
+    names: tuple[str, ...]
+    read: Callable[[Any], Any]
+    whole: Callable[[Mapping[str, Any]], Any] | None
+    required: bool
+
+
+@cache
+def _fields_of(cls: Hashable) -> tuple[_Field, ...]:
+    """How a request class is read. Found out once."""
+    types = types_of(cls)
+    return tuple(
+        _Field(
+            each.name,
+            each.metadata.get("names") or (each.name,),
+            each.metadata.get("read") or _reader_of(types[each.name]),
+            each.metadata.get("whole"),
+            each.default is attrs.NOTHING,
+        )
+        for each in attrs.fields(cast(type[attrs.AttrsInstance], cls))
+    )
+
+
+def _reader_of(wanted: Any) -> Callable[[Any], Any]:
+    return lambda value: _converter.structure(value, wanted)
 
 
 def convert(value: Any, wanted: Any, name: str) -> Any:
@@ -125,10 +152,11 @@ def convert(value: Any, wanted: Any, name: str) -> Any:
     Raises:
         InvalidRequestError: it is of another type.
     """
-    return _named(lambda value: _converter.structure(value, wanted), value, name)
+    return named(_reader_of(wanted), value, name)
 
 
-def _named(reader: Callable[[Any], Any], value: Any, name: str) -> Any:
+def named(reader: Callable[[Any], Any], value: Any, name: str) -> Any:
+    """Read the value of one field. Raises InvalidRequestError, which names it."""
     try:
         return reader(value)
     except MismatchError as error:

@@ -76,7 +76,8 @@ async def apply_template() -> Response:
     prompt = await current_server().render(
         wanted.messages,
         tools=wanted.tools or None,
-        add_generation_prompt=wanted.add_generation_prompt,
+        add_generation_prompt=wanted.ending.add_generation_prompt,
+        go_on=wanted.ending.go_on,
         template_kwargs=wanted.chat_template_kwargs,
     )
     return json_response({"prompt": prompt})

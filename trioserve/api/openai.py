@@ -67,6 +67,8 @@ def _chat_arguments(wanted: ChatRequest) -> dict[str, Any]:
     tools = wanted.offered_tools
     return {
         "tools": tools or None,
+        "add_generation_prompt": wanted.ending.add_generation_prompt,
+        "go_on": wanted.ending.go_on,
         "template_kwargs": wanted.template_kwargs,
         "reasoning_format": wanted.reasoning_format,
         "parse_tools": bool(tools),

@@ -115,7 +115,7 @@ def generation_settings(options: Options, wanted: Generation | None = None) -> d
         "logit_bias": _biases(options.sampling),
         "max_tokens": options.max_tokens,
         "n_predict": options.max_tokens,
-        "n_keep": wanted.n_keep if wanted else 0,
+        "n_keep": options.n_keep,
         "n_discard": wanted.n_discard if wanted else 0,
         "stream": wanted.stream if wanted else False,
         "n_probs": options.n_probs,

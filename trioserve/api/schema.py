@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import attrs
 
 from trioserve.api import values
-from trioserve.api.fields import convert, how, structure, types_of
+from trioserve.api.fields import convert, how, named, structure, types_of
 from trioserve.api.values import Bias, Prompt
+from trioserve.chat.prefill import Part
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.types import Options, SamplingParams
 
@@ -38,7 +39,6 @@ _NEUTRAL: Mapping[str, _Neutral] = {
     "audio": _only(),
     "backend_sampling": _only(False),
     "best_of": _only(1),
-    "continue_final_message": _only(False),
     "function_call": _only("auto", "none"),
     "functions": _only([]),
     "grammar": _only(""),
@@ -66,7 +66,6 @@ _NEUTRAL: Mapping[str, _Neutral] = {
 #: The same, where a route differs.
 _NEUTRAL_IN_CHAT: Mapping[str, _Neutral] = {
     **_NEUTRAL,
-    "add_generation_prompt": _only(True),
     "echo": _only(False),
     "tool_choice": _only("auto", "none"),
 }
@@ -133,8 +132,7 @@ class Generation:
         default=None,
         metadata=how("n_predict", "max_completion_tokens", "max_tokens", read=values.limit),
     )
-    n_keep: int = 0  # would matter if the context were shifted, and it never is
-    n_discard: int = 0  # the same
+    n_discard: int = 0  # read for `generation_settings`; a shift takes out half
     stop: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=values.words))
     samplers: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=values.samplers))
     dry_sequence_breakers: tuple[str, ...] | None = attrs.field(
@@ -205,6 +203,33 @@ class LlamaCompletionRequest(CompletionRequest):
         return structure(cls, body)
 
 
+@attrs.frozen
+class Ending:
+    """How the prompt of a chat ends: with the head of an answer, or with one to go on with."""
+
+    add_generation_prompt: bool = True
+    go_on: Part | None = None
+
+
+def _ending(body: Mapping[str, Any]) -> Ending:
+    """Read ``add_generation_prompt`` and ``continue_final_message``.
+
+    Without the second, a last message of the assistant's goes on, as in llama-server.
+    """
+    given = body.get("add_generation_prompt")
+    add = True if given is None else convert(given, bool, "add_generation_prompt")
+    value = body.get("continue_final_message")
+    go_on = named(values.go_on, value, "continue_final_message") if value is not None else None
+    if value is None and values.is_begun(body.get("messages")):
+        return Ending(False, "auto")
+    if go_on is not None and given:
+        raise InvalidRequestError(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="continue_final_message",
+        )
+    return Ending(add and go_on is None, go_on)
+
+
 @attrs.frozen(kw_only=True)
 class ChatRequest(Generation):
     """``POST /v1/chat/completions``."""
@@ -212,6 +237,7 @@ class ChatRequest(Generation):
     messages: tuple[dict[str, Any], ...] = attrs.field(metadata=how(read=values.messages))
     tools: tuple[dict[str, Any], ...] = attrs.field(default=(), metadata=how(read=values.tools))
     tool_choice: str = "auto"
+    ending: Ending = attrs.field(metadata=how(whole=_ending))
     chat_template_kwargs: dict[str, Any] = attrs.field(
         factory=dict, metadata=how(read=values.template_kwargs)
     )
@@ -262,7 +288,7 @@ class TemplateRequest:
     chat_template_kwargs: dict[str, Any] = attrs.field(
         factory=dict, metadata=how(read=values.template_kwargs)
     )
-    add_generation_prompt: bool = True
+    ending: Ending = attrs.field(metadata=how(whole=_ending))
 
 
 @attrs.frozen(kw_only=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from trioserve.api.fields import MismatchError, integer, mapping, number, objects, strings
+from trioserve.chat.prefill import Part
+from trioserve.errors import InvalidRequestError
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
 Prompt: TypeAlias = str | tuple[int | str, ...]
@@ -180,6 +182,32 @@ def tools(value: Any) -> tuple[dict[str, Any], ...]:
         if not isinstance(function.get("name"), str):
             raise MismatchError("a list of tools whose functions have a 'name'")
     return tuple(value)
+
+
+def go_on(value: Any) -> Part | None:
+    """Read ``continue_final_message``: a boolean, or the part of the message that goes on."""
+    if isinstance(value, bool):
+        return "auto" if value else None
+    if value not in ("content", "reasoning_content"):
+        raise MismatchError('true, false, "content" or "reasoning_content"')
+    return cast(Part, value)
+
+
+def is_begun(messages: Any) -> bool:
+    """Whether the last message is the assistant's, which the model then goes on with.
+
+    Raises:
+        InvalidRequestError: the one before it is, too.
+    """
+    roles = [
+        message.get("role") if isinstance(message, dict) else None
+        for message in (messages[-2:] if isinstance(messages, list) else ())
+    ]
+    if roles == ["assistant", "assistant"]:
+        raise InvalidRequestError(
+            "'messages' must not end with two messages of the assistant.", param="messages"
+        )
+    return roles[-1:] == ["assistant"]
 
 
 def template_kwargs(value: Any) -> dict[str, Any]:

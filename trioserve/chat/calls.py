@@ -1,12 +1,12 @@
-"""Readers of single tool calls, one class for each syntax in `formats`."""
+"""Reads a tool call that is one JSON object, as its text comes."""
 
 from __future__ import annotations
 
 import enum
 import json
 
-from trioserve.chat.formats import JsonCall
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
+from trioserve.chat.syntax import JsonCall
 
 
 class _At(enum.Enum):

@@ -73,6 +73,7 @@ class LlamaBackend:
             KVCacheFullError: not enough free cells; nothing has changed.
             DecodeError: anything else; what the sequences hold is unknown.
         """
+        self._compiler.start()
         self._context.decode(self.batch)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:

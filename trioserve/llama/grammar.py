@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from numpy.typing import NDArray
 
 from trioserve.errors import EngineError, InvalidRequestError, TrioServeError
 from trioserve.llama import gbnf, json_schema
+from trioserve.llama.mask import Mask
 from trioserve.llama.vocab import Vocab
 from trioserve.types import Constraint, Grammar, TokenId
 
@@ -49,69 +49,15 @@ _CACHED_MAX = 64
 _WAIT_SECONDS = 5.0
 
 
-class Mask:
-    """Which tokens may come next.
-
-    `allowed` are their ids where they are few; else `forbidden` are those of all others. `only`
-    is set where there is no choice.
-    """
-
-    __slots__ = ("_words", "allowed", "forbidden", "only")
-
-    def __init__(self, words: NDArray[np.int32], n_vocab: int) -> None:
-        self._words = words
-        bits = unpack(words, n_vocab)
-        n_allowed = int(np.count_nonzero(bits))
-        if n_allowed == 0:
-            raise EngineError("The grammar allows no token to follow.")
-        self.allowed: NDArray[np.int32] | None = None
-        self.forbidden: NDArray[np.int32] | None = None
-        self.only: TokenId | None = None
-        if n_vocab - n_allowed <= n_vocab // 8:
-            self.forbidden = np.flatnonzero(~bits).astype(np.int32)
-        else:
-            self.allowed = np.flatnonzero(bits).astype(np.int32)
-            self.only = int(self.allowed[0]) if n_allowed == 1 else None
-
-    def __contains__(self, token: TokenId) -> bool:
-        return bool(self._words[token >> 5] >> (token & 31) & 1)
-
-    def ids(self, n_vocab: int) -> NDArray[np.int32]:
-        """Return the ids of the allowed tokens, in order."""
-        if self.allowed is not None:
-            return self.allowed
-        return np.flatnonzero(unpack(self._words, n_vocab)).astype(np.int32)
-
-    def without(self, banned: NDArray[np.int32], ends: NDArray[np.int32], n_vocab: int) -> Mask:
-        """Take away what the request forbids.
-
-        Where nothing but the end of the output is allowed, it stays: the grammar is over.
-
-        Raises:
-            InvalidRequestError: nothing is left.
-        """
-        bits = unpack(self._words, n_vocab).copy()
-        bits[banned] = False
-        if not bits.any():
-            bits[ends] = unpack(self._words, n_vocab)[ends]
-        if not bits.any():
-            raise InvalidRequestError(
-                "'logit_bias' forbids every token that the grammar allows next.",
-                param="logit_bias",
-            )
-        return Mask(pack(bits), n_vocab)
-
-
-def unpack(words: NDArray[np.int32], n_vocab: int) -> NDArray[np.bool_]:
-    """Turn bits into booleans."""
-    return np.unpackbits(words.view(np.uint8), bitorder="little")[:n_vocab].view(np.bool_)
-
-
-def pack(bits: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Turn booleans into bits."""
-    packed = np.zeros(-(-len(bits) // 32) * 4, dtype=np.uint8)
-    packed[: -(-len(bits) // 8)] = np.packbits(bits, bitorder="little")
-    return packed.view(np.int32)
+def _advance(due: list[tuple[Matcher, TokenId, Future[Mask]]]) -> None:
+    """Make masks, in a thread of the pool."""
+    for matcher, token, pending in due:
+        if not pending.set_running_or_notify_cancel():
+            continue  # its task is gone
+        try:
+            pending.set_result(matcher.advance(token))
+        except TrioServeError as error:
+            pending.set_exception(error)
 
 
 class CompiledGrammar(Constraint):
@@ -171,6 +117,8 @@ class Matcher:
         if self._mask is None:
             if self._pending is None:
                 raise EngineError("The output has ended, or its grammar is closed.")
+            if any(matcher is self for matcher, _, _ in self._compiler.due):
+                self._compiler.start()  # nothing was decoded since
             try:
                 self._mask = self._pending.result(_WAIT_SECONDS)
             except TimeoutError:
@@ -183,7 +131,7 @@ class Matcher:
         return self._mask
 
     def accept(self, token: TokenId) -> None:
-        """Go on with a token that the mask allows; the next mask is made from now on.
+        """Go on with a token that the mask allows; `Compiler.start` has the next mask made.
 
         Raises:
             EngineError: the mask does not allow it.
@@ -192,7 +140,8 @@ class Matcher:
             raise EngineError(f"The grammar does not allow token {token}, which was chosen.")
         self._mask = None
         if token not in self._compiler.ends:
-            self._pending = self._compiler.pool.submit(self._advance, token)
+            self._pending = Future()
+            self._compiler.due.append((self, token, self._pending))
 
     def close(self) -> None:
         """Drop it. A mask that is being made is finished by its thread, and dropped then."""
@@ -200,8 +149,13 @@ class Matcher:
             self._pending.cancel()
         self._mask = self._pending = None
 
-    def _advance(self, token: TokenId) -> Mask:
-        """Run in a thread of the pool; nobody else uses the matcher meanwhile."""
+    def advance(self, token: TokenId) -> Mask:
+        """Make the next mask. Nobody else uses the matcher meanwhile.
+
+        Raises:
+            EngineError: llguidance gave up.
+            InvalidRequestError: the request forbids every token that the grammar allows.
+        """
         try:
             if not self._matcher.consume_token(token):
                 raise EngineError(f"The grammar cannot go on: {_brief(self._matcher.get_error())}.")
@@ -233,7 +187,10 @@ class Compiler:
         self.n_vocab = vocab.n_tokens
         self.ends = vocab.end_of_generation
         self.end_ids = np.array(sorted(self.ends), dtype=np.int32)
-        self.pool = ThreadPoolExecutor(max(1, n_threads), thread_name_prefix="trioserve-grammar")
+        #: Matchers whose next mask is to be made, of the inference thread.
+        self.due: list[tuple[Matcher, TokenId, Future[Mask]]] = []
+        self._n_threads = max(1, n_threads)
+        self._pool = ThreadPoolExecutor(self._n_threads, thread_name_prefix="trioserve-grammar")
         self._vocab = vocab
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
@@ -254,6 +211,17 @@ class Compiler:
                 return known
             return _with_stack(lambda: self._compile(grammar))
 
+    def start(self) -> None:
+        """Have the masks made that are due.
+
+        To be called just before a decode: that leaves the GIL to the threads of the pool, while
+        sampling would have to share it with them.
+        """
+        if self.due:
+            due, self.due = self.due, []
+            for i in range(min(self._n_threads, len(due))):
+                self._pool.submit(_advance, due[i :: self._n_threads])
+
     def forget(self, compiled: CompiledGrammar) -> None:
         """Compile the grammar anew when it is needed again."""
         with self._lock:
@@ -262,7 +230,8 @@ class Compiler:
 
     def close(self) -> None:
         """Wait for masks that are being made, and free everything. Closing twice is fine."""
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        self.due.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             self._compiled.clear()
         self._tokenizer = None
@@ -372,12 +341,13 @@ def _from_schema(schema: Any, tokenizer: LLTokenizer) -> LLMatcher:
     """
 
     def attempt(part: Any) -> LLMatcher:
-        text = json.dumps(part)
-        return _matcher(
-            LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS), tokenizer
-        )
+        text = LLMatcher.grammar_from_json_schema(json.dumps(part), overrides=_JSON_OPTIONS)
+        return _matcher(text, tokenizer)
 
-    matcher = attempt(schema)
+    try:
+        matcher = attempt(schema)
+    except ValueError as error:  # numbers that JSON does not have
+        raise json_schema.SchemaError(_brief(str(error))) from error
     if problem := matcher.get_error():
         path = json_schema.locate(schema, problem, lambda part: attempt(part).get_error())
         raise json_schema.SchemaError(_brief(problem), path)

@@ -72,7 +72,9 @@ def read(text: str) -> Any:
     except ValueError as error:
         raise SchemaError(f"it is not JSON: {error}") from None
     check(schema)
-    return schema
+    if schema is False:
+        raise SchemaError("nothing can follow it", "#")
+    return {} if schema is True else schema
 
 
 def check(schema: Any) -> None:

@@ -14,13 +14,26 @@ from numpy.typing import NDArray
 from trioserve.errors import EngineError
 from trioserve.llama import chain
 from trioserve.llama.context import Context
-from trioserve.llama.grammar import Mask, Matcher
+from trioserve.llama.grammar import Matcher
 from trioserve.llama.library import lib, short
+from trioserve.llama.mask import Mask
 from trioserve.llama.vocab import Vocab
 from trioserve.types import SamplingParams, TokenId, TokenProb, TokenProbs
 
 #: llama.cpp's ``llama_token_data``.
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class _Scratch:
+    """Room for candidates, with all that ctypes takes long to make."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        room = np.zeros(size, dtype=_CANDIDATE)
+        self.ids, self.logits, self.probs = room["id"], room["logit"], room["p"]
+        self.data: Any = room.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
+        self.array: Any = lib.llama_token_data_array()
+        self.reference: Any = ctypes.byref(self.array)
 
 
 class Sampler:
@@ -58,6 +71,7 @@ class Sampler:
         self._matcher = matcher
         # The typical sampler makes NaNs of candidates without probability.
         self._compact = params.typical_p < 1
+        self._scratch: _Scratch | None = None
         self._chain: Any = chain.build(params, vocab, n_ctx=n_ctx)
         if size := chain.window(params, n_ctx):
             for token in prompt[-size:]:
@@ -152,7 +166,7 @@ class Sampler:
         logits = self._logits(row)
         if mask.forbidden is None or self._compact:
             ids = mask.ids(len(logits))
-            return self._apply(ids, logits[ids])[0]
+            return self._choose(ids, logits[ids])
         # Most tokens are allowed: it costs less to hide the others.
         hidden = logits[mask.forbidden]
         logits[mask.forbidden] = -np.inf
@@ -160,6 +174,20 @@ class Sampler:
             return self._draw(row)
         finally:
             logits[mask.forbidden] = hidden
+
+    def _choose(self, ids: NDArray[np.int32], logits: NDArray[np.float32]) -> TokenId:
+        """Do what `llama_sampler_sample` does, with some tokens."""
+        size = len(ids)
+        if self._scratch is None or self._scratch.size < size:
+            self._scratch = _Scratch(size)
+        scratch = self._scratch
+        scratch.ids[:size], scratch.logits[:size], scratch.probs[:size] = ids, logits, 0
+        array = scratch.array
+        array.data, array.size, array.selected, array.sorted = scratch.data, size, -1, False
+        lib.llama_sampler_apply(self._chain, scratch.reference)
+        token: int = array.data[array.selected].id  # of what the samplers have left
+        short.llama_sampler_accept(self._chain, token)
+        return token
 
     def _apply_all(
         self, logits: NDArray[np.float32]

@@ -1,0 +1,182 @@
+"""Reads a tool call by the steps that describe it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import assert_never
+
+from trioserve.chat.calls import JsonCallReader
+from trioserve.chat.cursor import Cursor, Reading, Refused, first_of, held_back
+from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
+from trioserve.chat.literals import LiteralReader
+from trioserve.chat.parameters import ParameterReader
+from trioserve.chat.syntax import (
+    Choice,
+    Ignore,
+    JsonArguments,
+    JsonCall,
+    Literals,
+    Maybe,
+    Name,
+    OneOf,
+    Parameters,
+    QuotedName,
+    Step,
+    Text,
+)
+
+#: For each tool and parameter, whether it is text or not, as far as the tools' schemas say so.
+Texts = Mapping[str, Mapping[str, bool]]
+
+_MAX_NAME = 200
+_NO_NAME = re.compile(r"[\s<>{}()\[\]\"'`]")
+_COUNTER = re.compile(r":[0-9]+$")
+
+
+class CallReader:
+    """Reads one call.
+
+    `name` is set as soon as it is known; from then on `take` gives the arguments as they come.
+    """
+
+    def __init__(self, steps: tuple[Step, ...], texts: Texts) -> None:
+        self.state = State.OPEN
+        self._cursor = Cursor()
+        self._texts = texts
+        self._run = self._steps(steps)
+
+    @property
+    def name(self) -> str | None:
+        """The name of the function, once it is known."""
+        return self._cursor.name
+
+    @property
+    def unread(self) -> str:
+        """What has been read, but is in neither `name` nor what `take` gave."""
+        return self._cursor.loose
+
+    def take(self) -> str:
+        """Give the arguments that have come since the last time."""
+        return self._cursor.taken()
+
+    def feed(self, text: str, *, final: bool = False) -> int:
+        """Read on. Gives the number of characters read; the others must come again, with more.
+
+        With `final` no more text comes, and `take` gives what was held back too.
+        """
+        cursor = self._cursor
+        cursor.text, cursor.at, cursor.final = text, 0, final
+        try:
+            next(self._run)
+        except StopIteration:
+            self.state = State.DONE
+        except Refused:
+            self.state = State.FAILED
+        return cursor.at
+
+    def _steps(self, steps: tuple[Step, ...]) -> Reading:
+        for step in steps:
+            yield from self._step(step)
+
+    def _step(self, step: Step) -> Reading:
+        cursor = self._cursor
+        match step:
+            case Text(text):
+                return cursor.one_of((text,))
+            case OneOf(texts):
+                return cursor.one_of(texts)
+            case Maybe(texts):
+                return cursor.maybe(texts)
+            case Ignore():
+                return self._ignore(step)
+            case Name():
+                return self._name(step)
+            case QuotedName():
+                return self._quoted_name()
+            case JsonArguments():
+                return self._json_arguments()
+            case JsonCall():
+                return self._json_call(step)
+            case Parameters():
+                return ParameterReader(cursor, step, self._texts.get(self.name or "", {})).read()
+            case Literals():
+                return LiteralReader(cursor, step).read()
+            case Choice():
+                return self._choice(step)
+        assert_never(step)
+
+    def _choice(self, step: Choice) -> Iterator[None]:
+        cursor = self._cursor
+        yield from cursor.space()
+        fits = cursor.text[cursor.at] == step.first
+        yield from self._steps(step.steps if fits else step.otherwise)
+
+    def _ignore(self, step: Ignore) -> Iterator[None]:
+        cursor = self._cursor
+        while (found := first_of(cursor.rest, step.until))[0] < 0:
+            if len(cursor.rest) > _MAX_NAME:
+                raise Refused
+            yield
+        if found[0] > _MAX_NAME:
+            raise Refused
+        cursor.skip(found[0])
+
+    def _name(self, step: Name) -> Iterator[None]:
+        cursor = self._cursor
+        yield from cursor.space()
+        while True:
+            place, _ = first_of(cursor.rest, step.until)
+            end = place
+            if place < 0:
+                end = len(cursor.rest) - held_back(cursor.rest, step.until)
+            name = cursor.rest[:end]
+            # Whitespace may follow the name, and only then is there an end to it.
+            if _NO_NAME.search(name.rstrip(WHITESPACE)) or len(name) > _MAX_NAME:
+                raise Refused
+            if place >= 0:
+                break
+            yield
+        cursor.skip(place)
+        name = name.rstrip(WHITESPACE).removeprefix(step.prefix)
+        cursor.give_name(_COUNTER.sub("", name) if step.counted else name)
+
+    def _quoted_name(self) -> Iterator[None]:
+        yield from self._cursor.string()
+        self._cursor.give_name(self._cursor.value)
+
+    def _json_arguments(self) -> Iterator[None]:
+        cursor = self._cursor
+        yield from cursor.space()
+        if cursor.text[cursor.at] != "{":
+            cursor.give("{}")
+            return
+        scanner = JsonScanner()
+        while scanner.state is State.OPEN:
+            cursor.skip(scanner.feed(cursor.text, cursor.at) - cursor.at)
+            cursor.give(scanner.take())
+            cursor.loose = scanner.pending
+            if scanner.state is State.OPEN:
+                if cursor.final:
+                    cursor.give(scanner.pending)
+                yield
+        if scanner.state is State.FAILED:
+            raise Refused
+
+    def _json_call(self, step: JsonCall) -> Iterator[None]:
+        cursor = self._cursor
+        reader = JsonCallReader(step)
+        while True:
+            cursor.skip(reader.feed(cursor.text, cursor.at) - cursor.at)
+            if reader.name is not None:
+                if cursor.name is None:
+                    cursor.give_name(reader.name)
+                cursor.give(reader.take())
+                cursor.loose = reader.unread
+            if reader.state is State.FAILED:
+                raise Refused
+            if reader.state is State.DONE:
+                return
+            if cursor.final and cursor.name is not None:
+                cursor.give(reader.cut_off())
+            yield

@@ -1,0 +1,140 @@
+"""The pieces that descriptions of tool calls are made of.
+
+A call is described as the steps to read it, in order. Whitespace before a step is skipped.
+`reader` carries the steps out.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+
+
+@attrs.frozen
+class Text:
+    """This text must come."""
+
+    text: str
+
+
+@attrs.frozen
+class Maybe:
+    """One of these texts may come; those that begin with another one come before it."""
+
+    texts: tuple[str, ...]
+
+
+@attrs.frozen
+class OneOf:
+    """One of these texts must come."""
+
+    texts: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Ignore:
+    """Text that says nothing a client needs, such as an id, until one of these texts."""
+
+    until: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Name:
+    """The name of the function, until one of these texts, which stay for the next step.
+
+    `prefix` is no part of the name, and neither is a counter such as ``:0`` if `counted`.
+    """
+
+    until: tuple[str, ...]
+    prefix: str = ""
+    counted: bool = False
+
+
+@attrs.frozen
+class QuotedName:
+    """The name of the function as a JSON string."""
+
+
+@attrs.frozen
+class JsonArguments:
+    """The arguments as a JSON object. Where there is none, they are empty."""
+
+
+@attrs.frozen(kw_only=True)
+class JsonCall:
+    """Name and arguments in one JSON object, such as ``{"name": "f", "arguments": {…}}``.
+
+    Members that are in none of the fields make it no call.
+    """
+
+    name_keys: tuple[str, ...] = ("name",)
+    arguments_keys: tuple[str, ...] = ("arguments",)
+    ignored_keys: tuple[str, ...] = ()  # members that say nothing a client needs
+
+
+@attrs.frozen(kw_only=True)
+class Parameters:
+    """Arguments that stand one by one between markers; text is written as it is.
+
+    A value is over where `close` comes and then `open` or one of `ends`, so that it may hold its
+    own markers. What is not said to be text, by the tool's schema or by `text_attribute`, is JSON
+    where it reads as JSON other than a string.
+    """
+
+    open: str
+    key_end: str
+    close: str
+    ends: tuple[str, ...]
+    value_open: str = ""  # attributes and whitespace may stand between the key and this
+    text_attribute: str = ""  # the attribute of a parameter that is text
+    cdata: bool = False  # a value may stand in ``<![CDATA[`` and ``]]>``, and is text then
+    newlines: bool = False  # a newline on either side of the value is no part of it
+
+
+@attrs.frozen(kw_only=True)
+class Literals:
+    """Arguments as ``(a="x", b=[1, True])`` in Python, or alike.
+
+    Every kind of value is written as in Python or JSON, but for strings and keys.
+    """
+
+    open: str
+    equals: str
+    close: str
+    quotes: tuple[str, ...] = ('"', "'")
+    escapes: bool = True  # a backslash in a string begins an escape
+
+
+Step: TypeAlias = (
+    "Text | Maybe | OneOf | Ignore | Name | QuotedName | JsonArguments | JsonCall | Parameters"
+    " | Literals | Choice"
+)
+
+
+@attrs.frozen
+class Choice:
+    """What comes is told by its first character: the second steps are for any other one."""
+
+    first: str
+    steps: tuple[Step, ...]
+    otherwise: tuple[Step, ...]
+
+
+@attrs.frozen(kw_only=True)
+class ToolCalls:
+    """Where calls stand in a message, and how each is written.
+
+    One of `starts` begins a group of calls; `opening` is read before the first. After each call
+    another one follows if one of `between` comes, which is dropped, or one of `again`, which is a
+    part of that call. Then the texts in `closing` may come, in order; any may be missing.
+    """
+
+    starts: tuple[str, ...]
+    call: tuple[Step, ...]
+    opening: tuple[Step, ...] = ()
+    between: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    closing: tuple[str, ...] = ()
+    bare: str = ""  # a message that begins with this text begins with a call
+    short_ids: bool = False  # the template takes ids only if they have nine letters and digits
