@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from trioserve.chat.syntax import (
     Choice,
+    Elements,
     Ignore,
     JsonArguments,
     JsonCall,
@@ -15,6 +16,7 @@ from trioserve.chat.syntax import (
     OneOf,
     Parameters,
     QuotedName,
+    Said,
     Text,
     ToolCalls,
 )
@@ -31,9 +33,11 @@ GENERIC = ToolCalls(
     starts=(),
     opening=(
         Text("{"),
-        OneOf(('"tool_calls"', '"tool_call"')),
-        Text(":"),
-        Maybe(("[",)),
+        Choice(
+            '"response"',
+            (Text('"response"'), Text(":"), Said()),
+            (OneOf(('"tool_calls"', '"tool_call"')), Text(":"), Maybe(("[",))),
+        ),
     ),
     call=(_NAMED,),
     between=(",",),
@@ -237,6 +241,20 @@ MINIMAX_M2 = ToolCalls(
     ),
     again=('<invoke name="',),
     closing=("</minimax:tool_call>",),
+)
+
+_M3 = "]<]minimax[>["
+
+MINIMAX_M3 = ToolCalls(
+    starts=(f"{_M3}<tool_call>",),
+    call=(
+        Text(f'{_M3}<invoke name="'),
+        Name(until=('">',)),
+        Text('">'),
+        Elements(mark=_M3, parent="invoke", item="item"),
+    ),
+    again=(f'{_M3}<invoke name="',),
+    closing=(f"{_M3}</tool_call>",),
 )
 
 DEEPSEEK_V3_2 = ToolCalls(

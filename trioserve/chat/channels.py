@@ -42,9 +42,11 @@ class ChannelMachine:
         place = text.find(self._channels.message)
         if place < 0:
             self._header = text.strip(WHITESPACE)
-        elif first_of(text, self._channels.ends)[0] < 0:
-            self._header = text[:place]
-            self._route("")
+        elif first_of(text, self._stops)[0] < 0:
+            # A call is not taken over: it might be the text of a user that looks like one.
+            reasons = self._channels.reasoning and re.search(self._channels.reasoning, text[:place])
+            self._write = self._reason if reasons else self._out.content
+            self._step = self._in_body
 
     def feed(self, text: str) -> None:
         """Take more text."""

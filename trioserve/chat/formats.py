@@ -93,6 +93,11 @@ SEED_OSS = ChatFormat(
     tool_calls=calls.SEED_OSS,
 )
 MINIMAX_M2 = ChatFormat(name="minimax-m2", reasoning=THINK, tool_calls=calls.MINIMAX_M2)
+MINIMAX_M3 = ChatFormat(
+    name="minimax-m3",
+    reasoning=Reasoning("<mm:think>", "</mm:think>"),
+    tool_calls=calls.MINIMAX_M3,
+)
 MINIMAX_M1 = ChatFormat(name="minimax-m1", reasoning=THINK, tool_calls=calls.MINIMAX_M1)
 MINICPM5 = ChatFormat(name="minicpm-5", reasoning=THINK, tool_calls=calls.MINICPM5)
 LLAMA3 = ChatFormat(name="llama-3", tool_calls=calls.LLAMA3)
@@ -199,6 +204,7 @@ KNOWN: tuple[Signature, ...] = (
     Signature(format=KIMI_K2, mentions=("<|tool_calls_section_begin|>",)),
     Signature(format=KIMI_K3, mentions=("<|open|>", "<|close|>", "<|sep|>")),
     Signature(format=MINIMAX_M2, mentions=("<minimax:tool_call>",)),
+    Signature(format=MINIMAX_M3, mentions=("]<]minimax[>[",)),
     Signature(format=MINIMAX_M1, mentions=("<beginning_of_sentence>", "<tool_calls>")),
     Signature(format=COMMAND_R7B, mentions=("<|START_ACTION|>",)),
     Signature(format=COMMAND_R, mentions=("<|CHATBOT_TOKEN|>", "Action:")),

@@ -125,6 +125,8 @@ class LiteralReader:
                 raise Refused
             yield
         word = cursor.rest[: found.start()]
+        if len(word) > _MAX_WORD:
+            raise Refused
         if word not in _WORDS and not _NUMBER.fullmatch(word):
             raise Refused
         cursor.skip(len(word))

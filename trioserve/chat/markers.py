@@ -159,12 +159,17 @@ class MarkerMachine:
                 self._started = True
                 self._out.start_call(reader.name)
             self._out.arguments(reader.take())
+        elif reader.is_content:
+            self._raw = ""
+            self._out.content(reader.take())
         if reader.state is State.DONE:
             self._step = self._at_call_end
             return True
         if reader.state is State.OPEN and not final:
             return False
-        if not self._started:
+        if reader.is_content:
+            self._out.content(reader.unread)
+        elif not self._started:
             # At least one character goes, or else the same marker would be found again.
             self._out.content(self._raw or self._drop(1))
         elif reader.state is State.FAILED:

@@ -132,7 +132,7 @@ class ParameterReader:
             else:
                 value += cursor.skip(length)
         if not streams:
-            cursor.give(_as_json(value))
+            cursor.give(as_json(value))
 
     def _end(self, ends: tuple[str, ...]) -> tuple[int, int]:
         """Find the first end marker: its place, or -1, and its length."""
@@ -149,7 +149,7 @@ class ParameterReader:
         return None if any(text.startswith(after) for text in texts) else False
 
 
-def _as_json(text: str) -> str:
+def as_json(text: str) -> str:
     """Write a value as JSON: as it is, if it is JSON, and else as a string."""
     bare = text.strip(WHITESPACE)
     if bare in _WORDS:

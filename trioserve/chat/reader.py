@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import assert_never
 
 from trioserve.chat.calls import JsonCallReader
-from trioserve.chat.cursor import Cursor, Reading, Refused, first_of, held_back
+from trioserve.chat.cursor import Cursor, Reading, Refused, first_of, held_back, is_text
+from trioserve.chat.elements import ElementReader
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 from trioserve.chat.literals import LiteralReader
 from trioserve.chat.parameters import ParameterReader
 from trioserve.chat.syntax import (
     Choice,
+    Elements,
     Ignore,
     JsonArguments,
     JsonCall,
@@ -22,6 +25,7 @@ from trioserve.chat.syntax import (
     OneOf,
     Parameters,
     QuotedName,
+    Said,
     Step,
     Text,
 )
@@ -34,14 +38,25 @@ _NO_NAME = re.compile(r"[\s<>{}()\[\]\"'`]")
 _COUNTER = re.compile(r":[0-9]+$")
 
 
+#: The first half of a surrogate pair, written as an escape.
+_HALF = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}$")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _Complete(Exception):  # noqa: N818 - it says that no more steps follow
+    """The call has ended early."""
+
+
 class CallReader:
     """Reads one call.
 
     `name` is set as soon as it is known; from then on `take` gives the arguments as they come.
+    Or else it turns out to be content, and `is_content` is set; then `take` gives that.
     """
 
     def __init__(self, steps: tuple[Step, ...], texts: Texts) -> None:
         self.state = State.OPEN
+        self.is_content = False
         self._cursor = Cursor()
         self._texts = texts
         self._run = self._steps(steps)
@@ -69,7 +84,7 @@ class CallReader:
         cursor.text, cursor.at, cursor.final = text, 0, final
         try:
             next(self._run)
-        except StopIteration:
+        except (StopIteration, _Complete):
             self.state = State.DONE
         except Refused:
             self.state = State.FAILED
@@ -102,6 +117,10 @@ class CallReader:
                 return ParameterReader(cursor, step, self._texts.get(self.name or "", {})).read()
             case Literals():
                 return LiteralReader(cursor, step).read()
+            case Elements():
+                return ElementReader(cursor, step, self._texts.get(self.name or "", {})).read()
+            case Said():
+                return self._said()
             case Choice():
                 return self._choice(step)
         assert_never(step)
@@ -109,18 +128,19 @@ class CallReader:
     def _choice(self, step: Choice) -> Iterator[None]:
         cursor = self._cursor
         yield from cursor.space()
-        fits = cursor.text[cursor.at] == step.first
-        yield from self._steps(step.steps if fits else step.otherwise)
+        while (found := cursor.find((step.start,))) is None:
+            yield
+        yield from self._steps(step.steps if found == 0 else step.otherwise)
 
     def _ignore(self, step: Ignore) -> Iterator[None]:
         cursor = self._cursor
-        while (found := first_of(cursor.rest, step.until))[0] < 0:
-            if len(cursor.rest) > _MAX_NAME:
+        while (place := first_of(cursor.rest, step.until)[0]) < 0:
+            if len(cursor.rest) - held_back(cursor.rest, step.until) > _MAX_NAME:
                 raise Refused
             yield
-        if found[0] > _MAX_NAME:
+        if place > _MAX_NAME:
             raise Refused
-        cursor.skip(found[0])
+        cursor.skip(place)
 
     def _name(self, step: Name) -> Iterator[None]:
         cursor = self._cursor
@@ -163,6 +183,36 @@ class CallReader:
         if scanner.state is State.FAILED:
             raise Refused
 
+    def _said(self) -> Iterator[None]:
+        cursor = self._cursor
+        yield from cursor.space()
+        if cursor.text[cursor.at] != '"':
+            raise Refused
+        scanner = JsonScanner()
+        held = ""
+        opened = False  # whether the quote has been dropped
+        self.is_content = True
+        while scanner.state is State.OPEN:
+            cursor.skip(scanner.feed(cursor.text, cursor.at) - cursor.at)
+            held += scanner.take()
+            if not opened:
+                opened, held = True, held[1:]
+            if scanner.state is State.DONE:
+                held = held[:-1]
+            if scanner.state is State.OPEN and not cursor.final and _HALF.search(held):
+                ready, held = held[:-6], held[-6:]
+            else:
+                ready, held = held, ""
+            cursor.give(_unescaped(ready))
+            cursor.loose = held + scanner.pending
+            if scanner.state is State.OPEN:
+                if cursor.final:
+                    cursor.give(scanner.pending)
+                yield
+        if scanner.state is State.FAILED:
+            raise Refused
+        raise _Complete
+
     def _json_call(self, step: JsonCall) -> Iterator[None]:
         cursor = self._cursor
         reader = JsonCallReader(step)
@@ -180,3 +230,9 @@ class CallReader:
             if cursor.final and cursor.name is not None:
                 cursor.give(reader.cut_off())
             yield
+
+
+def _unescaped(text: str) -> str:
+    """Read a part of the inside of a JSON string. Halves of surrogate pairs cannot be sent on."""
+    value: str = json.loads(f'"{text}"')
+    return value if is_text(value) else _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)

@@ -108,15 +108,32 @@ class Literals:
 
 Step: TypeAlias = (
     "Text | Maybe | OneOf | Ignore | Name | QuotedName | JsonArguments | JsonCall | Parameters"
-    " | Literals | Choice"
+    " | Literals | Elements | Said | Choice"
 )
+
+
+@attrs.frozen(kw_only=True)
+class Elements:
+    """Arguments as elements of XML, one in another, up to the end of the `parent` around them.
+
+    `mark` stands before each tag. Children called `item` make a list, any others an object.
+    """
+
+    mark: str
+    parent: str
+    item: str
+
+
+@attrs.frozen
+class Said:
+    """A JSON string that is no call but content. No more steps follow it."""
 
 
 @attrs.frozen
 class Choice:
-    """What comes is told by its first character: the second steps are for any other one."""
+    """The first steps are for what begins with a text, the others for what does not."""
 
-    first: str
+    start: str
     steps: tuple[Step, ...]
     otherwise: tuple[Step, ...]
 

@@ -82,9 +82,6 @@ class CompiledGrammar(Constraint):
         """
         return Matcher(self, self._matcher.deep_copy(), self._compiler, banned)
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a compiled grammar belongs to its model")
-
 
 class Matcher:
     """Follows one output through a grammar.
@@ -175,7 +172,6 @@ class Compiler:
     """Compiles grammars for one vocabulary, and remembers the last ones.
 
     `compile` and `forget` may be called from any thread; `close` when no task uses a matcher.
-    Compiling lets go of the GIL, but for the parts of it that Python does.
 
     Args:
         vocab: of the model. What llguidance needs of it is made with the first grammar: that
