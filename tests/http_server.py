@@ -45,6 +45,7 @@ async def serving_script(
     backend: ScriptedBackend | None = None, **settings: object
 ) -> AsyncIterator[tuple[str, Service]]:
     """Serve a scripted backend with these settings; gives the base URL and the service."""
+    settings.setdefault("stream_interval_ms", 0)
     app = create_app(Config(**settings), load=scripted(backend or ScriptedBackend()))
     service = app.extensions["trioserve"]
     async with serving(app) as url:

@@ -350,3 +350,43 @@ async def test_the_sdk_with_tools() -> None:
                 assert message.tool_calls[0].function.name == "weather"
 
         await trio.to_thread.run_sync(use)
+
+
+async def test_an_answer_of_a_given_shape() -> None:
+    backend = ScriptedBackend(lambda prompt: '{"a": 1}', n_ctx=4096)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    formats: list[dict[str, Any]] = [
+        {"type": "json_object"},
+        {"type": "json_object", "schema": schema},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}},
+        {"type": "text"},
+    ]
+    async with serving_script(backend) as (url, _), httpx.AsyncClient(base_url=url) as client:
+        for wanted in formats:
+            body = {"messages": [{"role": "user", "content": "go"}], "response_format": wanted}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["message"]["content"] == '{"a": 1}'
+        answer = await client.post("/completion", json={"prompt": "go", "json_schema": schema})
+        assert answer.json()["content"] == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
+            "response_format",
+        ),
+        ({"json_schema": "text"}, "json_schema"),
+        ({"grammar": 1}, "grammar"),
+        ({"grammar": "root ::= 'a'", "json_schema": {}}, "json_schema"),
+    ],
+)
+async def test_a_bad_shape_is_named(fields: dict[str, Any], param: str) -> None:
+    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/completion", json={"prompt": "go", **fields})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param

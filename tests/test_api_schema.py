@@ -77,10 +77,6 @@ def test_progress_is_asked_of_the_engine_only_for_streams() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("grammar", 'root ::= "a"'),
-        ("json_schema", {}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", "text"),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("n", 2),

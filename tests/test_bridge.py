@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 import trio
@@ -17,10 +18,10 @@ KINDS = [EventFdBridge, SocketPairBridge] if hasattr(os, "eventfd") else [Socket
 
 
 @pytest.fixture(params=KINDS)
-def bridge(request: pytest.FixtureRequest) -> Bridge:
+def bridge(request: pytest.FixtureRequest) -> Iterator[Bridge]:
     bridge: Bridge = request.param()
-    request.addfinalizer(bridge.close)
-    return bridge
+    yield bridge
+    bridge.close()
 
 
 async def test_a_ring_from_a_thread_wakes_the_loop(bridge: Bridge) -> None:

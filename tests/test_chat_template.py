@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from datetime import datetime
 from importlib import resources
 from typing import Any
 
 import pytest
 
+from trioserve.chat.call_formats import GENERIC
+from trioserve.chat.formats import HERMES
 from trioserve.chat.template import CHATML, ChatTemplate
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 
@@ -139,18 +142,40 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
     assert arguments in ChatTemplate(text_calls(FULL)).render(messages)
 
 
-def test_a_template_without_tools_refuses_them() -> None:
+def test_tools_are_told_by_text_where_the_template_has_no_place_for_them() -> None:
     template = ChatTemplate(BARE)
-    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    for messages, tools, param in (
-        ([USER], [TOOL], "tools"),
-        ([USER, called], None, "messages[1].tool_calls"),
-        ([USER, RESULT], None, "messages[1].role"),
-    ):
-        with pytest.raises(UnsupportedFieldError) as caught:
-            template.render(messages, tools=tools)
-        assert caught.value.param == param
+    called = {"role": "assistant", "content": "Look:", "tool_calls": [CALL, CALL]}
+    prompt = template.render([SYSTEM, USER, called, RESULT, RESULT, USER], tools=[TOOL])
+    call = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+    result = '{"tool_response": {"result": "3 degrees", "tool_call_id": "call_1"}}'
+    system, _, rest = prompt.partition("\nHi[assistant]")
+    assert system.startswith("[user]Be brief.\n\nYou can call these functions:\n{")
+    assert json.dumps(TOOL["function"]) in system
+    assert rest == (f'Look:\n\n{{"tool_calls": [{call}, {call}]}}[user]{result}\n\n{result}\n\nHi')
+    alone = template.render([USER], tools=[TOOL])
+    assert alone.startswith("[user]You can call")
+    assert alone.endswith("\nHi")
     assert template.render([USER], tools=[]) == "[user]Hi"
+
+
+def test_an_error_names_the_message_after_one_was_added() -> None:
+    later = {"role": "system", "content": "x"}
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate(BARE).render([USER, later], tools=[TOOL])
+    assert caught.value.param == "messages[1]"
+
+
+def test_the_format_is_the_one_that_the_model_is_told() -> None:
+    assert ChatTemplate(BARE).format.tool_calls is GENERIC
+    assert ChatTemplate(BARE + "{# <tool_call> #}").format.tool_calls is GENERIC
+    assert ChatTemplate(FULL + "{# <tool_call> #}").format is HERMES
+
+
+def test_variables_that_one_family_wants_in_place_of_tools() -> None:
+    template = ChatTemplate("{{ functions }} {{ datetime }}", now=lambda: datetime(2025, 3, 1))
+    shown = template.render([USER], tools=[TOOL])
+    assert json.loads(shown.removesuffix(" Mar 01 2025")) == [TOOL]
+    assert template.render([USER]) == "[] Mar 01 2025"
 
 
 def test_one_call_at_a_time() -> None:

@@ -9,25 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
-import pytest
 
 from trioserve.chat import formats
 from trioserve.chat.formats import ChatFormat
-from trioserve.chat.syntax import Literals, Parameters
+from trioserve.chat.syntax import Elements, Literals, Parameters
 
 Call = tuple[str, dict[str, Any]]
-
-
-def marks(part: object) -> Iterator[str]:
-    """Give all texts in a description."""
-    if isinstance(part, str):
-        yield part
-    elif isinstance(part, tuple):
-        for one in part:
-            yield from marks(one)
-    elif attrs.has(type(part)):
-        for field in attrs.fields(type(part)):
-            yield from marks(getattr(part, field.name))
 
 
 def parts(part: object) -> Iterator[object]:
@@ -53,7 +40,7 @@ class Writer:
     reasoning: str = ""
     content: str = "{}"
     prompt: str = ""  # the end of the prompt
-    most: int = 9  # how many calls a message can have
+    most: int = 9  # how many calls a message without content can have
 
     @property
     def bare(self) -> bool:
@@ -74,9 +61,15 @@ class Writer:
         return tuple(found)
 
     @property
+    def begun(self) -> bool:
+        """Whether the prompt has begun the reasoning."""
+        start = self.format.reasoning.start if self.format.reasoning is not None else "-"
+        return self.prompt.rstrip().endswith(start)
+
+    @property
     def plain_keys(self) -> bool:
         """Whether keys must be identifiers."""
-        return any(isinstance(one, Parameters | Literals) for one in parts(self.format))
+        return any(isinstance(one, Parameters | Literals | Elements) for one in parts(self.format))
 
     def clean(self, text: str) -> str:
         """Change text that cannot be written: it would end its string."""
@@ -84,15 +77,17 @@ class Writer:
             if isinstance(one, Parameters):
                 text = text.replace(one.close, f"{one.close}x")
                 if one.cdata:
-                    text = text.replace("<![CDATA[", "").replace("]]>", "")
+                    text = text.replace("]", "")
+            elif isinstance(one, Elements):
+                text = text.replace(one.mark, "").replace(one.mark[0], "")
             elif isinstance(one, Literals) and not one.escapes:
                 for quote in one.quotes:
-                    text = text.replace(quote, "").replace(quote[0], "")
+                    text = text.replace(quote[0], "")
         return text
 
     def write(self, reasoning: str, content: str, calls: list[Call]) -> str:
         """Write a message."""
-        text = self.reasoning.replace("{}", reasoning) if reasoning else ""
+        text = self.reasoning.replace("{}", reasoning) if reasoning or self.begun else ""
         text += self.content.replace("{}", content) if content else ""
         return text + (self.write_calls(calls) if calls else "")
 
@@ -131,7 +126,7 @@ def each(pattern: str, join: str = "", around: str = "{}") -> Callable[[list[Cal
 
 
 def tagged(
-    pattern: str, parameter: str, join: str = "", around: str = "{}"
+    pattern: str, parameter: str, join: str = "", around: str = "{}", *, cdata: bool = False
 ) -> Callable[[list[Call]], str]:
     """Write every call by a pattern, with NAME and ARGS, and each argument by one with KEY."""
 
@@ -139,7 +134,8 @@ def tagged(
         text = parameter.replace("KEY", key)
         text = text.replace("ISTEXT", "true" if isinstance(value, str) else "false")
         text = text.replace("TYPE", "string" if isinstance(value, str) else "object")
-        return raw(value).join(text.split("VALUE"))
+        written = f"<![CDATA[{value}]]>" if cdata and isinstance(value, str) else raw(value)
+        return written.join(text.split("VALUE"))
 
     def write(calls: list[Call]) -> str:
         texts = []
@@ -152,10 +148,10 @@ def tagged(
 
 
 def python(calls: list[Call]) -> str:
-    texts = []
-    for name, arguments in calls:
-        inside = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        texts.append(f"{name}({inside})")
+    texts = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    )
     return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
 
 
@@ -169,7 +165,6 @@ def gemma(start: str, quote: str, end: str) -> Callable[[list[Call]], str]:
 THINK = "<think>\n{}\n</think>\n\n"
 OBJECT = '{"name": "NAME", "arguments": ARGS}'
 HERMES = each(f"<tool_call>\n{OBJECT}\n</tool_call>", "\n", "\n{}")
-GENERIC = each(OBJECT, ", ", '{"tool_calls": [{}]}'.replace("[{}]", "[{}]"))
 QWEN3_CODER = tagged(
     "<tool_call>\n<function=NAME>\nARGS</function>\n</tool_call>",
     "<parameter=KEY>\nVALUE\n</parameter>\n",
@@ -181,7 +176,6 @@ DEEPSEEK_R1 = each(
     "\n",
     "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
 )
-MISTRAL = each("[TOOL_CALLS]NAME[ARGS]ARGS_".replace("ARGS_", "\0"))
 COHERE = each(
     '    {"tool_call_id": "0", "tool_name": "NAME", "parameters": ARGS}', ",\n", "[\n{}\n]"
 )
@@ -194,6 +188,17 @@ KIMI = each(
 
 def mistral(calls: list[Call]) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}" for name, arguments in calls)
+
+
+def elements(calls: list[Call]) -> str:
+    mark = "]<]minimax[>["
+    texts = []
+    for name, arguments in calls:
+        inside = "".join(
+            f"{mark}<{key}>{raw(value)}{mark}</{key}>" for key, value in arguments.items()
+        )
+        texts.append(f'{mark}<invoke name="{name}">{inside}{mark}</invoke>\n')
+    return f"{mark}<tool_call>\n{''.join(texts)}{mark}</tool_call>"
 
 
 def generic(calls: list[Call]) -> str:
@@ -258,12 +263,7 @@ _ALL = (
         reasoning="{}\n</think>\n\n",
         prompt="]~b]ai\n<think>\n",
     ),
-    Writer(
-        format=formats.MINIMAX_M3,
-        write_calls=lambda calls: "",
-        reasoning="<mm:think>{}</mm:think>",
-        most=0,
-    ),
+    Writer(format=formats.MINIMAX_M3, write_calls=elements, reasoning="<mm:think>{}</mm:think>"),
     Writer(
         format=formats.MINIMAX_M1,
         write_calls=each(OBJECT, "\n", "\n<tool_calls>\n{}\n</tool_calls>"),
@@ -273,7 +273,8 @@ _ALL = (
         format=formats.MINICPM5,
         write_calls=tagged(
             '\n<function name="NAME">ARGS</function>',
-            '<param name="KEY"><![CDATA[VALUE]]></param>',
+            '<param name="KEY">VALUE</param>',
+            cdata=True,
         ),
         reasoning=THINK,
     ),
@@ -282,7 +283,8 @@ _ALL = (
         write_calls=each('{"name": "NAME", "parameters": ARGS}', "; "),
     ),
     Writer(
-        format=formats.MISTRAL_OLD, write_calls=each(OBJECT[:-1] + ', "id": "123456789"}', ", ", "[TOOL_CALLS][{}]")
+        format=formats.MISTRAL_OLD,
+        write_calls=each(OBJECT[:-1] + ', "id": "123456789"}', ", ", "[TOOL_CALLS][{}]"),
     ),
     Writer(format=formats.MISTRAL, write_calls=mistral),
     Writer(format=formats.MISTRAL_THINK, write_calls=mistral, reasoning="[THINK]{}[/THINK]"),
@@ -351,9 +353,7 @@ _ALL = (
         prompt="<|begin_assistant|>\nHere are my reasoning steps:\n",
     ),
     Writer(format=formats.FIREFUNCTION, write_calls=each(OBJECT, ", ", "functools[{}]")),
-    Writer(
-        format=formats.FUNCTIONARY_3_1, write_calls=each("<function=NAME>ARGS</function>")
-    ),
+    Writer(format=formats.FUNCTIONARY_3_1, write_calls=each("<function=NAME>ARGS</function>")),
     Writer(format=formats.LFM2_THINK, write_calls=python, reasoning="<think>{}</think>"),
     Writer(format=formats.LFM2, write_calls=python),
     Writer(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +62,7 @@ def test_the_split_does_not_matter(text: str, stops: list[str], data: st.DataObj
     raw = text.encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
     edges = [0, *cuts, len(raw)]
-    pieces = [raw[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [raw[start:end] for start, end in pairwise(edges)]
     split, found = stream(pieces, tuple(stops))
     byte_by_byte, found_by_byte = stream([raw[i : i + 1] for i in range(len(raw))], tuple(stops))
     assert "".join(split) == "".join(byte_by_byte)

@@ -21,7 +21,8 @@ def model() -> Iterator[Model]:
 
 
 def make(model: Model, **settings: object) -> Context:
-    return Context(model, generation_params(model, Config(**{"threads": 1, "cache_seqs": 0, **settings})))
+    config = Config(**{"threads": 1, "cache_seqs": 0, **settings})
+    return Context(model, generation_params(model, config))
 
 
 def test_the_default_is_the_training_context(model: Model) -> None:

@@ -22,9 +22,7 @@ TOKENS = tuple(range(300, 340))
 
 @pytest.fixture(scope="module", params=[True, False], ids=["unified", "split"])
 def loaded(request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
-    config = Config(
-        threads=1, ctx_size=1024, parallel=4, cache_seqs=0, kv_unified=request.param
-    )
+    config = Config(threads=1, ctx_size=1024, parallel=4, cache_seqs=0, kv_unified=request.param)
     with llama.load(config) as backend:
         yield backend
 

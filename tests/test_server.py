@@ -36,6 +36,7 @@ from trioserve.types import CancelReason, Chunk, Finished, FinishReason, Options
 
 def serve(backend: ScriptedBackend | None = None, **config: object) -> Server:
     backend = backend or ScriptedBackend()
+    config.setdefault("stream_interval_ms", 0)
     return Server(Config(**config), load=scripted(backend), drive=stepped)
 
 

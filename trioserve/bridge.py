@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import socket
 from typing import Protocol
@@ -35,9 +37,13 @@ class EventFdBridge:
             self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError as error:
             raise BridgeError(f"An eventfd could not be made: {error}") from error
+        self._write = ctypes.PyDLL(None).eventfd_write
+        self._write.argtypes = [ctypes.c_int, ctypes.c_uint64]
 
     def notify(self) -> None:
-        os.eventfd_write(self._fd, 1)
+        # Keeps the GIL, which `os.eventfd_write` would give to the event loop just when the
+        # inference thread wants to go on to `llama_decode`, which gives it up anyway.
+        self._write(self._fd, 1)
 
     async def wait(self) -> None:
         await trio.lowlevel.wait_readable(self._fd)
@@ -59,10 +65,9 @@ class SocketPairBridge:
         self._writer.setblocking(False)
 
     def notify(self) -> None:
-        try:
+        # When the buffer is full of rings that nobody answered yet, one more adds nothing.
+        with contextlib.suppress(BlockingIOError):
             self._writer.send(b"\0")
-        except BlockingIOError:
-            pass  # the buffer is full of rings that nobody answered yet: one more adds nothing
 
     async def wait(self) -> None:
         await trio.lowlevel.wait_readable(self._reader)

@@ -6,6 +6,7 @@ opened, 2 when a flag or variable is wrong. A second signal ends the process at 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -177,6 +178,9 @@ async def _serve(config: Config, listening: socket.socket) -> None:
 async def _announce(service: Service) -> None:
     await service.wait_loaded()
     server = service.server
+    # What was made until now stays: the garbage collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
     _log.info("ready", model=server.info.name, slots=server.n_slots, context=server.n_ctx_seq)
 
 

@@ -285,6 +285,15 @@ class Config:
         least=1,
         help="milliseconds that prompts may stretch a tick to while streams are decoding",
     )
+    stream_interval_ms: float = option(
+        5.0,
+        "--stream-interval-ms",
+        group="Context and threads",
+        env="TRIOSERVE_STREAM_INTERVAL_MS",
+        least=0,
+        help="tokens that come within this time leave as one event, the first and the last of a "
+        "request at once; 0: each on its own",
+    )
     cache_seqs: int = option(
         -1,
         "--cache-seqs",

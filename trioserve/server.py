@@ -143,6 +143,7 @@ class Server:
                 bridge.notify,
                 cache_ram=self.config.cache_ram * 2**20,
                 context_shift=self.config.context_shift,
+                flush_interval=self.config.stream_interval_ms / 1e3,
             )
             self.dispatcher = Dispatcher(
                 self._engine,

@@ -119,7 +119,7 @@ def generation_settings(options: Options, wanted: Generation | None = None) -> d
         "n_discard": wanted.n_discard if wanted else 0,
         "stream": wanted.stream if wanted else False,
         "n_probs": options.n_probs,
-        "grammar": "",
+        "grammar": options.grammar.source if options.grammar else "",
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": [],

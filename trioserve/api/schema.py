@@ -17,7 +17,7 @@ from trioserve.api.fields import convert, how, named, structure, types_of
 from trioserve.api.values import Bias, Prompt
 from trioserve.chat.prefill import Part
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.types import Options, SamplingParams
+from trioserve.types import Grammar, Options, SamplingParams
 
 # -- fields that have no effect yet
 
@@ -29,10 +29,6 @@ def _only(*values: Any) -> _Neutral:
     return lambda value: any(value == each and type(value) is type(each) for each in values)
 
 
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 #: Known fields without effect, and which of their values change nothing. Null never does.
 _NEUTRAL: Mapping[str, _Neutral] = {
     "adapters": _only([]),
@@ -41,11 +37,9 @@ _NEUTRAL: Mapping[str, _Neutral] = {
     "best_of": _only(1),
     "function_call": _only("auto", "none"),
     "functions": _only([]),
-    "grammar": _only(""),
     "grammar_lazy": _only(False),
     "grammar_triggers": _only([]),
     "image_data": _only([]),
-    "json_schema": _only(),
     "lora": _only([]),
     "modalities": _only(["text"]),
     "n": _only(1),
@@ -56,7 +50,6 @@ _NEUTRAL: Mapping[str, _Neutral] = {
     "preserved_tokens": _only([]),
     "reasoning_budget_tokens": _only(-1),
     "reasoning_control": _only(False),
-    "response_format": _is_text_format,
     "suffix": _only(""),
     "thinking_budget_tokens": _only(-1),
     "verbose": _only(False),
@@ -110,6 +103,24 @@ def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _grammar(body: Mapping[str, Any]) -> Grammar | None:
+    """Read what the output must look like, from the one field that says so."""
+    given = {
+        "grammar": body.get("grammar") or None,
+        "json_schema": body.get("json_schema"),
+        "response_format": body.get("response_format"),
+    }
+    grammars = [
+        grammar
+        for name, value in given.items()
+        if value is not None and (grammar := values.grammar(name, value)) is not None
+    ]
+    if len(grammars) > 1:
+        first, second = grammars[0].param, grammars[1].param
+        raise InvalidRequestError(f"'{first}' and '{second}' exclude each other.", param=second)
+    return grammars[0] if grammars else None
+
+
 @attrs.frozen(kw_only=True)
 class StreamOptions:
     """Options of a streamed response."""
@@ -141,6 +152,7 @@ class Generation:
     logit_bias: tuple[Bias, ...] | None = attrs.field(
         default=None, metadata=how(read=values.biases)
     )
+    grammar: Grammar | None = attrs.field(metadata=how(whole=_grammar))
     others: dict[str, Any] = attrs.field(metadata=how(whole=_settings))
 
     @property
@@ -156,7 +168,7 @@ class Generation:
     def settings(self) -> dict[str, Any]:
         """What `Server.options` takes, except `logit_bias`."""
         settings = dict(self.others)
-        for name in ("max_tokens", "stop", "samplers", "dry_sequence_breakers"):
+        for name in ("max_tokens", "stop", "samplers", "dry_sequence_breakers", "grammar"):
             if (value := getattr(self, name)) is not None:
                 settings[name] = value
         if self.n_probs:

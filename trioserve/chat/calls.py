@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 
+from trioserve.chat.cursor import is_text
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 from trioserve.chat.syntax import JsonCall
 
@@ -142,7 +143,7 @@ class JsonCallReader:
     def _end_value(self, scanner: JsonScanner) -> None:
         if self._role == "name":
             name = json.loads(scanner.text)
-            if not name or not _is_text(name):
+            if not name or not is_text(name):
                 self.state = State.FAILED
                 return
             self.name = name
@@ -167,13 +168,8 @@ def _plain_arguments(text: str) -> str:
     if value is None:
         return "{}"
     try:
-        if isinstance(json.loads(value), dict) and _is_text(value):
+        if isinstance(json.loads(value), dict) and is_text(value):
             return str(value)
     except (ValueError, RecursionError):
         pass  # any other string is passed on as it was written
     return text
-
-
-def _is_text(value: str) -> bool:
-    """Whether a string has no half of a surrogate pair, which could not be sent on."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)

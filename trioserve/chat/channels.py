@@ -68,12 +68,11 @@ class ChannelMachine:
 
     def _in_header(self, final: bool) -> bool:
         message = self._channels.message
-        place = self._buffer.find(message)
-        end = place
-        if place < 0:
-            end = len(self._buffer) - held_back(self._buffer, (message,))
-        if end > _MAX_HEADER or (place < 0 and final):
-            self._out.content(self._raw)
+        marks = (message, *self._stops)
+        place, mark = first_of(self._buffer, marks)
+        end = place if place >= 0 else len(self._buffer) - held_back(self._buffer, marks)
+        if end > _MAX_HEADER or (place < 0 and final) or (place >= 0 and mark != message):
+            self._out.content(self._raw)  # it is no header
             self._raw = ""
             self._plain()
             return bool(self._buffer)
@@ -88,8 +87,8 @@ class ChannelMachine:
         """Choose where the body goes. `raw` is what the model wrote up to it."""
         channels, header = self._channels, self._header
         self._header = self._raw = ""
-        call = re.search(channels.call, header) if self._parse_tools else None
-        if call is not None:
+        call = re.search(channels.call, header)
+        if call is not None and self._parse_tools:
             self._out.start_call(call.group(1))
             self._reader = CallReader((JsonArguments(),), {})
             self._step = self._in_call
@@ -98,7 +97,7 @@ class ChannelMachine:
             self._write = self._reason
             self._step = self._in_body
         else:
-            if not re.search(channels.content, header):
+            if call is not None or not re.search(channels.content, header):
                 self._out.content(raw)
             self._plain()
 

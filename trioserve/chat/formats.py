@@ -11,7 +11,7 @@ from __future__ import annotations
 import attrs
 
 from trioserve.chat import call_formats as calls
-from trioserve.chat.syntax import ToolCalls
+from trioserve.chat.syntax import ToolCalls, texts_in
 
 
 @attrs.frozen
@@ -51,6 +51,15 @@ class ChatFormat:
     tool_calls: ToolCalls | None = None
     dropped: tuple[str, ...] = ()
     channels: Channels | None = None
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """All texts that the description mentions, of which most are markers.
+
+        Many markers are control tokens, whose names the text of an output must then have.
+        """
+        parts = (self.reasoning, self.tool_calls, self.dropped, self.channels)
+        return frozenset(filter(None, texts_in(parts)))
 
 
 @attrs.frozen(kw_only=True)

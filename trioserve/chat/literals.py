@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Generator, Iterator
 from typing import Final
 
 from trioserve.chat.cursor import Cursor, Refused, held_back, json_characters
-from trioserve.chat.json_scanner import MAX_DEPTH, WHITESPACE
+from trioserve.chat.json_scanner import MAX_DEPTH
 from trioserve.chat.syntax import Literals
 
 _WORDS: Final = {
@@ -20,6 +19,8 @@ _WORDS: Final = {
     "null": "null",
 }
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_KEY_END = re.compile(r"[^\w.-]")
+_WORD_END = re.compile(r"[^-+.\w]")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 _MAX_WORD = 400
@@ -84,15 +85,16 @@ class LiteralReader:
             yield from cursor.one_of((equals,))
             cursor.give(": ")
             return
-        while equals not in cursor.rest:
-            if "\n" in cursor.rest or len(cursor.rest) > _MAX_WORD:
+        while (found := _KEY_END.search(cursor.rest)) is None:
+            if len(cursor.rest) > _MAX_WORD:
                 raise Refused
             yield
-        key = cursor.rest[: cursor.rest.index(equals)]
-        if not key or "\n" in key or len(key) > _MAX_WORD:
+        key = cursor.rest[: found.start()]
+        if not key or len(key) > _MAX_WORD:
             raise Refused
-        cursor.skip(len(key) + len(equals))
-        cursor.give(f"{json.dumps(key.rstrip(WHITESPACE), ensure_ascii=False)}: ")
+        cursor.skip(len(key))
+        cursor.give(f'"{key}": ')
+        yield from cursor.one_of((equals,))
 
     def _quote(self) -> Generator[None, None, str]:
         """Find the quote that comes, which is not read; empty if there is none."""
@@ -120,7 +122,7 @@ class LiteralReader:
 
     def _word(self) -> Iterator[None]:
         cursor = self._cursor
-        while (found := re.search(r"[^-+.\w]", cursor.rest)) is None:
+        while (found := _WORD_END.search(cursor.rest)) is None:
             if len(cursor.rest) > _MAX_WORD:
                 raise Refused
             yield

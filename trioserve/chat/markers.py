@@ -158,6 +158,7 @@ class MarkerMachine:
             if not self._started:
                 self._started = True
                 self._out.start_call(reader.name)
+            self._raw = ""
             self._out.arguments(reader.take())
         elif reader.is_content:
             self._raw = ""

@@ -52,6 +52,7 @@ class ParameterReader:
     def _parameter(self, comma: str) -> Iterator[None]:
         cursor, syntax = self._cursor, self._syntax
         key = yield from self._until(syntax.key_end)
+        cursor.give(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
         attributes = ""
         if syntax.value_open:
             attributes = yield from self._until(syntax.value_open)
@@ -60,7 +61,6 @@ class ParameterReader:
         is_text = self._texts.get(key)
         if syntax.text_attribute:
             is_text = syntax.text_attribute in attributes
-        cursor.give(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
         if syntax.newlines:
             yield from cursor.character()
             if cursor.text[cursor.at] == "\n":

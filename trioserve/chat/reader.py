@@ -192,26 +192,24 @@ class CallReader:
         held = ""
         opened = False  # whether the quote has been dropped
         self.is_content = True
-        while scanner.state is State.OPEN:
+        while True:
             cursor.skip(scanner.feed(cursor.text, cursor.at) - cursor.at)
             held += scanner.take()
             if not opened:
                 opened, held = True, held[1:]
-            if scanner.state is State.DONE:
-                held = held[:-1]
-            if scanner.state is State.OPEN and not cursor.final and _HALF.search(held):
-                ready, held = held[:-6], held[-6:]
-            else:
-                ready, held = held, ""
+            state = scanner.state
+            if state is State.DONE:
+                cursor.give(_unescaped(held[:-1]))
+                raise _Complete
+            half = 6 if state is State.OPEN and not cursor.final and _HALF.search(held) else 0
+            ready, held = held[: len(held) - half], held[len(held) - half :]
             cursor.give(_unescaped(ready))
             cursor.loose = held + scanner.pending
-            if scanner.state is State.OPEN:
-                if cursor.final:
-                    cursor.give(scanner.pending)
-                yield
-        if scanner.state is State.FAILED:
-            raise Refused
-        raise _Complete
+            if state is State.FAILED:
+                raise Refused
+            if cursor.final:
+                cursor.give(scanner.pending)
+            yield
 
     def _json_call(self, step: JsonCall) -> Iterator[None]:
         cursor = self._cursor

@@ -6,6 +6,7 @@ A call is described as the steps to read it, in order. Whitespace before a step 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import attrs
@@ -136,6 +137,18 @@ class Choice:
     start: str
     steps: tuple[Step, ...]
     otherwise: tuple[Step, ...]
+
+
+def texts_in(description: object) -> Iterator[str]:
+    """Give all texts in a description."""
+    if isinstance(description, str):
+        yield description
+    elif isinstance(description, tuple):
+        for part in description:
+            yield from texts_in(part)
+    elif attrs.has(kind := type(description)):
+        for field in attrs.fields(kind):
+            yield from texts_in(getattr(description, field.name))
 
 
 @attrs.frozen(kw_only=True)

@@ -8,13 +8,19 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import jinja2
+from jinja2.meta import find_undeclared_variables
 
+from trioserve.chat import generic
 from trioserve.chat.budget import Limits, Meter, running, size_of_input
+from trioserve.chat.call_formats import GENERIC
 from trioserve.chat.capabilities import Capabilities, find
+from trioserve.chat.formats import ChatFormat, detect
 from trioserve.chat.messages import (
     ROLES,
     Message,
+    Tool,
     join_text,
     parse_messages,
     parse_tools,
@@ -63,12 +69,21 @@ class ChatTemplate:
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._limits = Limits() if limits is None else limits
-        self._template = _compile(source, BoundedEnvironment(now))
+        self._now = now
+        self._template, self._wants = _compile(source, BoundedEnvironment(now))
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
         """What the template can do. The first look renders it a few dozen times."""
         return find(self._probe)
+
+    @functools.cached_property
+    def format(self) -> ChatFormat:
+        """How the model writes its messages."""
+        found = detect(self.source)
+        if self.capabilities.supports_tools:
+            return found
+        return attrs.evolve(found, tool_calls=GENERIC)  # as it is told to
 
     def render(
         self,
@@ -81,11 +96,13 @@ class ChatTemplate:
         """Render OpenAI's messages, and tools if there are any, to a prompt.
 
         `kwargs` are variables of the template, such as ``enable_thinking``. One that is not given
-        is not defined, so the template decides.
+        is not defined, so the template decides. Where the template has no place for tools, the
+        model is told of them by text, and how to call them.
 
         Raises:
             TemplateError: the template refuses the messages, or does more than it may.
-            UnsupportedFieldError: the template has no place for tools, or something is not text.
+            UnsupportedFieldError: something is not text, or the template has a place for fewer
+                tool calls.
             InvalidRequestError: `param` names what is wrong.
         """
         for name in _OURS & (kwargs or {}).keys():
@@ -95,15 +112,11 @@ class ChatTemplate:
             )
         variables: dict[str, Any] = {**self._absent, **(kwargs or {})}
         parsed_tools = parse_tools(tools)
-        if parsed_tools and not self.capabilities.supports_tools:
-            raise UnsupportedFieldError(
-                "The chat template of this model has no place for tools.", param="tools"
-            )
-        parsed = parse_messages(messages)
-        adapted = self._adapt(parsed)
+        has_place = self.capabilities.supports_tools
+        adapted = self._adapt(parse_messages(messages), [] if has_place else parsed_tools)
         self._set_thinking(variables)
         variables["add_generation_prompt"] = add_generation_prompt
-        if parsed_tools:
+        if parsed_tools and has_place:
             variables["tools"] = parsed_tools
         prompt = self._run(
             [message for _, message in adapted],
@@ -122,9 +135,20 @@ class ChatTemplate:
 
     # -- adapting messages to what the template takes
 
-    def _adapt(self, messages: list[Message]) -> list[tuple[int, Message]]:
-        """Give the messages as the template wants them, each with its place in the request."""
-        adapted = [(i, self._adapt_message(i, message)) for i, message in enumerate(messages)]
+    def _adapt(self, messages: list[Message], tools: list[Tool]) -> list[tuple[int, Message]]:
+        """Give the messages as the template wants them, each with its place in the request.
+
+        The model is told of `tools` by text.
+        """
+        placed = list(enumerate(messages))
+        if tools:
+            told = generic.with_tools(messages, tools)
+            placed = [(0, told[0]), *placed[1 - (len(told) - len(messages)) :]]
+        adapted = [(place, self._adapt_message(place, message)) for place, message in placed]
+        if not self._shows_results and any(
+            message["role"] in ("tool", "function") for message in messages
+        ):
+            adapted = generic.merged(adapted)
         if self.capabilities.supports_system_role or adapted[0][1]["role"] != "system":
             return adapted
         if len(adapted) == 1 or adapted[1][1]["role"] != "user":
@@ -133,7 +157,7 @@ class ChatTemplate:
                 "and no message of the user follows that could carry it.",
                 param="messages[0].role",
             )
-        system, (index, first) = _as_text(adapted[0][1]["content"]), adapted[1]
+        system, (index, first) = generic.as_text(adapted[0][1]["content"]), adapted[1]
         content = first["content"]
         if isinstance(content, str):
             content = f"{system}\n{content}"
@@ -143,6 +167,7 @@ class ChatTemplate:
 
     def _adapt_message(self, index: int, message: Message) -> Message:
         path = f"messages[{index}]"
+        message = self._with_text_for_tools(message)
         adapted = dict(message)
         adapted["role"] = role = self._role(message["role"], path)
         can = self.capabilities
@@ -152,17 +177,28 @@ class ChatTemplate:
             adapted["content"] = join_text(content)
         elif isinstance(content, str) and typed and not strings:
             adapted["content"] = [{"type": "text", "text": content}]
-        if role == "tool" and not can.supports_tool_results:
-            raise UnsupportedFieldError(
-                "The chat template of this model has no place for results of tools.",
-                param=f"{path}.role",
-            )
         if "tool_calls" in message:
             adapted["tool_calls"] = self._calls(message["tool_calls"], f"{path}.tool_calls")
         field = can.reasoning_field
         if field is not None and field not in adapted and "reasoning_content" in message:
             adapted[field] = adapted.pop("reasoning_content")
         return adapted
+
+    def _with_text_for_tools(self, message: Message) -> Message:
+        """Write calls and their results as text, where the template has no place for them.
+
+        Where it has none for tools, the model writes calls as text, and so it must see them.
+        """
+        can = self.capabilities
+        if message["role"] in ("tool", "function") and not self._shows_results:
+            return generic.with_result_as_text(message)
+        if "tool_calls" in message and not (can.supports_tools and can.supports_tool_calls):
+            return generic.with_calls_as_text(message)
+        return message
+
+    @property
+    def _shows_results(self) -> bool:
+        return self.capabilities.supports_tools and self.capabilities.supports_tool_results
 
     def _role(self, role: str, path: str) -> str:
         if f"'{role}'" in self.source or f'"{role}"' in self.source:
@@ -175,10 +211,6 @@ class ChatTemplate:
         return {"developer": "system", "function": "tool"}.get(role, role)
 
     def _calls(self, calls: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
-        if not self.capabilities.supports_tool_calls:
-            raise UnsupportedFieldError(
-                "The chat template of this model has no place for tool calls.", param=path
-            )
         if len(calls) > 1 and not self.capabilities.supports_parallel_tool_calls:
             raise UnsupportedFieldError(
                 "The chat template of this model has a place for one tool call a message.",
@@ -209,7 +241,7 @@ class ChatTemplate:
         limits: Limits,
     ) -> str:
         """Render. `places` are the places of the messages in the request, for error messages."""
-        given = {**self._tokens, **variables, "messages": messages}
+        given = {**self._tokens, **self._unusual(variables), **variables, "messages": messages}
         meter = Meter(limits.for_input(size_of_input(given)))
         pieces: list[str] = []
         size = 0
@@ -222,6 +254,13 @@ class ChatTemplate:
         except Exception as error:
             raise _explain(error, _place(meter.item, messages, places)) from error
         return "".join(pieces)
+
+    def _unusual(self, variables: Mapping[str, Any]) -> dict[str, str]:
+        """Give what one family of models wants instead of the tools themselves."""
+        if not {"functions", "datetime"} <= self._wants:
+            return {}
+        functions = json.dumps(variables.get("tools") or [], ensure_ascii=False, indent=4)
+        return {"functions": functions, "datetime": self._now().strftime("%b %d %Y")}
 
     @functools.cached_property
     def _absent(self) -> dict[str, None]:
@@ -249,16 +288,20 @@ class ChatTemplate:
             return None
 
 
-def _compile(source: str, environment: BoundedEnvironment) -> jinja2.Template:
+def _compile(
+    source: str, environment: BoundedEnvironment
+) -> tuple[jinja2.Template, frozenset[str]]:
+    """Give a template, and the names of the variables that it takes."""
     if len(source) > MAX_SOURCE:
         raise TemplateError(
             f"The chat template has {len(source)} characters, and {MAX_SOURCE} are allowed.",
             param="chat_template",
         )
     try:
-        tree = meter_in(environment.parse(source), environment)
-        code = environment.compile(tree)
-        return jinja2.Template.from_code(environment, code, environment.make_globals(None))
+        tree = environment.parse(source)
+        wants = frozenset(find_undeclared_variables(tree))
+        code = environment.compile(meter_in(tree, environment))
+        made = jinja2.Template.from_code(environment, code, environment.make_globals(None))
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(
             f"The chat template is not valid in line {error.lineno}: "
@@ -269,6 +312,7 @@ def _compile(source: str, environment: BoundedEnvironment) -> jinja2.Template:
         raise TemplateError(
             f"The chat template cannot be compiled: {_describe(error)}", param="chat_template"
         ) from error
+    return made, wants
 
 
 def _place(item: object, messages: list[Message], places: list[int]) -> int | None:
@@ -305,7 +349,3 @@ def _read_object(text: str, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(f"'{path}' must hold a JSON object.", param=path)
     return value
-
-
-def _as_text(content: Any) -> str:
-    return content if isinstance(content, str) else join_text(content)

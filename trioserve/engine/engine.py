@@ -46,6 +46,8 @@ class Engine:
         backend: the model. The engine owns it, and closes it when its thread ends.
         strategy: how a tick is shared between decode and prefill.
         cache_ram: bytes of RAM for what leaves the KV cache.
+        flush_interval: seconds within which tokens leave together, the first of a task and the
+            last at once.
         context_shift: go on in a full context without its older half, rather than end.
         notify: called, from the engine's thread, once after each tick that left events in the
             outbox. It must not block.
@@ -59,6 +61,7 @@ class Engine:
         *,
         cache_ram: int = 0,
         context_shift: bool = False,
+        flush_interval: float = 0.0,
     ) -> None:
         self.backend = backend
         self.inbox = Inbox()
@@ -79,6 +82,9 @@ class Engine:
         self._samplers = SamplerPool(min(backend.n_spare_cores, backend.n_slots))
         self._n_ctx_seq = backend.n_ctx_seq
         self._outbox: list[EngineEvent] = []
+        self._urgent = False  # there is an event that nobody should wait for
+        self._next_flush = 0.0
+        self._flush_interval = flush_interval
         self._fresh: list[EngineEvent] = []  # of this tick, not in the outbox yet
         self._outbox_lock = threading.Lock()
         self._stopping = False
@@ -170,8 +176,10 @@ class Engine:
                 self._tick()
         except Exception as error:
             self._break(error)
-        self._flush()
-        return self.scheduler.has_work
+        work_left = self.scheduler.has_work
+        if self._urgent or not work_left or monotonic() >= self._next_flush:
+            self._flush()
+        return work_left
 
     def _tick(self) -> None:
         self.heartbeat = monotonic()
@@ -198,11 +206,12 @@ class Engine:
                 if self.failure is None:
                     self.scheduler.add(Run(task))
                 else:
-                    self._fresh.append(Failed(task.id, self.failure))
+                    self._tell(Failed(task.id, self.failure))
             case Cancel(task_id):
                 run = self.scheduler.remove(task_id)
                 if run is not None:
                     run.close()
+                    self._fresh = [event for event in self._fresh if event.task_id != task_id]
             case Pause(task_id):
                 self._set_paused(task_id, True)
             case Resume(task_id):
@@ -304,7 +313,7 @@ class Engine:
             run.admitted_at = self.heartbeat
             run.cached = slot.n_held
             queue_ms = (run.admitted_at - run.submitted_at) * 1e3
-            self._fresh.append(Admitted(run.task.id, queue_ms))
+            self._tell(Admitted(run.task.id, queue_ms))
 
     def _note_prefill(self, slot: Slot, run: Run, n_tokens: int) -> None:
         self._prompt_tokens += n_tokens
@@ -314,7 +323,7 @@ class Engine:
         if run.task.options.return_progress:
             elapsed_ms = (monotonic() - (run.admitted_at or self.heartbeat)) * 1e3
             progress = Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms)
-            self._fresh.append(progress)
+            self._tell(progress)
 
     def _next_token(self, slot: Slot, run: Run, draw: Draw) -> None:
         """Add one token to a run, and end the run if that was the last."""
@@ -323,6 +332,7 @@ class Engine:
         self._predicted_tokens += 1
         if chunk is not None:
             self._fresh.append(chunk)
+            self._urgent |= len(chunk.tokens) == run.n_output  # the first
         if run.finish_reason is not None:
             self._finish(slot, run)
         elif len(run.tokens) >= self._n_ctx_seq:
@@ -354,18 +364,25 @@ class Engine:
             truncated=run.truncated,
             slot_id=slot.id,
         )
-        self._fresh.append(finished)
+        self._tell(finished)
 
     def _fail(self, slot: Slot, error: TrioServeError) -> None:
         """End the run of a slot with an error, and forget its KV cache."""
         run = self.scheduler.discard(slot)
         run.close()
-        self._fresh.append(Failed(run.task.id, error))
+        self._tell(Failed(run.task.id, error))
 
     # -- the outbox
 
+    def _tell(self, event: EngineEvent) -> None:
+        """Leave an event that is to be handed over with this tick."""
+        self._fresh.append(event)
+        self._urgent = True
+
     def _flush(self) -> None:
-        """Hand this tick's events over: one append, one notification."""
+        """Hand the events over: one append, one notification."""
+        self._urgent = False
+        self._next_flush = monotonic() + self._flush_interval
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []
@@ -380,7 +397,7 @@ class Engine:
         for run in list(self.scheduler.runs()):
             self.scheduler.remove(run.task.id)
             run.close()
-            self._fresh.append(Failed(run.task.id, self.failure))
+            self._tell(Failed(run.task.id, self.failure))
 
     # -- a look at it, from the inference thread
 

@@ -38,7 +38,7 @@ COMPLETIONS = (
     ("The capital of Italy is", " Rome"),
     ("After Monday comes", " Tuesday"),
     ("1, 2, 3, 4, 5,", " 6, 7, 8"),
-    ("Once upon a time", " "),
+    ("Once upon a time there was a", " "),
 )
 
 
