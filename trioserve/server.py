@@ -22,7 +22,6 @@ from trio_util import AsyncValue
 from trioserve import llama
 from trioserve.admission import Admission
 from trioserve.bridge import open_bridge
-from trioserve.chat.formats import detect
 from trioserve.chat.parser import MessageParser
 from trioserve.chat.prefill import Part, begun_with, render_open
 from trioserve.chat.template import CHATML, ChatTemplate
@@ -174,7 +173,6 @@ class Server:
             self.template.capabilities  # noqa: B018 (found out now, and kept)
         except TemplateError as error:
             raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
-        self._format = detect(self.template.source)
         self._admission = Admission(self.config, self.dispatcher, self.n_slots)
         weights = self.config.api_key_weights
         self._weights = dict(zip(self.config.api_keys, weights, strict=False))
@@ -269,7 +267,7 @@ class Server:
         render = (
             partial(self.template.render, add_generation_prompt=add_generation_prompt)
             if go_on is None
-            else partial(render_open, self.template, self._format, part=go_on)
+            else partial(render_open, self.template, self.template.format, part=go_on)
         )
         work = partial(render, messages, tools=tools, kwargs=template_kwargs or {})
         return await self._work(work, _n_chars([messages, tools]))
@@ -438,11 +436,12 @@ class Server:
         # Templates write BOS themselves; the tokenizer must not add a second one.
         prompt = await self.tokenize(text, add_special=not (bos and text.startswith(bos)))
         parser = MessageParser(
-            self._format,
+            self.template.format,
             parse_tools=parse_tools,
             reasoning_format=reasoning_format,
+            tools=tools or (),
             prompt_tail=(
-                text[-256:] if go_on is None else begun_with(messages, go_on, self._format)
+                text[-256:] if go_on is None else begun_with(messages, go_on, self.template.format)
             ),
         )
         if timeout is not None:

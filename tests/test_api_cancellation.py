@@ -1,0 +1,128 @@
+"""Cancellation at every await of an HTTP request, from ASGI's first message to its last."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+import trio
+from quart_trio import QuartTrio
+
+from trioserve import api
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.testing import ScriptedBackend, scripted
+
+CHAT = {"messages": [{"role": "user", "content": "some text"}], "max_tokens": 3}
+
+
+class CancelAtStep(trio.abc.Instrument):
+    """Cancels a scope when a task, or a child of it, is about to take the n-th step of them all."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.scope = trio.CancelScope()
+        self.steps = 0
+        self._family: set[trio.lowlevel.Task] = set()
+
+    def adopt(self, task: trio.lowlevel.Task) -> None:
+        self._family.add(task)
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        nursery = task.parent_nursery
+        if nursery is not None and nursery.parent_task in self._family:
+            self._family.add(task)
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task in self._family:
+            self.steps += 1
+            if self.steps == self.n:
+                self.scope.cancel()
+
+
+async def _request(app: QuartTrio, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make a request as a server would that has no sockets; returns what was sent."""
+    sent: list[dict[str, Any]] = []
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        if messages:
+            return messages.pop()
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def send(message: dict[str, Any]) -> None:
+        await trio.lowlevel.checkpoint()
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.1"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"test"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "state": {},
+        "extensions": {},
+    }
+    await app(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT | {"stream": True}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": ["one", "two"], "max_tokens": 2, "stream": True}),
+        ("/completion", {"prompt": "some text", "n_predict": 2, "stream": True}),
+    ],
+    ids=["chat stream", "chat", "two prompts", "completion"],
+)
+async def test_cancellation_at_every_await_leaves_nothing(path: str, body: dict[str, Any]) -> None:
+    backend = ScriptedBackend(n_ctx=4096)
+    app = create_app(Config(stream_interval_ms=0), load=scripted(backend))
+    service = app.extensions["trioserve"]
+    api.configure(app, service.config)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        app.nursery = nursery
+        await _request(app, path, body)  # what is made once is made now
+        before = len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living
+        for n in range(1, 10_000):
+            instrument = CancelAtStep(n)
+            sent: list[dict[str, Any]] = []
+
+            async def run(instrument: CancelAtStep = instrument) -> None:
+                instrument.adopt(trio.lowlevel.current_task())
+                with instrument.scope:
+                    sent.extend(await _request(app, path, body))  # noqa: B023
+
+            trio.lowlevel.add_instrument(instrument)
+            try:
+                async with trio.open_nursery() as requests:
+                    requests.start_soon(run)
+            finally:
+                trio.lowlevel.remove_instrument(instrument)
+            status = await service.server.status()
+            assert all(slot.task_id is None for slot in status.slots)
+            assert status.waiting == ()
+            assert len(service.server.dispatcher) == 0
+            assert backend.n_samplers == 0
+            now = len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living
+            assert now == before
+            if not instrument.scope.cancel_called:
+                break
+        assert n > 10
+        assert sent[0]["status"] == 200
+        assert sent[-1]["more_body"] is False
+        await service.stop()
