@@ -97,7 +97,7 @@ async def test_an_idle_server_uses_no_cpu(tmp_path: Path) -> None:
         await trio.sleep(1)
         before = _cpu_seconds(pid)
         await trio.sleep(10)  # idleness takes time
-        assert _cpu_seconds(pid) - before <= 0.01
+        assert _cpu_seconds(pid) - before < 0.025  # the kernel counts in steps of 0.01
 
 
 def _cpu_seconds(pid: int) -> float:
