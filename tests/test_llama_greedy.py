@@ -11,9 +11,10 @@ from llama_cpp import llama_cpp
 
 from trioserve import llama
 from trioserve.config import Config
+from trioserve.engine import Engine, PrefillPriority
 from trioserve.llama import LlamaBackend
 from trioserve.models import BUNDLED
-from trioserve.types import SamplingParams
+from trioserve.types import Chunk, Options, SamplingParams, Task
 
 N_PREDICT = 48
 PROMPTS = (
@@ -100,6 +101,22 @@ def test_greedy_output_equals_the_plain_loop(
     expected = plain_greedy(*plain, prompt)
     assert our_greedy(backend, prompt) == expected
     assert our_greedy(backend, prompt) == expected  # and again, in a cache that was used
+
+
+def test_the_engine_says_the_same(backend: LlamaBackend, plain: tuple[Any, Any]) -> None:
+    engine = Engine(backend, PrefillPriority(), lambda: None)  # one batch a prompt, as the loop
+    options = Options(
+        max_tokens=N_PREDICT, sampling=SamplingParams(temperature=0.0), cache_prompt=False
+    )
+    for i, prompt in enumerate(PROMPTS):
+        engine.submit(Task(i, backend.vocab.tokenize(prompt, add_special=True), options))
+    while engine.step():
+        engine.check_integrity()
+    said: dict[int, list[int]] = {}
+    for event in engine.take_events():
+        if isinstance(event, Chunk):
+            said.setdefault(event.task_id, []).extend(event.tokens)
+    assert [said[i] for i in range(len(PROMPTS))] == [plain_greedy(*plain, p) for p in PROMPTS]
 
 
 def test_ten_prompts() -> None:
