@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from trioserve.config import SAMPLING_OPTIONS, SAMPLING_VARIABLES, Config
-from trioserve.types import SamplingParams
+from trioserve.types import SAMPLER_LETTERS, SamplingParams
 
 #: What a variable says to switch something on or off.
 TRUE_WORDS = frozenset({"on", "enabled", "true", "1"})
@@ -28,20 +28,6 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(FALSE_WORDS, "off"),
         "-1": "auto",
     },
-}
-
-_SAMPLER_LETTERS: Mapping[str, str] = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "i": "infill",
-    "a": "adaptive_p",
 }
 
 
@@ -110,10 +96,10 @@ def _samplers(text: str) -> tuple[str, ...]:
 
 
 def _sampler_letters(text: str) -> tuple[str, ...]:
-    unknown = sorted(set(text) - set(_SAMPLER_LETTERS))
+    unknown = sorted(set(text) - set(SAMPLER_LETTERS))
     if unknown:
-        raise ValueError(f"{unknown[0]!r} stands for no sampler; use {''.join(_SAMPLER_LETTERS)}")
-    return tuple(_SAMPLER_LETTERS[letter] for letter in text)
+        raise ValueError(f"{unknown[0]!r} stands for no sampler; use {''.join(SAMPLER_LETTERS)}")
+    return tuple(SAMPLER_LETTERS[letter] for letter in text)
 
 
 def _breaker(text: str) -> tuple[str, ...]:

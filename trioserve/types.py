@@ -37,6 +37,21 @@ DEFAULT_SAMPLERS = (
 #: All the names that `SamplingParams.samplers` may hold.
 SAMPLER_NAMES = frozenset(DEFAULT_SAMPLERS) | {"infill", "adaptive_p"}
 
+#: The letters that stand for samplers where a string gives their order.
+SAMPLER_LETTERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+
 _INT32_MAX = 2**31 - 1
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 from trioserve.api.fields import MismatchError, integer, mapping, number, objects, strings
 from trioserve.chat.prefill import Part
 from trioserve.errors import InvalidRequestError
-from trioserve.types import Grammar
+from trioserve.types import SAMPLER_LETTERS, Grammar
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
 Prompt: TypeAlias = str | tuple[int | str, ...]
@@ -25,21 +24,6 @@ MAX_SECONDS = 365 * 86400
 
 #: Prompts that one request may hold.
 MAX_PROMPTS = 256
-
-#: The letters of a string of samplers.
-_SAMPLER_LETTERS: Mapping[str, str] = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "i": "infill",
-    "a": "adaptive_p",
-}
 
 
 def limit(value: Any) -> int:
@@ -81,9 +65,9 @@ def samplers(value: Any) -> tuple[str, ...]:
     """Read `samplers`: a list of names, or a string of letters."""
     if not isinstance(value, str):
         return strings(value)
-    if unknown := sorted(set(value) - set(_SAMPLER_LETTERS)):
-        raise MismatchError(f"made of the letters {''.join(_SAMPLER_LETTERS)}, not {unknown[0]!r}")
-    return tuple(_SAMPLER_LETTERS[letter] for letter in value)
+    if unknown := sorted(set(value) - set(SAMPLER_LETTERS)):
+        raise MismatchError(f"made of the letters {''.join(SAMPLER_LETTERS)}, not {unknown[0]!r}")
+    return tuple(SAMPLER_LETTERS[letter] for letter in value)
 
 
 def breakers(value: Any) -> tuple[str, ...]:
