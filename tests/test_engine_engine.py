@@ -124,7 +124,7 @@ def test_streams_interleave_and_the_rest_wait_their_turn() -> None:
 
 
 def test_a_long_prompt_does_not_stop_a_stream() -> None:
-    harness = Harness(ScriptedBackend(n_batch=64), max_tick_ms=0.001)
+    harness = Harness(ScriptedBackend(n_batch=256), max_tick_ms=0.001)
     harness.submit(1, "a stream of many bytes")
     harness.step()
     harness.submit(2, "x" * 200, max_tokens=1)
@@ -132,7 +132,7 @@ def test_a_long_prompt_does_not_stop_a_stream() -> None:
         before = len(harness.text(1))
         harness.step()
         assert len(harness.text(1)) == before + 1
-    assert harness.backend.n_decodes > 200 // 64 + 2
+    assert harness.backend.n_decodes > 200 // 64  # in small parts, though one batch holds it
 
 
 def test_alone_a_prompt_gets_whole_batches() -> None:

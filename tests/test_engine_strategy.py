@@ -52,17 +52,44 @@ def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.200)
     clock.observe(100, 4, 0.300)  # 1 ms a token more
-    assert clock.prompt_tokens(4, 2048) == 200
+    assert clock.prompt_tokens(1, 4, 2048) == 200
+
+
+def test_prompts_get_a_tile_where_that_is_much_cheaper_a_token() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    clock.observe(16, 4, 0.180)  # 10 ms a token more: deep in a prompt
+    assert clock.prompt_tokens(1, 4, 2048) == 60  # a tile, to see what it costs
+    clock.observe(60, 4, 0.260)  # 4 ms
+    assert clock.prompt_tokens(1, 4, 2048) == 60
+    assert clock.prompt_tokens(1, 4, 20) == 20
+
+
+def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    clock.observe(16, 4, 0.180)
+    clock.observe(60, 4, 0.500)  # 8 ms
+    assert clock.prompt_tokens(1, 4, 2048) == 16
+
+
+def test_the_fewest_tokens_are_more_where_most_requests_wait_for_their_first_token() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 1, 0.020)
+    clock.observe(16, 1, 0.180)
+    clock.observe(100, 1, 0.700)
+    assert [clock.prompt_tokens(n, 1, 2048) for n in (1, 2, 7)] == [16, 32, 112]
+    assert clock.prompt_tokens(4, 4, 2048) == 16
 
 
 def test_the_clock_follows_a_machine_that_slows_down() -> None:
     clock = TickClock(50.0)
     for _ in range(30):
         clock.observe(100, 0, 0.100)
-    assert clock.prompt_tokens(1, 2048) == 50
+    assert clock.prompt_tokens(1, 1, 2048) == 50
     for _ in range(30):
         clock.observe(100, 0, 0.200)
-    assert clock.prompt_tokens(1, 2048) in (24, 25)
+    assert clock.prompt_tokens(1, 1, 2048) in (24, 25)
 
 
 def test_strategies_are_found_by_name_and_by_import_path() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from unittest import mock
 
 import attrs
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import EngineError, InvalidRequestError
-from trioserve.llama import LlamaBackend
+from trioserve.llama import LlamaBackend, shortlist
 from trioserve.llama.sampling import _largest
+from trioserve.llama.shortlist import Shortlist, n_best
 from trioserve.types import SAMPLER_NAMES, SamplingParams
 
 PROMPT = "Once upon a time there was a small boat"
@@ -374,3 +376,74 @@ def test_extreme_values_are_refused_or_give_tokens(
             logprobs = [one.logprob for one in probs.top]
             assert not any(math.isnan(logprob) for logprob in logprobs)
             assert all(a >= b for a, b in itertools.pairwise(logprobs))
+
+
+# -- the shortlist
+
+
+@pytest.mark.parametrize(
+    ("changes", "n"),
+    [
+        ({}, 40),
+        ({"temperature": 0.0}, 1),
+        ({"temperature": 0.0, "dynatemp_range": 0.5}, 40),
+        ({"temperature": 0.0, "top_k": 0}, 1),
+        ({"top_k": 0}, 0),
+        ({"mirostat": 2}, 0),
+        ({"repeat_penalty": 1.1}, 0),
+        ({"dry_multiplier": 0.8}, 0),
+        ({"top_n_sigma": 1.0}, 0),
+        ({"typical_p": 0.9}, 40),
+        ({"typical_p": 0.9, "temperature": 0.0}, 40),
+        ({"samplers": ("top_p", "top_k", "temperature")}, 0),
+        ({"samplers": ("top_p", "top_k", "temperature"), "temperature": 0.0}, 1),
+        ({"samplers": ("min_p", "top_k")}, 40),
+        ({"samplers": ("xtc", "top_k"), "xtc_probability": 0.5}, 0),
+        ({"samplers": ()}, 0),
+    ],
+)
+def test_how_many_tokens_a_chain_has_to_look_at(changes: dict[str, object], n: int) -> None:
+    assert n_best(SamplingParams(**changes)) == n
+
+
+@given(
+    logits=st.lists(st.floats(-20, 20, width=32), min_size=64, max_size=300),
+    top_k=st.integers(1, 4),
+    biases=st.dictionaries(st.integers(0, 63), st.sampled_from([-1.0, -100.0, -math.inf])),
+)
+def test_the_shortlist_leaves_none_of_the_best_out(
+    logits: list[float], top_k: int, biases: dict[int, float]
+) -> None:
+    array = np.array(logits, dtype=np.float32)
+    biased = array.copy()
+    for token, bias in biases.items():
+        biased[token] += bias
+    with mock.patch.multiple(shortlist, _LEAST=0, _BLOCK=4):
+        listed = Shortlist(SamplingParams(top_k=top_k), biases, len(array))
+        if not listed.is_useful:
+            return
+        ids = listed.ids(array)
+    rest = np.setdiff1d(np.arange(len(array)), ids)
+    least = np.sort(biased)[-top_k]
+    assert (biased[rest] <= least).all()
+    assert len(ids) >= top_k
+
+
+def test_logits_that_are_no_numbers_have_no_shortlist() -> None:
+    with mock.patch.multiple(shortlist, _LEAST=0, _BLOCK=4):
+        for params in (SamplingParams(top_k=2), SamplingParams(temperature=0)):
+            listed = Shortlist(params, {}, 256)
+            assert listed.is_useful
+            assert len(listed.ids(np.full(256, np.nan, dtype=np.float32))) == 0
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 3}, {"temperature": 0.0}, {"top_k": 5, "min_p": 0}])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_the_shortlist_changes_no_choice(
+    backend: LlamaBackend, changes: dict[str, object], ignore_eos: bool
+) -> None:
+    settings: dict[str, object] = {"seed": 7, "ignore_eos": ignore_eos, **changes}
+    with mock.patch.multiple(shortlist, _LEAST=10**9):
+        without = draw(backend, **{**settings, "min_p": 0.0})
+    with mock.patch.multiple(shortlist, _LEAST=0):
+        assert draw(backend, **{**settings, "min_p": 0.0}) == without

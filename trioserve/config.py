@@ -286,7 +286,7 @@ class Config:
         help="milliseconds that prompts may stretch a tick to while streams are decoding",
     )
     stream_interval_ms: float = option(
-        5.0,
+        10.0,
         "--stream-interval-ms",
         group="Context and threads",
         env="TRIOSERVE_STREAM_INTERVAL_MS",

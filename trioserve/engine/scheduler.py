@@ -154,7 +154,7 @@ class Scheduler:
             slot.run is not None
             and not slot.in_decode
             and not slot.run.paused
-            and slot.n_held < run.shared_with(slot.run) - self.cache.min_shared
+            and max(slot.n_held, self.cache.min_shared) < run.shared_with(slot.run)
             and slot.run.task.options.cache_prompt
             for slot in self.slots
         )

@@ -36,13 +36,19 @@ class TickClock:
     """Learns what tokens cost, and says how many prompt tokens fit into a time.
 
     A tick is taken to cost ``decode + n_prefill * per_token``. Both are learned as moving
-    averages: `decode` from ticks that only decode, `per_token` from those with a prompt.
+    averages: `decode` from ticks that only decode, `per_token` from those with a prompt, apart for
+    ticks that are smaller and larger than a tile.
     """
 
     #: Share of a new observation in the average. High: load on the machine comes and goes.
     WEIGHT = 0.3
     #: Prompts get this many tokens a tick at least, so that they come to an end.
     LEAST = 16
+    #: From so many tokens on, flash attention on a CPU reads the KV cache once for all of them.
+    #: Deep in a long prompt this makes a token three times cheaper.
+    TILE = 64
+    #: A tile makes the tick longer; it has to make a token cheaper by this factor.
+    TILE_GAIN = 0.5
     #: With nobody to hold up, a tick may take this much longer. A cancel waits for the tick.
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
@@ -51,7 +57,8 @@ class TickClock:
     def __init__(self, max_tick_ms: float) -> None:
         self._max_tick_s = max_tick_ms / 1e3
         self._decode_s = 0.0
-        self._per_token_s = 0.0
+        self._small_s = 0.0  # for each prompt token, in ticks smaller than a tile
+        self._large_s = 0.0  # in others
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn from a tick. Ticks with a few prompt tokens say too little and are left out."""
@@ -59,23 +66,37 @@ class TickClock:
             self._decode_s = self._average(self._decode_s, seconds)
         elif n_prefill >= self.LEAST:
             rest = max(0.0, seconds - self._decode_s) if n_decode else seconds
-            self._per_token_s = self._average(self._per_token_s, rest / n_prefill)
+            if n_prefill + n_decode < self.TILE:
+                self._small_s = self._average(self._small_s, rest / n_prefill)
+            else:
+                self._large_s = self._average(self._large_s, rest / n_prefill)
 
     def _average(self, old: float, new: float) -> float:
         return old + self.WEIGHT * (new - old) if old else new
 
-    def prompt_tokens(self, n_decode: int, budget: int) -> int:
+    def prompt_tokens(self, n_prompts: int, n_decode: int, budget: int) -> int:
         """How many prompt tokens make a tick as long as it may be.
 
-        Where a tick that only decodes is already long, prompts get as much time again.
+        Where a tick that only decodes is already long, prompts get as much time again. Where the
+        fewest tokens take longer than that anyway, they get a tile, if that is much cheaper. The
+        fewest are more where more requests wait for their first token than for their next one.
         """
         if n_decode:
-            least, time_left = self.LEAST, max(self._max_tick_s - self._decode_s, self._decode_s)
+            least = self.LEAST * max(1, n_prompts // n_decode)
+            time_left = max(self._max_tick_s - self._decode_s, self._decode_s)
         else:
             least, time_left = self.LEAST_ALONE, self._max_tick_s * self.ALONE
-        if self._per_token_s:
-            least = max(least, int(time_left / self._per_token_s))
-        return min(budget, least)
+        if self._small_s * least > time_left and self._large_s < self._small_s * self.TILE_GAIN:
+            least = max(least, self.TILE - n_decode)  # also once where a tile's cost is unknown
+        return min(budget, max(least, self._fitting(time_left)))
+
+    def _fitting(self, time: float) -> int:
+        """How many tokens fit into a time, in a large tick or else a small one; 0: unknown."""
+        small, large = self._small_s or self._large_s, self._large_s or self._small_s
+        if not small:
+            return 0
+        in_large = int(time / large)
+        return in_large if in_large >= self.TILE else min(self.TILE, int(time / small))
 
 
 class DecodeMaximal:
@@ -94,7 +115,7 @@ class DecodeMaximal:
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Share what fits into the time."""
-        return share_out(pending, self._clock.prompt_tokens(n_decode, budget))
+        return share_out(pending, self._clock.prompt_tokens(len(pending), n_decode, budget))
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn what tokens cost."""
@@ -123,7 +144,7 @@ class Balanced:
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give every prompt an equal part; what one does not need goes to the others."""
-        left = self._clock.prompt_tokens(n_decode, budget)
+        left = self._clock.prompt_tokens(len(pending), n_decode, budget)
         shares = [0] * len(pending)
         order = sorted(range(len(pending)), key=lambda i: pending[i])
         for done, i in enumerate(order):

@@ -77,18 +77,33 @@ def banned(params: SamplingParams, vocab: Vocab) -> list[TokenId]:
     return [token for token, bias in _biases(params, vocab) if bias == -math.inf]
 
 
+def biases(params: SamplingParams, vocab: Vocab) -> dict[TokenId, float]:
+    """Return what the chain adds to logits before all else, by token."""
+    total: dict[TokenId, float] = {}
+    for token, bias in _biases(params, vocab):
+        total[token] = total.get(token, 0.0) + bias
+    return total
+
+
 def window(params: SamplingParams, n_ctx: int) -> int:
     """Return how many of the last tokens the chain looks back at; 0 if it does not."""
     if params.mirostat:
         return 0
     sizes = [0]
-    if "penalties" in params.samplers and (
-        params.repeat_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
-    ):
+    if uses_penalties(params):
         sizes.append(_last_n(params.repeat_last_n, n_ctx))
     if uses_dry(params):
         sizes.append(_last_n(params.dry_penalty_last_n, n_ctx))
     return max(sizes)
+
+
+def uses_penalties(params: SamplingParams) -> bool:
+    """Whether the sampler of penalties is there and does something."""
+    return "penalties" in params.samplers and (
+        params.repeat_penalty != 1.0
+        or params.frequency_penalty != 0
+        or params.presence_penalty != 0
+    )
 
 
 def uses_dry(params: SamplingParams) -> bool:

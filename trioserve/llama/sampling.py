@@ -17,6 +17,7 @@ from trioserve.llama.context import Context
 from trioserve.llama.grammar import Matcher
 from trioserve.llama.library import lib, short
 from trioserve.llama.mask import Mask
+from trioserve.llama.shortlist import Shortlist
 from trioserve.llama.vocab import Vocab
 from trioserve.types import SamplingParams, TokenId, TokenProb, TokenProbs
 
@@ -73,6 +74,7 @@ class Sampler:
         self._compact = params.typical_p < 1
         self._scratch: _Scratch | None = None
         self._chain: Any = chain.build(params, vocab, n_ctx=n_ctx)
+        self._shortlist = Shortlist(params, chain.biases(params, vocab), vocab.n_tokens)
         if size := chain.window(params, n_ctx):
             for token in prompt[-size:]:
                 short.llama_sampler_accept(self._chain, token)
@@ -155,6 +157,11 @@ class Sampler:
         return view
 
     def _draw(self, row: int) -> TokenId:
+        if self._shortlist.is_useful:
+            logits = self._logits(row)
+            ids = self._shortlist.ids(logits)
+            if len(ids):
+                return self._choose(ids, logits[ids])
         token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
         return token
 
@@ -175,7 +182,7 @@ class Sampler:
         finally:
             logits[mask.forbidden] = hidden
 
-    def _choose(self, ids: NDArray[np.int32], logits: NDArray[np.float32]) -> TokenId:
+    def _choose(self, ids: NDArray[np.integer[Any]], logits: NDArray[np.float32]) -> TokenId:
         """Do what `llama_sampler_sample` does, with some tokens."""
         size = len(ids)
         if self._scratch is None or self._scratch.size < size:
