@@ -22,7 +22,7 @@ MKDOCS := $(PY) -m mkdocs build --strict --site-dir site
 silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test check format docs test-lowest wheel clean distclean
+.PHONY: help serve install test check format docs fuzz test-lowest wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -30,6 +30,7 @@ help:
 	@echo "make check        format, lint, types, layers, documentation"
 	@echo "make format       format the code, and mend what ruff can mend"
 	@echo "make docs         build the documentation into site/"
+	@echo "make fuzz         send generated requests to a server for FUZZ_SECONDS=300"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -55,6 +56,11 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(call silent,mkdocs,$(MKDOCS))
 	@echo "open site/index.html"
+
+FUZZ_SECONDS ?= 300
+
+fuzz: $(VENV)/.installed-fuzz
+	@$(PY) tests/fuzz.py $(FUZZ_SECONDS)
 
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev
@@ -112,3 +118,7 @@ else
 	@$(PIP) --editable '.$(EXTRAS)'
 endif
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	@$(PIP) --editable '.[fuzz]'
+	@touch $@

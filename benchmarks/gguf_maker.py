@@ -188,33 +188,42 @@ def deviations(shape: Shape, name: str, rows: int, columns: int) -> NDArray[np.f
 # -- the file
 
 
-def write(path: Path, shape: Shape, *, name: str = "random", seed: int = 0) -> None:
+def write(
+    path: Path,
+    shape: Shape,
+    *,
+    name: str = "random",
+    seed: int = 0,
+    writer: type[gguf.GGUFWriter] = gguf.GGUFWriter,
+) -> None:
     """Write a model. Tensors go out one by one, so memory holds only the largest.
+
+    `writer` may add metadata before it writes the header.
 
     Raises:
         OSError: the file can't be written.
     """
-    writer = gguf.GGUFWriter(str(path), "llama")
-    _write_metadata(writer, shape, name)
+    file = writer(str(path), "llama")
+    _write_metadata(file, shape, name)
     kind = gguf.GGMLQuantizationType.Q8_0
     plan = list(shape.matrices())
     for tensor, rows, columns in plan:
         row = columns // _BLOCK[0] * _BLOCK[1]
-        writer.add_tensor_info(tensor, (rows, row), np.dtype(np.uint8), rows * row, kind)
+        file.add_tensor_info(tensor, (rows, row), np.dtype(np.uint8), rows * row, kind)
     for tensor in shape.norms():
-        writer.add_tensor_info(tensor, (shape.width,), np.dtype(np.float32), 4 * shape.width)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+        file.add_tensor_info(tensor, (shape.width,), np.dtype(np.float32), 4 * shape.width)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_ti_data_to_file()
     rng = np.random.Generator(np.random.PCG64(seed))
     for tensor, rows, columns in plan:
         matrix = random_q8_0(rng, rows, columns, deviations(shape, tensor, rows, columns))
-        writer.write_tensor_data(matrix)
+        file.write_tensor_data(matrix)
     for tensor in shape.norms():
         # The last norm gives the logits a deviation of 3, about that of a trained model.
         gain = 3 / (0.02 * shape.width**0.5) if tensor == "output_norm.weight" else 1.0
-        writer.write_tensor_data(np.full(shape.width, gain, dtype=np.float32))
-    writer.close()
+        file.write_tensor_data(np.full(shape.width, gain, dtype=np.float32))
+    file.close()
 
 
 def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import attrs
 
 import trioserve
 from trioserve import errors
+from trioserve.api import openapi
+from trioserve.api.neutral import ACCEPTED
+from trioserve.app import create_app
 from trioserve.config import GROUPS, Config
 from trioserve.settings import SETTINGS, Setting
 from trioserve.usage import default_text, value_name
@@ -31,15 +35,33 @@ FLOORS: Mapping[str, tuple[str, ...]] = {
         "server",
         "stream",
         "request_log",
+        "metrics",
+        "slot_files",
+        "adapters",
         "admission",
         "lifecycle",
         "dispatch",
         "concurrency",
+        "vectors",
     ),
     "llama.cpp, and its stand-in": ("llama", "testing"),
     "The engine, chats, the bridge": ("engine", "chat", "bridge"),
-    "Configuration and logs": ("options", "settings", "llama_flags", "logs", "config"),
-    "What all share": ("types", "errors", "_version"),
+    "Configuration and logs": (
+        "options",
+        "settings",
+        "llama_flags",
+        "logs",
+        "config",
+        "tuning",
+        "network",
+        "context_options",
+        "chat_options",
+        "embedding_options",
+        "log_options",
+        "operation_options",
+        "option",
+    ),
+    "What all share": ("spotting", "types", "errors", "_version"),
     "Beside them": ("models",),
 }
 
@@ -143,7 +165,81 @@ def _first_sentence(module: str) -> str:
     return re.split(r"(?<=\.)\s|\n\n", text, maxsplit=1)[0].replace("\n", " ")
 
 
+# -- the HTTP interface
+
+
+def accepted() -> str:
+    """A table of the fields that are taken without effect."""
+    rows = (f"| `{name}` | {why} |\n" for name, why in sorted(ACCEPTED.items()))
+    return f"| field | why it has no effect |\n|---|---|\n{''.join(rows)}"
+
+
+def reference() -> dict[str, Any]:
+    """What llama-server's HTTP interface has, and how ours compares."""
+    return tomllib.loads((Path(__file__).parent / "reference.toml").read_text(encoding="utf-8"))
+
+
+def described() -> Any:
+    """Our HTTP interface, as OpenAPI."""
+    return openapi.describe(create_app())
+
+
+def own_fields(path: str, description: Any) -> Mapping[str, Any]:
+    """The fields of the body that a route takes, such as "POST /completion", by name."""
+    method, _, route = path.partition(" ")
+    operation = description["paths"].get(route, {}).get(method.lower(), {})
+    content = operation.get("requestBody", {}).get("content", {})
+    if not content:
+        return {}
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    fields: Mapping[str, Any] = description["components"]["schemas"][name]["properties"]
+    return fields
+
+
+def api() -> str:
+    """A table of llama-server's routes, then the fields of each, then the routes that are ours."""
+    data, description = reference(), described()
+    head = "| route | what it is | |\n|---|---|---|\n"
+    rows = [
+        f"| {_codes(one['paths'])} | {one['about']} | {one['status']}{_query(one)} |\n"
+        for one in data["routes"]
+    ]
+    parts = ["## Routes\n\n" + head + "".join(rows)]
+    parts += [_fields_of(one, data, description) for one in data["routes"] if "fields" in one]
+    known = {path for one in data["routes"] for path in one["paths"]}
+    ours = [
+        f"| `{method.upper()} {path}` | {operation['summary']} |\n"
+        for path, methods in description["paths"].items()
+        for method, operation in methods.items()
+        if f"{method.upper()} {path}" not in known
+    ]
+    parts.append("## Routes that are ours\n\n| route | what it is |\n|---|---|\n" + "".join(ours))
+    return "\n".join(parts)
+
+
+def _query(route: Mapping[str, Any]) -> str:
+    return "".join(f"; `?{name}` {text}" for name, text in route.get("query", {}).items())
+
+
+def _codes(paths: list[str]) -> str:
+    return "<br>".join(f"`{path}`" for path in paths)
+
+
+def _fields_of(route: Mapping[str, Any], data: Mapping[str, Any], description: Any) -> str:
+    first = route["paths"][0]
+    known = {
+        name: text for group in route["fields"] for name, text in data["fields"][group].items()
+    }
+    rows = [f"| `{name}` | {text} |\n" for name, text in known.items()]
+    text = f"## {first.partition(' ')[2]}\n\n| field | |\n|---|---|\n{''.join(rows)}"
+    if ours := sorted(own_fields(first, description).keys() - known.keys()):
+        text += f"\nOurs: {', '.join(f'`{name}`' for name in ours)}.\n"
+    return text
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
+    "accepted": accepted,
+    "api": api,
     "configuration": configuration,
     "fields": fields,
     "errors": error_tree,

@@ -44,6 +44,20 @@ async def test_health(path: str) -> None:
         assert answer.json() == {"status": "ok"}
 
 
+async def test_properties_can_be_set_where_that_is_allowed() -> None:
+    async with served(props_endpoint=True) as (client, _):
+        answer = await client.post("/props", json={"any": "thing"})
+        assert (answer.status_code, answer.json()) == (200, {"success": True})
+        assert (await client.get("/props")).json()["endpoint_props"] is True
+    async with served() as (client, _):
+        answer = await client.post("/props", json={})
+        assert answer.status_code == 501
+        assert answer.json()["error"]["message"] == (
+            "This server does not support changing global properties. Start it with `--props`"
+        )
+        assert (await client.get("/props")).json()["endpoint_props"] is False
+
+
 async def test_health_while_draining() -> None:
     async with served() as (client, service):
         await service.drain()
@@ -312,3 +326,10 @@ async def test_what_nobody_expected_is_logged_under_the_id_of_the_request() -> N
         asyncio.run(run())
 
     await trio.to_thread.run_sync(use)
+
+
+async def test_several_names_and_tags() -> None:
+    async with served(alias="one, two", tags=("small", "quick")) as (client, _):
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        assert model["aliases"] == ["one", "two"]
+        assert model["tags"] == ["small", "quick"]

@@ -84,9 +84,12 @@ async def _request(app: QuartTrio, path: str, body: dict[str, Any]) -> list[dict
         ("/v1/chat/completions", CHAT | {"stream": True}),
         ("/v1/chat/completions", CHAT),
         ("/v1/completions", {"prompt": ["one", "two"], "max_tokens": 2, "stream": True}),
+        ("/v1/responses", {"input": "some text", "max_output_tokens": 2, "stream": True}),
         ("/completion", {"prompt": "some text", "n_predict": 2, "stream": True}),
+        ("/v1/messages", CHAT | {"stream": True}),
+        ("/v1/messages", CHAT),
     ],
-    ids=["chat stream", "chat", "two prompts", "completion"],
+    ids=["chat stream", "chat", "two prompts", "response", "completion", "message stream", "message"],
 )
 async def test_cancellation_at_every_await_leaves_nothing(path: str, body: dict[str, Any]) -> None:
     backend = ScriptedBackend(n_ctx=4096)

@@ -161,7 +161,7 @@ async def test_tool_calls(stream: bool) -> None:
     assert json.loads(arguments) == {"city": "Paris"}
 
 
-async def test_tools_are_not_offered_when_none_may_be_called() -> None:
+async def test_calls_are_text_when_none_may_be_called() -> None:
     body = {"messages": HI, "tools": [WEATHER], "tool_choice": "none"}
     async with client_of(answering(CALL)) as client:
         answer = await client.post("/v1/chat/completions", json=body)
@@ -215,18 +215,19 @@ async def test_a_failure_in_the_middle_is_the_last_event() -> None:
 
 
 async def test_a_whole_completion() -> None:
-    body = {"prompt": "abc", "logprobs": 1, "echo": True}
+    body = {"prompt": "abc", "logprobs": 1}
     async with client_of(ScriptedBackend()) as client:
         answer = await client.post("/v1/completions", json=body)
     data = answer.json()
     assert data["object"] == "text_completion"
     (choice,) = data["choices"]
-    assert choice["text"] == "abcABC"
+    assert choice["text"] == "ABC"
     assert choice["finish_reason"] == "stop"
     assert choice["logprobs"]["tokens"][:3] == ["A", "B", "C"]
     assert choice["logprobs"]["token_logprobs"][0] == 0.0
     assert choice["logprobs"]["top_logprobs"][0] == {"A": 0.0}
     assert choice["logprobs"]["content"][0]["id"] == ord("A")
+    assert choice["logprobs"]["text_offset"][:3] == [0, 1, 2]
 
 
 async def test_several_prompts_run_at_the_same_time() -> None:
@@ -293,7 +294,7 @@ async def test_the_model_goes_on_with_what_the_assistant_has_said(stream: bool) 
             text = "".join(delta.get("content") or "" for delta in deltas)
         else:
             text = answered.json()["choices"][0]["message"]["content"]
-        assert text == " of Paris"
+        assert text == "The city of Paris"  # as llama-server has it
         assert prompts[0].endswith("<|im_start|>assistant\nThe city")
         rendered = await client.post("/apply-template", json={"messages": messages})
         assert rendered.json()["prompt"] == prompts[0]
@@ -390,3 +391,13 @@ async def test_a_bad_shape_is_named(fields: dict[str, Any], param: str) -> None:
         answer = await client.post("/completion", json={"prompt": "go", **fields})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("settings", [{"skip_chat_parsing": True}, {}])
+async def test_calls_can_be_left_in_the_content(settings: dict[str, Any]) -> None:
+    body = {"messages": HI, "tools": [WEATHER], "parse_tool_calls": bool(settings)}
+    async with client_of(answering(CALL), **settings) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+        message = answer.json()["choices"][0]["message"]
+        assert message["content"] == CALL
+        assert "tool_calls" not in message

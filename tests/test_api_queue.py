@@ -104,7 +104,7 @@ def looking(*waiting: WaitingStatus, takes: float = 0) -> tuple[Queue, list[floa
     async def look() -> EngineStatus:
         looks.append(trio.current_time())
         await trio.sleep(takes)
-        return EngineStatus(slots=(), waiting=waiting, ticks=0, prompt_tokens=0, predicted_tokens=0)
+        return EngineStatus(slots=(), waiting=waiting)
 
     return Queue(look), looks
 

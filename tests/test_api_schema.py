@@ -77,15 +77,8 @@ def test_progress_is_asked_of_the_engine_only_for_streams() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("n", 2),
-        ("n", True),
-        ("n_cmpl", 2),
-        ("lora", [{"id": 0, "scale": 1}]),
-        ("parallel_tool_calls", False),
-        ("reasoning_budget_tokens", 5),
-        ("echo", True),
+        ("best_of", 2),
+        ("verbose", True),
         ("functions", [{}]),
     ],
 )
@@ -103,8 +96,9 @@ BEGUN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "We
     [
         ({}, Ending(True, None)),
         ({"add_generation_prompt": False}, Ending(False, None)),
-        ({"messages": BEGUN}, Ending(False, "auto")),
-        ({"messages": BEGUN, "add_generation_prompt": True}, Ending(False, "auto")),
+        ({"messages": BEGUN}, Ending(False, "auto", echo=True)),
+        ({"messages": BEGUN, "echo": False}, Ending(False, "auto")),
+        ({"messages": BEGUN, "add_generation_prompt": True}, Ending(False, "auto", echo=True)),
         ({"messages": BEGUN, "continue_final_message": False}, Ending(True, None)),
         ({"messages": BEGUN, "continue_final_message": True}, Ending(False, "auto")),
         ({"messages": BEGUN, "continue_final_message": "content"}, Ending(False, "content")),
@@ -186,8 +180,7 @@ def test_messages_of_all_kinds() -> None:
 
 def test_tools() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
-    assert chat(tools=[tool]).offered_tools == (tool,)
-    assert chat(tools=[tool], tool_choice="none").offered_tools == ()
+    assert chat(tools=[tool]).tools == (tool,)
     for bad in ("x", [{}], [{"type": "function"}], [{"type": "function", "function": {}}]):
         with pytest.raises(InvalidRequestError) as caught:
             chat(tools=bad)

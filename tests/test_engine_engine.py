@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import pytest
@@ -98,7 +99,7 @@ def test_the_bell_rings_once_a_tick() -> None:
     for task_id in range(1, 5):
         harness.submit(task_id, "hello")
     harness.run()
-    assert harness.rings == harness.engine.status().ticks
+    assert harness.rings == harness.engine.status().counters.ticks
 
 
 def test_slots_go_from_idle_to_prefill_to_decode_to_idle() -> None:
@@ -270,6 +271,19 @@ def test_a_full_context_can_go_on_without_its_older_half(can_cut: bool) -> None:
     assert harness.finish(1).timings.prompt_n == 8
 
 
+@pytest.mark.parametrize(("n_discard", "n_left"), [(0, 18), (3, 29), (10, 22)])
+def test_how_much_of_a_full_context_goes(n_discard: int, n_left: int) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=32)
+    harness = Harness(backend, context_shift=True)
+    harness.submit(1, "12345678", max_tokens=40, n_keep=4, n_discard=n_discard)
+    lengths = []
+    while harness.step():
+        lengths.append(len(backend.sequences[0]))
+    after = [b for a, b in itertools.pairwise(lengths) if a == 4]  # what is kept of the prompt
+    assert after[0] == n_left
+    assert harness.text(1) == "x" * 40
+
+
 def test_the_time_limit_ends_at_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100_000))
     monkeypatch.setattr("trioserve.engine.output.monotonic", lambda: next(now))
@@ -278,6 +292,15 @@ def test_the_time_limit_ends_at_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     harness.run()
     assert harness.text(1) == "a\nb\n"
     assert harness.finish(1).reason is FinishReason.LIMIT
+
+
+def test_a_line_that_is_not_indented_ends_the_output() -> None:
+    harness = Harness(ScriptedBackend(lambda prompt: "x\n    y\n  E z END"))
+    harness.submit(1, "x", n_indent=4, stop=("END",))
+    harness.run()
+    assert harness.text(1) == "x\n    y\n  "
+    assert harness.finish(1).reason is FinishReason.LIMIT
+    assert harness.finish(1).stopping_word == ""
 
 
 def test_progress_is_reported_when_asked_for() -> None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trioserve.engine import DecodeMaximal, Engine
+from trioserve.engine.turns import Turns
+from trioserve.errors import KVCacheFullError
 from trioserve.testing import ScriptedBackend
-from trioserve.types import Chunk, Failed, Finished, Options, Task
+from trioserve.types import (
+    AdapterInfo,
+    Adapters,
+    Chunk,
+    Failed,
+    Finished,
+    Options,
+    Task,
+    Thinking,
+    ThinkingBudget,
+)
 
 N_CTX = 160
+
+#: What ends the reasoning that all outputs are.
+THOUGHT = "..!"
 
 #: Prompts that share a beginning more often than not.
 prompts = st.builds(
@@ -30,6 +47,7 @@ class EngineMachine(RuleBasedStateMachine):
     can_cut = True
     cache_ram = 400
     n_spare_cores = 0
+    n_adapters = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,11 +58,16 @@ class EngineMachine(RuleBasedStateMachine):
             n_ctx_seq=self.n_ctx_seq,
             n_batch=16,
             can_cut=self.can_cut,
+            adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
         )
         self.backend.n_spare_cores = self.n_spare_cores
         self.engine = Engine(self.backend, DecodeMaximal(), lambda: None, cache_ram=self.cache_ram)
         self.engine.scheduler.cache.min_shared = 3
+        if self.n_adapters:
+            self.engine.scheduler.turns = Turns(2, now=itertools.count().__next__)
         self.prompts: dict[int, str] = {}
+        self.adapters: dict[int, Adapters] = {}
+        self.budgets: dict[int, int] = {}
         self.said: dict[int, str] = {}
         self.ended: set[int] = set()
         self.cancelled: set[int] = set()
@@ -57,11 +80,28 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from([-1, 0, 1, 7]),
         priority=st.sampled_from([0, 0, 0, 1]),
         client=st.sampled_from("ab"),
+        adapters=st.sampled_from([(), ((0, 1.0),), ((0, 0.5),), ((0, 0.5), (1, -1.0))]),
+        n_thinking=st.sampled_from([-1, -1, 0, 3]),
     )
-    def submit(self, prompt: str, client: str, **options: int) -> None:
+    def submit(
+        self, prompt: str, client: str, adapters: Adapters, n_thinking: int, **options: int
+    ) -> None:
         task_id = len(self.prompts) + 1
-        task = Task(task_id, tuple(prompt.encode()), Options(**options), client)
+        adapters = adapters if self.n_adapters else ()
+        thinking = Thinking(start="", end=THOUGHT, begun=True)
+        closing = tuple(THOUGHT.encode())
+        budget = ThinkingBudget(thinking=thinking, n_tokens=n_thinking, closing=closing)
+        task = Task(
+            task_id,
+            tuple(prompt.encode()),
+            Options(**options),
+            client,
+            adapters=adapters,
+            budget=budget,
+        )
         self.engine.submit(task)
+        self.budgets[task_id] = n_thinking
+        self.adapters[task_id] = adapters
         self.prompts[task_id], self.said[task_id] = prompt, ""
 
     @precondition(lambda self: self.prompts)
@@ -103,7 +143,30 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def speaks_its_own_text(self) -> None:
         for task_id, text in self.said.items():
-            assert self.prompts[task_id].upper().startswith(text)
+            begun = "".join(f"<{id_}:{scale:g}>" for id_, scale in self.adapters[task_id])
+            whole = begun + self.prompts[task_id].upper()
+            if 0 <= (n := self.budgets[task_id]) <= len(whole):
+                whole = whole[:n] + THOUGHT + whole[n:]
+            assert whole.startswith(text)
+
+    @rule(slot_id=st.integers(0, 4), erase=st.booleans())
+    def save_restore_or_erase(self, slot_id: int, erase: bool) -> None:
+        scheduler = self.engine.scheduler
+        slot = scheduler.slots[slot_id]
+
+        def work() -> None:
+            if erase:
+                scheduler.erase(slot)
+                return
+            saved = scheduler.save(slot)
+            scheduler.erase(slot)
+            try:
+                scheduler.restore(slot, saved)
+            except KVCacheFullError:
+                return
+            assert slot.kept == list(saved.tokens)
+
+        self.engine.call_slot(slot_id, work)
 
     def teardown(self) -> None:
         """Whatever happened: everybody comes to an end, and everything is freed."""
@@ -140,6 +203,12 @@ class SideBySideMachine(EngineMachine):
     n_spare_cores = 2
 
 
+class AdapterMachine(EngineMachine):
+    """The same with runs that cannot share a batch, nor what they compute."""
+
+    n_adapters = 2
+
+
 class NoSpareMachine(EngineMachine):
     """The same with no sequences and no RAM to keep anything in."""
 
@@ -154,6 +223,8 @@ TestSplitCache = SplitCacheMachine.TestCase
 TestSplitCache.settings = quick
 TestSideBySide = SideBySideMachine.TestCase
 TestSideBySide.settings = quick
+TestAdapters = AdapterMachine.TestCase
+TestAdapters.settings = quick
 TestNoSpare = NoSpareMachine.TestCase
 TestNoSpare.settings = quick
 TestUncuttable = UncuttableMachine.TestCase

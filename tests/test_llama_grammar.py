@@ -16,7 +16,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.errors import EngineError, InvalidRequestError, ServerClosingError, TrioServeError
-from trioserve.llama import LlamaBackend, gbnf, grammar, json_schema
+from trioserve.llama import LlamaBackend, gbnf, json_schema, matcher
 from trioserve.llama.mask import Mask
 from trioserve.types import (
     Chunk,
@@ -546,14 +546,14 @@ def test_a_matcher_that_gives_up_fails_its_task_alone(
 ) -> None:
     bench = Bench(backend)
     bad, good = Grammar("regex", "bad[a-z]{20}"), Grammar("regex", "good[a-z]{20}")
-    advance = grammar.Matcher.advance
+    advance = matcher.Matcher.advance
 
-    def give_up(matcher: grammar.Matcher, token: int) -> Mask:
-        if matcher._compiled.grammar == bad:
+    def give_up(one: matcher.Matcher, token: int) -> Mask:
+        if one._compiled.grammar == bad:
             raise EngineError("The grammar cannot go on: a limit.")
-        return advance(matcher, token)
+        return advance(one, token)
 
-    monkeypatch.setattr(grammar.Matcher, "advance", give_up)
+    monkeypatch.setattr(matcher.Matcher, "advance", give_up)
     bench.submit(1, bad, sampling=GREEDY)
     bench.submit(2, good, sampling=GREEDY)
     compiled = backend.compile(bad)

@@ -31,7 +31,13 @@ def test_the_installed_library_is_fine() -> None:
 def test_the_list_names_what_the_sources_call() -> None:
     sources = "\n".join(path.read_text() for path in PACKAGE.glob("*.py"))
     called = set(re.findall(r"\b(?:lib|short|library)\.(llama_\w+)", sources))
-    structures = {"llama_batch", "llama_logit_bias", "llama_token_data", "llama_token_data_array"}
+    structures = {
+        "llama_batch",
+        "llama_model_kv_override",
+        "llama_logit_bias",
+        "llama_token_data",
+        "llama_token_data_array",
+    }
     callbacks = {"llama_log_callback", "llama_progress_callback"}
     assert called - structures - callbacks == set(library.FUNCTIONS)
     assert list(library.FUNCTIONS) == sorted(set(library.FUNCTIONS))

@@ -409,24 +409,33 @@ def test_how_many_tokens_a_chain_has_to_look_at(changes: dict[str, object], n: i
 @given(
     logits=st.lists(st.floats(-20, 20, width=32), min_size=64, max_size=300),
     top_k=st.integers(1, 4),
+    temperature=st.sampled_from([0.0, 0.8]),
     biases=st.dictionaries(st.integers(0, 63), st.sampled_from([-1.0, -100.0, -math.inf])),
+    allowed=st.none() | st.sets(st.integers(0, 63), min_size=1),
 )
 def test_the_shortlist_leaves_none_of_the_best_out(
-    logits: list[float], top_k: int, biases: dict[int, float]
+    logits: list[float],
+    top_k: int,
+    temperature: float,
+    biases: dict[int, float],
+    allowed: set[int] | None,
 ) -> None:
     array = np.array(logits, dtype=np.float32)
     biased = array.copy()
     for token, bias in biases.items():
         biased[token] += bias
+    ids = None if allowed is None else np.array(sorted(allowed), dtype=np.int32)
+    if ids is not None:
+        array, biased = array[ids], biased[ids]
+    params = SamplingParams(top_k=top_k, temperature=temperature)
     with mock.patch.multiple(shortlist, _LEAST=0, _BLOCK=4):
-        listed = Shortlist(SamplingParams(top_k=top_k), biases, len(array))
-        if not listed.is_useful:
-            return
-        ids = listed.ids(array)
-    rest = np.setdiff1d(np.arange(len(array)), ids)
-    least = np.sort(biased)[-top_k]
-    assert (biased[rest] <= least).all()
-    assert len(ids) >= top_k
+        places = Shortlist(params, biases, len(logits)).places(array, ids)
+    if places is None:
+        return
+    n = min(1 if temperature == 0 else top_k, len(array))
+    rest = np.setdiff1d(np.arange(len(array)), places)
+    assert (biased[rest] <= np.sort(biased)[-n]).all()
+    assert len(places) >= n
 
 
 def test_logits_that_are_no_numbers_have_no_shortlist() -> None:
@@ -434,7 +443,7 @@ def test_logits_that_are_no_numbers_have_no_shortlist() -> None:
         for params in (SamplingParams(top_k=2), SamplingParams(temperature=0)):
             listed = Shortlist(params, {}, 256)
             assert listed.is_useful
-            assert len(listed.ids(np.full(256, np.nan, dtype=np.float32))) == 0
+            assert listed.places(np.full(256, np.nan, dtype=np.float32)) is None
 
 
 @pytest.mark.parametrize("changes", [{"top_k": 3}, {"temperature": 0.0}, {"top_k": 5, "min_p": 0}])

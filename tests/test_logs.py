@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import structlog
 
 from trioserve import logs
 from trioserve.config import Config
+from trioserve.errors import ConfigError
 
 
 class Terminal(io.StringIO):
@@ -124,3 +126,46 @@ def test_configuring_again_replaces_the_handler() -> None:
     logging.getLogger("library").warning("once")
     assert first.getvalue() == ""
     assert len(lines(second)) == 1
+
+
+def test_a_log_file_gets_the_lines_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n", encoding="utf-8")
+    stream = Terminal()
+    logs.configure(Config(log_file=str(path)), stream)
+    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
+    logging.getLogger("a.library").warning("of old")
+    assert "request ended" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+    first, ours, theirs = path.read_text(encoding="utf-8").splitlines()
+    assert first == "before"
+    assert json.loads(ours)["tokens"] == 3
+    assert json.loads(theirs)["event"] == "of old"
+    assert json.loads(theirs)["level"] == "warning"
+    logs.configure(Config(), stream)  # which closes the file
+    structlog.stdlib.get_logger("there").info("no more")
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_a_log_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the log file .*no/log cannot be opened: No such file"):
+        logs.configure(Config(log_file=str(tmp_path / "no" / "log")))
+
+
+def test_colours_prefixes_and_times_can_be_left_out() -> None:
+    stream = Terminal()
+    logs.configure(Config(log_colors="off", log_prefix=False, log_timestamps=False), stream)
+    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
+    assert stream.getvalue() == "request ended tokens=3\n"
+    stream = io.StringIO()
+    logs.configure(Config(log_colors="on", log_format="pretty"), stream)
+    structlog.stdlib.get_logger("here").info("request ended")
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_no_log() -> None:
+    stream = io.StringIO()
+    logs.configure(Config(log_level="off"), stream)
+    structlog.stdlib.get_logger("here").error("request failed")
+    logging.getLogger("a.library").error("failed")
+    assert stream.getvalue() == ""

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trioserve import llama_flags, options
-from trioserve.config import SAMPLING_OPTIONS, Config
+from trioserve.config import GROUPS, SAMPLING_OPTIONS, Config
 from trioserve.errors import ConfigError
 from trioserve.options import config_from, from_environment, parse
 from trioserve.settings import FALSE_WORDS, SETTINGS, TRUE_WORDS, Setting
 from trioserve.types import DEFAULT_SAMPLERS, SamplingParams
+from trioserve.usage import completion_text, help_text
 
 
 def read(*argv: str, **environ: str) -> Config:
@@ -70,6 +71,22 @@ def test_nothing_gives_the_defaults() -> None:
         (["--api-key", "one", "--api-key", "two"], "api_keys", ("one", "two")),
         (["--api-key", "-starts-with-a-dash"], "api_keys", ("-starts-with-a-dash",)),
         (["--no-slots"], "slots_endpoint", False),
+        (["--host", "127.0.0.1,::1"], "host", "127.0.0.1,::1"),
+        (["--override-kv", 'a=int:1,"b=str:x,y"'], "override_kv", ("a=int:1", "b=str:x,y")),
+        (["-ts", "3,1/2"], "tensor_split", (3.0, 1.0, 2.0)),
+        (["-nkvo"], "kv_offload", False),
+        (["-nr"], "repack", False),
+        (["--no-host"], "no_host", True),
+        (["-cram", "-1"], "cache_ram", 2**40),
+        (["--tags", "a, b"], "tags", ("a", "b")),
+        (["--skip-chat-parsing"], "skip_chat_parsing", True),
+        (["--rope-scale", "4"], "rope_freq_scale", 0.25),
+        (["-r", r"a\n\x41\\n", "-r", "b"], "stop", ("a\nA\\n", "b")),
+        (["--keep", "-1"], "n_keep", -1),
+        (["--api-prefix", "/llm/"], "api_prefix", "/llm"),
+        (["--no-webui"], "ui", False),
+        (["--log-disable"], "log_level", "off"),
+        (["--no-log-prefix"], "log_prefix", False),
         (["--drain-timeout", "0.5"], "drain_timeout", 0.5),
         (["--log-jsonl"], "log_format", "json"),
         (["-v"], "log_level", "debug"),
@@ -106,6 +123,32 @@ def test_a_flag_sets_its_sampling_field(argv: list[str], field: str, value: obje
     assert read(*argv) == Config(sampling=attrs.evolve(SamplingParams(), **{field: value}))
 
 
+@pytest.mark.parametrize(
+    ("argv", "variables"),
+    [
+        ([], {"preserve_reasoning": True}),
+        (["--reasoning", "enabled"], {"enable_thinking": True, "preserve_reasoning": True}),
+        (["-rea", "0"], {"enable_thinking": False, "preserve_reasoning": True}),
+        (["-rea", "-1", "--no-reasoning-preserve"], {"preserve_reasoning": False}),
+        (["--reasoning-effort", "low"], {"reasoning_effort": "low", "preserve_reasoning": True}),
+        (
+            ["--chat-template-kwargs", '{"enable_thinking": true, "x": [1]}', "--reasoning", "off"],
+            {"enable_thinking": True, "preserve_reasoning": True, "x": [1]},
+        ),
+    ],
+)
+def test_what_the_template_is_told(argv: list[str], variables: dict[str, object]) -> None:
+    assert read(*argv).template_variables == variables
+
+
+def test_how_long_a_model_may_think() -> None:
+    config = read("--reasoning-budget", "0", "--reasoning-budget-message", "So.")
+    assert (config.reasoning_budget, config.reasoning_budget_message) == (0, "So.")
+    assert read(LLAMA_ARG_THINK="none", LLAMA_ARG_THINK_BUDGET="-1").reasoning_format == "none"
+    assert not read("--no-prefill-assistant").prefill_assistant
+    assert refused("--reasoning-budget", "-2").startswith("--reasoning-budget: ")
+
+
 def test_keys_and_templates_come_from_files(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\n\nalpha\n beta \n", encoding="utf-8")
@@ -139,9 +182,25 @@ def test_keys_and_templates_come_from_files(tmp_path: Path) -> None:
         (["-l", "x+1"], "-l: 'x+1' must be a token id"),
         (["-l", "5+x"], "-l: '+x' is not a number"),
         (["-lv", "x"], "-lv: 'x' is not an integer"),
-        (["-a", "one,two"], "alias is 'one,two', and must be one name"),
-        (["--host", "/tmp/a.sock"], "host is '/tmp/a.sock', and must be a name"),
-        (["--chat-template", "chatml"], "chat_template is 'chatml', and must be the text"),
+        (["-a", ", ,"], "alias is ', ,', and must be a name, or several"),
+        (["--host", "::1,"], "host is '::1,', and must be a name"),
+        (["--override-kv", "a=int:x"], "override_kv: a is 'x', which is no int"),
+        (["--override-kv", "a=b"], "override_kv holds 'a=b', and must be KEY=TYPE:VALUE"),
+        (["--override-kv", "a=bool:1"], "override_kv: a is '1', and must be true or false"),
+        (["--override-kv", f"a=str:{'x' * 200}"], "override_kv: the key and the value of 'a' must"),
+        (["--override-kv", '"a"b'], "--override-kv: '\"a\"b' cannot be read"),
+        (["-ot", "blk"], "override_tensor holds 'blk', and must be PATTERN=BUFFER"),
+        (["--rope-scale", "0"], "--rope-scale: '0' must be above 0"),
+        (["-ts", "1,x"], "-ts: 'x' is not a number"),
+        (["--ssl-key-file", "key.pem"], "ssl_key_file and ssl_cert_file must be given together"),
+        (["--api-prefix", "llm"], "api_prefix is 'llm', and must begin with /"),
+        (["--cors-origins", "a\nb"], "cors_origins is 'a\\nb', which is not a value of a header"),
+        (["-j", "{"], "json_schema is not JSON"),
+        (["-j", "{}", "--grammar", "root ::= x"], "grammar and json_schema exclude each other"),
+        (["--config"], "--config needs a value"),
+        (["--chat-template-kwargs", "[1]"], "chat_template_kwargs must be a JSON object"),
+        (["--chat-template-kwargs", "{"], "chat_template_kwargs is not valid JSON"),
+        (["--reasoning", "maybe"], "--reasoning: reasoning is 'maybe', and must be one of on"),
         (["--threads-http"], "--threads-http needs a value"),
     ],
 )
@@ -169,18 +228,23 @@ def test_a_flag_given_twice_is_noted() -> None:
     assert parsed.notes == ("--port is given more than once: the last one counts",)
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help", "--usage", "--version"])
-def test_help_and_version_are_not_for_serving(flag: str) -> None:
-    assert parse([flag], {}).action == ("version" if flag == "--version" else "help")
+@pytest.mark.parametrize(("flag", "action"), options.ACTIONS.items())
+def test_some_flags_are_not_for_serving(flag: str, action: str) -> None:
+    assert parse([flag], {}).action == action
 
 
 # -- flags of llama-server that are not ours
 
 
-@pytest.mark.parametrize("flag", ["--lora", "--metrics", "-nocb", "-hf", "--no-jinja", "--ui"])
+@pytest.mark.parametrize("flag", ["-nocb", "--no-jinja", "--control-vector"])
 def test_what_is_not_there_yet_is_refused(flag: str) -> None:
     wanted = f"{flag} is a flag of llama-server that trioserve does not have yet"
     assert refused(flag, "x") == wanted
+
+
+def test_what_is_not_there_yet_is_refused_with_the_reason() -> None:
+    assert refused("--mmproj", "x").endswith("does not have yet: only text is read")
+    assert refused(LLAMA_ARG_MODELS_DIR="x").endswith("does not have yet: a server has one model")
 
 
 @pytest.mark.parametrize("flag", sorted(llama_flags.NO_EFFECT))
@@ -197,8 +261,8 @@ def test_the_table_of_foreign_flags_is_sound() -> None:
     assert len(foreign) == sum(
         len(one.positive) + len(one.negative) for one in llama_flags.options()
     )
-    assert not foreign & own
-    assert foreign >= set(llama_flags.NO_EFFECT)
+    assert not set(foreign) & own
+    assert set(foreign) >= set(llama_flags.NO_EFFECT)
     assert set(llama_flags.NO_EFFECT) >= llama_flags.TAKES_VALUE
     assert all(flag.startswith("-") for flag in foreign)
     assert not set(llama_flags.variables()) & {one.variable for one in SETTINGS}
@@ -254,7 +318,7 @@ def test_the_command_line_wins() -> None:
         ("LLAMA_ARG_PROT", "1", "LLAMA_ARG_PROT is not a variable of trioserve; did you mean LLAM"),
         ("TRIOSERVE_QQQQ", "1", "TRIOSERVE_QQQQ is not a variable of trioserve"),
         ("LLAMA_ARG_JINJA", "0", "LLAMA_ARG_JINJA is a variable of llama-server that trioserve "),
-        ("LLAMA_ARG_SWA_FULL", "1", "LLAMA_ARG_SWA_FULL is a variable of llama-server that tri"),
+        ("LLAMA_ARG_RPC", "1", "LLAMA_ARG_RPC is a variable of llama-server that trioserve doe"),
         ("LLAMA_ARG_NO_JINJA", "1", "LLAMA_ARG_NO_JINJA is a variable of llama-server that tri"),
     ],
 )
@@ -265,9 +329,9 @@ def test_a_wrong_variable_is_refused_by_its_name(name: str, text: str, message: 
 def test_variables_that_cannot_matter() -> None:
     environ = {
         "LLAMA_ARG_JINJA": "1",
-        "LLAMA_ARG_UI": "0",
+        "LLAMA_ARG_MMPROJ_AUTO": "0",
         "LLAMA_ARG_NO_AGENT": "1",
-        "LLAMA_ARG_SWA_FULL": "0",  # says no to what is not there
+        "LLAMA_ARG_BACKEND_SAMPLING": "0",  # says no to what is not there
     }
     parsed = parse((), environ)
     assert parsed.config == Config()
@@ -280,6 +344,84 @@ def test_where_to_listen_is_not_for_an_embedded_app(caplog: pytest.LogCaptureFix
     assert caplog.messages == [
         "LLAMA_ARG_PORT has no effect here: it is for the program that opens the socket"
     ]
+
+
+# -- the file
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "trioserve.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_sets_fields(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        # the same names as the flags
+        ctx-size = 4096
+        cache_prompt = false
+        temp = 0.5
+        samplers = "top_k;temperature"
+        api-key = ["one", "two"]
+        "log-level" = "debug"
+        """,
+    )
+    assert read("--config", path) == Config(
+        ctx_size=4096,
+        cache_prompt=False,
+        api_keys=("one", "two"),
+        log_level="debug",
+        sampling=SamplingParams(temperature=0.5, samplers=("top_k", "temperature")),
+    )
+    assert read(TRIOSERVE_CONFIG=path).ctx_size == 4096
+
+
+def test_the_file_in_the_documentation_can_be_read(tmp_path: Path) -> None:
+    page = Path(__file__).parent.parent / "docs" / "configuration.md"
+    text = page.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
+    config = read("--config", written(tmp_path, text))
+    assert (config.parallel, config.kv_unified) == (8, False)
+    assert config.api_keys == ("first", "second")
+
+
+def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "port = 1\nparallel = 1\nthreads = 1\n")
+    config = read(f"--config={path}", "-t", "3", LLAMA_ARG_THREADS="2", LLAMA_ARG_N_PARALLEL="2")
+    assert (config.port, config.parallel, config.threads) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nprot = 1", ":2: prot is not a setting of trioserve; did you mean port?"),
+        ("[server]\nport = 1", ":1: server is not a setting of trioserve"),
+        ("port = [1]", ":1: port is [1], and must be text or a number"),
+        ("port.x = 1", ":1: port is a table, and must be text or a number"),
+        ("port = 99999", ":1: port: port is 99999, and must be at most 65535"),
+        ("slots = 1", ":1: slots is 1, and must be true or false"),
+        ("no-slots = true", ":1: no-slots: name the setting itself, which is true or false"),
+        ("mmproj = 'x'", ":1: mmproj is a setting of llama-server that trioserve does not have"),
+        ("port = ", " is not TOML: Invalid value (at end of document)"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_the_place(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    assert refused("--config", path).startswith(path + message)
+
+
+def test_what_cannot_matter_in_a_file_is_noted(tmp_path: Path) -> None:
+    path = written(tmp_path, "jinja = true")
+    (note,) = parse(["--config", path], {}).notes
+    assert note == f"{path}:1: jinja has no effect: chat templates are always run as Jinja"
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert refused("--config", str(tmp_path / "no")).endswith("cannot be read: No such file or "
+                                                              "directory")  # fmt: skip
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    assert refused("--config", str(tmp_path / "bytes")).endswith("cannot be read: not UTF-8")
 
 
 # -- the table
@@ -334,3 +476,25 @@ def test_any_variable_gives_a_config_or_an_error(setting: Setting, text: str) ->
 def test_a_config_refuses_what_it_cannot_use(fields: Mapping[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(fields))):
         Config(**fields)  # type: ignore[arg-type]
+
+
+def test_help_has_every_flag() -> None:
+    text = help_text(100)
+    for one in SETTINGS:
+        assert one.group in GROUPS
+        for flag in one.flags:
+            assert f" {flag}" in text
+    assert "--config FILE" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_completion_has_every_flag() -> None:
+    words = completion_text().split("'")[1].split()
+    assert set(words) >= {flag for one in SETTINGS for flag in (*one.flags, *one.negative)}
+    assert {"--help", "--config"} <= set(words)
+
+
+def test_every_flag_of_llama_server_is_known_once() -> None:
+    own = {flag for one in SETTINGS for flag in (*one.flags, *one.negative)}
+    known = [*own, *options.ACTIONS, *llama_flags.flags()]
+    assert len(known) == len(set(known))

@@ -149,7 +149,7 @@ async def test_leaving_the_block_frees_the_slot(stage: str) -> None:
         assert queue == ([stream.task_id] if stage == "queued" else [])
         assert stream.task_id not in [slot.task_id for slot in after.slots]
         assert after.waiting == ()
-        assert after.ticks <= ticks + 1
+        assert after.counters.ticks <= ticks + 1
         nursery.cancel_scope.cancel()
     assert backend.n_samplers == 0
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         DeadlineExceededError,
         DecodeError,
         EngineError,
+        InputTooLongError,
         InvalidRequestError,
         KVCacheFullError,
         MethodNotAllowedError,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
         TokenProb,
         TokenProbs,
     )
+    from trioserve.vectors import Embeddings, Ranking
 
 __all__ = [
     "AuthenticationError",
@@ -87,11 +89,13 @@ __all__ = [
     "DeadlineExceededError",
     "DecodeError",
     "Delta",
+    "Embeddings",
     "EngineError",
     "EngineStatus",
     "FinishReason",
     "Finished",
     "Grammar",
+    "InputTooLongError",
     "InvalidRequestError",
     "KVCacheFullError",
     "Message",
@@ -105,6 +109,7 @@ __all__ = [
     "PayloadTooLargeError",
     "Progress",
     "QueueFullError",
+    "Ranking",
     "ReasoningDelta",
     "RequestEndedError",
     "SamplingParams",
@@ -155,6 +160,7 @@ _HOMES = {
         "TokenProb",
         "TokenProbs",
     ),
+    "trioserve.vectors": ("Embeddings", "Ranking"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -6,14 +6,17 @@ opened, 2 when a flag or variable is wrong. A second signal ends the process at 
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     import hypercorn
 
     from trioserve.api.service import Service
-    from trioserve.engine.backend import Backend
+    from trioserve.engine import AnyBackend
 
 _log = structlog.stdlib.get_logger("trioserve")
 
@@ -45,19 +48,25 @@ _SEND_BUFFER = 128 * 1024
 _GRACE = 3.0
 
 
+#: What to print, and then to end.
+_TEXTS: Mapping[str, Callable[[], str]] = {
+    "help": usage.help_text,
+    "version": usage.version_text,
+    "list-devices": usage.devices_text,
+    "completion-bash": usage.completion_text,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is without the name of the program. Returns the exit code."""
     try:
         parsed = options.parse(sys.argv[1:] if argv is None else argv, os.environ)
+        if (text := _TEXTS.get(parsed.action)) is not None:
+            print(text(), end="")
+            return 0
+        logs.configure(parsed.config)
     except TrioServeError as error:
         return _fail(error.message, code=2)
-    if parsed.action == "help":
-        print(usage.help_text(), end="")
-        return 0
-    if parsed.action == "version":
-        print(usage.version_text(), end="")
-        return 0
-    logs.configure(parsed.config)
     for note in parsed.notes:
         _log.warning(note)
     try:
@@ -75,12 +84,31 @@ def serve(config: Config) -> int:
         check_file(Path(config.model) if config.model else BUNDLED)
     except ModelLoadError as error:
         return _fail(error.message)  # what can be seen at once is told before the port is open
+    if config.static_path is not None and not Path(config.static_path).is_dir():
+        return _fail(f"--path: {config.static_path} is not a directory")
     try:
-        listening = open_socket(config.host, config.port)
-    except OSError as error:
-        return _fail(f"cannot listen on {config.host}:{config.port}: {error.strerror}")
-    with listening:
+        _check_certificate(config)
+    except (OSError, ssl.SSLError) as error:
+        return _fail(f"the certificate or its key cannot be used: {error.strerror or error}")
+    with ExitStack() as closing:
+        listening = []
+        hosts = [host.strip() for host in config.host.split(",")]
+        for host in hosts:
+            try:
+                opened = open_socket(
+                    host, config.port, reuse=config.reuse_port, both=len(hosts) == 1
+                )
+            except OSError as error:
+                where = host if host.endswith(".sock") else f"{host}:{config.port}"
+                return _fail(f"cannot listen on {where}: {error.strerror}")
+            closing.callback(_close, opened)
+            listening.append(opened)
         return _run(config, listening)
+
+
+def _check_certificate(config: Config) -> None:
+    if config.ssl_cert_file is not None:
+        ssl.create_default_context().load_cert_chain(config.ssl_cert_file, config.ssl_key_file)
 
 
 def _fail(message: str, *, code: int = 1) -> int:
@@ -91,12 +119,17 @@ def _fail(message: str, *, code: int = 1) -> int:
 # -- the socket
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket; port 0 takes a free one.
+def open_socket(host: str, port: int, *, reuse: bool = False, both: bool = True) -> socket.socket:
+    """Bind a socket: TCP, where port 0 takes a free one, or a path that ends in ``.sock``.
+
+    With `reuse`, other sockets may be bound to the same port. Without `both`, an IPv6 address
+    leaves the port free for IPv4.
 
     Raises:
         OSError: the name is not known, or the port is taken or not allowed.
     """
+    if host.endswith(".sock"):
+        return _open_path(Path(host))
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -104,6 +137,10 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         if sys.platform != "win32":  # where it would let two servers share a port
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6 and not both:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         opened.bind(address)
     except OSError:
@@ -112,18 +149,46 @@ def open_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _open_path(path: Path) -> socket.socket:
+    """Bind a Unix socket, in the place of one that nobody listens on any more."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            if opened.connect_ex(str(path)) == 0:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            path.unlink()
+        opened.bind(str(path))
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
-def _hypercorn_config(config: Config, listening: socket.socket) -> hypercorn.Config:
+def _close(opened: socket.socket) -> None:
+    """Close a socket, and remove the path of a Unix socket."""
+    name = opened.getsockname()
+    opened.close()
+    if isinstance(name, str) and name:
+        Path(name).unlink(missing_ok=True)
+
+
+def _url(listening: socket.socket, *, secure: bool = False) -> str:
+    scheme = "https" if secure else "http"
+    name = listening.getsockname()
+    if isinstance(name, str):
+        return f"{scheme}+unix://{name}"
+    host, port = name[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hypercorn.Config:
     from hypercorn import Config as HypercornConfig
 
     logger = logging.getLogger("hypercorn.error")
     logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))  # we say where we listen
     settings = HypercornConfig()
-    settings.bind = f"fd://{os.dup(listening.fileno())}"
+    settings.bind = [f"fd://{os.dup(each.fileno())}" for each in listening]
+    settings.certfile, settings.keyfile = config.ssl_cert_file, config.ssl_key_file
     settings.backlog = _BACKLOG
     settings.accesslog = None  # requests have log lines of their own
     settings.errorlog = logger
@@ -139,7 +204,7 @@ def _hypercorn_config(config: Config, listening: socket.socket) -> hypercorn.Con
 # -- serving
 
 
-def _run(config: Config, listening: socket.socket) -> int:
+def _run(config: Config, listening: Sequence[socket.socket]) -> int:
     from hypercorn.utils import LifespanFailureError
 
     exit_code = 0
@@ -150,7 +215,7 @@ def _run(config: Config, listening: socket.socket) -> int:
     return exit_code
 
 
-async def _serve(config: Config, listening: socket.socket) -> None:
+async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
     """Serve until a signal.
 
     Raises:
@@ -171,7 +236,9 @@ async def _serve(config: Config, listening: socket.socket) -> None:
             await serving.start(
                 partial(hypercorn.trio.serve, app, settings, shutdown_trigger=stop.wait)
             )
-            _log.info("listening", url=_url(listening), model=config.model or "bundled")
+            for each in listening:
+                url = _url(each, secure=config.ssl_cert_file is not None) + config.api_prefix
+                _log.info("listening", url=url, model=config.model or "bundled")
         watching.cancel_scope.cancel()
 
 
@@ -220,7 +287,7 @@ def _exit_soon() -> None:
 # -- loading
 
 
-def _load(config: Config, *, progress: Callable[[float], bool] | None = None) -> Backend:
+def _load(config: Config, *, progress: Callable[[float], bool] | None = None) -> AnyBackend:
     """Load the model, and tell how far it is. Runs in a worker thread."""
     report = LoadReport(config.model or "the bundled model", sys.stderr)
 

@@ -16,12 +16,17 @@ async def alongside(function: Callable[[], Awaitable[object]]) -> AsyncIterator[
     When the function fails, the block is cancelled and the group comes out.
     """
     failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(function)
-        try:
-            yield
-        except BaseException as error:
-            failure = error
-        nursery.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(function)
+            try:
+                yield
+            except BaseException as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # Both were cancelled from outside: one `Cancelled` says it, as it would without us.
+        if failure is None or group.split(trio.Cancelled)[1] is not None:
+            raise
     if failure is not None:
         raise failure

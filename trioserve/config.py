@@ -7,17 +7,36 @@ Flags and variables have the names that llama-server gives them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+import json
+from collections.abc import Mapping
 
 import attrs
 
+from trioserve.chat_options import ChatOptions
+from trioserve.context_options import ContextOptions
+from trioserve.embedding_options import EmbeddingOptions
 from trioserve.errors import ConfigError
+from trioserve.log_options import LogOptions
+from trioserve.network import Network
+from trioserve.operation_options import OperationOptions
+from trioserve.option import option
+from trioserve.tuning import Tuning
 from trioserve.types import SamplingParams
 
 #: The groups of options, in the order in which they are listed.
-GROUPS = ("Model", "Context and threads", "Sampling", "Server", "Limits", "Logs")
+GROUPS = (
+    "Model",
+    "Context and threads",
+    "Long contexts",
+    "Devices",
+    "Sampling",
+    "Chat",
+    "Embeddings",
+    "Server",
+    "Network",
+    "Limits",
+    "Logs",
+)
 
 #: Sampling defaults that can be set for the whole server: field, flags, help.
 SAMPLING_OPTIONS: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -60,60 +79,13 @@ SAMPLING_VARIABLES: Mapping[str, str] = {
 }
 
 
-def option(
-    default: Any,
-    *flags: str,
-    group: str,
-    help: str,
-    env: str | None = None,
-    choices: tuple[str, ...] | None = None,
-    least: float | None = None,
-    most: float | None = None,
-) -> Any:
-    """Make an attrs field that knows its flags, variable, choices and bounds."""
-    metadata = {"flags": flags, "env": env, "group": group, "help": help, "choices": choices}
-    return attrs.field(default=default, metadata=metadata, validator=_check(choices, least, most))
-
-
-_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "an integer"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-    "str": ((str,), "text"),
-    "str | None": ((str, type(None)), "text"),
-    "tuple[str, ...]": ((tuple,), "a tuple of text"),
-    "tuple[float, ...]": ((tuple,), "a tuple of numbers"),
-}
-
-
-def _check(
-    choices: tuple[str, ...] | None, least: float | None, most: float | None
-) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        name = attribute.name
-        types, kind = _TYPES[str(attribute.type)]
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise ConfigError(f"{name} is {value!r}, and must be {kind}")
-        if choices is not None and value not in choices:
-            raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(choices)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return
-        if not math.isfinite(value):
-            raise ConfigError(f"{name} is {value}, and must be finite")
-        if least is not None and value < least:
-            raise ConfigError(f"{name} is {value}, and must be at least {least}")
-        if most is not None and value > most:
-            raise ConfigError(f"{name} is {value}, and must be at most {most}")
-
-    return check
-
-
-_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 
 
 @attrs.frozen(kw_only=True)
-class Config:
+class Config(
+    ContextOptions, Tuning, ChatOptions, Network, LogOptions, EmbeddingOptions, OperationOptions
+):
     """Everything that can be set. The defaults serve the bundled model on this machine.
 
     Raises:
@@ -135,7 +107,15 @@ class Config:
         "--alias",
         group="Model",
         env="LLAMA_ARG_ALIAS",
-        help="name of the model in the API; none: the name of its file",
+        help="names of the model in the API, separated by commas, of which the first is on its "
+        "answers; none: the name of its file",
+    )
+    tags: tuple[str, ...] = option(
+        (),
+        "--tags",
+        group="Model",
+        env="LLAMA_ARG_TAGS",
+        help="words about the model that GET /v1/models tells, separated by commas",
     )
     n_gpu_layers: int = option(
         -1,
@@ -160,160 +140,6 @@ class Config:
         False, "--check-tensors", group="Model", help="look for invalid values in the weights"
     )
 
-    # -- Context and threads
-    ctx_size: int = option(
-        0,
-        "-c",
-        "--ctx-size",
-        group="Context and threads",
-        env="LLAMA_ARG_CTX_SIZE",
-        least=0,
-        most=2**31 - 1,
-        help="tokens in the KV cache, all slots together; 0: the model's training context",
-    )
-    parallel: int = option(
-        4,
-        "-np",
-        "--parallel",
-        group="Context and threads",
-        env="LLAMA_ARG_N_PARALLEL",
-        least=1,
-        most=256,
-        help="slots: requests that run at the same time",
-    )
-    batch_size: int = option(
-        2048,
-        "-b",
-        "--batch-size",
-        group="Context and threads",
-        env="LLAMA_ARG_BATCH",
-        least=1,
-        most=2**20,
-        help="most tokens in one tick",
-    )
-    ubatch_size: int = option(
-        512,
-        "-ub",
-        "--ubatch-size",
-        group="Context and threads",
-        env="LLAMA_ARG_UBATCH",
-        least=1,
-        most=2**20,
-        help="most tokens that llama.cpp computes at once",
-    )
-    threads: int = option(
-        -1,
-        "-t",
-        "--threads",
-        group="Context and threads",
-        env="LLAMA_ARG_THREADS",
-        least=-1,
-        most=512,
-        help="CPU threads in decode; -1: one a physical core",
-    )
-    threads_batch: int = option(
-        -1,
-        "-tb",
-        "--threads-batch",
-        group="Context and threads",
-        least=-1,
-        most=512,
-        help="CPU threads in prefill; -1: as in decode",
-    )
-    flash_attn: str = option(
-        "auto",
-        "-fa",
-        "--flash-attn",
-        group="Context and threads",
-        env="LLAMA_ARG_FLASH_ATTN",
-        choices=("on", "off", "auto"),
-        help="flash attention",
-    )
-    cache_type_k: str = option(
-        "f16",
-        "-ctk",
-        "--cache-type-k",
-        group="Context and threads",
-        env="LLAMA_ARG_CACHE_TYPE_K",
-        choices=_CACHE_TYPES,
-        help="type of the keys in the KV cache",
-    )
-    cache_type_v: str = option(
-        "f16",
-        "-ctv",
-        "--cache-type-v",
-        group="Context and threads",
-        env="LLAMA_ARG_CACHE_TYPE_V",
-        choices=_CACHE_TYPES,
-        help="type of the values in the KV cache",
-    )
-    kv_unified: bool = option(
-        True,
-        "-kvu",
-        "--kv-unified",
-        group="Context and threads",
-        env="LLAMA_ARG_KV_UNIFIED",
-        help="one KV cache that all slots share, not an equal part for each",
-    )
-    context_shift: bool = option(
-        False,
-        "--context-shift",
-        group="Context and threads",
-        env="LLAMA_ARG_CONTEXT_SHIFT",
-        help="when a context is full, go on without the older half of it",
-    )
-    cache_prompt: bool = option(
-        True,
-        "--cache-prompt",
-        group="Context and threads",
-        env="LLAMA_ARG_CACHE_PROMPT",
-        help="reuse what the KV cache already holds of a prompt",
-    )
-    strategy: str = option(
-        "decode-maximal",
-        "--strategy",
-        group="Context and threads",
-        env="TRIOSERVE_STRATEGY",
-        help="how a tick is shared between decode and prefill: decode-maximal, "
-        "prefill-priority, balanced, or a class of yours as module:Class",
-    )
-    max_tick_ms: float = option(
-        50.0,
-        "--max-tick-ms",
-        group="Context and threads",
-        env="TRIOSERVE_MAX_TICK_MS",
-        least=1,
-        help="milliseconds that prompts may stretch a tick to while streams are decoding",
-    )
-    stream_interval_ms: float = option(
-        10.0,
-        "--stream-interval-ms",
-        group="Context and threads",
-        env="TRIOSERVE_STREAM_INTERVAL_MS",
-        least=0,
-        help="tokens that come within this time leave as one event, the first and the last of a "
-        "request at once; 0: each on its own",
-    )
-    cache_seqs: int = option(
-        -1,
-        "--cache-seqs",
-        group="Context and threads",
-        env="TRIOSERVE_CACHE_SEQS",
-        least=-1,
-        most=255,
-        help="KV sequences to keep for later prompts, beside those of the slots; "
-        "-1: 32 in a unified KV cache, else 0",
-    )
-    cache_ram: int = option(
-        2048,
-        "-cram",
-        "--cache-ram",
-        group="Context and threads",
-        env="LLAMA_ARG_CACHE_RAM",
-        least=0,
-        help="MiB of RAM for prompts that leave the KV cache; 0: none",
-    )
-
     # -- Sampling
     n_predict: int = option(
         -1,
@@ -326,6 +152,41 @@ class Config:
         most=2**31 - 1,
         help="most tokens of output when a request does not say; -1: until the context is full",
     )
+    n_keep: int = option(
+        0,
+        "--keep",
+        group="Sampling",
+        least=-1,
+        most=2**31 - 1,
+        help="tokens at the beginning that --context-shift keeps; -1: the prompt",
+    )
+    stop: tuple[str, ...] = option(
+        (),
+        "-r",
+        "--reverse-prompt",
+        group="Sampling",
+        help="text that ends the output when a request names none; \\n and the like are read as "
+        "in C",
+    )
+    grammar: str | None = option(
+        None,
+        "--grammar",
+        group="Sampling",
+        help="grammar in GBNF for requests that have none of their own",
+    )
+    json_schema: str | None = option(
+        None,
+        "-j",
+        "--json-schema",
+        group="Sampling",
+        help="JSON Schema for requests that have none of their own",
+    )
+    spm_infill: bool = option(
+        False,
+        "--spm-infill",
+        group="Sampling",
+        help="in /infill, put the text after the gap first: suffix, prefix, middle",
+    )
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
 
     # -- Server
@@ -334,7 +195,8 @@ class Config:
         "--host",
         group="Server",
         env="LLAMA_ARG_HOST",
-        help="address to listen on",
+        help="address to listen on, or the path of a socket, which ends in .sock; several are "
+        "separated by commas",
     )
     port: int = option(
         8080,
@@ -360,7 +222,7 @@ class Config:
         "--chat-template",
         group="Server",
         env="LLAMA_ARG_CHAT_TEMPLATE",
-        help="Jinja text of a chat template; none: the model's own",
+        help="Jinja text of a chat template, or the name of a known one; none: the model's own",
     )
     sse_ping_interval: float = option(
         30.0,
@@ -437,32 +299,35 @@ class Config:
         help="bytes in the body of a request",
     )
 
-    # -- Logs
-    log_format: str = option(
-        "auto",
-        "--log-format",
-        group="Logs",
-        env="TRIOSERVE_LOG_FORMAT",
-        choices=("auto", "pretty", "json"),
-        help="auto: pretty on a terminal, JSON otherwise",
-    )
-    log_level: str = option(
-        "info",
-        "--log-level",
-        group="Logs",
-        env="TRIOSERVE_LOG_LEVEL",
-        choices=("debug", "info", "warning", "error"),
-        help="least level that is written",
-    )
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names of the model that were given, in their order."""
+        return tuple(name.strip() for name in (self.alias or "").split(",") if name.strip())
 
     def __attrs_post_init__(self) -> None:
         """Refuse what no single field can see, and what is not there yet."""
-        if self.alias is not None and ("," in self.alias or not self.alias.strip()):
-            raise ConfigError(f"alias is {self.alias!r}, and must be one name, without a comma")
-        if not self.host or self.host.endswith(".sock"):
-            raise ConfigError(f"host is {self.host!r}, and must be a name or an IP address")
+        Tuning.__attrs_post_init__(self)
+        Network.__attrs_post_init__(self)
+        EmbeddingOptions.__attrs_post_init__(self)
+        ChatOptions.__attrs_post_init__(self)
+        OperationOptions.__attrs_post_init__(self)
+        if self.alias is not None and not self.aliases:
+            raise ConfigError(f"alias is {self.alias!r}, and must be a name, or several")
+        if not all(name.strip() for name in self.host.split(",")):
+            raise ConfigError(f"host is {self.host!r}, and must be a name, an IP address or a path "
+                              "that ends in .sock, or several, separated by commas")  # fmt: skip
+        if self.lora and self.makes_vectors:
+            raise ConfigError("lora has no effect on embeddings and reranking")
+        if self.grammar and self.json_schema:
+            raise ConfigError("grammar and json_schema exclude each other")
+        if self.json_schema:
+            _check_json(self.json_schema)
         if not all(isinstance(key, str) and key.strip() for key in self.api_keys):
             raise ConfigError("api_keys holds a key that is empty or not text")
-        if self.chat_template is not None and "{" not in self.chat_template:
-            start = repr(self.chat_template[:40])
-            raise ConfigError(f"chat_template is {start}, and must be the text of a Jinja template")
+
+
+def _check_json(schema: str) -> None:
+    try:
+        json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"json_schema is not JSON: {error}") from None

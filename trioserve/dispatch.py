@@ -16,7 +16,7 @@ import outcome
 import trio
 
 from trioserve.bridge import Bridge
-from trioserve.engine import Engine
+from trioserve.engine.loop import Loop
 from trioserve.errors import DeadlineExceededError, StalledReaderError, TrioServeError
 from trioserve.types import Admitted, CancelReason, Chunk, EngineEvent, Event, Failed, Finished
 
@@ -82,7 +82,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, engine: Engine, bridge: Bridge, *, unread_tokens: int, stall_timeout: float
+        self, engine: Loop, bridge: Bridge, *, unread_tokens: int, stall_timeout: float
     ) -> None:
         self._engine = engine
         self._bridge = bridge
@@ -148,21 +148,32 @@ class Dispatcher:
             self._engine.resume(mailbox.task_id)
         return events
 
-    async def call(self, function: Callable[[], _T]) -> _T:
+    async def call(
+        self,
+        function: Callable[[], _T],
+        *,
+        post: Callable[[Callable[[], None]], None] | None = None,
+    ) -> _T:
         """Call a function on the inference thread, between two ticks; returns or raises as it does.
 
-        When cancelled, the function is called all the same.
+        When cancelled before it was called, it is not called any more. `post` hands it over; the
+        default is the engine's `call`.
         """
         done = trio.Event()
         token = trio.lowlevel.current_trio_token()
         results: list[outcome.Outcome[_T]] = []
+        wanted = True
 
         def work() -> None:
-            results.append(outcome.capture(function))
-            token.run_sync_soon(done.set)
+            if wanted:
+                results.append(outcome.capture(function))
+                token.run_sync_soon(done.set)
 
-        self._engine.call(work)
-        await done.wait()
+        (post or self._engine.call)(work)
+        try:
+            await done.wait()
+        finally:
+            wanted = False
         return results[0].unwrap()
 
     async def run(self) -> None:

@@ -70,6 +70,15 @@ class ContextLengthExceededError(InvalidRequestError):
         self.n_ctx = n_ctx
 
 
+class InputTooLongError(ContextLengthExceededError):
+    """A text to be embedded or ranked has more tokens than the model can take."""
+
+    def __init__(self, n_tokens: int, limit: int, message: str, *, param: str) -> None:
+        InvalidRequestError.__init__(self, message, param=param)
+        self.n_prompt_tokens = n_tokens
+        self.n_ctx = limit
+
+
 class NotSupportedError(TrioServeError):
     """The request asks for something that this server, or the loaded model, does not do."""
 

@@ -10,8 +10,8 @@ from typing import Protocol
 import trio
 
 from trioserve.config import Config
-from trioserve.engine import Engine
-from trioserve.engine.backend import Backend
+from trioserve.engine import AnyBackend
+from trioserve.engine.loop import Loop
 from trioserve.errors import ModelLoadError
 
 
@@ -24,16 +24,16 @@ class Loader(Protocol):
 
     def __call__(
         self, config: Config, *, progress: Callable[[float], bool] | None = None
-    ) -> Backend:
+    ) -> AnyBackend:
         """Load what the configuration names."""
 
 
 #: Runs an engine for as long as a block lasts.
-Driver = Callable[[Engine], AbstractAsyncContextManager[None]]
+Driver = Callable[[Loop], AbstractAsyncContextManager[None]]
 
 
 @asynccontextmanager
-async def in_thread(engine: Engine) -> AsyncIterator[None]:
+async def in_thread(engine: Loop) -> AsyncIterator[None]:
     """Run an engine on a thread of its own; stop and join it at the end, cancelled or not.
 
     The engine stops after the tick that runs, and closes its backend on its own thread.
@@ -50,7 +50,7 @@ async def in_thread(engine: Engine) -> AsyncIterator[None]:
 
 async def load_backend(
     load: Loader, config: Config, on_progress: Callable[[float], None]
-) -> Backend:
+) -> AnyBackend:
     """Load a model in a worker thread.
 
     When cancelled, the loader is told to give up, and what it may have loaded is freed.
@@ -59,7 +59,7 @@ async def load_backend(
         ModelLoadError: from the loader.
     """
     given_up = threading.Event()
-    loaded: list[Backend] = []
+    loaded: list[AnyBackend] = []
     failures: list[ModelLoadError] = []
 
     def progress(share: float) -> bool:

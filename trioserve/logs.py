@@ -15,13 +15,18 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from trioserve.config import Config
+from trioserve.errors import ConfigError
 
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
     "error": logging.ERROR,
+    "off": logging.CRITICAL,  # which nothing here is
 }
+
+#: The log file, once one was opened. Kept to be closed.
+_file: TextIO | None = None
 
 
 def configure(config: Config, stream: TextIO | None = None) -> None:
@@ -29,17 +34,23 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
 
     Calling it again replaces what was there, except for loggers that were used before: these keep
     their form, because structlog caches them, which is what makes a filtered line cheap.
+
+    Raises:
+        ConfigError: the log file cannot be opened.
     """
+    file = _open(config.log_file)
     stream = sys.stderr if stream is None else stream
     level = _LEVELS[config.log_level]
     pretty = _is_pretty(config, stream)
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="%H:%M:%S" if pretty else "iso", utc=not pretty),
-    ]
-    renderers = _console(stream) if pretty else _JSON
+    shared: list[Processor] = [structlog.contextvars.merge_contextvars]
+    if config.log_prefix:
+        shared += [structlog.stdlib.add_logger_name, structlog.processors.add_log_level]
+    if config.log_timestamps:
+        form = "%H:%M:%S" if pretty and file is None else "iso"
+        shared += [structlog.processors.TimeStamper(fmt=form, utc=form == "iso")]
+    renderers = _console(config, stream) if pretty else _JSON
+    if file is not None:
+        renderers = [_Copy(file), *renderers]
     structlog.configure(
         processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -49,13 +60,40 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
     _route_logging(stream, level, shared, renderers)
 
 
+def _open(path: str | None) -> TextIO | None:
+    """Open the log file, and close the one before it."""
+    global _file
+    if _file is not None:
+        _file.close()
+    try:
+        _file = None if path is None else open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"the log file {path} cannot be opened: {error.strerror}") from None
+    return _file
+
+
+class _Copy:
+    """A processor that writes each line to a file too, as JSON."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        line: Any = dict(event)
+        for processor in _JSON:
+            line = processor(logger, method, line)
+        self._file.write(f"{line}\n")
+        return event
+
+
 def _is_pretty(config: Config, stream: TextIO) -> bool:
     return config.log_format == "pretty" or (config.log_format == "auto" and stream.isatty())
 
 
-def _console(stream: TextIO) -> list[Processor]:
+def _console(config: Config, stream: TextIO) -> list[Processor]:
+    wanted = config.log_colors
     console = structlog.dev.ConsoleRenderer(
-        colors=stream.isatty(),
+        colors=stream.isatty() if wanted == "auto" else wanted == "on",
         pad_event_to=0,
         exception_formatter=structlog.dev.plain_traceback,
     )

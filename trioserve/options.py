@@ -1,4 +1,4 @@
-"""The command line and the environment, read into a `Config`.
+"""The command line, the environment and a file, read into a `Config`.
 
 The rules are llama-server's, which is why this is not argparse: flags match whole, ``_`` in a long
 flag counts as ``-``, and the word after a flag is its value even when it begins with ``-``.
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -23,8 +26,30 @@ from trioserve.types import SamplingParams
 
 _log = logging.getLogger("trioserve.options")
 
+#: Fields that say how the socket is opened, which is not ours to do in an app.
+_FOR_THE_COMMAND = frozenset(
+    {"host", "port", "reuse_port", "ssl_cert_file", "ssl_key_file", "keep_alive_timeout"}
+)
+
 #: Prefixes of the variables that are ours to read, and so ours to refuse.
 _PREFIXES = ("LLAMA_ARG_", "TRIOSERVE_")
+
+
+Action = Literal["serve", "help", "version", "list-devices", "completion-bash"]
+
+#: Flags that ask for something else than to serve.
+ACTIONS: Mapping[str, Action] = {
+    "-h": "help",
+    "--help": "help",
+    "--usage": "help",
+    "--version": "version",
+    "--list-devices": "list-devices",
+    "--completion-bash": "completion-bash",
+}
+
+#: The flag and the variable that name the file with settings.
+CONFIG_FLAG = "--config"
+CONFIG_VARIABLE = "TRIOSERVE_CONFIG"
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +57,7 @@ class Parsed:
     """What a command line asks for. `notes` are sentences that a person should see."""
 
     config: Config
-    action: Literal["serve", "help", "version"] = "serve"
+    action: Action = "serve"
     notes: tuple[str, ...] = ()
 
 
@@ -51,15 +76,17 @@ def config_from(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
 
 
 def from_environment(environ: Mapping[str, str]) -> Config:
-    """Read the variables only, for a server that something else starts.
+    """Read the variables, and a file that they name, for a server that something else starts.
 
     Raises:
         ConfigError: as `config_from`.
     """
-    for name in ("LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "TRIOSERVE_KEEP_ALIVE_TIMEOUT"):
-        if environ.get(name):
+    config = config_from((), environ)
+    for setting in SETTINGS:
+        if setting.field in _FOR_THE_COMMAND and getattr(config, setting.field) != setting.default:
+            name = setting.variable or setting.field
             _log.warning("%s has no effect here: it is for the program that opens the socket", name)
-    return config_from((), environ)
+    return config
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
@@ -68,38 +95,61 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     Raises:
         ConfigError: as `config_from`.
     """
-    action: Literal["serve", "help", "version"] = "serve"
     notes: list[str] = []
-    values = _from_variables(environ, notes)
-    given: dict[str, Any] = {}
-    seen: set[str] = set()
-    words = list(reversed(argv))
-    while words:
-        flag, value = _split(words.pop())
-        if flag in ("-h", "--help", "--usage", "--version"):
-            action = "version" if flag == "--version" else "help"
-            continue
-        setting = _by_flag().get(flag)
-        if setting is None:
-            _foreign(flag, words, notes, has_value=value is not None)
-            continue
-        if flag in seen and not setting.adds:
-            notes.append(f"{flag} is given more than once: the last one counts")
-        seen.add(flag)
-        if setting.read is None:
-            if value is not None:
-                raise ConfigError(f"{flag} takes no value")
-            _put(given, setting, setting.off if flag in setting.negative else setting.on)
-            continue
-        if value is None:
-            if not words:
-                raise ConfigError(f"{flag} needs a value")
-            value = words.pop()
-        _put(given, setting, _read(setting, value, flag))
-    return Parsed(config=_build({**values, **given}), action=action, notes=tuple(notes))
+    line = _CommandLine(notes)
+    line.read(argv)
+    path = line.file or environ.get(CONFIG_VARIABLE)
+    from_file = _from_file(path, notes) if path else {}
+    variables = _from_variables(environ, notes)
+    config = _build({**from_file, **variables, **line.values})
+    return Parsed(config=config, action=line.action, notes=tuple(notes))
 
 
 # -- the command line
+
+
+class _CommandLine:
+    """What the words of a command line say, once `read` has seen them."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.values: dict[str, Any] = {}
+        self.action: Action = "serve"
+        self.file: str | None = None
+        self._notes = notes
+        self._seen: set[str] = set()
+        self._words: list[str] = []
+
+    def read(self, argv: Sequence[str]) -> None:
+        """Read all words. Raises ConfigError."""
+        self._words = list(reversed(argv))
+        while self._words:
+            flag, value = _split(self._words.pop())
+            if flag in ACTIONS:
+                self.action = ACTIONS[flag]
+            elif flag == CONFIG_FLAG:
+                self.file = self._value(flag, value)
+            elif (setting := _by_flag().get(flag)) is not None:
+                self._set(setting, flag, value)
+            else:
+                _foreign(flag, self._words, self._notes, has_value=value is not None)
+
+    def _set(self, setting: Setting, flag: str, value: str | None) -> None:
+        if flag in self._seen and not setting.adds:
+            self._notes.append(f"{flag} is given more than once: the last one counts")
+        self._seen.add(flag)
+        if setting.read is not None:
+            _put(self.values, setting, _read(setting, self._value(flag, value), flag))
+        elif value is not None:
+            raise ConfigError(f"{flag} takes no value")
+        else:
+            _put(self.values, setting, setting.off if flag in setting.negative else setting.on)
+
+    def _value(self, flag: str, value: str | None) -> str:
+        if value is not None:
+            return value
+        if not self._words:
+            raise ConfigError(f"{flag} needs a value")
+        return self._words.pop()
 
 
 def _split(word: str) -> tuple[str, str | None]:
@@ -121,10 +171,16 @@ def _foreign(flag: str, words: list[str], notes: list[str], *, has_value: bool) 
             words.pop()
         return
     if flag in llama_flags.flags():
-        raise ConfigError(f"{flag} is a flag of llama-server that trioserve does not have yet")
-    near = _nearest(flag, _by_flag()) or _nearest(flag, llama_flags.flags())
+        raise ConfigError(f"{flag} is a flag of llama-server that {_missing(flag)}")
+    near = _nearest(flag, [*_by_flag(), *ACTIONS, CONFIG_FLAG])
+    near = near or _nearest(flag, llama_flags.flags())
     hint = f"; did you mean {near}?" if near else "; see trioserve --help"
     raise ConfigError(f"{flag} is not a flag of trioserve{hint}")
+
+
+def _missing(flag: str) -> str:
+    why = llama_flags.flags()[flag].why
+    return "trioserve does not have yet" + (f": {why}" if why else "")
 
 
 def _nearest(name: str, names: Collection[str]) -> str | None:
@@ -137,7 +193,11 @@ def _nearest(name: str, names: Collection[str]) -> str | None:
 def _from_variables(environ: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in environ.items():
-        if text == "" or not (name.startswith(_PREFIXES) or name in _by_variable()):
+        if (
+            text == ""
+            or name == CONFIG_VARIABLE
+            or not (name.startswith(_PREFIXES) or name in _by_variable())
+        ):
             continue
         setting = _by_variable().get(name)
         if setting is not None:
@@ -171,7 +231,7 @@ def _foreign_variable(name: str, text: str, notes: list[str]) -> None:
     if wanted is None:
         return  # it says no to what is not there
     if wanted not in llama_flags.NO_EFFECT:
-        raise ConfigError(f"{name} is a variable of llama-server that trioserve does not have yet")
+        raise ConfigError(f"{name} is a variable of llama-server that {_missing(wanted)}")
     notes.append(f"{name} has no effect: {llama_flags.NO_EFFECT[wanted]}")
 
 
@@ -183,6 +243,73 @@ def _read_variable(setting: Setting, text: str, name: str) -> Any:
     if text in FALSE_WORDS:
         return setting.off
     raise ConfigError(f"{name} is {text!r}, and must be true or false")
+
+
+# -- the file
+
+
+def _from_file(path: str, notes: list[str]) -> dict[str, Any]:
+    """Read settings from TOML: the long flags without dashes in front.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds what cannot be used; it names the place.
+    """
+    text = _text_of(path)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        source = f"{path}{_line_of(key, text)}: {key}"
+        flag = f"--{key.replace('_', '-')}"
+        setting = _by_flag().get(flag)
+        if setting is None:
+            _foreign_key(source, flag, notes)
+        elif flag in setting.negative:
+            raise ConfigError(f"{source}: name the setting itself, which is true or false")
+        elif setting.read is None:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{source} is {value!r}, and must be true or false")
+            _put(values, setting, setting.on if value else setting.off)
+        else:
+            for each in value if isinstance(value, list) and setting.adds else [value]:
+                _put(values, setting, _read(setting, _as_text(each, source), source))
+    return values
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{path} cannot be read: {reason}") from None
+
+
+def _line_of(key: str, text: str) -> str:
+    """Where a key is, for an error; empty when it is written in some other way."""
+    name = rf"(\"{re.escape(key)}\"|'{re.escape(key)}'|{re.escape(key)})"
+    found = re.search(rf"^\s*\[?\s*{name}\s*[=\].]", text, re.MULTILINE)
+    return "" if found is None else f":{text.count(chr(10), 0, found.start(1)) + 1}"
+
+
+def _as_text(value: Any, source: str) -> str:
+    """A value as it would be on the command line."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = "a table" if isinstance(value, dict) else repr(value)
+        raise ConfigError(f"{source} is {kind}, and must be text or a number")
+    return str(value)
+
+
+def _foreign_key(source: str, flag: str, notes: list[str]) -> None:
+    if flag in llama_flags.NO_EFFECT:
+        notes.append(f"{source} has no effect: {llama_flags.NO_EFFECT[flag]}")
+        return
+    if flag in llama_flags.flags():
+        raise ConfigError(f"{source} is a setting of llama-server that {_missing(flag)}")
+    near = _nearest(flag, [one for one in _by_flag() if one.startswith("--")])
+    hint = f"; did you mean {near[2:]}?" if near else ""
+    raise ConfigError(f"{source} is not a setting of trioserve{hint}")
 
 
 # -- values

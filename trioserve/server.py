@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from time import monotonic
@@ -20,45 +20,68 @@ import trio
 from trio_util import AsyncValue
 
 from trioserve import llama
+from trioserve.adapters import AdapterScales
 from trioserve.admission import Admission
 from trioserve.bridge import open_bridge
+from trioserve.chat.builtin import source_of
 from trioserve.chat.parser import MessageParser
 from trioserve.chat.prefill import Part, begun_with, render_open
 from trioserve.chat.template import CHATML, ChatTemplate
+from trioserve.chat.thinking import after_thinking, thinking_of, visible_tokens
+from trioserve.chat.tool_choice import ToolChoice, choose
+from trioserve.chat.tool_grammar import constrain
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.dispatch import Dispatcher
-from trioserve.engine import Engine, load_strategy
-from trioserve.engine.backend import Backend, Vocab
+from trioserve.engine import (
+    AnyBackend,
+    EmbeddingBackend,
+    EmbeddingEngine,
+    Engine,
+    load_strategy,
+)
+from trioserve.engine.backend import Vocab
+from trioserve.engine.loop import Loop
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     ModelLoadError,
+    NotSupportedError,
     ServerClosingError,
     TemplateError,
     UnavailableError,
 )
 from trioserve.lifecycle import Driver, Loader, in_thread, load_backend
+from trioserve.metrics import Metrics
 from trioserve.request_log import RequestLog
+from trioserve.slot_files import SlotFiles
 from trioserve.stream import ChatChunk, ChatCompletion, ChatStream, Completion, Stream
 from trioserve.types import (
     CancelReason,
     Chunk,
     Constraint,
+    Embedded,
+    EmbeddingTask,
     EngineStatus,
     Grammar,
     ModelInfo,
     Options,
     SamplingParams,
     Task,
+    Thinking,
+    ThinkingBudget,
     TokenId,
     TokenProbs,
 )
+from trioserve.vectors import Embeddings, Ranking, Shape
 
 _T = TypeVar("_T")
 
 #: Work on text up to this length (characters) is done on the event loop: it takes about 1 ms.
 _SHORT_TEXT = 4096
+
+#: Vectors with more numbers than this, all together, are normalized in a thread.
+_MANY_NUMBERS = 65536
 
 #: Seconds that a grammar may take to compile, the wait for those before it included.
 _COMPILE_TIMEOUT = 10.0
@@ -106,10 +129,13 @@ class Server:
         self.draining = False
         self._load = load
         self._drive = drive
+        #: Counts what the requests do; none unless the configuration says so.
+        self.metrics = Metrics() if self.config.metrics_endpoint else None
         self._ids = itertools.count(1)
         self._n_open = AsyncValue(0)
         self._worker = trio.CapacityLimiter(1)
         self._compiler = trio.CapacityLimiter(1)
+        self._slot_files: SlotFiles | None = None
         self._life: AbstractAsyncContextManager[None] | None = None
 
     async def __aenter__(self) -> Server:
@@ -136,21 +162,25 @@ class Server:
         bridge = open_bridge()
         try:
             backend = await load_backend(self._load, self.config, self._note_progress)
-            self._engine = Engine(
-                backend,
-                strategy,
-                bridge.notify,
-                cache_ram=self.config.cache_ram * 2**20,
-                context_shift=self.config.context_shift,
-                flush_interval=self.config.stream_interval_ms / 1e3,
+            self._loop: Loop = (
+                EmbeddingEngine(backend, bridge.notify)
+                if isinstance(backend, EmbeddingBackend)
+                else Engine(
+                    backend,
+                    strategy,
+                    bridge.notify,
+                    cache_ram=self.config.cache_ram * 2**20,
+                    context_shift=self.config.context_shift,
+                    flush_interval=self.config.stream_interval_ms / 1e3,
+                )
             )
             self.dispatcher = Dispatcher(
-                self._engine,
+                self._loop,
                 bridge,
                 unread_tokens=self.config.unread_tokens,
                 stall_timeout=self.config.stall_timeout,
             )
-            async with self._drive(self._engine):
+            async with self._drive(self._loop):
                 await trio.to_thread.run_sync(self._introduce, backend)
                 async with self._serve():
                     yield
@@ -160,17 +190,24 @@ class Server:
     def _note_progress(self, share: float) -> None:
         self.load_progress = share
 
-    def _introduce(self, backend: Backend) -> None:
+    def _introduce(self, backend: AnyBackend) -> None:
         """Get to know the model. In a thread: a template takes a while to compile and probe."""
         self.info, self.vocab = backend.info, backend.vocab
         self.n_ctx_seq, self.n_slots = backend.n_ctx_seq, backend.n_slots
+        #: The LoRA adapters, and which of them requests get that name none.
+        self.lora = AdapterScales(() if isinstance(backend, EmbeddingBackend) else backend.adapters)
         try:
             self.template = ChatTemplate(
-                self.config.chat_template or self.info.chat_template or CHATML,
+                source_of(self.config.chat_template or self.info.chat_template or CHATML),
                 bos_token=self.info.bos_token,
                 eos_token=self.info.eos_token,
             )
-            self.template.capabilities  # noqa: B018 (found out now, and kept)
+            self._template_variables = self.config.template_variables
+            if self.config.reasoning == "auto" and self.template.capabilities.thinking_variable:
+                self._template_variables.setdefault("enable_thinking", True)
+            self._visible = visible_tokens(
+                self.template.format, self.vocab.pieces, self.vocab.names
+            )
         except TemplateError as error:
             raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
         self._admission = Admission(self.config, self.dispatcher, self.n_slots)
@@ -179,7 +216,10 @@ class Server:
         self._defaults = Options(
             sampling=self.config.sampling,
             max_tokens=self.config.n_predict,
+            n_keep=self.config.n_keep,
+            stop=self.config.stop,
             cache_prompt=self.config.cache_prompt,
+            grammar=_default_grammar(self.config),
         )
 
     @asynccontextmanager
@@ -198,6 +238,24 @@ class Server:
     def _end_all(self, message: str) -> None:
         for mailbox in self.dispatcher.mailboxes:
             self.dispatcher.end(mailbox, ServerClosingError(message), CancelReason.SHUTDOWN)
+
+    @property
+    def _engine(self) -> Engine:
+        """The engine that makes text. Raises NotSupportedError where there is none."""
+        if not isinstance(self._loop, Engine):
+            raise NotSupportedError(
+                "This server makes vectors of texts, and no text. "
+                "Start it without `--embeddings` and `--reranking`"
+            )
+        return self._loop
+
+    @property
+    def slot_files(self) -> SlotFiles:
+        """Saves what slots have computed. Raises NotSupportedError where no text is made."""
+        if self._slot_files is None:
+            directory = self.config.slot_save_path
+            self._slot_files = SlotFiles(self._engine, self.dispatcher, self.lora, directory)
+        return self._slot_files
 
     def _check_open(self) -> None:
         if self.draining or not self.ready:
@@ -257,7 +315,7 @@ class Server:
             tools: functions that the model may call, in OpenAI's form.
             add_generation_prompt: whether the prompt ends with the head of an answer.
             go_on: a part of the last message, to be left open. Then there is no head.
-            template_kwargs: variables for the template.
+            template_kwargs: variables for the template, beside those of the configuration.
 
         Raises:
             TemplateError: the template refuses the messages.
@@ -269,8 +327,19 @@ class Server:
             if go_on is None
             else partial(render_open, self.template, self.template.format, part=go_on)
         )
-        work = partial(render, messages, tools=tools, kwargs=template_kwargs or {})
+        variables = {**self._template_variables, **(template_kwargs or {})}
+        work = partial(render, messages, tools=tools, kwargs=variables)
         return await self._work(work, _n_chars([messages, tools]))
+
+    async def tokenize_rendered(self, text: str) -> tuple[TokenId, ...]:
+        """Turn what `render` made into the token ids that a chat begins with.
+
+        Raises:
+            InvalidRequestError: the text cannot be encoded.
+        """
+        bos = self.info.bos_token
+        # Templates write BOS themselves; the tokenizer must not add a second one.
+        return await self.tokenize(text, add_special=not (bos and text.startswith(bos)))
 
     async def _work(self, work: Callable[[], _T], n_chars: int) -> _T:
         """Do short work here and long work in a thread; either way a checkpoint."""
@@ -306,6 +375,8 @@ class Server:
         prompt: str | Sequence[TokenId],
         options: Options | None = None,
         *,
+        visible: frozenset[TokenId] = frozenset(),
+        budget: ThinkingBudget | None = None,
         on_cancel: CancelReason = CancelReason.CALLER,
         timeout: float | None = None,
         client: str = "",
@@ -319,6 +390,8 @@ class Server:
         Args:
             prompt: text, or token ids.
             options: how to continue; `settings` change single fields by name.
+            visible: control tokens whose names are a part of the output's text.
+            budget: ends reasoning that takes too long.
             on_cancel: what the log gives as the reason when the block is cancelled.
             timeout: seconds from now after which the request is cancelled, wherever it is.
             client: whose request it is. In the queue, clients take turns.
@@ -329,6 +402,7 @@ class Server:
             DeadlineExceededError: from the iteration, when `timeout` has passed.
             ServerClosingError: the server drains, or is closed.
         """
+        self.check_generates()
         deadline = math.inf if timeout is None else trio.current_time() + timeout
         options = self.options(settings, options)
         tokens = await self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
@@ -337,7 +411,17 @@ class Server:
         if options.grammar is not None:
             self._admission.check(len(tokens))  # before work that may be for nothing
             constraint = await self._compile(options.grammar, deadline)
-        task = Task(next(self._ids), tokens, options, client, weight, constraint)
+        task = Task(
+            next(self._ids),
+            tokens,
+            options,
+            client,
+            weight,
+            constraint,
+            visible=visible,
+            budget=budget,
+            adapters=self.lora.choose(options.lora),
+        )
         with self._request(task, on_cancel, deadline) as stream:
             yield stream
 
@@ -365,17 +449,19 @@ class Server:
         )
 
     @contextmanager
-    def _request(self, task: Task, on_cancel: CancelReason, deadline: float) -> Iterator[Stream]:
+    def _request(
+        self, task: Task | EmbeddingTask, on_cancel: CancelReason, deadline: float
+    ) -> Iterator[Stream]:
         """Open a request and close it. All of it is synchronous: no await, no gap."""
         self._check_open()
-        self._engine.check(task)
+        self._loop.check(task)
         self._admission.check(len(task.prompt))
         mailbox = self.dispatcher.open(task.id, len(task.prompt), deadline)
         stream = Stream(task.prompt, mailbox, self.dispatcher)
         self._n_open.value += 1
         try:
-            with RequestLog(self.info.name, stream, on_cancel):
-                self._engine.submit(task)
+            with RequestLog(self.info.name, stream, on_cancel, self.metrics):
+                self._loop.submit(task)
                 yield stream
         finally:
             self.dispatcher.close(mailbox)
@@ -391,10 +477,15 @@ class Server:
         options: Options | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool | None = None,
         add_generation_prompt: bool = True,
         go_on: Part | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-        reasoning_format: str = "auto",
+        reasoning_format: str | None = None,
+        reasoning_budget: int = -1,
+        reasoning_message: str | None = None,
+        reasoning_control: bool = False,
         parse_tools: bool = True,
         on_cancel: CancelReason = CancelReason.CALLER,
         timeout: float | None = None,
@@ -407,11 +498,18 @@ class Server:
             messages: the chat, in OpenAI's form: ``[{"role": "user", "content": "Hi"}]``.
             options: how to answer; `settings` change single fields by name.
             tools: functions that the model may call, in OpenAI's form.
+            tool_choice: "auto", "none", "required", or the name of the function to call.
+            parallel_tool_calls: whether an answer may have several calls. By default it may
+                where the template shows several.
             add_generation_prompt: whether the prompt ends with the head of an answer.
             go_on: a part of the last message, which is the assistant's, that the model goes on
                 with: "content", "reasoning_content" or "auto". The answer is what it adds.
             template_kwargs: variables for the template, such as ``enable_thinking``.
             reasoning_format: where reasoning goes, as in llama-server.
+            reasoning_budget: most tokens of reasoning; 0: it ends at once.
+            reasoning_message: the last words of reasoning whose budget is used up. What is not
+                said of reasoning, or is -1, is as the server's configuration says.
+            reasoning_control: whether `end_reasoning` may end it.
             parse_tools: whether tool calls are taken out of the text.
             on_cancel: what the log gives as the reason when the block is cancelled.
             timeout: seconds from now after which the request is cancelled, wherever it is.
@@ -424,33 +522,93 @@ class Server:
             InvalidRequestError: the messages or an option are wrong.
             ServerClosingError: the server drains, or is closed.
         """
+        self.check_generates()
         arrived = trio.current_time()
+        choice = choose(tool_choice, tools or ())
+        has_place = self.template.capabilities.supports_tools
         text = await self.render(
             messages,
-            tools=tools,
+            # By text, the model would be told to call them.
+            tools=tools if has_place or choice.mode != "none" else None,
             add_generation_prompt=add_generation_prompt,
             go_on=go_on,
             template_kwargs=template_kwargs,
         )
-        bos = self.info.bos_token
-        # Templates write BOS themselves; the tokenizer must not add a second one.
-        prompt = await self.tokenize(text, add_special=not (bos and text.startswith(bos)))
+        prompt = await self.tokenize_rendered(text)
+        format = self.template.format
+        tail = text[-256:] if go_on is None else begun_with(messages, go_on, format)
+        if reasoning_format is None:
+            reasoning_format = self.config.reasoning_format
+        if self.config.skip_chat_parsing:
+            parse_tools, reasoning_format = False, "none"
         parser = MessageParser(
-            self.template.format,
-            parse_tools=parse_tools,
+            format,
+            parse_tools=parse_tools and choice.mode != "none",
             reasoning_format=reasoning_format,
             tools=tools or (),
-            prompt_tail=(
-                text[-256:] if go_on is None else begun_with(messages, go_on, self.template.format)
-            ),
+            prompt_tail=tail,
         )
+        if parallel_tool_calls is None:
+            can = self.template.capabilities
+            parallel_tool_calls = can.supports_parallel_tool_calls or not has_place
+        options = self.options(settings, options)
+        make = partial(
+            constrain,
+            format,
+            tools or (),
+            choice,
+            parallel=parallel_tool_calls,
+            prompt_tail=tail,
+            answer=options.grammar,
+        )
+        options = attrs.evolve(options, grammar=await self._work(make, _n_chars(tools)))
+        thinking = thinking_of(format, tail, may_begin=go_on is None)
+        if options.grammar is not None:
+            grammar = after_thinking(options.grammar, format, thinking, reasoning_format)
+            options = attrs.evolve(options, grammar=grammar)
+        if options.grammar is not None and not options.grammar.begins_late:
+            thinking = None  # all of the output is as the grammar says
+        if reasoning_budget < 0:
+            reasoning_budget = self.config.reasoning_budget
+        budget = None
+        if thinking is not None and (reasoning_budget >= 0 or reasoning_control):
+            budget = await self._budget(thinking, reasoning_budget, reasoning_message)
         if timeout is not None:
             timeout -= trio.current_time() - arrived
-        request = self.stream(
-            prompt, options, on_cancel=on_cancel, timeout=timeout, client=client, **settings
-        )
-        async with request as stream:
+        async with self.stream(
+            prompt,
+            options,
+            visible=self._visible,
+            budget=budget,
+            on_cancel=on_cancel,
+            timeout=timeout,
+            client=client,
+        ) as stream:
             yield ChatStream(stream, parser, text)
+
+    async def _budget(
+        self, thinking: Thinking, n_tokens: int, message: str | None
+    ) -> ThinkingBudget:
+        if message is None:
+            message = self.config.reasoning_budget_message
+        texts = (message, thinking.end)
+        closing = [await self.tokenize(text, add_special=False) for text in texts if text]
+        return ThinkingBudget(
+            thinking=thinking, n_tokens=n_tokens, closing=tuple(itertools.chain(*closing))
+        )
+
+    async def end_reasoning(self, stream: ChatStream) -> bool:
+        """Have an answer end its reasoning now, if it is in it. May be cancelled.
+
+        Returns whether it could: the answer still runs, the model can think, and
+        `reasoning_control` or a budget was set.
+
+        Raises:
+            ServerClosingError: the server is closed.
+        """
+        if not self.ready:
+            raise ServerClosingError
+        return await self.dispatcher.call(partial(self._engine.end_thinking, stream.task_id))
 
     async def complete(
         self, prompt: str | Sequence[TokenId], options: Options | None = None, **settings: Any
@@ -506,6 +664,152 @@ class Server:
             finished=stream.finished,
         )
 
+    # -- vectors
+
+    def check_generates(self) -> None:
+        """Refuse work that makes text where the server makes vectors.
+
+        Raises:
+            NotSupportedError: it was started with `embeddings` or `reranking`.
+        """
+        self._engine  # noqa: B018 (raises)
+
+    def check_embeds(self) -> EmbeddingEngine:
+        """Refuse work that makes vectors where the server makes text, or ranks.
+
+        Raises:
+            NotSupportedError: it was not started with `embeddings`, or its model ranks.
+        """
+        if not isinstance(self._loop, EmbeddingEngine):
+            raise NotSupportedError(
+                "This server does not support embeddings. Start it with `--embeddings`"
+            )
+        if self._loop.backend.pooling == "rank":
+            raise NotSupportedError("This server ranks documents, and has no vectors for them.")
+        return self._loop
+
+    def check_ranks(self) -> EmbeddingEngine:
+        """Refuse documents to be ranked where the model does not do that.
+
+        Raises:
+            NotSupportedError: the server was not started with `reranking`.
+        """
+        if not isinstance(self._loop, EmbeddingEngine) or self._loop.backend.pooling != "rank":
+            raise NotSupportedError(
+                "This server does not support reranking. Start it with `--reranking`"
+            )
+        return self._loop
+
+    async def embed(
+        self,
+        inputs: str | Sequence[str | Sequence[TokenId]],
+        *,
+        dimensions: int | None = None,
+        normalize: int | None = None,
+        priority: int = 0,
+        on_cancel: CancelReason = CancelReason.CALLER,
+        timeout: float | None = None,
+        client: str = "",
+    ) -> Embeddings:
+        """Make a vector of each text. Cancelling it frees the engine within a tick.
+
+        Args:
+            inputs: a text, or any number of texts and of lists of token ids.
+            dimensions: keep so many numbers of each vector. Good for models that were trained
+                so that the first ones say most.
+            normalize: the norm that vectors get, as `Config.embd_normalize`; that is the default.
+                With pooling "none" there is no norm.
+            priority: -100 to 100; higher goes first in the queue.
+            on_cancel: what the log gives as the reason when the call is cancelled.
+            timeout: seconds from now after which the request is cancelled, wherever it is.
+            client: whose request it is. In the queue, clients take turns.
+
+        Raises:
+            InvalidRequestError: a text has no tokens or too many, or an option is out of range.
+            NotSupportedError: the server was not started with `embeddings`, or its model ranks.
+            QueueFullError: too many requests wait already.
+            DeadlineExceededError: `timeout` has passed.
+            ServerClosingError: the server drains, or is closed.
+        """
+        self._check_open()
+        engine = self.check_embeds()
+        pooled = engine.backend.pooling != "none"
+        if not pooled and not (normalize in (None, -1) and dimensions is None):
+            raise InvalidRequestError(
+                "Vectors of single tokens are neither cut nor normalized.",
+                param="dimensions" if dimensions is not None else "embd_normalize",
+            )
+        shape = Shape(
+            normalize=self.config.embd_normalize if normalize is None else normalize,
+            dimensions=dimensions,
+        )
+        shape.check(engine.backend.width)
+        deadline = math.inf if timeout is None else trio.current_time() + timeout
+
+        def tokens_of(text: str | Sequence[TokenId]) -> tuple[TokenId, ...]:
+            if isinstance(text, str):
+                return self.vocab.tokenize(text, add_special=True, parse_special=True)
+            return tuple(text)
+
+        inputs = [inputs] if isinstance(inputs, str) else inputs
+        make = partial(self._embedding_task, map(tokens_of, inputs), client, priority, "input")
+        task = await self._work(make, sum(map(len, inputs)))
+        with self._request(task, on_cancel, deadline) as stream:
+            done = await _embedded(stream)
+            vectors = done.vectors
+            if pooled:
+                size = len(inputs) * engine.backend.width
+                apply = partial(shape.apply, vectors)
+                vectors = (
+                    await trio.to_thread.run_sync(apply, limiter=self._worker)
+                    if size > _MANY_NUMBERS
+                    else apply()
+                )
+        return Embeddings(vectors, tuple(map(len, task.texts)), done.timings)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: str | Sequence[str],
+        *,
+        priority: int = 0,
+        on_cancel: CancelReason = CancelReason.CALLER,
+        timeout: float | None = None,
+        client: str = "",
+    ) -> Ranking:
+        """Score how well each document fits a query; see `Ranking.best`. Arguments as in `embed`.
+
+        Raises:
+            InvalidRequestError: there are no documents, or one is too long.
+            NotSupportedError: the server was not started with `reranking`.
+            QueueFullError: too many requests wait already.
+            DeadlineExceededError: `timeout` has passed.
+            ServerClosingError: the server drains, or is closed.
+        """
+        self._check_open()
+        pair = self.check_ranks().backend.pair
+        deadline = math.inf if timeout is None else trio.current_time() + timeout
+        documents = [documents] if isinstance(documents, str) else documents
+        texts = (pair(query, document) for document in documents)
+        make = partial(self._embedding_task, texts, client, priority, "documents")
+        n_chars = len(query) * len(documents) + sum(map(len, documents))
+        task = await self._work(make, n_chars)
+        with self._request(task, on_cancel, deadline) as stream:
+            done = await _embedded(stream)
+        scores = tuple(float(matrix[0, 0]) for matrix in done.vectors)
+        return Ranking(scores, tuple(map(len, task.texts)), done.timings)
+
+    def _embedding_task(
+        self, texts: Iterable[tuple[TokenId, ...]], client: str, priority: int, param: str
+    ) -> EmbeddingTask:
+        """Make a task, and all that is asked of it later. With many texts it takes a while."""
+        weight = self._weights.get(client, 1.0)
+        task = EmbeddingTask(next(self._ids), tuple(texts), client, weight, priority, param)
+        task.look()
+        return task
+
+    # -- a look at it
+
     async def status(self) -> EngineStatus:
         """Look at the slots and the queue, between two ticks. May be cancelled.
 
@@ -514,7 +818,7 @@ class Server:
         """
         if not self.ready:
             raise ServerClosingError
-        status = await self.dispatcher.call(self._engine.status)
+        status = await self.dispatcher.call(self._loop.status)
         wait_s = self._admission.wait_s
         waiting = (attrs.evolve(one, wait_s=wait_s(one.position)) for one in status.waiting)
         return attrs.evolve(status, waiting=tuple(waiting))
@@ -539,15 +843,30 @@ class Server:
             UnavailableError: it does not.
             ServerClosingError: the server is closed.
         """
-        if self._engine.failure is not None:
-            raise UnavailableError(self._engine.failure.message)
-        if monotonic() - self._engine.heartbeat < tick_timeout:
+        if self._loop.failure is not None:
+            raise UnavailableError(self._loop.failure.message)
+        if monotonic() - self._loop.heartbeat < tick_timeout:
             return
         # The last tick began long ago. It still runs, or was followed by a rest.
         with trio.move_on_after(_ANSWER_TIMEOUT) as scope:
             await self.status()
         if scope.cancelled_caught:
             raise UnavailableError(f"The engine has not ticked for {tick_timeout:g} seconds.")
+
+
+def _default_grammar(config: Config) -> Grammar | None:
+    """The grammar of requests that have none of their own."""
+    if config.json_schema:
+        return Grammar("json_schema", config.json_schema, param="json_schema")
+    return Grammar("gbnf", config.grammar) if config.grammar else None
+
+
+async def _embedded(stream: Stream) -> Embedded:
+    """Wait for the one event of a task that makes vectors."""
+    async for event in stream:
+        if isinstance(event, Embedded):
+            return event
+    raise AssertionError("a stream ends with its last event")
 
 
 def _n_chars(value: Any) -> int:

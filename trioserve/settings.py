@@ -1,18 +1,20 @@
 """The table of options: how each is written, and the field of `Config` that it sets.
 
 It is made from the fields of `Config`, so a new field is a new flag without more code. The command
-line, the environment, ``--help`` and the reference in ``docs/`` all read it.
+line, the environment, a file, ``--help`` and the reference in ``docs/`` all read it.
 """
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from trioserve.config import SAMPLING_OPTIONS, SAMPLING_VARIABLES, Config
+from trioserve.config import GROUPS, SAMPLING_OPTIONS, SAMPLING_VARIABLES, Config
 from trioserve.types import SAMPLER_LETTERS, SamplingParams
 
 #: What a variable says to switch something on or off.
@@ -23,7 +25,13 @@ FALSE_WORDS = frozenset({"off", "disabled", "false", "0"})
 WORDS: Mapping[str, Mapping[str, str]] = {
     "n_gpu_layers": {"auto": "-1", "all": "-1"},
     "parallel": {"-1": str(attrs.fields(Config).parallel.default)},
+    "cache_ram": {"-1": str(2**40)},
     "flash_attn": {
+        **dict.fromkeys(TRUE_WORDS, "on"),
+        **dict.fromkeys(FALSE_WORDS, "off"),
+        "-1": "auto",
+    },
+    "reasoning": {
         **dict.fromkeys(TRUE_WORDS, "on"),
         **dict.fromkeys(FALSE_WORDS, "off"),
         "-1": "auto",
@@ -91,6 +99,35 @@ def _key_file(path: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
+def _row(text: str) -> tuple[str, ...]:
+    """A line of CSV, because patterns and texts may hold a comma, in quotes."""
+    try:
+        return tuple(next(csv.reader([text], strict=True), ()))
+    except csv.Error as error:
+        raise ValueError(f"{text!r} cannot be read: {error}") from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(_number(number) for number in re.split("[,/]", text))
+
+
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+
+
+def _unescape(text: str) -> str:
+    """Read ``\\n`` and the like as in C; what is no escape stays."""
+
+    def one(match: re.Match[str]) -> str:
+        byte, letter = match.groups()
+        return chr(int(byte, 16)) if byte else _ESCAPES[letter]
+
+    return re.sub(r"""\\(?:x([0-9a-fA-F]{2})|([nrt\\'"]))""", one, text)
+
+
+def _word(text: str) -> tuple[str, ...]:
+    return (_unescape(text),)
+
+
 def _samplers(text: str) -> tuple[str, ...]:
     return tuple(name.strip().replace("-", "_") for name in text.split(";") if name.strip())
 
@@ -103,7 +140,7 @@ def _sampler_letters(text: str) -> tuple[str, ...]:
 
 
 def _breaker(text: str) -> tuple[str, ...]:
-    return () if text == "none" else (text,)
+    return () if text == "none" else _word(text)
 
 
 def _bias(text: str) -> tuple[tuple[int, float], ...]:
@@ -112,6 +149,22 @@ def _bias(text: str) -> tuple[tuple[int, float], ...]:
         if found and token.isdecimal():
             return ((int(token), _number(sign + bias)),)
     raise ValueError(f"{text!r} must be a token id, + or -, and a number, such as 15043+1")
+
+
+def _scaled_paths(text: str) -> tuple[str, ...]:
+    for path in _row(text):
+        name, _, scale = path.rpartition(":")
+        if not name:
+            raise ValueError(f"{path!r} must be a path, a colon and a number")
+        _number(scale)
+    return _row(text)
+
+
+def _inverse(text: str) -> float:
+    number = _number(text)
+    if not number > 0:
+        raise ValueError(f"{text!r} must be above 0")
+    return 1 / number
 
 
 def _verbosity(text: str) -> str:
@@ -130,7 +183,16 @@ _READERS: Mapping[str, Callable[[str], Any] | None] = {
     "str": str,
     "str | None": str,
     "tuple[str, ...]": _keys,
-    "tuple[float, ...]": lambda text: tuple(_number(number) for number in text.split(",")),
+    "tuple[float, ...]": _numbers,
+}
+
+#: Fields whose text is read in another way than their type says.
+_OWN_READERS: Mapping[str, Callable[[str], Any]] = {
+    "override_kv": _row,
+    "override_tensor": _row,
+    "stop": _word,
+    "lora": _row,
+    "api_prefix": lambda text: text.rstrip("/"),
 }
 
 
@@ -142,16 +204,20 @@ def _negative(flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _own(field: str, type_name: str, **rest: Any) -> Setting:
-    reader = _READERS[type_name]
-    negative = _negative(rest["flags"]) if reader is None else ()
+    reader = _OWN_READERS.get(field) or _READERS[type_name]
+    off = rest.pop("off", None)
+    negative = _negative(rest["flags"]) if off is None and reader is None else off or ()
     adds = type_name.startswith("tuple")
     return Setting(field=field, negative=negative, read=reader, adds=adds, **rest)
+
+
+_CONFIG_FIELDS: tuple[attrs.Attribute[Any], ...] = tuple(attrs.fields(Config))
 
 
 def _make_settings() -> tuple[Setting, ...]:
     settings = [
         _own(field.name, str(field.type), **_described(field.metadata))
-        for field in attrs.fields(Config)
+        for field in sorted(_CONFIG_FIELDS, key=_group_of)
         if field.metadata
     ]
     types = {field.name: str(field.type) for field in attrs.fields(SamplingParams)}
@@ -162,9 +228,13 @@ def _make_settings() -> tuple[Setting, ...]:
     return (*settings, *_OTHER_WAYS)
 
 
+def _group_of(field: attrs.Attribute[Any]) -> int:
+    return GROUPS.index(field.metadata["group"]) if field.metadata else 0
+
+
 def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: metadata[name] for name in ("flags", "group", "help", "choices")}
-    return {**kept, "variable": metadata["env"]}
+    return {**kept, "variable": metadata["env"], "off": metadata["negative"]}
 
 
 def _also(
@@ -208,6 +278,37 @@ _OTHER_WAYS = (
         adds=True,
     ),
     _also(
+        "grammar",
+        "--grammar-file",
+        group="Sampling",
+        help="file with such a grammar",
+        read=_file,
+    ),
+    _also(
+        "json_schema",
+        "-jf",
+        "--json-schema-file",
+        group="Sampling",
+        help="file with such a schema",
+        read=_file,
+    ),
+    _also(
+        "lora",
+        "--lora-scaled",
+        group="Model",
+        help="the same, each PATH:SCALE",
+        read=_scaled_paths,
+        adds=True,
+    ),
+    _also(
+        "rope_freq_scale",
+        "--rope-scale",
+        group="Long contexts",
+        help="how many times longer the context is to be: 1 divided by --rope-freq-scale",
+        read=_inverse,
+        variable="LLAMA_ARG_ROPE_SCALE",
+    ),
+    _also(
         "api_keys",
         "--api-key-file",
         group="Server",
@@ -237,6 +338,15 @@ _OTHER_WAYS = (
     ),
     _also(
         "log_level",
+        "--log-disable",
+        group="Logs",
+        help="the same as --log-level off",
+        read=None,
+        on="off",
+        off="info",
+    ),
+    _also(
+        "log_level",
         "-v",
         "--verbose",
         "--log-verbose",
@@ -244,6 +354,7 @@ _OTHER_WAYS = (
         help="the same as --log-level debug",
         read=None,
         on="debug",
+        off="info",
     ),
     _also(
         "log_level",

@@ -7,8 +7,10 @@ monotonic clock) unless a name ends in ``_ms``.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,10 +18,16 @@ import attrs
 from trioserve.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from trioserve.errors import TrioServeError
 
 #: A place in the vocabulary of the model.
 TokenId = int
+
+#: LoRA adapters that are in use: pairs of id and scale, in the order of ids, no scale is 0.
+Adapters = tuple[tuple[int, float], ...]
 
 #: Samplers in the order llama-server applies them by default.
 DEFAULT_SAMPLERS = (
@@ -54,6 +62,16 @@ SAMPLER_LETTERS = {
 
 _INT32_MAX = 2**31 - 1
 
+#: The largest scale of a LoRA adapter, either way. Useful ones are near 1.
+MAX_SCALE = 1e6
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
 
 def _in_range(
     low: float, high: float = math.inf
@@ -65,10 +83,11 @@ def _in_range(
         if isinstance(value, bool) or not isinstance(value, wants):
             kind = "an integer" if wants is int else "a number"
             raise InvalidRequestError(f"'{attribute.name}' must be {kind}.", param=attribute.name)
-        if not math.isfinite(value) or not low <= value <= high:
+        if not _is_finite(value) or not low <= value <= high:
             bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
             raise InvalidRequestError(f"'{attribute.name}' must be {bounds}.", param=attribute.name)
 
+    check.bounds = (low, high)  # type: ignore[attr-defined]
     return check
 
 
@@ -76,6 +95,17 @@ def _is_bool(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
     if not isinstance(value, bool):
         raise InvalidRequestError(
             f"'{attribute.name}' must be true or false.", param=attribute.name
+        )
+
+
+def _are_scales(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    for pair in value if isinstance(value, tuple) else [None]:
+        match pair:
+            case (int(id_), float() | int() as scale) if id_ >= 0 and abs(scale) <= MAX_SCALE:
+                continue
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be a list of pairs of adapter id and scale.",
+            param=attribute.name,
         )
 
 
@@ -163,7 +193,7 @@ class SamplingParams:
 
 
 #: What the `source` of a `Grammar` may be.
-GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex")
+GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex", "tools")
 
 
 def _known_kind(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -185,9 +215,30 @@ def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
         ) from None
 
 
+def _are_stages(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    stages = value if isinstance(value, tuple) else [None]
+    if not all(
+        isinstance(texts, tuple) and texts and all(isinstance(one, str) and one for one in texts)
+        for texts in stages
+    ):
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be tuples of text.", param=attribute.name
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Thinking:
+    """Reasoning that an output may begin with: all that stands between two texts."""
+
+    start: str
+    end: str = attrs.field(validator=attrs.validators.min_len(1))
+    #: The prompt ends with `start`, so that the output goes on with reasoning.
+    begun: bool = False
+
+
 @attrs.frozen
 class Grammar:
-    """What all of an output must look like.
+    """What an output must look like: all of it, or what follows a certain place.
 
     Grammars are equal when they say the same, whichever field of a request they came from.
 
@@ -196,11 +247,28 @@ class Grammar:
     """
 
     #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
-    #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression.
+    #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression. "tools": calls of
+    #: tools, as `trioserve.chat.lark` describes them.
     kind: str = attrs.field(validator=_known_kind)
     source: str = attrs.field(default="", validator=_is_text)
     #: The field of the request that errors name.
     param: str = attrs.field(default="grammar", eq=False, kw_only=True)
+    #: Stages: each waits until one of its texts has come since the one before it. What follows
+    #: the last one must look as the grammar says; names of control tokens count as text. A token
+    #: that goes beyond the text, in a way the grammar does not allow, is not chosen.
+    after: tuple[tuple[str, ...], ...] = attrs.field(
+        default=(), validator=_are_stages, kw_only=True
+    )
+    #: Whether the output may only end where the grammar says, so not before it begins. Without
+    #: stages it is so in any case.
+    required: bool = attrs.field(default=False, kw_only=True)
+    #: Reasoning that may come before all this, and is free.
+    thinking: Thinking | None = attrs.field(default=None, kw_only=True)
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether something may come before what it says."""
+        return bool(self.after) or self.thinking is not None
 
 
 def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -222,9 +290,17 @@ class Options:
     stop: tuple[str, ...] = attrs.field(default=(), converter=_to_strings, validator=_are_strings)
     #: Tokens at the beginning that a context shift keeps; -1: the prompt.
     n_keep: int = attrs.field(default=0, validator=_in_range(-1, _INT32_MAX))
+    #: Tokens after these that it takes out; 0: half of them.
+    n_discard: int = attrs.field(default=0, validator=_in_range(0, _INT32_MAX))
+    #: A line after the first that begins with fewer blanks ends the output; 0: none does.
+    n_indent: int = attrs.field(default=0, validator=_in_range(0, _INT32_MAX))
     #: May reuse what the KV cache holds of the prompt.
     cache_prompt: bool = attrs.field(default=True, validator=_is_bool)
     id_slot: int = attrs.field(default=-1, validator=_in_range(-1, _INT32_MAX))  # -1: any slot
+    #: Pairs of adapter id and scale; those that are not named have 0. Empty: as the server says.
+    lora: tuple[tuple[int, float], ...] = attrs.field(
+        default=(), converter=_to_tuple, validator=_are_scales
+    )
     priority: int = attrs.field(default=0, validator=_in_range(-100, 100))  # higher goes first
     n_probs: int = attrs.field(default=0, validator=_in_range(0, _INT32_MAX))  # per output token
     post_sampling_probs: bool = attrs.field(default=False, validator=_is_bool)
@@ -247,6 +323,16 @@ class Constraint:
         self.grammar = grammar
 
 
+@attrs.frozen(kw_only=True)
+class ThinkingBudget:
+    """When reasoning ends that the model does not end itself."""
+
+    thinking: Thinking
+    n_tokens: int = -1  # of reasoning; -1: no limit, but `Engine.end_thinking` ends it
+    #: What is written then, as if the model had: some last words, and `Thinking.end`.
+    closing: tuple[TokenId, ...]
+
+
 @attrs.frozen
 class Task:
     """What one request asks of the engine: one prompt, continued.
@@ -262,6 +348,11 @@ class Task:
     weight: float = 1.0  # turns of this client for one of the others
     #: What `Backend.compile` made of `options.grammar`.
     constraint: Constraint | None = attrs.field(default=None, eq=False, repr=False)
+    #: The LoRA adapters to run with. Tasks with others are never in the same batch.
+    adapters: Adapters = ()
+    #: Control tokens whose names are a part of the text of the output.
+    visible: frozenset[TokenId] = attrs.field(default=frozenset(), repr=False)
+    budget: ThinkingBudget | None = None
 
     @property
     def priority(self) -> int:
@@ -269,9 +360,43 @@ class Task:
         return self.options.priority
 
 
+@attrs.frozen
+class EmbeddingTask:
+    """What one request asks of an engine for embeddings: texts, each of which gets a vector."""
+
+    id: int
+    texts: tuple[tuple[TokenId, ...], ...]
+    #: Clients take turns in the queue. It may be an API key, so it is never shown.
+    client: str = attrs.field(default="", repr=False)
+    weight: float = 1.0  # turns of this client for one of the others
+    priority: int = attrs.field(default=0, validator=_in_range(-100, 100))  # higher goes first
+    #: The field of the request that errors name.
+    param: str = "input"
+
+    @cached_property
+    def prompt(self) -> tuple[TokenId, ...]:
+        """The tokens of all texts, one after another."""
+        return tuple(itertools.chain.from_iterable(self.texts))
+
+    @cached_property
+    def lengths(self) -> tuple[int, int]:
+        """How many tokens the shortest and the longest text have."""
+        return min(map(len, self.texts), default=0), max(map(len, self.texts), default=0)
+
+    @cached_property
+    def tokens(self) -> tuple[TokenId, TokenId]:
+        """The lowest and the highest token."""
+        return min(self.prompt, default=0), max(self.prompt, default=0)
+
+    def look(self) -> None:
+        """Find all of these out, which takes a while with many texts, so that they are known."""
+        self.prompt, self.lengths, self.tokens  # noqa: B018
+
+
 class FinishReason(enum.Enum):
     """Why the output ended. The values are llama-server's ``stop_type``."""
 
+    NONE = "none"  # there is no output: the task made vectors
     EOS = "eos"
     WORD = "word"
     LIMIT = "limit"
@@ -369,6 +494,15 @@ class Finished:
     slot_id: int = -1
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Embedded(Finished):
+    """The last event of an `EmbeddingTask` that went well."""
+
+    reason: FinishReason = FinishReason.NONE
+    #: A matrix for each text: one row, or with pooling "none" a row for each of its tokens.
+    vectors: tuple[NDArray[np.float32], ...] = ()
+
+
 @attrs.frozen
 class Failed:
     """The last event of a task that went wrong."""
@@ -381,6 +515,17 @@ class Failed:
 Event = Progress | Chunk | Finished | Failed
 #: What the engine says of a task.
 EngineEvent = Admitted | Event
+
+
+@attrs.frozen(kw_only=True)
+class FimTokens:
+    """The tokens of a vocabulary that mark the parts of a text with a gap; -1: there is none."""
+
+    prefix: TokenId = -1
+    suffix: TokenId = -1
+    middle: TokenId = -1
+    repository: TokenId = -1
+    file: TokenId = -1  # before each file of a repository
 
 
 @attrs.frozen(kw_only=True)
@@ -407,6 +552,25 @@ class ModelInfo:
 
 
 @attrs.frozen(kw_only=True)
+class AdapterInfo:
+    """A LoRA adapter that was loaded with the model. Its id is its place among them."""
+
+    path: str
+    scale: float = 1.0  # as the configuration has it
+    task_name: str = ""  # of its metadata
+    prompt_prefix: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class SlotState:
+    """What a slot has computed: tokens, and the state of a KV sequence that holds them."""
+
+    tokens: tuple[TokenId, ...]
+    adapters: Adapters = ()
+    state: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen(kw_only=True)
 class SlotStatus:
     """A look at one slot, taken between two ticks."""
 
@@ -419,7 +583,8 @@ class SlotStatus:
     n_cached: int
     n_decoded: int
     paused: bool
-    task: Task | None = None
+    has_new_line: bool = False  # in the output so far
+    task: Task | None = None  # of an idle slot: the last one
 
 
 @attrs.frozen(kw_only=True)
@@ -436,11 +601,27 @@ class WaitingStatus:
 
 
 @attrs.frozen(kw_only=True)
+class EngineCounters:
+    """What an engine has done since its start. Times are in seconds."""
+
+    ticks: int = 0
+    tick_s: float = 0.0
+    decodes: int = 0  # batches that were computed
+    busy_slots: int = 0  # slots in them, added up
+    prompt_tokens: int = 0  # prefilled
+    prompt_s: float = 0.0  # in ticks that prefilled
+    prompt_queries: int = 0  # tokens of prompts that were admitted
+    cached_tokens: int = 0  # of these, found in the KV cache or in RAM
+    predicted_tokens: int = 0
+    n_tokens_max: int = 0  # the longest sequence so far
+    n_cells: int = 0  # of the KV cache
+    n_cells_used: int = 0  # now
+
+
+@attrs.frozen(kw_only=True)
 class EngineStatus:
     """A look at the engine, taken between two ticks."""
 
     slots: tuple[SlotStatus, ...]
     waiting: tuple[WaitingStatus, ...]  # the tasks in the queue, next one first
-    ticks: int
-    prompt_tokens: int  # prefilled since the start
-    predicted_tokens: int  # generated since the start
+    counters: EngineCounters = attrs.field(factory=EngineCounters)

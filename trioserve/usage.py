@@ -1,4 +1,4 @@
-"""What ``--help`` and ``--version`` print."""
+"""What ``--help``, ``--version``, ``--list-devices`` and ``--completion-bash`` print."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import shutil
 import textwrap
 from importlib.metadata import version
 
+from trioserve import llama
 from trioserve._version import __version__
 from trioserve.config import GROUPS
+from trioserve.options import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
 from trioserve.settings import SETTINGS, Setting
 
 _COLUMN = 30
@@ -20,9 +22,17 @@ Serves a GGUF model over HTTP, with OpenAI's API and llama-server's own. Without
 small model that comes with it. The flags are llama-server's; variables do the same, and flags win.
 """
 
-_TAIL = """
+_TAIL = f"""
+  {CONFIG_FLAG} FILE               read settings from TOML: the long flags, without dashes in front;
+                              variables and flags win ({CONFIG_VARIABLE})
   -h, --help                  print this and exit
   --version                   print the versions and exit
+  --list-devices              print what there is to compute on, and exit
+  --completion-bash           print what makes bash complete flags, and exit
+"""
+
+_COMPLETION = """\
+complete -o default -W '{words}' trioserve
 """
 
 
@@ -85,9 +95,36 @@ _OWN_FLAG = _first_of_each_field()
 
 
 def version_text() -> str:
-    """The versions of what matters when something goes wrong. Loads no model."""
+    """The versions of what matters when something goes wrong. Loads no model.
+
+    Raises:
+        BackendMismatchError: llama.cpp cannot be used.
+    """
+    llama.check_library()
+    from trioserve.llama import devices
+
     return (
         f"trioserve {__version__}\n"
         f"llama-cpp-python {version('llama-cpp-python')}\n"
+        f"{devices.versions()}\n"
+        f"{devices.system()}\n"
         f"Python {platform.python_version()} on {platform.machine()} {platform.system()}\n"
     )
+
+
+def devices_text() -> str:
+    """What llama.cpp can compute on, one a line, as names for ``--device``.
+
+    Raises:
+        BackendMismatchError: llama.cpp cannot be used.
+    """
+    llama.check_library()
+    from trioserve.llama import devices
+
+    return "".join(f"{one.name}: {one.description}\n" for one in devices.devices())
+
+
+def completion_text() -> str:
+    """A line for bash that completes flags, and names of files after them."""
+    flags = [flag for one in SETTINGS for flag in (*one.flags, *one.negative)]
+    return _COMPLETION.format(words=" ".join([*flags, CONFIG_FLAG, *ACTIONS]))

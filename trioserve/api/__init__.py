@@ -1,8 +1,9 @@
 """The HTTP layer: routes that turn JSON into calls of `Server`, and its answers into JSON and SSE.
 
-One module a wire family (`openai`, `llama`, `streams`, `admin`), each with a blueprint whose
-handlers parse, call and format. `connection` is one request on its way through quart-trio and
-Hypercorn; `service` holds the `Server` of an app. `install` puts all of it into an app.
+One module a wire family (`openai`, `responses`, `anthropic`, `llama`, `embeddings`, `rerank`,
+`streams`, `admin`), each with a blueprint whose handlers parse, call and format. `connection` is
+one request on its way through quart-trio and Hypercorn; `service` holds the `Server` of an app.
+`install` puts all of it into an app.
 """
 
 from __future__ import annotations
@@ -11,17 +12,27 @@ from quart_trio import QuartTrio
 
 from trioserve.api import (
     admin,
+    anthropic,
     auth,
+    control,
     cors,
+    embeddings,
     errors,
+    infill,
     llama,
+    lora,
+    metrics,
     openai,
+    openapi,
     pages,
     request_id,
+    rerank,
+    responses,
     service,
+    slots,
     streams,
 )
-from trioserve.api.connection import SEND_TIMEOUT, Connection, Request
+from trioserve.api.connection import PREFIX, SEND_TIMEOUT, Connection, Request
 from trioserve.api.service import Service
 from trioserve.config import Config
 
@@ -41,13 +52,32 @@ def install(app: QuartTrio, served: Service) -> None:
     cors.install(app)
     auth.install(app)
     errors.install(app)
-    for module in (admin, openai, llama, streams, pages):
+    pages.install(app)
+    for module in (
+        admin,
+        openai,
+        control,
+        responses,
+        anthropic,
+        llama,
+        infill,
+        embeddings,
+        rerank,
+        slots,
+        lora,
+        metrics,
+        streams,
+        openapi,
+        pages,
+    ):
         app.register_blueprint(module.blueprint)
 
 
 def configure(app: QuartTrio, config: Config) -> None:
     """Set the limits that Quart and the connections keep. To be done before requests come."""
     app.config["MAX_CONTENT_LENGTH"] = config.max_body_size
+    app.config["BODY_TIMEOUT"] = config.timeout
+    app.config[PREFIX] = config.api_prefix
     # The watch over unread tokens comes first; this is for clients that leave a response unread
     # whose request has ended.
     app.config[SEND_TIMEOUT] = 2 * config.stall_timeout

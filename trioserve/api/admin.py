@@ -1,18 +1,18 @@
-"""Routes about the server: health, models, properties, slots."""
+"""Routes about the server: health, models, properties."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from quart import Blueprint, request
+from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api import payload, queue
+from trioserve.api import payload
 from trioserve.api.http import json_response
+from trioserve.api.openapi import takes
 from trioserve.api.service import current_server, current_service
-from trioserve.errors import NotSupportedError, ServerClosingError, UnavailableError
+from trioserve.errors import NotSupportedError, ServerClosingError
 from trioserve.server import Server
-from trioserve.types import SlotStatus
 
 blueprint = Blueprint("admin", __name__)
 
@@ -55,8 +55,8 @@ async def models() -> Response:
             "data": [
                 {
                     "id": info.name,
-                    "aliases": [info.name],
-                    "tags": [],
+                    "aliases": list(server.config.aliases) or [info.name],
+                    "tags": list(server.config.tags),
                     "object": "model",
                     "created": info.modified,
                     "owned_by": "trioserve",
@@ -121,8 +121,8 @@ async def props() -> Response:
             "model_path": info.path,
             "modalities": {"vision": False, "video": False, "audio": False},
             "endpoint_slots": server.config.slots_endpoint,
-            "endpoint_props": False,
-            "endpoint_metrics": False,
+            "endpoint_props": server.config.props_endpoint,
+            "endpoint_metrics": server.config.metrics_endpoint,
             "ui": True,
             "ui_settings": {},
             "chat_template": server.template.source,
@@ -137,53 +137,11 @@ async def props() -> Response:
 
 
 @blueprint.post("/props")
+@takes(None)
 async def set_props() -> Response:
-    """Refuse, as llama-server does unless it was told otherwise."""
-    raise NotSupportedError("This server does not support changing global properties.")
-
-
-@blueprint.get("/slots")
-async def slots() -> Response:
-    """Tell what each slot does. ``?fail_on_no_slot=1``: 503 when none is idle.
-
-    ``?queue=1``: an object with these slots, and with the requests that wait for one.
-    """
-    server = current_server()
-    if not server.config.slots_endpoint:
-        raise NotSupportedError("This server does not show its slots: it runs with --no-slots.")
-    status = await server.status()
-    if request.args.get("fail_on_no_slot") and all(s.task_id is not None for s in status.slots):
-        raise UnavailableError("no slot available")
-    written = [_slot(slot) for slot in status.slots]
-    if not request.args.get("queue"):
-        return json_response(written)
-    return json_response({"slots": written, "queue": [queue.place(one) for one in status.waiting]})
-
-
-def _slot(slot: SlotStatus) -> dict[str, Any]:
-    written: dict[str, Any] = {
-        "id": slot.id,
-        "n_ctx": slot.n_ctx,
-        "speculative": False,
-        "is_processing": slot.task_id is not None,
-        "state": slot.state,
-        "paused": slot.paused,
-    }
-    if slot.task_id is None or slot.task is None:
-        return written
-    limit = slot.task.options.max_tokens
-    written |= {
-        "id_task": slot.task_id,
-        "n_prompt_tokens": slot.n_prompt,
-        "n_prompt_tokens_processed": max(min(slot.n_past, slot.n_prompt) - slot.n_cached, 0),
-        "n_prompt_tokens_cache": slot.n_cached,
-        "params": payload.generation_settings(slot.task.options),
-        "next_token": [
-            {
-                "has_next_token": True,
-                "n_remain": -1 if limit < 0 else limit - slot.n_decoded,
-                "n_decoded": slot.n_decoded,
-            }
-        ],
-    }
-    return written
+    """Say yes and change nothing, as llama-server does: there is no property to change yet."""
+    if not current_server().config.props_endpoint:
+        raise NotSupportedError(
+            "This server does not support changing global properties. Start it with `--props`"
+        )
+    return json_response({"success": True})

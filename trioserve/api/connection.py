@@ -39,6 +39,9 @@ _log = structlog.stdlib.get_logger("trioserve.api")
 #: `app.config` key: seconds that one send may take before the client is cut off.
 SEND_TIMEOUT = "TRIOSERVE_SEND_TIMEOUT"
 
+#: `app.config` key: the path that comes before all routes.
+PREFIX = "TRIOSERVE_PREFIX"
+
 #: Seconds in which a client may go on sending a body that nobody reads, after the response.
 LINGER = 2.0
 
@@ -174,6 +177,10 @@ class Connection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Run the request. Returns when the response has been sent, or the client has gone."""
+        if prefix := self.app.config.get(PREFIX):
+            inside = self.scope["path"].startswith(f"{prefix}/")
+            path = self.scope["path"] if inside else " "  # which no route has
+            self.scope = {**self.scope, "root_path": prefix, "path": path}
         request = self._create_request_from_scope(send)
         assert isinstance(request, Request)
         request.arrived = trio.current_time()

@@ -1,4 +1,7 @@
-"""Errors as clients see them: ``{"error": {"code", "message", "type", "param"}}``."""
+"""Errors as clients see them: ``{"error": {"code", "message", "type", "param"}}``.
+
+On Anthropic's routes they have the form of `anthropic_errors`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import math
 from typing import Any
 
 import structlog
-from quart import Quart
+from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import HTTPException
 
-from trioserve.api import sse
+from trioserve.api import anthropic_errors, sse
 from trioserve.api.request_id import current_request_id
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -58,8 +61,12 @@ def response(error: TrioServeError) -> Response:
     headers = {}
     if isinstance(error, QueueFullError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if anthropic_errors.apply_to(request.path):
+        written = anthropic_errors.body(error, current_request_id())
+    else:
+        written = body(error)
     return Response(
-        sse.encode(body(error)),
+        sse.encode(written),
         status=error.status,
         headers=headers,
         content_type="application/json",
@@ -69,7 +76,7 @@ def response(error: TrioServeError) -> Response:
 def _translate(error: HTTPException, limit: int | None) -> TrioServeError:
     """Turn an error of Quart's into one of ours."""
     if error.code == 404:
-        return NotFoundError("There is no such route.")
+        return NotFoundError("File Not Found")
     if error.code == 405:
         return MethodNotAllowedError("This route does not take this method.")
     if error.code == 413:

@@ -19,6 +19,7 @@ from quart import request
 from trioserve.errors import InvalidRequestError
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Bodies up to this length (bytes) are parsed on the event loop: it takes about 2 ms.
 _SHORT_BODY = 256 * 1024
@@ -42,15 +43,36 @@ async def read_body() -> dict[str, Any]:
         InvalidRequestError: it is not a JSON object.
         RequestEntityTooLarge: it is larger than the app allows.
     """
+    return _object(await read_json())
+
+
+async def read_json() -> Any:
+    """Read the JSON that is the body of the current request.
+
+    Raises:
+        InvalidRequestError: it is not JSON.
+        RequestEntityTooLarge: it is larger than the app allows.
+    """
     data = await request.get_data(cache=False)
     assert isinstance(data, bytes)
     if len(data) <= _SHORT_BODY:
-        return parse(data)
-    return await trio.to_thread.run_sync(partial(parse, data))
+        return parse_json(data)
+    return await trio.to_thread.run_sync(partial(parse_json, data))
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object.
+    """Parse a JSON object. Raises InvalidRequestError: it is something else."""
+    return _object(parse_json(data))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRequestError("The body must be a JSON object.")
+    return value
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON.
 
     Raises:
         InvalidRequestError: it is something else, holds NaN, or text that is not Unicode.
@@ -65,8 +87,6 @@ def parse(data: bytes) -> dict[str, Any]:
         raise InvalidRequestError("The body is nested too deeply.") from None
     except ValueError as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise InvalidRequestError("The body must be a JSON object.")
     return value
 
 
@@ -91,6 +111,26 @@ def how(
         whole: makes the field from the whole JSON object.
     """
     return {"names": names, "read": read, "whole": whole}
+
+
+def json_type(
+    schema: Mapping[str, Any] | None = None,
+    *,
+    properties: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Callable[[_F], _F]:
+    """Say what JSON a reader takes, for `trioserve.api.openapi`.
+
+    Args:
+        schema: of the value that a `read` takes, as JSON Schema.
+        properties: the schemas of the fields that a `whole` looks at, by name.
+    """
+
+    def tell(reader: _F) -> _F:
+        reader.json_schema = schema  # type: ignore[attr-defined]
+        reader.json_properties = properties or {}  # type: ignore[attr-defined]
+        return reader
+
+    return tell
 
 
 def structure(cls: type[_T], body: Mapping[str, Any]) -> _T:
@@ -182,9 +222,11 @@ def integer(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    """Take a number."""
+    """Take a number that fits in a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise MismatchError("a number")
+    if isinstance(value, int) and value.bit_length() > 1023:
+        raise MismatchError("a number of a usual size")
     return value
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import attrs
 
 from trioserve.api import sse
+from trioserve.api.fields import read_body
+from trioserve.api.payload import RANDOM_SEED
 from trioserve.api.queue import Waiting, current_queue
 from trioserve.api.schema import Generation
+from trioserve.api.service import current_service
 from trioserve.api.values import Prompt
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
@@ -21,10 +27,45 @@ async def options_for(server: Server, wanted: Generation) -> Options:
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
     """
+    if wanted.n_copies > server.n_slots:
+        param = "n" if wanted.n_copies == wanted.n else "best_of"
+        raise InvalidRequestError(
+            f"'{param}' must be between 1 and {server.n_slots}, the number of slots.", param=param
+        )
     settings = wanted.settings()
     if wanted.logit_bias is not None:
         settings["logit_bias"] = await _biases(server, wanted)
     return server.options(settings)
+
+
+async def read_chat() -> dict[str, Any]:
+    """Read the body of a chat. Its last message may be the assistant's, to go on with.
+
+    Where the configuration does not want that, it has to be asked for.
+
+    Raises:
+        InvalidRequestError: it is not a JSON object.
+    """
+    body = await read_body()
+    prefills = current_service().config.prefill_assistant
+    if not prefills and body.get("continue_final_message") is None:
+        body["continue_final_message"] = False
+    return body
+
+
+def copies_of(options: Options, n: int) -> list[Options]:
+    """Make the options of `n` outputs of one prompt: a seed counts up, as in llama-server.
+
+    Only the first may have a slot of its choice.
+    """
+    seed = options.sampling.seed
+    copies = [options]
+    for i in range(1, n):
+        sampling = options.sampling
+        if seed not in (-1, RANDOM_SEED):
+            sampling = attrs.evolve(sampling, seed=(seed + i) % 2**32)
+        copies.append(attrs.evolve(options, sampling=sampling, id_slot=-1))
+    return copies
 
 
 async def _biases(server: Server, wanted: Generation) -> tuple[tuple[TokenId, float], ...]:

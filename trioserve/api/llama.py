@@ -11,20 +11,22 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import errors, payload, sse
 from trioserve.api.fields import read_body, structure
-from trioserve.api.generation import check_token, options_for, pings_for, tokens_for
+from trioserve.api.generation import check_token, options_for, pings_for, read_chat, tokens_for
 from trioserve.api.http import current_request, json_response
-from trioserve.api.prompts import complete_all, open_all
+from trioserve.api.openapi import takes
+from trioserve.api.prompts import Job, complete_all, jobs_for, open_all
 from trioserve.api.schema import (
     DetokenizeRequest,
     LlamaCompletionRequest,
+    LlamaRequest,
     TemplateRequest,
     TokenizeRequest,
 )
 from trioserve.api.service import current_server
-from trioserve.api.terms import terms_of
+from trioserve.api.terms import Terms, terms_of
 from trioserve.server import Server
 from trioserve.stream import Completion
-from trioserve.types import Chunk, Finished, Options, Progress, TokenId, TokenProbs
+from trioserve.types import Chunk, Finished, Progress, TokenId, TokenProbs
 
 blueprint = Blueprint("llama", __name__)
 
@@ -33,6 +35,7 @@ blueprint = Blueprint("llama", __name__)
 
 
 @blueprint.post("/tokenize")
+@takes(TokenizeRequest)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
     wanted = structure(TokenizeRequest, await read_body())
@@ -60,6 +63,7 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 
 
 @blueprint.post("/detokenize")
+@takes(DetokenizeRequest)
 async def detokenize() -> Response:
     """Turn token ids into text."""
     wanted = structure(DetokenizeRequest, await read_body())
@@ -70,15 +74,16 @@ async def detokenize() -> Response:
 
 
 @blueprint.post("/apply-template")
+@takes(TemplateRequest)
 async def apply_template() -> Response:
     """Render a chat, and do no more."""
-    wanted = structure(TemplateRequest, await read_body())
+    wanted = structure(TemplateRequest, await read_chat())
     prompt = await current_server().render(
         wanted.messages,
         tools=wanted.tools or None,
         add_generation_prompt=wanted.ending.add_generation_prompt,
         go_on=wanted.ending.go_on,
-        template_kwargs=wanted.chat_template_kwargs,
+        template_kwargs=wanted.template_kwargs,
     )
     return json_response({"prompt": prompt})
 
@@ -88,24 +93,31 @@ async def apply_template() -> Response:
 
 @blueprint.post("/completion")
 @blueprint.post("/completions")
+@takes(LlamaCompletionRequest)
 async def completion() -> Response:
     """Continue one or more prompts."""
     wanted = LlamaCompletionRequest.parse(await read_body())
     server = current_server()
     options, terms = await options_for(server, wanted), terms_of(wanted)
+    jobs = await jobs_for(server, wanted.prompts, options, wanted.n_copies)
+    return await answer(server, wanted, jobs, terms)
+
+
+async def answer(
+    server: Server, wanted: LlamaRequest, jobs: Sequence[Job], terms: Terms
+) -> Response:
+    """Do jobs, and write their outputs: one is an object, more are a list.
+
+    Raises:
+        TrioServeError: one of them failed.
+    """
+    outputs = [Output(server, wanted, index, job) for index, job in enumerate(jobs)]
     if not wanted.stream:
-        done = await complete_all(server, wanted.prompts, options, terms)
-        results = [
-            Output(server, wanted, options, index, each.prompt).whole(each)
-            for index, each in enumerate(done)
-        ]
+        done = await complete_all(server, jobs, terms)
+        results = [output.whole(each) for output, each in zip(outputs, done, strict=True)]
         return json_response(results[0] if len(results) == 1 else results)
     request = current_request()
-    streams = await open_all(request, server, wanted.prompts, options, terms)
-    outputs = [
-        Output(server, wanted, options, index, stream.prompt)
-        for index, stream in enumerate(streams)
-    ]
+    streams = await open_all(request, server, jobs, terms)
     feed = await sse.open_feed(request.resources, streams)
     events, pings = CompletionEvents(outputs), pings_for(server, wanted, streams)
     return await sse.respond(request, feed, events, errors.last_event, pings)
@@ -114,19 +126,12 @@ async def completion() -> Response:
 class Output:
     """Writes one output, in parts or whole."""
 
-    def __init__(
-        self,
-        server: Server,
-        wanted: LlamaCompletionRequest,
-        options: Options,
-        index: int,
-        prompt: Sequence[TokenId],
-    ) -> None:
-        self._server, self._wanted, self._options = server, wanted, options
-        self._index, self._prompt = index, prompt
+    def __init__(self, server: Server, wanted: LlamaRequest, index: int, job: Job) -> None:
+        self._server, self._wanted, self._options = server, wanted, job.options
+        self._index, self._prompt = index, job.prompt
         self._n_predicted = 0
         self._has_new_line = False
-        self._timings = payload.LiveTimings(len(prompt), monotonic)
+        self._timings = payload.LiveTimings(len(job.prompt), monotonic)
 
     def whole(self, done: Completion) -> dict[str, Any]:
         """Write an output that has ended."""
@@ -185,7 +190,11 @@ class Output:
             "model": self._server.info.name,
             "tokens_predicted": n_predicted,
             "tokens_evaluated": len(self._prompt),
-            "generation_settings": payload.generation_settings(self._options, self._wanted),
+            "generation_settings": payload.generation_settings(
+                self._options,
+                self._wanted,
+                reasoning_format=self._server.config.reasoning_format,
+            ),
             "prompt": self._server.detokenize(self._prompt),
             "has_new_line": self._has_new_line,
             "truncated": finished.truncated,

@@ -1,12 +1,17 @@
-"""The page at ``/``."""
+"""The page at ``/``, or the files that are served in its place."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from typing import cast
 
-from quart import Blueprint
+from quart import Blueprint, Quart, request, send_from_directory
 from quart_trio.wrappers import TrioResponse as Response
+from werkzeug.exceptions import NotFound
+
+from trioserve.api.service import current_service, service_of
+from trioserve.errors import NotFoundError
 
 blueprint = Blueprint("pages", __name__)
 
@@ -20,6 +25,30 @@ def _index() -> bytes:
 
 @blueprint.get("/")
 async def index() -> Response:
-    """Serve the page."""
+    """Serve the page, unless ``--no-ui`` or ``--path`` says otherwise."""
+    config = current_service().config
+    if config.static_path is not None:
+        return await _file(config.static_path, "index.html")
+    if not config.ui:
+        raise NotFoundError("This server has no page: it runs with --no-ui.")
     headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
     return Response(_index(), headers=headers, content_type="text/html; charset=utf-8")
+
+
+async def _file(directory: str, name: str) -> Response:
+    # It refuses names that lead out of the directory.
+    return cast(Response, await send_from_directory(directory, name))
+
+
+def install(app: Quart) -> None:
+    """Serve the files of ``--path`` where there is no route. To be done after the check of keys."""
+
+    async def static() -> Response | None:
+        directory = service_of(app).config.static_path
+        is_free = isinstance(request.routing_exception, NotFound)
+        if directory is None or not is_free or request.method not in ("GET", "HEAD"):
+            return None
+        name = request.path.removeprefix("/")
+        return await _file(directory, name if not name.endswith("/") else f"{name}index.html")
+
+    app.before_request(static)

@@ -146,7 +146,7 @@ def is_asked_for() -> bool:
 
 def park(parked: Parked) -> Response:
     """Park a request, and say where."""
-    location = f"/v1/stream/{current_lot().park(parked)}"
+    location = f"{request.root_path}/v1/stream/{current_lot().park(parked)}"
     response = json_response({"location": location}, status=202)
     response.headers["Location"] = location
     response.headers["Preference-Applied"] = "respond-async"

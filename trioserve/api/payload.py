@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +20,11 @@ FINGERPRINT = f"trioserve-{__version__}"
 #: Stands for a probability of 0, whose logarithm JSON has no number for.
 _LOWEST = -3.4028234663852886e38
 
-_RANDOM_SEED = 2**32 - 1
+#: Stands for a seed that is drawn anew for each output, as -1 does.
+RANDOM_SEED = 2**32 - 1
+
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def new_id(prefix: str) -> str:
@@ -57,15 +62,23 @@ def progress(value: Progress) -> dict[str, Any]:
     }
 
 
-def usage(n_prompt: int, values: Iterable[Timings]) -> dict[str, Any]:
-    """Count tokens, as OpenAI does; `values` are those of all outputs."""
-    values = list(values)
+def usage(n_prompt: int, values: Sequence[Timings], *, copies: int = 1) -> dict[str, Any]:
+    """Count tokens, as OpenAI does: those of a prompt once, however many outputs it has.
+
+    Args:
+        n_prompt: tokens of all prompts.
+        values: the timings of all outputs, those of one prompt together.
+        copies: outputs of each prompt.
+    """
     n_output = sum(each.predicted_n for each in values)
+    # Of the outputs of one prompt, one computes it, and the others find it in the cache.
+    groups = (values[start : start + copies] for start in range(0, len(values), copies))
+    n_cached = sum(min(each.cache_n for each in group) for group in groups)
     return {
         "completion_tokens": n_output,
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_output,
-        "prompt_tokens_details": {"cached_tokens": sum(each.cache_n for each in values)},
+        "prompt_tokens_details": {"cached_tokens": n_cached},
     }
 
 
@@ -86,7 +99,7 @@ def probs(
         figure = math.exp(logprob) if post_sampling else max(logprob, _LOWEST)
         return {
             "id": token,
-            "token": piece.decode("utf-8", "replace"),
+            "token": _decode(piece),
             "bytes": list(piece),
             key: figure,
         }
@@ -100,13 +113,22 @@ def probs(
     ]
 
 
-def generation_settings(options: Options, wanted: Generation | None = None) -> dict[str, Any]:
+def _decode(piece: bytes) -> str:
+    """Make text of a token, without what is only the beginning of a character."""
+    return _Utf8Decoder("replace").decode(piece)
+
+
+def generation_settings(
+    options: Options, wanted: Generation | None = None, *, reasoning_format: str = "none"
+) -> dict[str, Any]:
     """Write how a request is continued, with all defaults.
 
     Without `wanted` it is the short form, which llama-server uses where it speaks of no request.
     """
+    if reasoning_format == "auto":
+        reasoning_format = "deepseek"  # which is the same
     sampling = attrs.asdict(options.sampling, recurse=False)
-    sampling["seed"] = _RANDOM_SEED if options.sampling.seed == -1 else options.sampling.seed
+    sampling["seed"] = RANDOM_SEED if options.sampling.seed == -1 else options.sampling.seed
     del sampling["logit_bias"]
     settings = sampling | {
         "stop": list(options.stop),
@@ -116,7 +138,7 @@ def generation_settings(options: Options, wanted: Generation | None = None) -> d
         "max_tokens": options.max_tokens,
         "n_predict": options.max_tokens,
         "n_keep": options.n_keep,
-        "n_discard": wanted.n_discard if wanted else 0,
+        "n_discard": options.n_discard,
         "stream": wanted.stream if wanted else False,
         "n_probs": options.n_probs,
         "grammar": options.grammar.source if options.grammar else "",
@@ -124,14 +146,15 @@ def generation_settings(options: Options, wanted: Generation | None = None) -> d
         "grammar_triggers": [],
         "preserved_tokens": [],
         "chat_format": "Content-only",
-        "reasoning_format": "none",
-        "reasoning_in_content": False,
+        "reasoning_format": reasoning_format,
+        "reasoning_in_content": bool(wanted and wanted.stream)
+        and reasoning_format == "deepseek-legacy",
         "generation_prompt": "",
         "speculative.types": "none",
         "timings_per_token": wanted.timings_per_token if wanted else False,
         "post_sampling_probs": options.post_sampling_probs,
         "backend_sampling": False,
-        "lora": [],
+        "lora": [{"id": id_, "scale": scale} for id_, scale in options.lora],
     }
     if wanted is None:
         for name in _ONLY_LONG:
@@ -151,7 +174,11 @@ _ONLY_LONG = (
 
 
 def _biases(sampling: SamplingParams) -> list[dict[str, Any]]:
-    return [{"token": token, "bias": max(bias, _LOWEST)} for token, bias in sampling.logit_bias]
+    """JSON has no number for what forbids a token, and llama-server writes null."""
+    return [
+        {"bias": bias if math.isfinite(bias) else None, "token": token}
+        for token, bias in sampling.logit_bias
+    ]
 
 
 class LiveTimings:

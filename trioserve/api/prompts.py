@@ -1,13 +1,16 @@
-"""Requests with more than one prompt: all run at the same time, each as a task of its own."""
+"""Requests with more than one output: all run at the same time, each as a task of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
+import attrs
 import trio
 
 from trioserve.api.connection import Request
-from trioserve.api.generation import tokens_for
+from trioserve.api.generation import copies_of, tokens_for
 from trioserve.api.terms import Terms
 from trioserve.api.values import Prompt
 from trioserve.errors import TrioServeError
@@ -15,53 +18,78 @@ from trioserve.server import Server
 from trioserve.stream import Completion, Stream
 from trioserve.types import Options, TokenId
 
-_PARAM = "prompt"
+_T = TypeVar("_T")
 
 
-async def _tokenize(server: Server, prompts: Sequence[Prompt]) -> list[tuple[TokenId, ...]]:
-    return [await tokens_for(server, prompt, param=_PARAM) for prompt in prompts]
+@attrs.frozen
+class Job:
+    """What one output continues, and how."""
+
+    prompt: tuple[TokenId, ...]
+    options: Options
+
+
+async def jobs_for(
+    server: Server, prompts: Sequence[Prompt], options: Options, n_copies: int
+) -> list[Job]:
+    """Tokenize prompts. Those of one prompt stand together, in the order of their seeds.
+
+    Raises:
+        InvalidRequestError: a prompt has an id that is not in the vocabulary.
+    """
+    tokens = [await tokens_for(server, prompt, param="prompt") for prompt in prompts]
+    return [Job(each, copy) for each in tokens for copy in copies_of(options, n_copies)]
 
 
 async def open_all(
-    request: Request, server: Server, prompts: Sequence[Prompt], options: Options, terms: Terms
+    request: Request, server: Server, jobs: Sequence[Job], terms: Terms
 ) -> list[Stream]:
-    """Start to continue all prompts. They end with the request, at the latest.
+    """Start all jobs. They end with the request, at the latest.
 
     Raises:
         TrioServeError: one of them cannot run.
     """
     streams = []
-    for tokens in await _tokenize(server, prompts):
+    for job in jobs:
         stream = await request.resources.enter_async_context(
-            server.stream(tokens, options, **terms.arguments())
+            server.stream(job.prompt, job.options, **terms.arguments())
         )
         stream.mailbox.on_stalled = request.abort
         streams.append(stream)
     return streams
 
 
-async def complete_all(
-    server: Server, prompts: Sequence[Prompt], options: Options, terms: Terms
-) -> list[Completion]:
-    """Continue all prompts to their end.
+async def complete_all(server: Server, jobs: Sequence[Job], terms: Terms) -> list[Completion]:
+    """Do all jobs to their end.
 
     Raises:
         TrioServeError: one of them failed; the others are cancelled.
     """
-    done: dict[int, Completion] = {}
+    arguments = terms.arguments()
+    return await all_of(
+        [partial(server.complete, job.prompt, job.options, **arguments) for job in jobs]
+    )
+
+
+async def all_of(calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    """Make calls at the same time, and return what they return.
+
+    Raises:
+        TrioServeError: one of them failed; the others are cancelled.
+    """
+    done: dict[int, _T] = {}
     failures: list[TrioServeError] = []
 
-    async def complete(index: int, tokens: tuple[TokenId, ...]) -> None:
+    async def make(index: int, call: Callable[[], Awaitable[_T]]) -> None:
         try:
-            done[index] = await server.complete(tokens, options, **terms.arguments())
+            done[index] = await call()
         except TrioServeError as error:
             failures.append(error)  # raised below, outside of the nursery's group
             nursery.cancel_scope.cancel()
 
-    tokenized = await _tokenize(server, prompts)
     async with trio.open_nursery() as nursery:
-        for index, tokens in enumerate(tokenized):
-            nursery.start_soon(complete, index, tokens)
+        for index, call in enumerate(calls):
+            nursery.start_soon(make, index, call)
     if failures:
         raise failures[0]
-    return [done[index] for index in range(len(prompts))]
+    return [done[index] for index in range(len(calls))]

@@ -1,82 +1,30 @@
 """What requests may hold: one frozen class a route, made by `fields.structure`.
 
 Names, aliases and defaults are llama-server's and OpenAI's. Fields that nobody knows are ignored,
-as both do. A field that is known but has no effect here is refused (`_NEUTRAL`), unless its value
-asks for what happens anyway.
+as both do. A field that is known but has no effect here is refused (`trioserve.api.neutral`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Self
 
 import attrs
 
-from trioserve.api import values
-from trioserve.api.fields import convert, how, named, structure, types_of
+from trioserve.api import shapes, values
+from trioserve.api.fields import convert, how, json_type, named, structure, types_of
+from trioserve.api.json_types import of_fields
+from trioserve.api.neutral import (
+    NEUTRAL,
+    NEUTRAL_IN_CHAT,
+    NEUTRAL_IN_LLAMA,
+    refuse_unsupported,
+)
 from trioserve.api.values import Bias, Prompt
 from trioserve.chat.prefill import Part
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.chat.tool_choice import ToolChoice
+from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar, Options, SamplingParams
-
-# -- fields that have no effect yet
-
-_Neutral: TypeAlias = Callable[[Any], bool]
-
-
-def _only(*values: Any) -> _Neutral:
-    """Accept these values. True and 1 differ, as in JSON."""
-    return lambda value: any(value == each and type(value) is type(each) for each in values)
-
-
-#: Known fields without effect, and which of their values change nothing. Null never does.
-_NEUTRAL: Mapping[str, _Neutral] = {
-    "adapters": _only([]),
-    "audio": _only(),
-    "backend_sampling": _only(False),
-    "best_of": _only(1),
-    "function_call": _only("auto", "none"),
-    "functions": _only([]),
-    "grammar_lazy": _only(False),
-    "grammar_triggers": _only([]),
-    "image_data": _only([]),
-    "lora": _only([]),
-    "modalities": _only(["text"]),
-    "n": _only(1),
-    "n_cache_reuse": _only(0),
-    "n_cmpl": _only(1),
-    "n_indent": _only(0),
-    "parallel_tool_calls": _only(True),
-    "preserved_tokens": _only([]),
-    "reasoning_budget_tokens": _only(-1),
-    "reasoning_control": _only(False),
-    "suffix": _only(""),
-    "thinking_budget_tokens": _only(-1),
-    "verbose": _only(False),
-    "web_search_options": _only(),
-}
-
-#: The same, where a route differs.
-_NEUTRAL_IN_CHAT: Mapping[str, _Neutral] = {
-    **_NEUTRAL,
-    "echo": _only(False),
-    "tool_choice": _only("auto", "none"),
-}
-
-
-def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, _Neutral]) -> None:
-    """Refuse fields that would be without effect.
-
-    Raises:
-        UnsupportedFieldError: naming the first one.
-    """
-    for name, is_neutral in neutral.items():
-        value = body.get(name)
-        if value is not None and not is_neutral(value):
-            raise UnsupportedFieldError(
-                f"'{name}' is not supported with this value; leave it out.", param=name
-            )
-
 
 # -- what all generating routes share
 
@@ -89,6 +37,13 @@ _SCALARS: Mapping[str, Any] = {
 _READ_BY_ROUTE = frozenset({"max_tokens", "n_probs", "return_progress"})
 
 
+@json_type(
+    properties={
+        name: schema
+        for cls in (Options, SamplingParams)
+        for name, schema in of_fields(cls, _SCALARS.keys() - _READ_BY_ROUTE).items()
+    }
+)
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """Collect what `Server.options` takes as it is: the scalars, by their own names."""
     settings = {
@@ -103,6 +58,13 @@ def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+@json_type(
+    properties={
+        "grammar": {"type": "string"},
+        "json_schema": {"type": ["object", "boolean"]},
+        "response_format": {"type": "object"},
+    }
+)
 def _grammar(body: Mapping[str, Any]) -> Grammar | None:
     """Read what the output must look like, from the one field that says so."""
     given = {
@@ -113,12 +75,16 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
     grammars = [
         grammar
         for name, value in given.items()
-        if value is not None and (grammar := values.grammar(name, value)) is not None
+        if value is not None and (grammar := shapes.grammar(name, value)) is not None
     ]
     if len(grammars) > 1:
         first, second = grammars[0].param, grammars[1].param
         raise InvalidRequestError(f"'{first}' and '{second}' exclude each other.", param=second)
     return grammars[0] if grammars else None
+
+
+#: Fields that `Server.options` takes as their readers make them.
+_WITH_READERS = ("max_tokens", "stop", "samplers", "dry_sequence_breakers", "lora", "grammar")
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +109,7 @@ class Generation:
         default=None,
         metadata=how("n_predict", "max_completion_tokens", "max_tokens", read=values.limit),
     )
-    n_discard: int = 0  # read for `generation_settings`; a shift takes out half
+    n: int = attrs.field(default=1, metadata=how("n_cmpl", "n", read=values.copies))
     stop: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=values.words))
     samplers: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=values.samplers))
     dry_sequence_breakers: tuple[str, ...] | None = attrs.field(
@@ -151,6 +117,9 @@ class Generation:
     )
     logit_bias: tuple[Bias, ...] | None = attrs.field(
         default=None, metadata=how(read=values.biases)
+    )
+    lora: tuple[tuple[int, float], ...] | None = attrs.field(
+        default=None, metadata=how(read=values.lora)
     )
     grammar: Grammar | None = attrs.field(metadata=how(whole=_grammar))
     others: dict[str, Any] = attrs.field(metadata=how(whole=_settings))
@@ -161,6 +130,11 @@ class Generation:
         return 0
 
     @property
+    def n_copies(self) -> int:
+        """How many times each prompt is continued."""
+        return self.n
+
+    @property
     def wants_progress(self) -> bool:
         """Whether the engine is to report its progress in the prompt."""
         return self.stream and (self.return_progress or self.timings_per_token)
@@ -168,7 +142,7 @@ class Generation:
     def settings(self) -> dict[str, Any]:
         """What `Server.options` takes, except `logit_bias`."""
         settings = dict(self.others)
-        for name in ("max_tokens", "stop", "samplers", "dry_sequence_breakers", "grammar"):
+        for name in _WITH_READERS:
             if (value := getattr(self, name)) is not None:
                 settings[name] = value
         if self.n_probs:
@@ -182,11 +156,9 @@ class Generation:
 
 
 @attrs.frozen(kw_only=True)
-class CompletionRequest(Generation):
-    """``POST /v1/completions`` and, with `LlamaCompletionRequest`, ``POST /completion``."""
+class TextRequest(Generation):
+    """What the routes that continue text have in common."""
 
-    prompts: tuple[Prompt, ...] = attrs.field(metadata=how("prompt", read=values.prompts))
-    echo: bool = False
     logprobs: int = attrs.field(default=0, metadata=how("n_probs", "logprobs", read=values.count))
 
     @property
@@ -194,52 +166,137 @@ class CompletionRequest(Generation):
         """How many candidates to report for each token."""
         return self.logprobs
 
+
+@attrs.frozen(kw_only=True)
+class CompletionRequest(TextRequest):
+    """``POST /v1/completions``."""
+
+    prompts: tuple[Prompt, ...] = attrs.field(metadata=how("prompt", read=values.prompts))
+    suffix: str = ""
+    echo: bool = False
+    best_of: int | None = attrs.field(default=None, metadata=how(read=values.copies))
+
+    @property
+    def n_copies(self) -> int:
+        """How many times each prompt is continued; `best_of` are made to choose from."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def n_probs(self) -> int:
+        """How many candidates to report for each token; a choice needs the token's own."""
+        return self.logprobs or int(self.n_copies > self.n)
+
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> CompletionRequest:
         """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, _NEUTRAL)
-        return structure(cls, body)
+        refuse_unsupported(body, NEUTRAL)
+        parsed = structure(cls, body)
+        if parsed.best_of is not None:
+            _check_best_of(parsed, parsed.best_of)
+        for other, given in (("suffix", parsed.suffix), ("logprobs", parsed.logprobs)):
+            if parsed.echo and given:
+                raise InvalidRequestError(f"'echo' and '{other}' exclude each other.", param="echo")
+        return parsed
+
+
+def _check_best_of(wanted: CompletionRequest, best_of: int) -> None:
+    if best_of < wanted.n:
+        raise InvalidRequestError("'best_of' must be at least 'n'.", param="best_of")
+    if best_of > wanted.n and wanted.stream:
+        raise InvalidRequestError("'best_of' cannot be streamed.", param="best_of")
+    if best_of > wanted.n and wanted.others.get("post_sampling_probs"):
+        raise InvalidRequestError(
+            "'best_of' goes by the probabilities before sampling, "
+            "and 'post_sampling_probs' asks for others.",
+            param="best_of",
+        )
 
 
 @attrs.frozen(kw_only=True)
-class LlamaCompletionRequest(CompletionRequest):
-    """``POST /completion``, llama-server's own."""
+class LlamaRequest(TextRequest):
+    """What llama-server's own routes add."""
 
     return_tokens: bool = False
     response_fields: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> LlamaCompletionRequest:
+    def parse(cls, body: Mapping[str, Any]) -> Self:
         """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, {**_NEUTRAL, "echo": _only(False)})
+        refuse_unsupported(body, NEUTRAL_IN_LLAMA)
         return structure(cls, body)
+
+
+@attrs.frozen(kw_only=True)
+class LlamaCompletionRequest(LlamaRequest):
+    """``POST /completion``."""
+
+    prompts: tuple[Prompt, ...] = attrs.field(metadata=how("prompt", read=values.prompts))
+
+
+@attrs.frozen(kw_only=True)
+class InfillRequest(LlamaRequest):
+    """``POST /infill``: text with a gap. `prompt` is what the gap begins with."""
+
+    input_prefix: Prompt = attrs.field(metadata=how(read=values.content))
+    input_suffix: Prompt = attrs.field(metadata=how(read=values.content))
+    input_extra: tuple[values.File, ...] = attrs.field(
+        default=(), metadata=how(read=values.extra_files)
+    )
+    prompt: str = ""
 
 
 @attrs.frozen
 class Ending:
-    """How the prompt of a chat ends: with the head of an answer, or with one to go on with."""
+    """How the prompt of a chat ends: with the head of an answer, or with one to go on with.
+
+    With `echo` the answer has what it goes on with, too.
+    """
 
     add_generation_prompt: bool = True
     go_on: Part | None = None
+    echo: bool = False
 
 
+@json_type(
+    properties={
+        "add_generation_prompt": {"type": "boolean"},
+        "continue_final_message": {"enum": [True, False, "content", "reasoning_content"]},
+    }
+)
 def _ending(body: Mapping[str, Any]) -> Ending:
-    """Read ``add_generation_prompt`` and ``continue_final_message``.
+    """Read ``add_generation_prompt``, ``continue_final_message`` and ``echo``.
 
-    Without the second, a last message of the assistant's goes on, as in llama-server.
+    Without the second, a last message of the assistant's goes on, and is echoed, as in
+    llama-server.
     """
     given = body.get("add_generation_prompt")
     add = True if given is None else convert(given, bool, "add_generation_prompt")
     value = body.get("continue_final_message")
     go_on = named(values.go_on, value, "continue_final_message") if value is not None else None
+    echo = body.get("echo")
+    echoes = value is None if echo is None else convert(echo, bool, "echo")
     if value is None and values.is_begun(body.get("messages")):
-        return Ending(False, "auto")
+        return Ending(False, "auto", echoes)
     if go_on is not None and given:
         raise InvalidRequestError(
             "'continue_final_message' and 'add_generation_prompt' exclude each other.",
             param="continue_final_message",
         )
-    return Ending(add and go_on is None, go_on)
+    return Ending(add and go_on is None, go_on, echoes and go_on is not None)
+
+
+def _variables(
+    kwargs: Mapping[str, Any], effort: str | None, verbosity: str | None
+) -> dict[str, Any]:
+    """Make the variables of a template; an effort of "none" switches thinking off."""
+    variables = dict(kwargs)
+    if verbosity is not None:
+        variables["verbosity"] = verbosity
+    if effort == "none":
+        variables["enable_thinking"] = False
+    elif effort is not None:
+        variables["reasoning_effort"] = effort
+    return variables
 
 
 @attrs.frozen(kw_only=True)
@@ -248,41 +305,42 @@ class ChatRequest(Generation):
 
     messages: tuple[dict[str, Any], ...] = attrs.field(metadata=how(read=values.messages))
     tools: tuple[dict[str, Any], ...] = attrs.field(default=(), metadata=how(read=values.tools))
-    tool_choice: str = "auto"
+    tool_choice: ToolChoice = attrs.field(factory=ToolChoice, metadata=how(read=values.tool_choice))
+    parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool = True
     ending: Ending = attrs.field(metadata=how(whole=_ending))
     chat_template_kwargs: dict[str, Any] = attrs.field(
         factory=dict, metadata=how(read=values.template_kwargs)
     )
-    reasoning_format: str = "auto"
+    reasoning_format: str | None = None
+    reasoning_budget: int = attrs.field(
+        default=-1,
+        metadata=how("reasoning_budget_tokens", "thinking_budget_tokens", read=values.budget),
+    )
+    reasoning_budget_message: str | None = None
+    reasoning_control: bool = False
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     logprobs: bool = False
     top_logprobs: int | None = attrs.field(default=None, metadata=how(read=values.count))
+    n_candidates: int = attrs.field(default=0, metadata=how("n_probs", read=values.count))
 
     @property
     def n_probs(self) -> int:
         """How many candidates to report for each token. llama-server's default is 20."""
         if not self.logprobs:
-            return 0
+            return self.n_candidates
         return 20 if self.top_logprobs is None else max(1, self.top_logprobs)
 
     @property
-    def offered_tools(self) -> tuple[dict[str, Any], ...]:
-        """The tools that the model may call."""
-        return () if self.tool_choice == "none" else self.tools
-
-    @property
     def template_kwargs(self) -> dict[str, Any]:
-        """The variables of the template; ``reasoning_effort`` "none" switches thinking off."""
-        if self.reasoning_effort is None:
-            return self.chat_template_kwargs
-        if self.reasoning_effort == "none":
-            return {**self.chat_template_kwargs, "enable_thinking": False}
-        return {**self.chat_template_kwargs, "reasoning_effort": self.reasoning_effort}
+        """The variables of the template."""
+        return _variables(self.chat_template_kwargs, self.reasoning_effort, self.verbosity)
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> ChatRequest:
         """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, _NEUTRAL_IN_CHAT)
+        refuse_unsupported(body, NEUTRAL_IN_CHAT)
         parsed = structure(cls, body)
         if parsed.top_logprobs is not None and not parsed.logprobs:
             raise InvalidRequestError(
@@ -300,7 +358,14 @@ class TemplateRequest:
     chat_template_kwargs: dict[str, Any] = attrs.field(
         factory=dict, metadata=how(read=values.template_kwargs)
     )
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
     ending: Ending = attrs.field(metadata=how(whole=_ending))
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The variables of the template."""
+        return _variables(self.chat_template_kwargs, self.reasoning_effort, self.verbosity)
 
 
 @attrs.frozen(kw_only=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import trio
 
 from trioserve.api.fields import MismatchError
 from trioserve.api.http import current_request
-from trioserve.api.schema import Generation
 from trioserve.api.values import seconds
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.types import CancelReason
@@ -49,7 +48,15 @@ class Terms:
         }
 
 
-def terms_of(wanted: Generation) -> Terms:
+class Timed(Protocol):
+    """A request that may say in how many seconds it has to be done."""
+
+    @property
+    def timeout(self) -> float | None:
+        """That many seconds, or none."""
+
+
+def terms_of(wanted: Timed) -> Terms:
     """Find the terms of the current request. Its time began before its body was read.
 
     Raises:

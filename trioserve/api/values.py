@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any, TypeAlias, cast
 
-from trioserve.api.fields import MismatchError, integer, mapping, number, objects, strings
+import attrs
+
+from trioserve.api.fields import (
+    MismatchError,
+    integer,
+    json_type,
+    mapping,
+    number,
+    objects,
+    strings,
+)
 from trioserve.chat.prefill import Part
+from trioserve.chat.tool_choice import MODES, ToolChoice
 from trioserve.errors import InvalidRequestError
-from trioserve.types import SAMPLER_LETTERS, Grammar
+from trioserve.types import MAX_SCALE, SAMPLER_LETTERS
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
 Prompt: TypeAlias = str | tuple[int | str, ...]
 
 #: A token, or text that stands for its tokens, and what is added to their logits.
 Bias: TypeAlias = tuple[int | str, float]
+
+
+@attrs.frozen
+class File:
+    """A file beside the one with a gap."""
+
+    name: str
+    text: str
+
+
+#: The name of a file that has none, as in llama-server.
+_NO_NAME = "tmp"
 
 _INT32_MAX = 2**31 - 1
 
@@ -25,7 +47,39 @@ MAX_SECONDS = 365 * 86400
 #: Prompts that one request may hold.
 MAX_PROMPTS = 256
 
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+        "content": {"type": ["string", "array", "null"], "items": _TEXT_PART},
+        "reasoning_content": {"type": ["string", "null"]},
+        "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+    "required": ["role"],
+}
+_TOOL = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+_PROMPT = {"type": ["string", "array", "object"], "items": {"type": ["string", "integer"]}}
+_PROMPTS = {"anyOf": [_PROMPT, {"type": "array", "items": _PROMPT, "minItems": 1}]}
 
+
+@json_type({"type": "integer", "minimum": -1, "maximum": _INT32_MAX})
 def limit(value: Any) -> int:
     """Read a number of tokens, where -1 is no limit."""
     if not -1 <= integer(value) <= _INT32_MAX:
@@ -33,6 +87,7 @@ def limit(value: Any) -> int:
     return integer(value)
 
 
+@json_type({"type": "integer", "minimum": 0, "maximum": _INT32_MAX})
 def count(value: Any) -> int:
     """Read how many of something."""
     if not 0 <= integer(value) <= _INT32_MAX:
@@ -40,6 +95,23 @@ def count(value: Any) -> int:
     return integer(value)
 
 
+@json_type({"type": "integer", "minimum": -1, "maximum": _INT32_MAX})
+def budget(value: Any) -> int:
+    """Read how many of something, or that there is no limit."""
+    if not -1 <= integer(value) <= _INT32_MAX:
+        raise MismatchError(f"between -1 and {_INT32_MAX}")
+    return integer(value)
+
+
+@json_type({"type": "integer", "minimum": 1, "maximum": _INT32_MAX})
+def copies(value: Any) -> int:
+    """Read how many outputs there are to be."""
+    if not 1 <= integer(value) <= _INT32_MAX:
+        raise MismatchError("at least 1")
+    return integer(value)
+
+
+@json_type({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS})
 def seconds(value: Any) -> float:
     """Read a length of time, in seconds."""
     wanted = f"a number of seconds, more than 0 and at most {MAX_SECONDS}"
@@ -51,6 +123,7 @@ def seconds(value: Any) -> float:
     raise MismatchError(wanted)
 
 
+@json_type({"type": ["string", "array"], "items": {"type": "string"}})
 def words(value: Any) -> tuple[str, ...]:
     """Read `stop`: a string or a list; empty strings stop nothing."""
     if isinstance(value, str):
@@ -61,6 +134,7 @@ def words(value: Any) -> tuple[str, ...]:
         raise MismatchError("a string or a list of strings") from None
 
 
+@json_type({"type": ["string", "array"], "items": {"type": "string"}})
 def samplers(value: Any) -> tuple[str, ...]:
     """Read `samplers`: a list of names, or a string of letters."""
     if not isinstance(value, str):
@@ -70,6 +144,7 @@ def samplers(value: Any) -> tuple[str, ...]:
     return tuple(SAMPLER_LETTERS[letter] for letter in value)
 
 
+@json_type({"type": "array", "items": {"type": "string"}, "minItems": 1})
 def breakers(value: Any) -> tuple[str, ...]:
     """Read `dry_sequence_breakers`: a list of strings, and not empty."""
     if not strings(value):
@@ -77,6 +152,7 @@ def breakers(value: Any) -> tuple[str, ...]:
     return strings(value)
 
 
+@json_type({"type": ["object", "array"]})
 def biases(value: Any) -> tuple[Bias, ...]:
     """Read `logit_bias`: ``{"15": -1.5, "word": false}`` or ``[[15, -1.5], ["word", false]]``."""
     wanted = "an object from token to bias, or a list of [token, bias]"
@@ -98,6 +174,32 @@ def biases(value: Any) -> tuple[Bias, ...]:
     return tuple(biases)
 
 
+@json_type(
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "id": {"type": "integer", "minimum": 0},
+                "scale": {"type": "number"},
+            },
+            "required": ["id"],
+        },
+    }
+)
+def lora(value: Any) -> tuple[tuple[int, float], ...]:
+    """Read ``lora``: ``[{"id": 0, "scale": 0.5}]``; without a scale it is 0."""
+    wanted = "a list of objects with an 'id', from 0 on, and a 'scale', at most 1000000"
+    try:
+        pairs = [(integer(each.get("id")), number(each.get("scale", 0))) for each in objects(value)]
+    except MismatchError:
+        raise MismatchError(wanted) from None
+    if not all(id_ >= 0 and -MAX_SCALE <= scale <= MAX_SCALE for id_, scale in pairs):
+        raise MismatchError(wanted)
+    return tuple(pairs)
+
+
+@json_type(_PROMPTS)
 def prompts(value: Any) -> tuple[Prompt, ...]:
     """Read `prompt`: one prompt or a list of them.
 
@@ -132,6 +234,7 @@ def _prompt(value: Any) -> Prompt:
     )
 
 
+@json_type({"type": "array", "items": _MESSAGE, "minItems": 1})
 def messages(value: Any) -> tuple[dict[str, Any], ...]:
     """Check messages as llama-server does; the template has the last word."""
     if not isinstance(value, list) or not value:
@@ -159,6 +262,7 @@ def _check_parts(parts: list[Any]) -> None:
             raise MismatchError("messages whose text parts have a 'text'")
 
 
+@json_type({"type": "array", "items": _TOOL})
 def tools(value: Any) -> tuple[dict[str, Any], ...]:
     """Check `tools`: functions with names."""
     for tool in objects(value):
@@ -170,6 +274,39 @@ def tools(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(value)
 
 
+@json_type({"anyOf": [{"enum": list(MODES)}, {"type": "object"}]})
+def tool_choice(value: Any) -> ToolChoice:
+    """Read `tool_choice`: a mode, a function, or a mode and the tools that it is about."""
+    if value in MODES:
+        return ToolChoice(value)
+    if not isinstance(value, dict):
+        raise MismatchError(_CHOICES)
+    if value.get("type") == "function":
+        return ToolChoice("required", _function_names([value]))
+    allowed = value.get("allowed_tools")
+    if value.get("type") != "allowed_tools" or not isinstance(allowed, dict):
+        raise MismatchError(_CHOICES)
+    if allowed.get("mode") not in ("auto", "required"):
+        raise MismatchError('an object whose \'allowed_tools\' have the mode "auto" or "required"')
+    return ToolChoice(allowed["mode"], _function_names(allowed.get("tools")))
+
+
+_CHOICES = '"auto", "none", "required", or an object that names functions'
+
+
+def _function_names(tools: Any) -> tuple[str, ...]:
+    names = []
+    for tool in objects(tools):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise MismatchError("an object whose functions have a 'name'")
+        names.append(function["name"])
+    if not names:
+        raise MismatchError("an object that names functions, and at least one")
+    return tuple(names)
+
+
+@json_type({"enum": [True, False, "content", "reasoning_content"]})
 def go_on(value: Any) -> Part | None:
     """Read ``continue_final_message``: a boolean, or the part of the message that goes on."""
     if isinstance(value, bool):
@@ -196,6 +333,7 @@ def is_begun(messages: Any) -> bool:
     return roles[-1:] == ["assistant"]
 
 
+@json_type({"type": "object"})
 def template_kwargs(value: Any) -> dict[str, Any]:
     """Read `chat_template_kwargs`."""
     kwargs = mapping(value)
@@ -204,6 +342,7 @@ def template_kwargs(value: Any) -> dict[str, Any]:
     return kwargs
 
 
+@json_type(_PROMPT)
 def content(value: Any) -> Prompt:
     """Read text, or a list of ids and strings, which may be empty."""
     if isinstance(value, list) and not value:
@@ -211,44 +350,21 @@ def content(value: Any) -> Prompt:
     return _prompt(value)
 
 
+@json_type({"type": "array", "items": {"type": "object"}})
+def extra_files(value: Any) -> tuple[File, ...]:
+    """Read `input_extra`: files, each with a text and perhaps a name."""
+    files = []
+    for each in objects(value):
+        text, name = each.get("text"), each.get("filename", _NO_NAME)
+        if not isinstance(text, str) or not isinstance(name, str):
+            raise MismatchError("a list of objects with a 'text' and perhaps a 'filename'")
+        files.append(File(name, text))
+    return tuple(files)
+
+
+@json_type({"type": "array", "items": {"type": "integer"}})
 def tokens(value: Any) -> tuple[int, ...]:
     """Read a list of token ids."""
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise MismatchError("a list of token ids")
     return tuple(value)
-
-
-def grammar(name: str, value: Any) -> Grammar | None:
-    """Read ``grammar``, ``json_schema`` or ``response_format``; None where any text will do."""
-    if name == "grammar":
-        if not isinstance(value, str):
-            raise InvalidRequestError("'grammar' must be text, in GBNF.", param=name)
-        return Grammar("gbnf", value, param=name)
-    if name == "json_schema":
-        return _schema(value, name)
-    if not isinstance(value, dict) or value.get("type") not in _FORMATS:
-        kinds = ", ".join(_FORMATS)
-        raise InvalidRequestError(
-            f"'response_format' must be an object with a type: {kinds}.", param=name
-        )
-    if value["type"] == "text":
-        return None
-    if value["type"] == "json_object":
-        schema = value.get("schema")
-        return Grammar("json_object", param=name) if schema is None else _schema(schema, name)
-    inner = value.get("json_schema", value)
-    if not isinstance(inner, dict) or "schema" not in inner:
-        raise InvalidRequestError(
-            "'response_format' of type json_schema needs 'json_schema' with a 'schema'.",
-            param=name,
-        )
-    return _schema(inner["schema"], name)
-
-
-_FORMATS = ("text", "json_object", "json_schema")
-
-
-def _schema(value: Any, param: str) -> Grammar:
-    if not isinstance(value, dict | bool):
-        raise InvalidRequestError(f"The schema in '{param}' must be an object.", param=param)
-    return Grammar("json_schema", json.dumps(value), param=param)

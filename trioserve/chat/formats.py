@@ -29,6 +29,9 @@ class Channels:
     A header stands between `start` and `message`. Regular expressions say where the body goes: a
     header with `call`, whose first group is the name of the function, has its arguments; one with
     `reasoning` has that. With `content` too the header is dropped, but stays with any other.
+
+    `thinking` are the texts around reasoning. One of each of `answer` comes, in this order, before
+    what is content.
     """
 
     start: str
@@ -37,6 +40,12 @@ class Channels:
     content: str
     reasoning: str = ""
     ends: tuple[str, ...] = ()
+    #: What a model writes for each kind: headers, with a place for the name, and what comes first.
+    call_header: str
+    content_header: str
+    role: str = ""
+    thinking: Reasoning | None = None
+    answer: tuple[tuple[str, ...], ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +60,11 @@ class ChatFormat:
     tool_calls: ToolCalls | None = None
     dropped: tuple[str, ...] = ()
     channels: Channels | None = None
+
+    @property
+    def thinking(self) -> Reasoning | None:
+        """The texts around reasoning."""
+        return self.reasoning if self.channels is None else self.channels.thinking
 
     @property
     def texts(self) -> frozenset[str]:
@@ -185,12 +199,23 @@ HARMONY = ChatFormat(
         call=r"\bto=functions\.([\w.-]+)",
         reasoning=r"<\|channel\|>\s*analysis\b",
         content=r"<\|channel\|>\s*(?:final|commentary)\b",
+        call_header="<|channel|>commentary to=functions.{} <|constrain|>json",
+        content_header="<|channel|>final",
+        role="assistant",
+        thinking=Reasoning("<|channel|>analysis<|message|>", "<|end|>"),
+        answer=(("<|channel|>final",), ("<|message|>",)),
     ),
 )
 FUNCTIONARY_3_2 = ChatFormat(
     name="functionary-3.2",
     channels=Channels(
-        start=">>>", message="\n", call=r"^(?!all\s*$)([\w.-]+)\s*$", content=r"^all\s*$"
+        start=">>>",
+        message="\n",
+        call=r"^(?!all\s*$)([\w.-]+)\s*$",
+        content=r"^all\s*$",
+        call_header="{}",
+        content_header="all",
+        answer=(("all\n",),),
     ),
 )
 

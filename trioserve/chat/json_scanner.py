@@ -61,6 +61,11 @@ class JsonScanner:
         """All that has been read."""
         return "".join(self._parts)
 
+    @property
+    def in_string(self) -> bool:
+        """Whether what comes next is in a string."""
+        return self._in_string and self.state is State.OPEN
+
     def take(self) -> str:
         """Give what has been read since the last time."""
         fresh = "".join(self._parts[self._taken :])

@@ -74,7 +74,8 @@ class ParameterReader:
             cursor.skip(len(_CDATA) if quoted else 0)
         if quoted:
             is_text = True
-        elif is_text is None:
+        is_json = is_text is False
+        if is_text is None:
             yield from cursor.character()
             # An empty value begins with its end marker, which JSON does not.
             is_text = cursor.text[cursor.at] not in _BEGINNINGS
@@ -84,7 +85,7 @@ class ParameterReader:
             yield from self._value(close, streams=True)
             cursor.give('"')
         else:
-            yield from self._value(close, streams=False)
+            yield from self._value(close, streams=False, is_json=is_json)
 
     def _until(self, marker: str) -> Generator[None, None, str]:
         """Read until a marker, and give what stands before it."""
@@ -99,11 +100,15 @@ class ParameterReader:
         cursor.skip(len(marker))
         return text
 
-    def _value(self, close: str, *, streams: bool) -> Iterator[None]:
-        """Read a value and its end; gives text as it comes, or else JSON at the end."""
+    def _value(self, close: str, *, streams: bool, is_json: bool = False) -> Iterator[None]:
+        """Read a value and its end; gives text as it comes, or else JSON at the end.
+
+        What must be JSON does not end within a string.
+        """
         cursor, syntax = self._cursor, self._syntax
         ends = (f"\n{close}", close) if syntax.newlines else (close,)
         value = ""
+        scanner = JsonScanner()
         while True:
             place, length = self._end(ends)
             until = place
@@ -113,12 +118,13 @@ class ParameterReader:
                 cursor.give(json_characters(cursor.skip(until)))
             else:
                 value += cursor.skip(until)
+                scanner.feed(value[len(value) - until :])
             if place < 0:
                 if cursor.final and not streams:
                     cursor.give(value)
                 yield
                 continue
-            verdict = self._follows(length)
+            verdict = False if is_json and scanner.in_string else self._follows(length)
             if verdict is None:
                 if cursor.final:
                     cursor.skip(len(cursor.rest))
@@ -131,6 +137,7 @@ class ParameterReader:
                 cursor.give(json_characters(cursor.skip(length)))
             else:
                 value += cursor.skip(length)
+                scanner.feed(value[len(value) - length :])
         if not streams:
             cursor.give(as_json(value))
 

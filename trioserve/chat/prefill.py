@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
 from trioserve.chat.formats import ChatFormat, Reasoning
 from trioserve.chat.messages import Message, parse_messages
 from trioserve.chat.template import ChatTemplate
@@ -74,7 +75,9 @@ def render_open(
     closed = template.render(before, tools=tools, add_generation_prompt=False, kwargs=kwargs)
     opened = template.render(before, tools=tools, add_generation_prompt=True, kwargs=kwargs)
     if format.reasoning is not None:
-        return _after_reasoning(closed, opened, format.reasoning, last, part)
+        begun = opened.find(format.reasoning.start, _shared(closed, opened))
+        prompt = opened if begun < 0 else opened[:begun]
+        return prompt + _reasoning(template, format.reasoning, last, part)
     if part == "reasoning_content":
         path = f"messages[{len(before)}].reasoning_content"
         raise UnsupportedFieldError("This model writes no reasoning to go on with.", param=path)
@@ -90,15 +93,47 @@ def begun_with(messages: Sequence[Mapping[str, Any]], part: Part, format: ChatFo
     return format.reasoning.start if in_reasoning and format.reasoning is not None else ""
 
 
-def _after_reasoning(
-    closed: str, opened: str, reasoning: Reasoning, last: Message, part: Part
-) -> str:
-    """Write the reasoning anew: a template may have begun it, or ended it at once."""
-    begun = opened.find(reasoning.start, len(closed) if opened.startswith(closed) else 0)
-    prompt = opened if begun < 0 else opened[:begun]
-    thought: str = last.get("reasoning_content", "")
-    prompt += reasoning.start + thought
-    return prompt if part == "reasoning_content" else prompt + reasoning.end + _text(last)
+def begun(messages: Sequence[Mapping[str, Any]]) -> tuple[Delta, ...]:
+    """What the last message has already, as if the model had said it."""
+    last = parse_messages(messages)[-1]
+    deltas: list[Delta] = []
+    if thought := last.get("reasoning_content"):
+        deltas.append(ReasoningDelta(thought))
+    if text := _text(last):
+        deltas.append(ContentDelta(text))
+    return tuple(deltas)
+
+
+def _shared(closed: str, opened: str) -> int:
+    """Where the head of an answer begins, if the prompts differ in nothing else."""
+    return len(closed) if opened.startswith(closed) else 0
+
+
+def _reasoning(template: ChatTemplate, reasoning: Reasoning, last: Message, part: Part) -> str:
+    """Write a message that has reasoning. The template may have begun it, or ended it at once."""
+    start, end = _marks(template, reasoning)
+    begun: str = start + last.get("reasoning_content", "")
+    return begun if part == "reasoning_content" else begun + end + _text(last)
+
+
+def _marks(template: ChatTemplate, reasoning: Reasoning) -> tuple[str, str]:
+    """Find out how the template writes the markers of reasoning: with which blanks around them."""
+    chat = [
+        {"role": "user", "content": "0"},
+        {"role": "assistant", "reasoning_content": _THOUGHT, "content": _ANSWER},
+    ]
+    text = template.render(chat, add_generation_prompt=False)
+    thought, answer = text.find(_THOUGHT), text.find(_ANSWER)
+    if 0 <= thought < answer:
+        start = text[max(0, text.rfind(reasoning.start, 0, thought)) : thought]
+        end = text[thought + len(_THOUGHT) : answer]
+        if (start.strip(), end.strip()) == (reasoning.start.strip(), reasoning.end.strip()):
+            return start, end
+    return reasoning.start, reasoning.end
+
+
+#: Stand for reasoning and an answer; templates change neither.
+_THOUGHT, _ANSWER = "Thought0", "Answer0"
 
 
 def _text(message: Message) -> str:

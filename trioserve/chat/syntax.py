@@ -79,8 +79,8 @@ class Parameters:
     """Arguments that stand one by one between markers; text is written as it is.
 
     A value is over where `close` comes and then `open` or one of `ends`, so that it may hold its
-    own markers. What is not said to be text, by the tool's schema or by `text_attribute`, is JSON
-    where it reads as JSON other than a string.
+    own markers; what must be JSON is not over within a string. What is not said to be text, by the
+    tool's schema or by `text_attribute`, is JSON where it reads as JSON other than a string.
     """
 
     open: str

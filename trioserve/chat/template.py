@@ -15,7 +15,7 @@ from jinja2.meta import find_undeclared_variables
 from trioserve.chat import generic
 from trioserve.chat.budget import Limits, Meter, running, size_of_input
 from trioserve.chat.call_formats import GENERIC
-from trioserve.chat.capabilities import Capabilities, find
+from trioserve.chat.capabilities import PRESERVE_REASONING, Capabilities, find
 from trioserve.chat.formats import ChatFormat, detect
 from trioserve.chat.messages import (
     ROLES,
@@ -226,10 +226,15 @@ class ChatTemplate:
         return adapted
 
     def _set_thinking(self, variables: dict[str, Any]) -> None:
-        """Give ``enable_thinking`` under the name that this template has for it."""
+        """Give llama-server's variables under the names that templates have for them."""
         name = self.capabilities.thinking_variable
         if name is not None and "enable_thinking" in variables:
             variables.setdefault(name, variables["enable_thinking"])
+        if "reasoning_effort" in variables:
+            variables.setdefault("reasoning_strength", variables["reasoning_effort"])
+        if isinstance(keep := variables.get("preserve_reasoning"), bool):
+            for other, value in PRESERVE_REASONING.items():
+                variables.setdefault(other, value if keep else not value)
 
     # -- rendering
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+#: References in references that are followed.
+_MOST_STEPS = 20
+
 
 def texts_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
     """Say for each tool and parameter whether it is text; those that may be either are left out."""
@@ -13,18 +16,20 @@ def texts_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
         function = tool.get("function", tool)
         if not isinstance(function, Mapping):
             continue
-        parameters = function.get("parameters")
+        root = function.get("parameters")
+        parameters = resolve(root, root)
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
         if isinstance(properties, Mapping):
-            kinds = {key: _is_text(schema) for key, schema in properties.items()}
+            kinds = {key: is_text(schema, root) for key, schema in properties.items()}
             name = str(function.get("name", ""))
             found[name] = {key: kind for key, kind in kinds.items() if kind is not None}
     return found
 
 
-def _is_text(schema: object) -> bool | None:
-    """Whether a value of this schema is a string; None when it may or may not be."""
-    if not isinstance(schema, Mapping):
+def is_text(schema: object, root: object = None, depth: int = 0) -> bool | None:
+    """Whether a value of this schema, a part of `root`, is a string; None: it may or may not be."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or depth > _MOST_STEPS:
         return None
     if "const" in schema:
         return isinstance(schema["const"], str)
@@ -37,8 +42,42 @@ def _is_text(schema: object) -> bool | None:
         return _agreed([kind == "string" for kind in kinds])
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
-            return _agreed([_is_text(part) for part in schema[word]])
+            return _agreed([is_text(part, root, depth + 1) for part in schema[word]])
     return None
+
+
+def resolve(schema: Any, root: Any) -> Any:
+    """Follow a reference to another part of `root`, and a list of one schema to that.
+
+    Gives the schema as it is where a reference leads nowhere.
+    """
+    for _ in range(_MOST_STEPS):
+        if not isinstance(schema, Mapping):
+            return schema
+        target = _target(schema, root)
+        if target is None:
+            return schema
+        schema = target
+    return schema
+
+
+def _target(schema: Mapping[str, Any], root: Any) -> Any:
+    all_of = schema.get("allOf")
+    if isinstance(all_of, list) and len(all_of) == 1 and "properties" not in schema:
+        return all_of[0]
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping) and name in place:
+            place = place[name]
+        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        else:
+            return None
+    return place
 
 
 def _agreed(verdicts: list[bool] | list[bool | None]) -> bool | None:

@@ -1,9 +1,13 @@
 """The engine: slots, continuous batching and the inference thread.
 
-It knows the `Backend` protocol and nothing of llama.cpp, Trio or HTTP. Commands come in through
+It knows the `Backend` protocol and nothing of llama.cpp, Trio or HTTP. `EmbeddingEngine` is another
+engine, which makes vectors instead of text. Commands come in through
 an inbox and events go out through an outbox; in between, everything is synchronous code.
 """
 
+from trioserve.engine.backend import Backend
+from trioserve.engine.embedding import EmbeddingEngine
+from trioserve.engine.embedding_backend import EmbeddingBackend
 from trioserve.engine.engine import Engine
 from trioserve.engine.strategy import (
     Balanced,
@@ -13,10 +17,16 @@ from trioserve.engine.strategy import (
     load_strategy,
 )
 
+#: What a loader may return. Which one it is decides what a server can do.
+AnyBackend = Backend | EmbeddingBackend
+
 __all__ = [
+    "AnyBackend",
     "Balanced",
     "BatchStrategy",
     "DecodeMaximal",
+    "EmbeddingBackend",
+    "EmbeddingEngine",
     "Engine",
     "PrefillPriority",
     "load_strategy",

@@ -7,13 +7,18 @@ is called from the inference thread only, except those of `Vocab`, which any thr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from trioserve.types import (
+    AdapterInfo,
+    Adapters,
     Constraint,
+    FimTokens,
     Grammar,
     ModelInfo,
     SamplingParams,
+    SlotState,
     TokenId,
     TokenProbs,
 )
@@ -31,8 +36,20 @@ class Vocab(Protocol):
         """The bytes each token adds to the output; empty for control tokens."""
 
     @property
+    def names(self) -> Sequence[bytes]:
+        """The same, with the names of control tokens."""
+
+    @property
     def end_of_generation(self) -> frozenset[TokenId]:
         """The tokens that end the output."""
+
+    @property
+    def bos(self) -> TokenId:
+        """The token that begins a text; -1: there is none."""
+
+    @property
+    def fim(self) -> FimTokens:
+        """The tokens for text with a gap."""
 
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
@@ -57,6 +74,19 @@ class Sampler(Protocol):
         """Like `sample`, with the `n` most probable candidates.
 
         They come from the raw logits, or with `post` from what the samplers left.
+        """
+
+    def accept(self, token: TokenId) -> None:
+        """Note a token that comes next without having been sampled.
+
+        Raises:
+            EngineError: the grammar does not allow it.
+        """
+
+    def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
+        """Give the probabilities for a token that comes next without having been sampled.
+
+        With `post` they are those of a token that is certain.
         """
 
     def close(self) -> None:
@@ -129,6 +159,13 @@ class Backend(Protocol):
         False for recurrent and hybrid models, and for sliding windows: these can only be cleared.
         """
 
+    @property
+    def adapters(self) -> Sequence[AdapterInfo]:
+        """The LoRA adapters that were loaded. Their ids are their places."""
+
+    def set_adapters(self, adapters: Adapters) -> None:
+        """Use these LoRA adapters, and no others, from the next `decode` on."""
+
     def decode(self) -> None:
         """Run the batch. On `KVCacheFullError` the cache is as it was before.
 
@@ -184,6 +221,25 @@ class Backend(Protocol):
 
     def state_set(self, seq: int, data: bytes) -> None:
         """Make an empty sequence hold what another did."""
+
+    def write_state(self, path: Path, saved: SlotState) -> int:
+        """Write a file with what `state_get` gave; returns its size. From any thread.
+
+        The file is there whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+    def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
+        """Read such a file, for `state_set`, and its size. From any thread.
+
+        `adapters` are those of a file that does not say which it was computed with.
+
+        Raises:
+            InvalidRequestError: it is no such file, or is of another model.
+            OSError: it cannot be read.
+        """
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position that a sequence holds, -1 when it is empty."""

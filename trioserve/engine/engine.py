@@ -6,12 +6,13 @@ A tick is schedule, run, postprocess: decide, decode one batch, sample. Everythi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from time import monotonic
 
 from trioserve.engine.backend import Backend
-from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, Stop, Submit
+from trioserve.engine.counters import Counters
+from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, SlotCall, Stop, Submit
+from trioserve.engine.loop import Loop
 from trioserve.engine.output import accept
 from trioserve.engine.prefix_cache import PrefixCache
 from trioserve.engine.run import Run
@@ -25,11 +26,13 @@ from trioserve.errors import (
     EngineError,
     InvalidRequestError,
     KVCacheFullError,
+    NotSupportedError,
     TrioServeError,
 )
 from trioserve.types import (
+    Adapters,
     Admitted,
-    EngineEvent,
+    EmbeddingTask,
     EngineStatus,
     Failed,
     Finished,
@@ -39,7 +42,7 @@ from trioserve.types import (
 )
 
 
-class Engine:
+class Engine(Loop):
     """Runs tasks on a backend with slots and continuous batching.
 
     Args:
@@ -63,8 +66,8 @@ class Engine:
         context_shift: bool = False,
         flush_interval: float = 0.0,
     ) -> None:
+        super().__init__(notify, flush_interval=flush_interval)
         self.backend = backend
-        self.inbox = Inbox()
         self.scheduler = Scheduler(
             n_slots=backend.n_slots,
             n_ctx=backend.n_ctx,
@@ -72,68 +75,40 @@ class Engine:
             n_batch=backend.n_batch,
             cache=PrefixCache(backend, cache_ram),
             strategy=strategy,
+            has_adapters=bool(backend.adapters),
         )
-        self.failure: EngineError | None = None
-        #: When the last tick began (monotonic). While there is work, it advances.
-        self.heartbeat = monotonic()
-        self._notify = notify
+        self._adapters: Adapters = ()  # that the backend has set
+        self._slot_calls: list[SlotCall] = []  # that wait for a slot to be idle
         self._strategy = strategy
         self._context_shift = context_shift
         self._samplers = SamplerPool(min(backend.n_spare_cores, backend.n_slots))
         self._n_ctx_seq = backend.n_ctx_seq
-        self._outbox: list[EngineEvent] = []
-        self._urgent = False  # there is an event that nobody should wait for
-        self._next_flush = 0.0
-        self._flush_interval = flush_interval
-        self._fresh: list[EngineEvent] = []  # of this tick, not in the outbox yet
-        self._outbox_lock = threading.Lock()
-        self._stopping = False
-        self._ticks = 0
-        self._prompt_tokens = 0
-        self._predicted_tokens = 0
+        self._counters = Counters()
 
     # -- from the event loop's thread
 
-    def submit(self, task: Task) -> None:
-        """Run a task. Its events come out of `take_events`.
+    def end_thinking(self, task_id: int) -> bool:
+        """Have a task close the reasoning that it is in. From the inference thread.
 
-        Raises:
-            InvalidRequestError: the task can never run; nothing was submitted.
-            EngineError: the engine has failed.
+        Returns whether it runs, with a budget; one that is not in its reasoning goes on as it is.
         """
-        self.check(task)
-        self.inbox.put(Submit(task))
+        run = self.scheduler.find(task_id)
+        if run is None or run.watch is None:
+            return False
+        run.watch.end()
+        run.close_thinking()
+        return True
 
-    def cancel(self, task_id: int) -> None:
-        """Drop a task: its slot is free when the next tick begins. No event follows."""
-        self.inbox.put(Cancel(task_id))
+    def call_slot(self, slot_id: int, function: Callable[[], None]) -> None:
+        """Call a function on the inference thread, as soon as a slot is idle."""
+        self.inbox.put(SlotCall(slot_id, function))
 
-    def pause(self, task_id: int) -> None:
-        """Keep a task out of the ticks until `resume`."""
-        self.inbox.put(Pause(task_id))
-
-    def resume(self, task_id: int) -> None:
-        """Let a paused task go on."""
-        self.inbox.put(Resume(task_id))
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function on the inference thread, between two ticks."""
-        self.inbox.put(Call(function))
-
-    def stop(self) -> None:
-        """End the loop after the running tick. Tasks that still run get no further event."""
-        self.inbox.put(Stop())
-
-    def take_events(self) -> list[EngineEvent]:
-        """Take all events that are there, oldest first."""
-        with self._outbox_lock:
-            events, self._outbox = self._outbox, []
-        return events
-
-    def check(self, task: Task) -> None:
+    def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run; raises what `submit` raises."""
         if self.failure is not None:
             raise self.failure
+        if not isinstance(task, Task):
+            raise NotSupportedError("This engine makes text, and no embeddings.")
         n_ctx_seq, n_vocab = self.backend.n_ctx_seq, self.backend.vocab.n_tokens
         if not task.prompt:
             raise InvalidRequestError("The prompt has no tokens.", param="prompt")
@@ -149,60 +124,50 @@ class Engine:
             raise InvalidRequestError(
                 f"'id_slot' must be less than {self.backend.n_slots}.", param="id_slot"
             )
+        if task.adapters and task.adapters[-1][0] >= len(self.backend.adapters):
+            raise InvalidRequestError(
+                f"There is no LoRA adapter {task.adapters[-1][0]}.", param="lora"
+            )
 
     # -- on the inference thread
 
-    def run(self) -> None:
-        """Tick until stopped, then close the backend. This is the body of the thread."""
-        try:
-            while not self._stopping:
-                self.step(wait=True)
-        finally:
-            for run in self.scheduler.runs():
-                run.close()
-            self._samplers.close()
-            self.backend.close()
+    @property
+    def has_work(self) -> bool:
+        """Whether a task runs or waits."""
+        return self.scheduler.has_work
 
-    def step(self, *, wait: bool = False) -> bool:
-        """Take the commands that have come, and run one tick if there is work.
-
-        With `wait`, sleep first while there is neither. Returns whether there is work left.
-        """
-        commands = self.inbox.take(wait=wait and not self.scheduler.has_work)
-        try:
-            for command in commands:
-                self._obey(command)
-            if self.scheduler.has_work and not self._stopping:
-                self._tick()
-        except Exception as error:
-            self._break(error)
-        work_left = self.scheduler.has_work
-        if self._urgent or not work_left or monotonic() >= self._next_flush:
-            self._flush()
-        return work_left
+    def _close(self) -> None:
+        for run in self.scheduler.runs():
+            run.close()
+        self._samplers.close()
+        self.backend.close()
 
     def _tick(self) -> None:
-        self.heartbeat = monotonic()
-        self._ticks += 1
         work = self.scheduler.schedule()
         for slot in self.scheduler.take_admitted():
             self._note_admission(slot)
         rows = self._decode(work)
         if rows:
             self._postprocess(work, rows)
-            self._learn(work)
+        seconds = monotonic() - self.heartbeat
+        self._counters.count_tick(seconds)
+        if rows:
+            self._learn(work, seconds)
+        if self._slot_calls:
+            self._call_idle_slots()
 
-    def _learn(self, work: list[Work]) -> None:
-        """Tell the strategy what this tick has cost."""
+    def _learn(self, work: list[Work], seconds: float) -> None:
+        """Count what this tick has done, and tell the strategy what it has cost."""
         n_decode = sum(piece.in_decode for piece in work)
-        n_tokens = sum(piece.n_tokens for piece in work)
-        self._strategy.observe(n_tokens - n_decode, n_decode, monotonic() - self.heartbeat)
+        n_prefill = sum(piece.n_tokens for piece in work) - n_decode
+        self._counters.count_decode(len(work), n_prefill, seconds)
+        self._strategy.observe(n_prefill, n_decode, seconds)
 
     # -- commands
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Submit(task):
+            case Submit(Task() as task):
                 if self.failure is None:
                     self.scheduler.add(Run(task))
                 else:
@@ -210,16 +175,30 @@ class Engine:
             case Cancel(task_id):
                 run = self.scheduler.remove(task_id)
                 if run is not None:
-                    run.close()
-                    self._fresh = [event for event in self._fresh if event.task_id != task_id]
+                    self._end(run)
+                    self._unsay(task_id)
+                    self._call_idle_slots()
             case Pause(task_id):
                 self._set_paused(task_id, True)
             case Resume(task_id):
                 self._set_paused(task_id, False)
             case Call(function):
                 function()
+            case SlotCall():
+                self._slot_calls.append(command)
+                self._call_idle_slots()
             case Stop():
                 self._stopping = True
+
+    def _call_idle_slots(self) -> None:
+        """Make the calls whose slots are idle now, before another run takes them."""
+        slots, waiting = self.scheduler.slots, []
+        for call in self._slot_calls:
+            if slots[call.slot_id].run is None:
+                call.function()
+            else:
+                waiting.append(call)
+        self._slot_calls = waiting
 
     def _set_paused(self, task_id: int, paused: bool) -> None:
         run = self.scheduler.find(task_id)
@@ -236,6 +215,10 @@ class Engine:
         if not rows:
             return rows
         try:
+            adapters = self.scheduler.adapters
+            if adapters != self._adapters:
+                self.backend.set_adapters(adapters)
+                self._adapters = adapters
             self.backend.decode()
         except KVCacheFullError as error:
             self._make_room(work, error)
@@ -312,11 +295,11 @@ class Engine:
         if run is not None:  # it may have been preempted at once
             run.admitted_at = self.heartbeat
             run.cached = slot.n_held
+            self._counters.count_admission(run)
             queue_ms = (run.admitted_at - run.submitted_at) * 1e3
             self._tell(Admitted(run.task.id, queue_ms))
 
     def _note_prefill(self, slot: Slot, run: Run, n_tokens: int) -> None:
-        self._prompt_tokens += n_tokens
         if run.n_output:
             return  # preempted or shifted: this is not the prompt's first time
         run.prefilled += n_tokens
@@ -329,7 +312,6 @@ class Engine:
         """Add one token to a run, and end the run if that was the last."""
         vocab, shifts = self.backend.vocab, self._context_shift
         chunk = accept(run, draw, vocab, self._n_ctx_seq, shifts=shifts)
-        self._predicted_tokens += 1
         if chunk is not None:
             self._fresh.append(chunk)
             self._urgent |= len(chunk.tokens) == run.n_output  # the first
@@ -346,7 +328,8 @@ class Engine:
         """
         assert slot.seq is not None
         n_keep = run.task.options.n_keep
-        n_keep = min(run.n_prompt if n_keep < 0 else n_keep, self._n_ctx_seq - 4)
+        n_keep = run.n_prompt if n_keep < 0 else n_keep + self.backend.info.add_bos
+        n_keep = min(n_keep, self._n_ctx_seq - 4)
         run.shift(n_keep)
         run.truncated = True
         self.scheduler.cache.cut(slot.seq, n_keep if self.backend.can_cut else 0)
@@ -355,7 +338,7 @@ class Engine:
     def _finish(self, slot: Slot, run: Run) -> None:
         assert run.finish_reason is not None
         self.scheduler.release(slot)
-        run.close()
+        self._end(run)
         finished = Finished(
             task_id=run.task.id,
             reason=run.finish_reason,
@@ -366,38 +349,22 @@ class Engine:
         )
         self._tell(finished)
 
+    def _end(self, run: Run) -> None:
+        """Free what a run has that is over, and count it."""
+        run.close()
+        self._counters.count_end(run)
+
     def _fail(self, slot: Slot, error: TrioServeError) -> None:
         """End the run of a slot with an error, and forget its KV cache."""
         run = self.scheduler.discard(slot)
-        run.close()
+        self._end(run)
         self._tell(Failed(run.task.id, error))
 
-    # -- the outbox
-
-    def _tell(self, event: EngineEvent) -> None:
-        """Leave an event that is to be handed over with this tick."""
-        self._fresh.append(event)
-        self._urgent = True
-
-    def _flush(self) -> None:
-        """Hand the events over: one append, one notification."""
-        self._urgent = False
-        self._next_flush = monotonic() + self._flush_interval
-        if not self._fresh:
-            return
-        fresh, self._fresh = self._fresh, []
-        with self._outbox_lock:
-            self._outbox += fresh
-        self._notify()
-
-    def _break(self, error: Exception) -> None:
-        """The engine is broken: every task fails, now and from now on."""
-        self.failure = EngineError(f"The inference engine failed: {error!r}")
-        self.failure.__cause__ = error
+    def _fail_all(self, error: EngineError) -> None:
         for run in list(self.scheduler.runs()):
             self.scheduler.remove(run.task.id)
-            run.close()
-            self._tell(Failed(run.task.id, self.failure))
+            self._end(run)
+            self._tell(Failed(run.task.id, error))
 
     # -- a look at it, from the inference thread
 
@@ -410,9 +377,7 @@ class Engine:
                 run.waiting_status(position, now)
                 for position, run in enumerate(self.scheduler.waiting, start=1)
             ),
-            ticks=self._ticks,
-            prompt_tokens=self._prompt_tokens,
-            predicted_tokens=self._predicted_tokens,
+            counters=self._counters.status(self.scheduler),
         )
 
     def check_integrity(self) -> None:

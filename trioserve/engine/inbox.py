@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import attrs
 
-from trioserve.types import Task
+from trioserve.types import EmbeddingTask, Task
 
 
 @attrs.frozen
 class Submit:
     """Run a task."""
 
-    task: Task
+    task: Task | EmbeddingTask
 
 
 @attrs.frozen
@@ -46,11 +46,19 @@ class Call:
 
 
 @attrs.frozen
+class SlotCall:
+    """Call a function on the inference thread while a slot is idle. It must not raise."""
+
+    slot_id: int
+    function: Callable[[], None]
+
+
+@attrs.frozen
 class Stop:
     """End the loop."""
 
 
-Command = Submit | Cancel | Pause | Resume | Call | Stop
+Command = Submit | Cancel | Pause | Resume | Call | SlotCall | Stop
 
 
 class Inbox:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from time import monotonic
 
+import attrs
+
 from trioserve.engine.backend import Vocab
 from trioserve.engine.run import Run
 from trioserve.engine.sampling import Draw
-from trioserve.types import Chunk, FinishReason, TokenId
+from trioserve.types import Chunk, FinishReason, TokenId, TokenProb, TokenProbs
 
 
 def accept(
@@ -25,10 +27,18 @@ def accept(
     run.tokens.append(draw.token)
     run.unsent_tokens.append(draw.token)
     if draw.probs is not None:
-        run.unsent_probs.append(draw.probs)
+        run.unsent_probs.append(_named(draw.probs, run.task.visible, vocab))
     text = _show(run, draw.token, vocab, None if shifts else n_ctx_seq)
+    if run.indentation is not None:
+        text = run.indentation.cut(text)
+        if run.indentation.ended:
+            run.finish_reason, run.text.stopping_word = FinishReason.LIMIT, ""
+    if run.watch is not None:
+        run.watch.note(vocab.names[draw.token])
+        run.close_thinking()
     if not text and run.finish_reason is None:
         return None
+    run.has_new_line = run.has_new_line or "\n" in text
     tokens, run.unsent_tokens = run.unsent_tokens, []
     probs, run.unsent_probs = run.unsent_probs, []
     return Chunk(run.task.id, text, tuple(tokens), tuple(probs))
@@ -39,7 +49,7 @@ def _show(run: Run, token: TokenId, vocab: Vocab, most_tokens: int | None) -> st
     if token in vocab.end_of_generation:
         run.finish_reason = FinishReason.EOS
         return run.text.flush()
-    piece = vocab.pieces[token]
+    piece = vocab.names[token] if token in run.task.visible else vocab.pieces[token]
     text = run.text.feed(piece)
     if run.text.stopping_word:
         run.finish_reason = FinishReason.WORD
@@ -61,3 +71,14 @@ def _limit_reached(run: Run, piece: bytes, most_tokens: int | None) -> bool:
         assert run.first_token_at is not None and run.last_token_at is not None
         return (run.last_token_at - run.first_token_at) * 1e3 > options.t_max_predict_ms
     return False
+
+
+def _named(probs: TokenProbs, visible: frozenset[TokenId], vocab: Vocab) -> TokenProbs:
+    """Give control tokens that are shown the bytes that they are shown with."""
+
+    def named(one: TokenProb) -> TokenProb:
+        return attrs.evolve(one, piece=vocab.names[one.id]) if one.id in visible else one
+
+    if not visible:
+        return probs
+    return TokenProbs(named(probs.chosen), tuple(map(named, probs.top)))

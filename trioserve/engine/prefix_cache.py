@@ -8,7 +8,8 @@ from trioserve.engine.backend import Backend
 from trioserve.engine.cells import CellLedger
 from trioserve.engine.prefix_tree import PrefixTree
 from trioserve.engine.ram_cache import RamCache
-from trioserve.types import TokenId
+from trioserve.errors import InvalidRequestError, KVCacheFullError
+from trioserve.types import Adapters, SlotState, TokenId
 
 
 @attrs.define
@@ -20,12 +21,13 @@ class Sequence:
         held    | indexed ............ | not yet |
                 0                len in tree     len(held)
 
-    `held` is what llama.cpp holds, exactly. The tree learns of new tokens when it is asked
-    something, not with every token.
+    `held` is what llama.cpp holds, exactly, computed with `adapters`. The tree learns of new tokens
+    when it is asked something, not with every token.
     """
 
     id: int
     held: list[TokenId] = attrs.field(factory=list)
+    adapters: Adapters = ()
     running: bool = False
     last_used: int = 0
 
@@ -33,7 +35,9 @@ class Sequence:
 class PrefixCache:
     """All sequences of a backend: running, kept for later prompts, and free ones.
 
-    Every change is made here and in llama.cpp at the same time. Used from the inference thread.
+    Every change is made here and in llama.cpp at the same time. What was computed with some LoRA
+    adapters is no use with others: each set of them has a root of its own in the trees. Used from
+    the inference thread.
 
     Args:
         backend: where the sequences are.
@@ -70,37 +74,37 @@ class PrefixCache:
         """Cells that running sequences use."""
         return self._cells.taken_by({seq.id for seq in self.sequences if seq.running})
 
-    def find(self, tokens: list[TokenId]) -> tuple[int, list[Sequence]]:
+    def find(self, tokens: list[TokenId], adapters: Adapters = ()) -> tuple[int, list[Sequence]]:
         """Find the longest beginning of `tokens` in the KV cache, and who holds it."""
         self._index()
         match = self._tree.match if self._backend.can_cut else self._tree.match_whole
-        length, holders = match(tokens)
+        length, holders = match(tokens, adapters)
         return length, [self.sequences[i] for i in holders]
 
     def _index(self) -> None:
         for seq in self.sequences:
             known = self._tree.length(seq.id)
             if known < len(seq.held):
-                self._tree.extend(seq.id, seq.held[known:])
+                self._tree.extend(seq.id, seq.held[known:], seq.adapters)
 
     # -- starting and ending a run
 
-    def start(self, tokens: list[TokenId], *, reuse: bool) -> Sequence:
+    def start(self, tokens: list[TokenId], adapters: Adapters = (), *, reuse: bool) -> Sequence:
         """Get a sequence for a run, with as much of its tokens in it as can be had.
 
         At least the last token is left to decode, for its logits. There must be a sequence that
         does not run.
         """
         self._clock += 1
-        seq = self._start(tokens[:-1]) if reuse else self._empty()
-        seq.running = True
+        seq = self._start(tokens[:-1], adapters) if reuse else self._empty()
+        seq.running, seq.adapters = True, adapters
         return seq
 
-    def _start(self, tokens: list[TokenId]) -> Sequence:
-        length, holders = self.find(tokens)
-        in_ram, key = self.ram.find(tokens)
+    def _start(self, tokens: list[TokenId], adapters: Adapters) -> Sequence:
+        length, holders = self.find(tokens, adapters)
+        in_ram, key = self.ram.find(tokens, adapters)
         if in_ram >= length + self.min_shared and not self._copies_wait:
-            return self._restore(key, in_ram)
+            return self._restore(key, in_ram, adapters)
         kept = [seq for seq in holders if not seq.running]
         for seq in kept:
             if len(seq.held) == length:
@@ -149,10 +153,12 @@ class PrefixCache:
 
     def stow(self, seq: Sequence) -> None:
         """Copy a sequence to RAM, unless it is short or already there, or there is no room."""
-        if len(seq.held) < self.min_shared or self._copies_wait or self.ram.holds(seq.held):
+        if len(seq.held) < self.min_shared or self._copies_wait:
+            return
+        if self.ram.holds(seq.held, seq.adapters):
             return
         if self.ram.make_room(self._backend.state_size(seq.id)):
-            self.ram.put(seq.held, self._backend.state_get(seq.id))
+            self.ram.put(seq.held, seq.adapters, self._backend.state_get(seq.id))
 
     # -- how
 
@@ -177,22 +183,93 @@ class PrefixCache:
         if length < len(source.held):
             self._backend.seq_rm(target.id, length)
         self._cells.copy(source.id, target.id, length)
-        target.held = source.held[:length]
+        target.held, target.adapters = source.held[:length], source.adapters
         self._copies_wait = not self._unified
 
-    def _restore(self, key: int, length: int) -> Sequence:
-        """Bring a sequence back from RAM."""
+    def _restore(self, key: int, length: int, adapters: Adapters) -> Sequence:
+        """Bring a sequence back from RAM, or give an empty one if those that run need the room."""
         entry = self.ram.get(key)
-        while self.taken + len(entry.tokens) > self._backend.n_ctx and self.evict_one():
-            pass
-        seq = self._empty()
-        if self.taken + len(entry.tokens) > self._backend.n_ctx:
-            return seq  # those that run need the room
-        self._backend.state_set(seq.id, entry.state)
-        seq.held = list(entry.tokens)
-        self._cells.append(seq.id, len(seq.held))
+        seq = self._load(entry.tokens, adapters, entry.state)
+        if seq is None:
+            return self._empty()
         self.cut(seq, length)
         return seq
+
+    def _load(self, tokens: list[TokenId], adapters: Adapters, state: bytes) -> Sequence | None:
+        """Fill a sequence from outside; None when those that run leave no room for it."""
+        while self.taken + len(tokens) > self._backend.n_ctx and self.evict_one():
+            pass
+        seq = self._empty()
+        if self.taken + len(tokens) > self._backend.n_ctx:
+            return None
+        self._backend.state_set(seq.id, state)
+        seq.held, seq.adapters = list(tokens), adapters
+        self._cells.append(seq.id, len(tokens))
+        return seq
+
+    # -- to a file and back
+
+    def export(self, tokens: list[TokenId], adapters: Adapters) -> SlotState:
+        """Read what is there of a text, from the KV cache or from RAM.
+
+        That is the sequence which holds all of it, even if another run has gone on from there;
+        else the longest one that is a beginning of it; else nothing, with a state that says so.
+        There must be a sequence that does not run.
+        """
+        seq, key = self._best(tokens, adapters)
+        if seq is None and key is not None:
+            entry = self.ram.get(key)
+            return SlotState(tokens=tuple(entry.tokens), adapters=adapters, state=entry.state)
+        seq = seq or self._empty()
+        state = self._backend.state_get(seq.id)
+        return SlotState(tokens=tuple(seq.held), adapters=adapters, state=state)
+
+    def adopt(self, saved: SlotState) -> None:
+        """Keep what `export` gave, here or elsewhere, for prompts that begin like it.
+
+        There must be a sequence that does not run.
+
+        Raises:
+            KVCacheFullError: those that run leave no room for it.
+            InvalidRequestError: the state does not fit the context, or is of other tokens.
+        """
+        if self._copies_wait:
+            raise KVCacheFullError("The KV cache is being copied; try again.")
+        seq = self._load(list(saved.tokens), saved.adapters, saved.state)
+        if seq is None:
+            raise KVCacheFullError("The KV cache has no room beside what runs.")
+        self.release(seq)
+        if self._backend.seq_pos_max(seq.id) != len(saved.tokens) - 1:
+            self.cut(seq, 0)
+            raise InvalidRequestError("The state is not that of the tokens.")
+
+    def forget(self, tokens: list[TokenId], adapters: Adapters) -> int:
+        """Drop what `export` would read, unless it runs; returns how many of `tokens` that had."""
+        seq, key = self._best(tokens, adapters)
+        n_held = 0
+        if key is not None:
+            n_held = len(self.ram.get(key).tokens)
+            self.ram.drop(key)
+        if seq is not None:
+            n_held = len(seq.held)
+            if not seq.running:
+                self.cut(seq, 0)
+        return min(n_held, len(tokens))
+
+    def _best(
+        self, tokens: list[TokenId], adapters: Adapters
+    ) -> tuple[Sequence | None, int | None]:
+        """Find a text in the KV cache, and in RAM: all of it, or what is a beginning of it."""
+        self._index()
+        length, holders = self._tree.match(tokens, adapters)
+        if length < len(tokens):
+            length, holders = self._tree.match_whole(tokens, adapters)
+        in_ram, key = self.ram.find_whole(tokens, adapters)
+        seqs = [self.sequences[i] for i in holders]
+        seq = min(seqs, key=lambda seq: (seq.running, len(seq.held)), default=None)
+        if in_ram > length:
+            seq = None
+        return seq, key if key >= 0 else None
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the tree, the cells and llama.cpp agree on what is held."""

@@ -45,11 +45,13 @@ class PrefixTree(Generic[Key]):
         root ── [1 2 3] ──┬── [4 5]      keys {a}
                 keys {a,b}└── [7]        keys {b}
 
-    A sequence always ends at the end of a node. A node goes when its last key does.
+    A sequence always ends at the end of a node. A node goes when its last key does. There may be
+    several roots, by name: under different ones, sequences share nothing.
     """
 
     def __init__(self) -> None:
-        self._root: _Node[Key] = _Node([], None, set())
+        self._roots: dict[Hashable, _Node[Key]] = {}
+        self._names: dict[Key, Hashable] = {}  # of the roots
         self._ends: dict[Key, _Node[Key]] = {}
         self._lengths: dict[Key, int] = {}
 
@@ -60,10 +62,12 @@ class PrefixTree(Generic[Key]):
         """How many tokens are known of a key's sequence."""
         return self._lengths.get(key, 0)
 
-    def extend(self, key: Key, tokens: Sequence[TokenId]) -> None:
-        """Append tokens to a key's sequence, which may be new."""
-        node = self._ends.get(key, self._root)
+    def extend(self, key: Key, tokens: Sequence[TokenId], root: Hashable = None) -> None:
+        """Append tokens to a key's sequence, which may be new; then it is under `root`."""
         rest = list(tokens)
+        if not rest:
+            return
+        node = self._ends.get(key) or self._plant(key, root)
         self._lengths[key] = self.length(key) + len(rest)
         while rest:
             child = node.children.get(rest[0])
@@ -94,19 +98,24 @@ class PrefixTree(Generic[Key]):
             self._ends[key], self._lengths[key] = node, length
         else:
             del self._ends[key], self._lengths[key]
+            name = self._names.pop(key)
+            if not self._roots[name].children:
+                del self._roots[name]
 
-    def match(self, tokens: list[TokenId]) -> tuple[int, frozenset[Key]]:
+    def match(self, tokens: list[TokenId], root: Hashable = None) -> tuple[int, frozenset[Key]]:
         """Find the longest beginning of `tokens` that any sequence has, and who has it."""
         length, holders = 0, frozenset[Key]()
-        for node, shared in self._path(tokens):
+        for node, shared in self._path(tokens, root):
             length += shared
             holders = frozenset(node.keys)
         return length, holders
 
-    def match_whole(self, tokens: list[TokenId]) -> tuple[int, frozenset[Key]]:
+    def match_whole(
+        self, tokens: list[TokenId], root: Hashable = None
+    ) -> tuple[int, frozenset[Key]]:
         """Like `match`, of sequences that are a beginning of `tokens` from end to end."""
         length, best, holders = 0, 0, frozenset[Key]()
-        for node, shared in self._path(tokens):
+        for node, shared in self._path(tokens, root):
             length += shared
             if shared == len(node.tokens):
                 ending = frozenset(key for key in node.keys if self._ends[key] is node)
@@ -114,9 +123,11 @@ class PrefixTree(Generic[Key]):
                     best, holders = length, ending
         return best, holders
 
-    def _path(self, tokens: list[TokenId]) -> Iterator[tuple[_Node[Key], int]]:
+    def _path(self, tokens: list[TokenId], root: Hashable) -> Iterator[tuple[_Node[Key], int]]:
         """Go down along `tokens`: the nodes, and how much of each is shared."""
-        node, start = self._root, 0
+        node, start = self._roots.get(root), 0
+        if node is None:
+            return
         while start < len(tokens) and (child := node.children.get(tokens[start])) is not None:
             shared = shared_length(child.tokens, tokens[start : start + len(child.tokens)])
             yield child, shared
@@ -134,6 +145,11 @@ class PrefixTree(Generic[Key]):
         return [token for part in reversed(parts) for token in part]
 
     # -- the shape of the tree
+
+    def _plant(self, key: Key, name: Hashable) -> _Node[Key]:
+        """Find the root that a new key begins at."""
+        self._names[key] = name
+        return self._roots.setdefault(name, _Node([], None, set()))
 
     def _grow(self, node: _Node[Key], tokens: list[TokenId], key: Key) -> _Node[Key]:
         """Add tokens below a node that has no child for them."""
@@ -165,7 +181,7 @@ class PrefixTree(Generic[Key]):
         return parent
 
     def _nodes(self) -> Iterator[_Node[Key]]:
-        stack = list(self._root.children.values())
+        stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
             yield node
@@ -181,5 +197,7 @@ class PrefixTree(Generic[Key]):
             below = [child.keys for child in node.children.values()]
             ending = {key for key in node.keys if self._ends[key] is node}
             assert sum(map(len, below)) + len(ending) == len(node.keys), "a key goes two ways"
+        assert all(root.children for root in self._roots.values()), "a root that nobody needs"
         for key, length in self._lengths.items():
             assert len(self.tokens(key)) == length
+            assert key in self.match(self.tokens(key), self._names[key])[1]

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from time import monotonic
+from typing import Generic, Protocol, TypeVar
 
-from trioserve.engine.run import Run
+from trioserve.types import EmbeddingTask, Task
 
 #: After waiting for this many seconds, a task counts as one priority higher.
 AGEING_S = 10.0
 
 
-class WaitingQueue:
+class Waiter(Protocol):
+    """What the queue wants to know of a run."""
+
+    @property
+    def task(self) -> Task | EmbeddingTask:
+        """Whose turn it would be."""
+
+    @property
+    def submitted_at(self) -> float:
+        """When it came (monotonic)."""
+
+    @property
+    def admitted_at(self) -> float | None:
+        """When it first had its turn, if it has had it."""
+
+
+_Run = TypeVar("_Run", bound=Waiter)
+
+
+class WaitingQueue(Generic[_Run]):
     """Orders tasks by priority, then fairly between clients, then by arrival.
 
     Fair means start-time fair queueing: the clock of a client advances by ``1 / weight`` with
@@ -25,7 +45,7 @@ class WaitingQueue:
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
-        self._runs: dict[int, Run] = {}  # by task id, in order of arrival
+        self._runs: dict[int, _Run] = {}  # by task id, in order of arrival
         self._tags: dict[int, float] = {}  # by task id: when it starts, by its client's clock
         self._clocks: dict[str, float] = {}  # by client: the end of its last task
         self._clock = 0.0  # the start of the task that was admitted last
@@ -33,14 +53,14 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[_Run]:
         """Go through the runs in the order of their turns."""
         if not self._runs:
             return iter(())
         now, tags = self._now(), self._tags
         top = max(run.task.priority for run in self._runs.values())
 
-        def turn(run: Run) -> tuple[bool, int, float, int]:
+        def turn(run: _Run) -> tuple[bool, int, float, int]:
             task = run.task
             risen = task.priority + int((now - run.submitted_at) / AGEING_S)
             preempted = run.admitted_at is not None
@@ -48,11 +68,11 @@ class WaitingQueue:
 
         return iter(sorted(self._runs.values(), key=turn))
 
-    def get(self, task_id: int) -> Run | None:
+    def get(self, task_id: int) -> _Run | None:
         """Find a run, if it is there."""
         return self._runs.get(task_id)
 
-    def push(self, run: Run) -> None:
+    def push(self, run: _Run) -> None:
         """Add a run: a new one, or one that was preempted."""
         task = run.task
         start = max(self._clock, self._clocks.get(task.client, 0.0))
@@ -60,14 +80,14 @@ class WaitingQueue:
         if run.admitted_at is None:
             self._clocks[task.client] = start + 1 / task.weight
 
-    def admit(self, run: Run) -> None:
+    def admit(self, run: _Run) -> None:
         """Take out the run whose turn it is."""
         self._clock = max(self._clock, self._tags[run.task.id])
         self.remove(run.task.id)
         if not self._runs:
             self._clocks.clear()  # nobody is behind anybody
 
-    def remove(self, task_id: int) -> Run | None:
+    def remove(self, task_id: int) -> _Run | None:
         """Take a run out, if it is there."""
         self._tags.pop(task_id, None)
         return self._runs.pop(task_id, None)

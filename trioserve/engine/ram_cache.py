@@ -7,7 +7,7 @@ from collections import OrderedDict
 import attrs
 
 from trioserve.engine.prefix_tree import PrefixTree
-from trioserve.types import TokenId
+from trioserve.types import Adapters, TokenId
 
 
 @attrs.frozen
@@ -17,7 +17,7 @@ class _Entry:
 
 
 class RamCache:
-    """States of sequences by their tokens; the one unused for longest goes first.
+    """States of sequences by tokens and adapters; the one unused for longest goes first.
 
     Args:
         limit: the most bytes of state to hold.
@@ -40,28 +40,35 @@ class RamCache:
         if size > self.limit:
             return False
         while self.size + size > self.limit:
-            self._drop(next(iter(self._entries)))
+            self.drop(next(iter(self._entries)))
         return True
 
-    def put(self, tokens: list[TokenId], state: bytes) -> None:
+    def put(self, tokens: list[TokenId], adapters: Adapters, state: bytes) -> None:
         """Keep a state. What it holds from end to end need not be kept as well."""
-        for key in list(self._tree.match_whole(tokens)[1]):
-            self._drop(key)
+        for key in list(self._tree.match_whole(tokens, adapters)[1]):
+            self.drop(key)
         if not self.make_room(len(state)):
             return
         key, self._next = self._next, self._next + 1
         self._entries[key] = _Entry(list(tokens), state)
-        self._tree.extend(key, tokens)
+        self._tree.extend(key, tokens, adapters)
         self.size += len(state)
 
-    def holds(self, tokens: list[TokenId]) -> bool:
+    def holds(self, tokens: list[TokenId], adapters: Adapters) -> bool:
         """Whether all of `tokens` is here already."""
-        return self._tree.match(tokens)[0] == len(tokens)
+        return self._tree.match(tokens, adapters)[0] == len(tokens)
 
-    def find(self, tokens: list[TokenId]) -> tuple[int, int]:
-        """Find the longest beginning of `tokens`: its length, and the key for `take`."""
+    def find(self, tokens: list[TokenId], adapters: Adapters) -> tuple[int, int]:
+        """Find the longest beginning of `tokens`: its length, and the key for `get`."""
         match = self._tree.match if self._can_cut else self._tree.match_whole
-        length, keys = match(tokens)
+        length, keys = match(tokens, adapters)
+        return length, min(keys, default=-1)
+
+    def find_whole(self, tokens: list[TokenId], adapters: Adapters) -> tuple[int, int]:
+        """Find an entry with all of `tokens`, or else the longest that is a beginning of them."""
+        length, keys = self._tree.match(tokens, adapters)
+        if length < len(tokens):
+            length, keys = self._tree.match_whole(tokens, adapters)
         return length, min(keys, default=-1)
 
     def get(self, key: int) -> _Entry:
@@ -69,7 +76,8 @@ class RamCache:
         self._entries.move_to_end(key)
         return self._entries[key]
 
-    def _drop(self, key: int) -> None:
+    def drop(self, key: int) -> None:
+        """Forget an entry."""
         self.size -= len(self._entries.pop(key).state)
         self._tree.cut(key, 0)
 

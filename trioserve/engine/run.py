@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from time import monotonic
 
 from trioserve.engine.backend import Sampler
+from trioserve.engine.indent import Indentation
 from trioserve.engine.prefix_tree import shared_length
 from trioserve.engine.text import TextStream
+from trioserve.engine.thinking import ThinkingWatch
 from trioserve.types import (
     FinishReason,
     Task,
@@ -35,6 +38,9 @@ class Run:
         "cached",
         "finish_reason",
         "first_token_at",
+        "forced",
+        "has_new_line",
+        "indentation",
         "last_token_at",
         "n_discarded",
         "n_prompt",
@@ -48,6 +54,7 @@ class Run:
         "truncated",
         "unsent_probs",
         "unsent_tokens",
+        "watch",
     )
 
     def __init__(self, task: Task) -> None:
@@ -57,10 +64,17 @@ class Run:
         self.n_discarded = 0  # tokens that `shift` took out
         self.sampler: Sampler | None = None
         self.text = TextStream(task.options.stop)
+        least = task.options.n_indent
+        self.indentation = Indentation(least) if least else None
+        #: What comes next, instead of what would be sampled.
+        self.forced: deque[TokenId] = deque()
+        self.watch = ThinkingWatch(task.budget) if task.budget is not None else None
+        self.close_thinking()  # a budget of 0 may be used up by the prompt
         self.unsent_tokens: list[TokenId] = []
         self.unsent_probs: list[TokenProbs] = []
         self.paused = False
         self.truncated = False
+        self.has_new_line = False
         self.finish_reason: FinishReason | None = None
         self.cached = 0  # prompt tokens found in the KV cache at the first admission
         self.prefilled = 0  # prompt tokens prefilled before the first output
@@ -76,15 +90,21 @@ class Run:
         return len(self.tokens) + self.n_discarded - self.n_prompt
 
     def shift(self, n_keep: int) -> None:
-        """Take out the older half of the tokens after the first `n_keep`, to go on without them.
+        """Take out `n_discard` tokens after the first `n_keep`, or half, to go on without them.
 
         ::
 
-            | keep | discarded | newer half |  becomes  | keep | newer half |
+            | keep | discarded | newer ones |  becomes  | keep | newer ones |
         """
-        n_discard = max(1, (len(self.tokens) - n_keep) // 2)
+        n_left = len(self.tokens) - n_keep
+        n_discard = min(self.task.options.n_discard or max(1, n_left // 2), n_left - 1)
         del self.tokens[n_keep : n_keep + n_discard]
         self.n_discarded += n_discard
+
+    def close_thinking(self) -> None:
+        """Have the output go on with the end of its reasoning, if that has to end now."""
+        if self.watch is not None and self.text.is_whole:
+            self.forced += self.watch.closing()
 
     def shared_with(self, leader: Run) -> int:
         """Count the leading tokens of both prompts, at most all but the last of this one."""

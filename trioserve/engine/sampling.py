@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 
+from trioserve.engine.backend import Sampler
 from trioserve.engine.run import Run
 from trioserve.errors import TrioServeError
-from trioserve.types import TokenId, TokenProbs
+from trioserve.types import Options, TokenId, TokenProbs
 
 #: With fewer tokens in a tick, handing them out takes longer than sampling them.
 LEAST = 4
@@ -65,6 +66,9 @@ def _draw(run: Run, row: int) -> Draw | TrioServeError:
     assert run.sampler is not None
     options = run.task.options
     try:
+        if run.forced:
+            token = run.forced.popleft()
+            return Draw(token, _force(run.sampler, token, row, options))
         if not options.n_probs:
             return Draw(run.sampler.sample(row))
         token, probs = run.sampler.sample_with_probs(
@@ -73,3 +77,11 @@ def _draw(run: Run, row: int) -> Draw | TrioServeError:
         return Draw(token, probs)
     except TrioServeError as error:
         return error
+
+
+def _force(sampler: Sampler, token: TokenId, row: int, options: Options) -> TokenProbs | None:
+    probs = None
+    if options.n_probs:
+        probs = sampler.probs(row, token, options.n_probs, post=options.post_sampling_probs)
+    sampler.accept(token)
+    return probs

@@ -11,6 +11,8 @@ from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
 from trioserve.engine.strategy import BatchStrategy
+from trioserve.engine.turns import Turns
+from trioserve.types import Adapters, SlotState
 
 
 @attrs.frozen
@@ -20,6 +22,11 @@ class Work:
     slot: Slot
     n_tokens: int
     in_decode: bool
+
+
+#: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
+#: llama.cpp a few milliseconds, in which it plans its buffers.
+TURN = 0.02
 
 
 class Scheduler:
@@ -32,6 +39,7 @@ class Scheduler:
         n_batch: the most tokens of one tick; at least `n_slots`.
         cache: what the KV sequences hold; has at least `n_slots` of them.
         strategy: how a tick is shared between decode and prefill.
+        has_adapters: runs may have LoRA adapters, so that not all fit in one batch.
     """
 
     def __init__(
@@ -43,17 +51,24 @@ class Scheduler:
         n_batch: int,
         cache: PrefixCache,
         strategy: BatchStrategy,
+        has_adapters: bool = False,
     ) -> None:
         assert n_slots <= min(n_batch, len(cache.sequences))
         self.slots = [Slot(i) for i in range(n_slots)]
-        self.waiting = WaitingQueue()
+        self.waiting: WaitingQueue[Run] = WaitingQueue()
         self.n_ctx = n_ctx
         self.n_ctx_seq = n_ctx_seq
         self.n_batch = n_batch
         self.cache = cache
         self._strategy = strategy
+        self.turns = Turns(TURN) if has_adapters else None
         self._admitted: list[Slot] = []
         self._tick = 0
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters that the tick is to be computed with."""
+        return self.turns.current if self.turns is not None else ()
 
     # -- what comes in and goes out
 
@@ -85,6 +100,7 @@ class Scheduler:
     def release(self, slot: Slot) -> Run:
         """End the run of a slot. Its sequence is kept for later prompts."""
         run, seq = slot.give_up(self._tick)
+        slot.remember(run, seq)
         self.cache.release(seq)
         return run
 
@@ -103,6 +119,30 @@ class Scheduler:
         self.cache.cut(seq, 0)
         self.waiting.push(run)
 
+    # -- what an idle slot has computed
+
+    def save(self, slot: Slot) -> SlotState:
+        """Read what is there of a slot's last text; see `PrefixCache.export`."""
+        assert slot.run is None
+        return self.cache.export(slot.kept, slot.adapters)
+
+    def restore(self, slot: Slot, saved: SlotState) -> None:
+        """Make a saved text that of a slot, and let later prompts begin with it, in any slot.
+
+        Raises what `PrefixCache.adopt` raises.
+        """
+        assert slot.run is None
+        if saved.tokens:
+            self.cache.adopt(saved)
+        slot.kept, slot.adapters = list(saved.tokens), saved.adapters
+
+    def erase(self, slot: Slot) -> int:
+        """Forget a slot's last text; returns how many of its tokens were there."""
+        assert slot.run is None
+        n_erased = self.cache.forget(slot.kept, slot.adapters)
+        slot.kept = []
+        return n_erased
+
     @property
     def has_work(self) -> bool:
         """Whether the next tick has anything to do."""
@@ -118,7 +158,8 @@ class Scheduler:
         while (next_one := next(self._admissible(), None)) is not None:
             run, slot = next_one
             self.waiting.admit(run)
-            slot.take(run, self.cache.start(run.tokens, reuse=run.task.options.cache_prompt))
+            reuse = run.task.options.cache_prompt
+            slot.take(run, self.cache.start(run.tokens, run.task.adapters, reuse=reuse))
             if run.admitted_at is None:
                 self._admitted.append(slot)
         self._make_room()
@@ -156,6 +197,7 @@ class Scheduler:
             and not slot.run.paused
             and max(slot.n_held, self.cache.min_shared) < run.shared_with(slot.run)
             and slot.run.task.options.cache_prompt
+            and slot.run.task.adapters == run.task.adapters
             for slot in self.slots
         )
 
@@ -167,7 +209,7 @@ class Scheduler:
         pending = sum(slot.n_pending for slot in self.slots)
         shared = 0
         if run.task.options.cache_prompt:
-            shared, holders = self.cache.find(run.tokens[:-1])
+            shared, holders = self.cache.find(run.tokens[:-1], run.task.adapters)
             shared = shared if any(seq.running for seq in holders) else 0
         needed = len(run.tokens) + 1 - shared
         return self.cache.taken_by_running() + pending + needed <= self.n_ctx
@@ -185,12 +227,15 @@ class Scheduler:
     def _share(self) -> list[Work]:
         """Give every decoding slot its token and the prompts what the strategy says."""
         active = [slot for slot in self.slots if slot.run is not None and not slot.run.paused]
-        decode = [Work(slot, 1, True) for slot in active if slot.in_decode]
-        prefill = sorted((slot for slot in active if not slot.in_decode), key=arrival)
+        turn = active if self.turns is None else _whose_turn(active, self.turns)
+        decode = [Work(slot, 1, True) for slot in turn if slot.in_decode]
+        prefill = sorted((slot for slot in turn if not slot.in_decode), key=arrival)
         if not prefill:
             return decode
         pending = [slot.n_pending for slot in prefill]
-        shares = self._strategy.share(pending, len(decode), self.n_batch - len(decode))
+        # Streams that decode in another turn are held up by this tick, too.
+        n_decode = sum(slot.in_decode for slot in active)
+        shares = self._strategy.share(pending, n_decode, self.n_batch - len(decode))
         return decode + [
             Work(slot, n_tokens, False)
             for slot, n_tokens in zip(prefill, shares, strict=True)
@@ -212,10 +257,18 @@ class Scheduler:
             if slot.run is None or slot.seq is None:
                 continue
             assert slot.n_held <= self.n_ctx_seq
+            assert slot.seq.adapters == slot.run.task.adapters, "computed with other adapters"
             assert slot.run.tokens[: slot.n_held] == slot.seq.held, "the cache is another text's"
             assert slot.n_pending >= 1, "nothing left to decode"
             assert slot.n_pending == 1 or not slot.in_decode
         self.cache.check_integrity()
+
+
+def _whose_turn(active: list[Slot], turns: Turns) -> list[Slot]:
+    """Pick the slots that may be in one batch."""
+    adapters = [slot.run.task.adapters for slot in active if slot.run is not None]
+    turn = turns.take(adapters)
+    return [slot for slot, its in zip(active, adapters, strict=True) if its == turn]
 
 
 def arrival(slot: Slot) -> int:

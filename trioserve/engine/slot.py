@@ -6,7 +6,7 @@ import enum
 
 from trioserve.engine.prefix_cache import Sequence
 from trioserve.engine.run import Run
-from trioserve.types import SlotStatus
+from trioserve.types import Adapters, SlotStatus, Task, TokenId
 
 
 class SlotState(enum.Enum):
@@ -26,7 +26,7 @@ class Slot:
                    0          len(seq.held)               len(run.tokens)
     """
 
-    __slots__ = ("id", "in_decode", "last_used", "run", "seq")
+    __slots__ = ("adapters", "id", "in_decode", "kept", "last_task", "last_used", "run", "seq")
 
     def __init__(self, slot_id: int) -> None:
         self.id = slot_id
@@ -34,6 +34,11 @@ class Slot:
         self.seq: Sequence | None = None
         self.in_decode = False  # the run has logits to go on from, one token a tick
         self.last_used = 0  # the tick in which it was last given up
+        self.last_task: Task | None = None
+        #: While it is idle: the tokens that it computed last, and with which LoRA adapters. Its
+        #: sequence may be anything by now; the prefix cache knows what is left of them.
+        self.kept: list[TokenId] = []
+        self.adapters: Adapters = ()
 
     @property
     def state(self) -> SlotState:
@@ -58,6 +63,7 @@ class Slot:
         assert len(seq.held) < len(run.tokens), "one token must be decoded, to have logits"
         self.run, self.seq = run, seq
         self.in_decode = False
+        self.kept, self.last_task = [], run.task
 
     def give_up(self, tick: int) -> tuple[Run, Sequence]:
         """Take the run out, and its sequence."""
@@ -68,6 +74,10 @@ class Slot:
         self.last_used = tick
         return run, seq
 
+    def remember(self, run: Run, seq: Sequence) -> None:
+        """Note what a run has left in its sequence."""
+        self.kept, self.adapters = run.tokens[: len(seq.held)], seq.adapters
+
     def status(self, n_ctx: int) -> SlotStatus:
         """Describe the slot."""
         run = self.run
@@ -77,9 +87,10 @@ class Slot:
             n_ctx=n_ctx,
             task_id=run.task.id if run else None,
             n_prompt=run.n_prompt if run else 0,
-            n_past=self.n_held,
+            n_past=self.n_held if run else len(self.kept),
             n_cached=run.cached if run else 0,
             n_decoded=run.n_output if run else 0,
             paused=run.paused if run else False,
-            task=run.task if run else None,
+            has_new_line=run.has_new_line if run else False,
+            task=self.last_task,
         )

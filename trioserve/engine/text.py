@@ -32,6 +32,11 @@ class TextStream:
         text = self._decoder.decode(piece)
         return self._release(text) if self._stops else text
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the bytes so far end with a whole character."""
+        return not self._decoder.getstate()[0]
+
     def flush(self) -> str:
         """Return what is held back, at the end of the output.
 

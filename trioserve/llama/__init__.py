@@ -2,7 +2,8 @@
 
 `library` finds the C functions and takes llama.cpp's log lines; `model`, `vocab`, `context`,
 `memory`, `batch` and `sampling` wrap one C object each; `chain` turns `SamplingParams` into a
-sampler chain; `machine` knows cores and memory; `backend` joins them into what the engine asks for.
+sampler chain; `machine` knows cores and memory; `backend` joins them into what the engine asks for,
+and `embedding` into what the engine for embeddings does.
 Everything that reaches C is checked first, because llama.cpp ends the process on bad values.
 Importing this package is cheap: llama_cpp is imported by the first call of `load`.
 """
@@ -15,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trioserve.config import Config
     from trioserve.llama.backend import LlamaBackend
+    from trioserve.llama.embedding import LlamaEmbedder
 
 __all__ = ["LlamaBackend", "check_library", "load"]
 
 
-def load(config: Config, *, progress: Callable[[float], bool] | None = None) -> LlamaBackend:
+def load(
+    config: Config, *, progress: Callable[[float], bool] | None = None
+) -> LlamaBackend | LlamaEmbedder:
     """Load a model and make its context. Blocks, for seconds or minutes: call it in a thread.
 
     Args:
@@ -31,6 +35,10 @@ def load(config: Config, *, progress: Callable[[float], bool] | None = None) -> 
         ModelLoadError: the file or the context cannot be used, or `progress` gave up.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
+    if config.makes_vectors:
+        from trioserve.llama.embedding import LlamaEmbedder
+
+        return LlamaEmbedder.load(config, progress=progress)
     from trioserve.llama.backend import LlamaBackend
 
     return LlamaBackend.load(config, progress=progress)

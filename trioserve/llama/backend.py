@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from weakref import WeakSet
 
 import structlog
 
 from trioserve.config import Config
-from trioserve.llama import chain
+from trioserve.errors import InvalidRequestError, ModelLoadError
+from trioserve.llama import chain, state_file
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params, threads
-from trioserve.llama.grammar import CompiledGrammar, Compiler
-from trioserve.llama.machine import allowed_cpus
+from trioserve.llama.grammar import Compiler
+from trioserve.llama.late import matcher_for
+from trioserve.llama.lora import LoadedAdapters
+from trioserve.llama.machine import allowed_cpus, free_memory
+from trioserve.llama.matcher import CompiledGrammar
 from trioserve.llama.model import Model, Progress
 from trioserve.llama.sampling import Sampler
 from trioserve.llama.vocab import Vocab
-from trioserve.types import Constraint, Grammar, ModelInfo, SamplingParams, TokenId
+from trioserve.types import (
+    AdapterInfo,
+    Adapters,
+    Constraint,
+    Grammar,
+    ModelInfo,
+    SamplingParams,
+    SlotState,
+    TokenId,
+)
 
 _log = structlog.get_logger("llama")
 
@@ -29,18 +43,28 @@ class LlamaBackend:
     """
 
     def __init__(
-        self, model: Model, context: Context, *, n_slots: int, n_spare_cores: int = 0
+        self,
+        model: Model,
+        context: Context,
+        *,
+        n_slots: int,
+        n_spare_cores: int = 0,
+        n_ctx_most: int | None = None,  # of one sequence; none: as in training
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         self._model = model
         self._context = context
         self._memory = context.memory
+        self._state_prefix = self._memory.save(0)[: state_file.PREFIX]
         self._compiler = Compiler(model.vocab, n_threads=min(max(1, n_spare_cores), n_slots))
         self._samplers: WeakSet[Sampler] = WeakSet()
         self.info: ModelInfo = model.info
         self.vocab: Vocab = model.vocab
         self.n_ctx: int = context.n_ctx
-        self.n_ctx_seq: int = min(context.n_ctx_seq, model.info.n_ctx_train)
+        self.n_ctx_seq: int = min(context.n_ctx_seq, n_ctx_most or model.info.n_ctx_train)
         self.n_batch: int = context.n_batch
+        self._lora = adapters
+        self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
         self.n_slots: int = n_slots
         self.n_spare_cores = n_spare_cores
         self.n_seqs: int = context.n_seqs
@@ -49,7 +73,7 @@ class LlamaBackend:
         self.batch: Batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         if self.n_ctx_seq < context.n_ctx_seq:
             _log.info(
-                "a sequence is limited to what the model was trained for",
+                "a sequence is limited by the model's training or the configuration",
                 n_ctx_seq=self.n_ctx_seq,
                 n_ctx=self.n_ctx,
             )
@@ -59,12 +83,30 @@ class LlamaBackend:
         """Load a model and make its context; see `trioserve.llama.load`."""
         model = Model.load(config, progress=progress)
         try:
+            adapters = LoadedAdapters(model, config.lora_files)
             context = Context(model, generation_params(model, config))
+            _check_generates(model, context)
         except BaseException:
             model.close()
             raise
         n_spare = max(0, len(allowed_cpus()) - threads(config.threads))
-        return cls(model, context, n_slots=config.parallel, n_spare_cores=n_spare)
+        stretch = max(1.0, 1 / (config.rope_freq_scale or 1.0))
+        n_ctx_most = int(model.info.n_ctx_train * stretch)
+        if config.kv_unified_per_slot:
+            n_ctx_most = min(n_ctx_most, config.kv_unified_per_slot)
+        return cls(
+            model,
+            context,
+            n_slots=config.parallel,
+            n_spare_cores=n_spare,
+            n_ctx_most=n_ctx_most,
+            adapters=adapters,
+        )
+
+    def set_adapters(self, adapters: Adapters) -> None:
+        """Use these LoRA adapters, and no others, from the next `decode` on."""
+        if self._lora is not None:
+            self._lora.use(self._context, adapters)
 
     def decode(self) -> None:
         """Run the batch.
@@ -104,7 +146,7 @@ class LlamaBackend:
         if constraint is not None:
             if not isinstance(constraint, CompiledGrammar):
                 raise TypeError("the constraint is of another backend")
-            matcher = constraint.matcher(chain.banned(params, self.vocab))
+            matcher = matcher_for(constraint, chain.banned(params, self.vocab))
         sampler = Sampler(
             self._context,
             self.vocab,
@@ -174,6 +216,39 @@ class LlamaBackend:
         """
         self._memory.restore(seq, data)
 
+    def write_state(self, path: Path, saved: SlotState) -> int:
+        """Write a file that llama-server reads, too, whole or not at all; returns its size.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        return state_file.write(path, saved, self.adapters)
+
+    def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
+        """Read such a file, from here or from llama-server, and its size.
+
+        `adapters` are those of a file that does not say which it was computed with.
+
+        Raises:
+            InvalidRequestError: it is no such file, or is of another model.
+            OSError: it cannot be read.
+        """
+        free = free_memory()
+        if free is not None and path.stat().st_size > free:
+            raise InvalidRequestError(
+                "Unable to restore slot: the file is larger than the memory that is free.",
+                param="filename",
+            )
+        saved, size = state_file.read(
+            path, self._state_prefix, self.adapters, adapters, most=self.n_ctx_seq
+        )
+        if any(not 0 <= token < self.vocab.n_tokens for token in saved.tokens):
+            raise InvalidRequestError(
+                "Unable to restore slot: the file is of a model with other tokens.",
+                param="filename",
+            )
+        return saved, size
+
     def close(self) -> None:
         """Free the samplers, the context and the model, in this order. Closing twice is fine."""
         for sampler in list(self._samplers):
@@ -187,3 +262,12 @@ class LlamaBackend:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_generates(model: Model, context: Context) -> None:
+    if not context.has_cache:
+        context.close()
+        raise ModelLoadError(
+            f"The model in {model.info.path} is for embeddings, and makes no text: it needs "
+            "--embeddings, or --reranking if it ranks documents."
+        )

@@ -102,6 +102,10 @@ class Batch:
             raise EngineError(f"The batch has no row {row}; it has {self._size}.")
         self._flags[row] = 1
 
+    def want_all(self) -> None:
+        """Ask for the logits, or the vectors, of all rows that are there."""
+        self._logits[: self._size] = 1
+
     def seal(self) -> Any:
         """Return the structure that `llama_decode` takes, with the tokens that are there now."""
         self._struct.n_tokens = self._size

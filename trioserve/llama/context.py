@@ -21,6 +21,16 @@ from trioserve.llama.machine import free_memory, physical_cores
 from trioserve.llama.memory import Memory
 from trioserve.llama.model import Model, gib
 
+_ROPE_SCALINGS = {"auto": -1, "none": 0, "linear": 1, "yarn": 2}
+_POSITIONS = (
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_orig_ctx",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_slow",
+    "yarn_beta_fast",
+)
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -67,6 +77,8 @@ class Context:
         self.n_batch: int = lib.llama_n_batch(handle)
         self.n_ubatch: int = lib.llama_n_ubatch(handle)
         self.n_seqs: int = lib.llama_n_seq_max(handle)
+        #: Encoders have none: each batch stands alone, and there are no logits.
+        self.has_cache: bool = lib.llama_get_memory(handle) is not None
         #: One byte a row of the last batch: 1 where there are logits.
         self.rows = b""
         #: Whether all sequences share the cells. One sequence alone has all of them anyway.
@@ -85,7 +97,8 @@ class Context:
         self.rows = b""
         if not len(batch):
             return
-        code = lib.llama_decode(self.handle, batch.seal())
+        run = lib.llama_decode if self.has_cache else lib.llama_encode
+        code = run(self.handle, batch.seal())
         if code == 0:
             self.rows = batch.rows()
             self.memory.settle()
@@ -94,7 +107,7 @@ class Context:
         if code == 1:
             self.memory.settle()
             raise KVCacheFullError(f"The KV cache has no room for a batch of {len(batch)} tokens.")
-        raise DecodeError(f"llama_decode failed with code {code}: {why}.")
+        raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
 
     def close(self) -> None:
         """Free it. Closing twice is fine."""
@@ -124,7 +137,8 @@ def generation_params(model: Model, config: Config) -> Any:
     params = lib.llama_context_default_params()
     # llama.cpp counts cells in steps of 256, and ends the process if a batch could not hold one
     # token of each sequence.
-    params.n_ctx = _pad(config.ctx_size or model.info.n_ctx_train)
+    wanted = config.ctx_size or config.parallel * config.kv_unified_per_slot
+    params.n_ctx = _pad(wanted or model.info.n_ctx_train)
     params.n_seq_max = sequences(config)
     params.n_batch = max(config.batch_size, params.n_seq_max)
     params.n_ubatch = min(config.ubatch_size, params.n_batch)
@@ -136,7 +150,12 @@ def generation_params(model: Model, config: Config) -> Any:
     params.type_k = _CACHE_TYPES[config.cache_type_k].number
     params.type_v = _CACHE_TYPES[config.cache_type_v].number
     params.kv_unified = config.kv_unified
-    params.swa_full = False  # as llama-server: layers with a sliding window keep the window only
+    params.swa_full = config.swa_full
+    params.offload_kqv = config.kv_offload
+    params.op_offload = config.op_offload
+    params.rope_scaling_type = _ROPE_SCALINGS[config.rope_scaling]
+    for name in _POSITIONS:
+        setattr(params, name, getattr(config, name))
     params.no_perf = True
     _check_memory(model, config, params)
     return params
@@ -172,7 +191,7 @@ def kv_cache_size(model: Model, config: Config, n_ctx: int) -> int:
         return 0
     arch, metadata, info = model.arch, model.metadata, model.info
     layers = info.n_layer
-    if lib.llama_model_n_swa(model.handle) > 0:
+    if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
         pattern = metadata.get(f"{arch}.attention.sliding_window_pattern", "")
         layers = layers // int(pattern) if pattern.isdecimal() and int(pattern) > 0 else 0
     width = info.n_embd // max(1, lib.llama_model_n_head(model.handle))
@@ -190,7 +209,8 @@ def kv_cache_size(model: Model, config: Config, n_ctx: int) -> int:
 def _check_memory(model: Model, config: Config, params: Any) -> None:
     """Refuse what would make the system end the process: the cache is written to at once."""
     free = free_memory()
-    if free is None or (lib.llama_supports_gpu_offload() and config.n_gpu_layers != 0):
+    on_gpu = lib.llama_supports_gpu_offload() and config.n_gpu_layers != 0 and config.kv_offload
+    if free is None or on_gpu:
         return  # unknown, or on a GPU, where an allocation that is too large fails cleanly
     cells = params.n_ctx
     if not config.kv_unified:

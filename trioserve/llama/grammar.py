@@ -14,18 +14,24 @@ import json
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, TypeVar
 
+import attrs
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
 
-from trioserve.errors import EngineError, InvalidRequestError, TrioServeError
-from trioserve.llama import gbnf, json_schema
-from trioserve.llama.mask import Mask
+from trioserve.errors import EngineError, InvalidRequestError
+from trioserve.llama import gbnf, json_schema, tool_lark
+from trioserve.llama.mask import Mask, all_but
+from trioserve.llama.matcher import CompiledGrammar, Matcher, advance_all, brief
+from trioserve.llama.name_index import NameIndex
+from trioserve.llama.tokenizer import make_tokenizer
 from trioserve.llama.vocab import Vocab
-from trioserve.types import Constraint, Grammar, TokenId
+from trioserve.types import Grammar, TokenId
 
 _T = TypeVar("_T")
 
@@ -45,127 +51,6 @@ _LIMITS: dict[str, Any] = {
 _JSON_OPTIONS: Any = {"lenient": False, "whitespace_pattern": r"[ ]|\n{1,2}[ \t]{0,20}"}
 _SOURCE_MAX = 2**16  # characters of GBNF, or of a regular expression
 _CACHED_MAX = 64
-#: Seconds that the inference thread waits for a mask; it should take a thousandth of that.
-_WAIT_SECONDS = 5.0
-
-
-def _advance(due: list[tuple[Matcher, TokenId, Future[Mask]]]) -> None:
-    """Make masks, in a thread of the pool."""
-    for matcher, token, pending in due:
-        if not pending.set_running_or_notify_cancel():
-            continue  # its task is gone
-        try:
-            pending.set_result(matcher.advance(token))
-        except TrioServeError as error:
-            pending.set_exception(error)
-
-
-class CompiledGrammar(Constraint):
-    """A grammar in llguidance's form, and the tokens that an output may begin with."""
-
-    __slots__ = ("_compiler", "_matcher", "first")
-
-    def __init__(self, grammar: Grammar, compiler: Compiler, matcher: LLMatcher) -> None:
-        super().__init__(grammar)
-        self._compiler = compiler
-        self._matcher = matcher
-        self.first = _next_mask(matcher, compiler.n_vocab)
-
-    def matcher(self, banned: Sequence[TokenId] = ()) -> Matcher:
-        """Make what follows one output.
-
-        Args:
-            banned: tokens that the request forbids.
-
-        Raises:
-            InvalidRequestError: the grammar begins with nothing but those.
-        """
-        return Matcher(self, self._matcher.deep_copy(), self._compiler, banned)
-
-
-class Matcher:
-    """Follows one output through a grammar.
-
-    To be used by the inference thread; the next mask is made by another.
-    """
-
-    def __init__(
-        self,
-        compiled: CompiledGrammar,
-        matcher: LLMatcher,
-        compiler: Compiler,
-        banned: Sequence[TokenId],
-    ) -> None:
-        self._compiled = compiled
-        self._matcher = matcher
-        self._compiler = compiler
-        self._banned = np.array(sorted(set(banned)), dtype=np.int32)
-        self._mask: Mask | None = self._allowed(compiled.first)
-        self._pending: Future[Mask] | None = None
-        self._over = False
-
-    def mask(self) -> Mask:
-        """Return which tokens may come next; waits until that is known.
-
-        Raises:
-            EngineError: llguidance gave up, or takes too long.
-            InvalidRequestError: the request forbids every token that the grammar allows.
-        """
-        if self._mask is None:
-            if self._pending is None:
-                raise EngineError("The output has ended, or its grammar is closed.")
-            if any(matcher is self for matcher, _, _ in self._compiler.due):
-                self._compiler.start()  # nothing was decoded since
-            try:
-                self._mask = self._pending.result(_WAIT_SECONDS)
-            except TimeoutError:
-                raise EngineError("The grammar takes too long to follow.") from None
-            except EngineError:
-                # Other tasks share some of its state, which may have come to a limit.
-                self._compiler.forget(self._compiled)
-                raise
-            self._pending = None
-        return self._mask
-
-    def accept(self, token: TokenId) -> None:
-        """Go on with a token that the mask allows; `Compiler.start` has the next mask made.
-
-        Raises:
-            EngineError: the mask does not allow it.
-        """
-        if self._mask is None or token not in self._mask:
-            raise EngineError(f"The grammar does not allow token {token}, which was chosen.")
-        self._mask = None
-        if token not in self._compiler.ends:
-            self._pending = Future()
-            self._compiler.due.append((self, token, self._pending))
-
-    def close(self) -> None:
-        """Drop it. A mask that is being made is finished by its thread, and dropped then."""
-        if self._pending is not None:
-            self._pending.cancel()
-        self._mask = self._pending = None
-
-    def advance(self, token: TokenId) -> Mask:
-        """Make the next mask. Nobody else uses the matcher meanwhile.
-
-        Raises:
-            EngineError: llguidance gave up.
-            InvalidRequestError: the request forbids every token that the grammar allows.
-        """
-        try:
-            if not self._matcher.consume_token(token):
-                raise EngineError(f"The grammar cannot go on: {_brief(self._matcher.get_error())}.")
-            return self._allowed(_next_mask(self._matcher, self._compiler.n_vocab))
-        except TrioServeError:
-            raise
-        except BaseException as error:  # a panic in Rust is not an Exception
-            raise EngineError(f"The grammar cannot go on: {error!r:.200}") from error
-
-    def _allowed(self, mask: Mask) -> Mask:
-        if not len(self._banned):
-            return mask
-        return mask.without(self._banned, self._compiler.end_ids, self._compiler.n_vocab)
 
 
 class Compiler:
@@ -207,6 +92,40 @@ class Compiler:
                 return known
             return _with_stack(lambda: self._compile(grammar))
 
+    @cached_property
+    def names(self) -> NameIndex:
+        """Tokens by their names."""
+        return NameIndex(self._vocab.names)
+
+    def newlines(self, most: int) -> NDArray[np.int32]:
+        """Return the tokens that are nothing but newlines, and not more than `most`."""
+        ids = [token for n in range(1, most + 1) for token in self.names.find(b"\n" * n)]
+        return np.array(ids, dtype=np.int32)
+
+    @cached_property
+    def no_end(self) -> Mask:
+        """Anything but the end of the output."""
+        return all_but(self.end_ids, self.n_vocab)
+
+    @cached_property
+    def control(self) -> dict[str, TokenId]:
+        """Control tokens by their names, which are no text of theirs."""
+        pairs = enumerate(zip(self._vocab.pieces, self._vocab.names, strict=True))
+        return {
+            name.decode(errors="replace"): token
+            for token, (piece, name) in pairs
+            if name and piece != name
+        }
+
+    def name_of(self, token: TokenId) -> bytes:
+        """The text of a token, or the name of a control token."""
+        return self._vocab.names[token]
+
+    def split(self, text: bytes) -> list[TokenId]:
+        """Turn text into tokens, as a matcher takes them."""
+        assert self._tokenizer is not None
+        return self._tokenizer.tokenize_bytes(text)
+
     def start(self) -> None:
         """Have the masks made that are due.
 
@@ -216,7 +135,7 @@ class Compiler:
         if self.due:
             due, self.due = self.due, []
             for i in range(min(self._n_threads, len(due))):
-                self._pool.submit(_advance, due[i :: self._n_threads])
+                self._pool.submit(advance_all, due[i :: self._n_threads])
 
     def forget(self, compiled: CompiledGrammar) -> None:
         """Compile the grammar anew when it is needed again."""
@@ -242,22 +161,36 @@ class Compiler:
         if not self.ends:
             raise _invalid(grammar, "the model has no token that ends an output")
         if self._tokenizer is None:
-            self._tokenizer = _make_tokenizer(self._vocab)
+            self._tokenizer = make_tokenizer(self._vocab)
         try:
             if grammar.kind == "json_schema":
                 matcher = _from_schema(json_schema.read(grammar.source), self._tokenizer)
+            elif grammar.kind == "tools":
+                matcher = self._from_tools(grammar, self._tokenizer)
             else:
                 matcher = self._from_text(grammar, self._tokenizer)
             compiled = CompiledGrammar(grammar, self, matcher)
+        except tool_lark.PartError as error:
+            raise _invalid(attrs.evolve(grammar, param=error.param), str(error)) from error
         except (gbnf.GbnfError, json_schema.SchemaError, _RefusedError) as error:
             raise _invalid(grammar, str(error)) from error
         except EngineError as error:
             raise _invalid(grammar, error.message.rstrip(".")) from error
+        if grammar.thinking is not None:
+            self.names  # noqa: B018 (made now, not on the inference thread)
         with self._lock:
             self._compiled[grammar] = compiled
             if len(self._compiled) > _CACHED_MAX:
                 self._compiled.popitem(last=False)
         return compiled
+
+    def _from_tools(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+        lark = tool_lark.to_lark(grammar.source, self.control, self.ends, _JSON_OPTIONS)
+        matcher = _matcher(LLMatcher.grammar_from_lark(lark), tokenizer)
+        if matcher.is_error():
+            tool_lark.blame(grammar.source, lambda schema: _from_schema(schema, tokenizer))
+            raise _RefusedError(brief(matcher.get_error()))
+        return matcher
 
     def _from_text(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         if grammar.kind == "json_object":
@@ -270,7 +203,7 @@ class Compiler:
             text = LLMatcher.grammar_from_lark(gbnf.to_lark(grammar.source, self._name_token))
         matcher = _matcher(text, tokenizer)
         if matcher.is_error():
-            raise _RefusedError(_brief(matcher.get_error()))
+            raise _RefusedError(brief(matcher.get_error()))
         return matcher
 
     def _name_token(self, token: str | int, negated: bool) -> str | None:
@@ -286,39 +219,6 @@ class Compiler:
             return f"<[{token}]>"
         others = sorted(self.ends | {token})  # the output does not end in the middle
         return f"<[^{','.join(map(str, others))}]>"
-
-
-class _Words:
-    """The vocabulary as llguidance's `TokenizerWrapper` wants it.
-
-    llguidance has a way of its own to call llama.cpp's tokenizer. It would do so with any text of
-    a schema, and after the model is closed.
-    """
-
-    bos_token_id = None
-
-    def __init__(self, vocab: Vocab) -> None:
-        self.eos_token_id = min(vocab.end_of_generation)
-        self.tokens = list(vocab.names)
-        # What has a name and no text is no text to a grammar either.
-        pairs = enumerate(zip(vocab.pieces, vocab.names, strict=True))
-        self.special_token_ids = [token for token, (piece, name) in pairs if piece != name]
-        self.fallback: LLTokenizer | None = None
-        self._vocab = vocab
-
-    def __call__(self, text: str) -> list[TokenId]:
-        try:
-            return list(self._vocab.tokenize(text, parse_special=False))
-        except InvalidRequestError:  # a word too long for llama.cpp; any split will do
-            return self.fallback.greedy_tokenize(text) if self.fallback is not None else []
-
-
-def _make_tokenizer(vocab: Vocab) -> LLTokenizer:
-    words = _Words(vocab)
-    # This is done in two steps because llguidance keeps the GIL: 0.1 s each for 150,000 tokens.
-    ends = sorted(vocab.end_of_generation)
-    words.fallback = LLTokenizer(TokenizerWrapper(words), eos_token=ends, slices=[])
-    return words.fallback.with_slices(LLTokenizer.json_slices())
 
 
 class _RefusedError(Exception):
@@ -343,34 +243,15 @@ def _from_schema(schema: Any, tokenizer: LLTokenizer) -> LLMatcher:
     try:
         matcher = attempt(schema)
     except ValueError as error:  # numbers that JSON does not have
-        raise json_schema.SchemaError(_brief(str(error))) from error
+        raise json_schema.SchemaError(brief(str(error))) from error
     if problem := matcher.get_error():
         path = json_schema.locate(schema, problem, lambda part: attempt(part).get_error())
-        raise json_schema.SchemaError(_brief(problem), path)
+        raise json_schema.SchemaError(brief(problem), path)
     return matcher
-
-
-def _next_mask(matcher: LLMatcher, n_vocab: int) -> Mask:
-    words = np.zeros(-(-n_vocab // 32), dtype=np.int32)
-    try:
-        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-    except ValueError as error:
-        raise EngineError(f"The grammar cannot go on: {_brief(str(error))}.") from error
-    if matcher.is_error():
-        raise EngineError(f"The grammar cannot go on: {_brief(matcher.get_error())}.")
-    return Mask(words, n_vocab)
 
 
 def _invalid(grammar: Grammar, problem: str) -> InvalidRequestError:
     return InvalidRequestError(f"'{grammar.param}' cannot be used: {problem}.", param=grammar.param)
-
-
-def _brief(problem: str) -> str:
-    """Make a part of a sentence of what llguidance says, without the drawing below it."""
-    lines = [line.strip() for line in problem.splitlines() if line.strip()] or ["unknown error"]
-    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    text = f"invalid regex: {causes[-1]}" if causes else lines[0]
-    return text[:300].rstrip(" .:")
 
 
 def _with_stack(function: Callable[[], _T]) -> _T:

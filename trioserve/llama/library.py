@@ -23,15 +23,23 @@ WANTED = "0.3.36"
 
 #: Every C function that this package calls. A test compares it with the sources.
 FUNCTIONS = (
+    "llama_adapter_get_alora_n_invocation_tokens",
+    "llama_adapter_lora_init",
+    "llama_adapter_meta_val_str",
     "llama_backend_init",
     "llama_context_default_params",
     "llama_decode",
+    "llama_encode",
     "llama_free",
     "llama_ftype_name",
+    "llama_get_causal_attn",
+    "llama_get_embeddings",
+    "llama_get_embeddings_seq",
     "llama_get_logits_ith",
     "llama_get_memory",
     "llama_init_from_model",
     "llama_log_set",
+    "llama_max_devices",
     "llama_max_parallel_sequences",
     "llama_memory_can_shift",
     "llama_memory_seq_add",
@@ -54,8 +62,10 @@ FUNCTIONS = (
     "llama_model_meta_count",
     "llama_model_meta_key_by_index",
     "llama_model_meta_val_str_by_index",
+    "llama_model_n_cls_out",
     "llama_model_n_ctx_train",
     "llama_model_n_embd",
+    "llama_model_n_embd_out",
     "llama_model_n_head",
     "llama_model_n_head_kv",
     "llama_model_n_layer",
@@ -67,6 +77,9 @@ FUNCTIONS = (
     "llama_n_ctx_seq",
     "llama_n_seq_max",
     "llama_n_ubatch",
+    "llama_numa_init",
+    "llama_pooling_type",
+    "llama_print_system_info",
     "llama_sampler_accept",
     "llama_sampler_apply",
     "llama_sampler_chain_add",
@@ -93,20 +106,29 @@ FUNCTIONS = (
     "llama_sampler_init_xtc",
     "llama_sampler_name",
     "llama_sampler_sample",
+    "llama_set_adapters_lora",
     "llama_state_seq_get_data",
     "llama_state_seq_get_size",
     "llama_state_seq_set_data",
     "llama_supports_gpu_offload",
     "llama_token_to_piece",
     "llama_tokenize",
+    "llama_version",
     "llama_vocab_bos",
     "llama_vocab_eos",
     "llama_vocab_eot",
+    "llama_vocab_fim_mid",
+    "llama_vocab_fim_pre",
+    "llama_vocab_fim_rep",
+    "llama_vocab_fim_sep",
+    "llama_vocab_fim_suf",
     "llama_vocab_get_add_bos",
     "llama_vocab_get_add_eos",
+    "llama_vocab_get_add_sep",
     "llama_vocab_get_suppress_tokens",
     "llama_vocab_is_eog",
     "llama_vocab_n_tokens",
+    "llama_vocab_sep",
     "llama_vocab_type",
 )
 
@@ -217,11 +239,12 @@ def _on_log(level: int, text: bytes | None, _data: object) -> None:
 
 # ctypes does not keep a callback alive, so the module does.
 _callback: Any = None
+_NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
 _starting = threading.Lock()
 
 
-def start() -> None:
-    """Check the library, take its log lines, and set it up once.
+def start(numa: str = "none") -> None:
+    """Check the library, take its log lines, and set it up once, for such a NUMA machine.
 
     llama.cpp's log function is one for the process, so it is taken again with each model: another
     user of llama_cpp may have changed it.
@@ -238,6 +261,8 @@ def start() -> None:
         lib.llama_log_set(_callback, None)
         if first:
             lib.llama_backend_init()
+        if numa != "none":
+            lib.llama_numa_init(_NUMA[numa])  # does nothing the second time
 
 
 def take_errors() -> list[str]:

@@ -36,6 +36,12 @@ class Mask:
     def __contains__(self, token: TokenId) -> bool:
         return bool(self._words[token >> 5] >> (token & 31) & 1)
 
+    def joined(self, others: NDArray[np.int32], n_vocab: int) -> Mask:
+        """Allow these tokens too."""
+        bits = unpack(self._words, n_vocab).copy()
+        bits[others] = True
+        return Mask(pack(bits), n_vocab)
+
     def ids(self, n_vocab: int) -> NDArray[np.int32]:
         """Return the ids of the allowed tokens, in order."""
         if self.allowed is not None:
@@ -60,6 +66,24 @@ class Mask:
                 param="logit_bias",
             )
         return Mask(pack(bits), n_vocab)
+
+
+def of(ids: NDArray[np.int32], n_vocab: int) -> Mask:
+    """Allow some tokens, and no other.
+
+    Raises:
+        EngineError: there are none.
+    """
+    bits = np.zeros(n_vocab, dtype=np.bool_)
+    bits[ids] = True
+    return Mask(pack(bits), n_vocab)
+
+
+def all_but(ids: NDArray[np.int32], n_vocab: int) -> Mask:
+    """Allow all tokens but some."""
+    bits = np.ones(n_vocab, dtype=np.bool_)
+    bits[ids] = False
+    return Mask(pack(bits), n_vocab)
 
 
 def unpack(words: NDArray[np.int32], n_vocab: int) -> NDArray[np.bool_]:

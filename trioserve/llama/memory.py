@@ -119,8 +119,10 @@ class Memory:
         source = np.frombuffer(data, dtype=np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         library.take_errors()
-        if not lib.llama_state_seq_set_data(self._context, pointer, len(data), seq):
-            why = library.reason(library.take_errors())
+        read = lib.llama_state_seq_set_data(self._context, pointer, len(data), seq)
+        if not read or read != len(data):
+            why = "it has something behind its end" if read else ""
+            why = why or library.reason(library.take_errors())
             self.remove(seq, 0)
             raise InvalidRequestError(f"The saved state does not fit this model's context: {why}.")
 

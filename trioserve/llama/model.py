@@ -12,7 +12,7 @@ from typing import Any
 
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama import library
+from trioserve.llama import devices, library
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.vocab import Vocab
@@ -36,9 +36,10 @@ class Model:
 
     def __init__(self, handle: Any, path: Path, config: Config) -> None:
         self.handle: Any = handle
+        self._swa_full = config.swa_full
         try:
             self._check_kind(path)
-            self.metadata = _metadata(handle)
+            self.metadata = _metadata(handle) | devices.overridden(config)
             self.vocab = Vocab(lib.llama_model_get_vocab(handle), self.metadata)
             self.info = self._describe(path, config)
         except BaseException:
@@ -53,7 +54,7 @@ class Model:
             ModelLoadError: it is missing, not a GGUF, cut short, too large, of a kind that does not
                 generate text, or `progress` gave up.
         """
-        library.start()
+        library.start(config.numa)
         path = BUNDLED if config.model is None else Path(config.model)
         check_file(path)
         _check_size(path, config)
@@ -90,7 +91,7 @@ class Model:
         return not (
             lib.llama_model_is_recurrent(handle)
             or lib.llama_model_is_hybrid(handle)
-            or lib.llama_model_n_swa(handle) > 0
+            or (lib.llama_model_n_swa(handle) > 0 and not self._swa_full)
         )
 
     def _check_kind(self, path: Path) -> None:
@@ -110,7 +111,7 @@ class Model:
         template = lib.llama_model_chat_template(handle, None)
         ftype = lib.llama_ftype_name(lib.llama_model_ftype(handle))
         return ModelInfo(
-            name=config.alias or path.name,
+            name=next(iter(config.aliases), path.name),
             path=str(path),
             description=_text(lib.llama_model_desc, handle),
             ftype=(ftype or b"unknown").decode(errors="replace"),
@@ -183,6 +184,7 @@ def _load_weights(path: Path, config: Config, progress: Progress | None) -> Any:
     params.n_gpu_layers = config.n_gpu_layers
     params.load_mode = _LOAD_MODES[config.load_mode]
     params.check_tensors = config.check_tensors
+    kept = devices.place(params, config)
     raised: list[BaseException] = []
     gave_up = False
 
@@ -201,6 +203,7 @@ def _load_weights(path: Path, config: Config, progress: Progress | None) -> Any:
     library.take_errors()
     handle = lib.llama_model_load_from_file(os.fsencode(path), params)
     errors = library.take_errors()
+    kept.clear()
     if handle is not None and gave_up:
         lib.llama_model_free(handle)
     if raised:

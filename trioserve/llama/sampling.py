@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from trioserve.errors import EngineError
 from trioserve.llama import chain
 from trioserve.llama.context import Context
-from trioserve.llama.grammar import Matcher
+from trioserve.llama.late import LateMatcher
 from trioserve.llama.library import lib, short
 from trioserve.llama.mask import Mask
+from trioserve.llama.matcher import Matcher
 from trioserve.llama.shortlist import Shortlist
 from trioserve.llama.vocab import Vocab
 from trioserve.types import SamplingParams, TokenId, TokenProb, TokenProbs
@@ -63,7 +64,7 @@ class Sampler:
         prompt: Sequence[TokenId],
         *,
         n_ctx: int,
-        matcher: Matcher | None = None,
+        matcher: Matcher | LateMatcher | None = None,
         on_close: Callable[[Sampler], object] = lambda _: None,
     ) -> None:
         self._context = context
@@ -88,11 +89,12 @@ class Sampler:
         rows = self._context.rows
         if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
             self._refuse(row)
-        if self._matcher is not None:
-            token = self._constrained(row, self._matcher.mask())
-            self._matcher.accept(token)
-            return token
-        return self._draw(row)
+        while True:
+            mask = None if self._matcher is None else self._matcher.mask()
+            token = self._draw(row) if mask is None else self._constrained(row, mask)
+            # One that is refused stays among the tokens that penalties look back at.
+            if self._matcher is None or self._matcher.accept(token):
+                return token
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
         """Like `sample`, and chooses the same token, with the `n` most probable candidates.
@@ -112,11 +114,32 @@ class Sampler:
             best = [i for i in _largest(probs, n) if probs[i] > 0]
             chosen = self._prob(token, probs[ids == token][0])
             return token, TokenProbs(chosen, tuple(self._prob(ids[i], probs[i]) for i in best))
-        token, raw = self.sample(row), _softmax(logits)
-        best = _largest(raw, n)
-        return token, TokenProbs(
-            self._prob(token, raw[token]), tuple(self._prob(i, raw[i]) for i in best)
-        )
+        token = self.sample(row)
+        return token, self.probs(row, token, n, post=False)
+
+    def accept(self, token: TokenId) -> None:
+        """Note a token that comes next without having been sampled.
+
+        Raises:
+            EngineError: the grammar does not allow it, or the sampler is closed.
+        """
+        if self._chain is None:
+            raise EngineError("The sampler is closed.")
+        if self._matcher is not None and not self._matcher.accept(token):
+            raise EngineError(f"The grammar does not allow token {token}, which was to come next.")
+        short.llama_sampler_accept(self._chain, token)
+
+    def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
+        """Give the probabilities for a token that comes next without having been sampled.
+
+        With `post` they are those of a token that is certain.
+        """
+        if post:
+            chosen = self._prob(token, 1.0)
+            return TokenProbs(chosen, (chosen,) * min(n, 1))
+        raw = _softmax(self._logits(row))
+        best = tuple(self._prob(i, raw[i]) for i in _largest(raw, n))
+        return TokenProbs(self._prob(token, raw[token]), best)
 
     def names(self) -> tuple[str, ...]:
         """The samplers of the chain, in order; a ``?`` before a name says that it is off."""
@@ -159,8 +182,8 @@ class Sampler:
     def _draw(self, row: int) -> TokenId:
         if self._shortlist.is_useful:
             logits = self._logits(row)
-            ids = self._shortlist.ids(logits)
-            if len(ids):
+            ids = self._shortlist.places(logits)
+            if ids is not None:
                 return self._choose(ids, logits[ids])
         token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
         return token
@@ -173,7 +196,11 @@ class Sampler:
         logits = self._logits(row)
         if mask.forbidden is None or self._compact:
             ids = mask.ids(len(logits))
-            return self._choose(ids, logits[ids])
+            allowed = logits[ids]
+            places = self._shortlist.places(allowed, ids) if self._shortlist.is_useful else None
+            if places is not None:
+                ids, allowed = ids[places], allowed[places]
+            return self._choose(ids, allowed)
         # Most tokens are allowed: it costs less to hide the others.
         hidden = logits[mask.forbidden]
         logits[mask.forbidden] = -np.inf
@@ -200,12 +227,15 @@ class Sampler:
         self, logits: NDArray[np.float32]
     ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
         """Do what `sample` does, and return the candidates that are left, too."""
-        if self._matcher is None:
-            return self._apply(np.arange(len(logits), dtype=np.int32), logits)
-        ids = self._matcher.mask().ids(len(logits))
-        chosen = self._apply(ids, logits[ids])
-        self._matcher.accept(chosen[0])
-        return chosen
+        while True:
+            mask = None if self._matcher is None else self._matcher.mask()
+            if mask is None:
+                chosen = self._apply(np.arange(len(logits), dtype=np.int32), logits)
+            else:
+                ids = mask.ids(len(logits))
+                chosen = self._apply(ids, logits[ids])
+            if self._matcher is None or self._matcher.accept(chosen[0]):
+                return chosen
 
     def _apply(
         self, ids: NDArray[np.int32], logits: NDArray[np.float32]

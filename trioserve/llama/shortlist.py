@@ -30,34 +30,45 @@ class Shortlist:
         n_vocab: tokens in the vocabulary.
     """
 
-    __slots__ = ("_lowered", "_n_best", "is_useful")
+    __slots__ = ("_is_greedy", "_lowered", "_n_best", "is_useful")
 
     def __init__(
         self, params: SamplingParams, biases: Mapping[TokenId, float], n_vocab: int
     ) -> None:
         self._lowered = frozenset(biases)
         best = n_best(params)
-        #: Tokens that are lowered may have been before those that stay.
+        # Tokens that are lowered may have been before those that stay.
         self._n_best = best + len(biases)
+        self._is_greedy = best == 1
         #: Whether to use it; else the chain looks at all tokens.
         self.is_useful = (
             best > 0
             and all(bias <= 0 for bias in biases.values())
-            and (best == 1 or n_vocab >= _LEAST)
-            and self._n_best <= n_vocab // _BLOCK // 2
+            and (self._is_greedy or n_vocab >= _LEAST)
         )
 
-    def ids(self, logits: NDArray[np.float32]) -> NDArray[np.intp]:
-        """Return the ids of the tokens to look at; empty where the logits hold NaNs."""
-        if self._n_best == len(self._lowered) + 1:
+    def places(
+        self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None
+    ) -> NDArray[np.intp] | None:
+        """Return the places of the logits to look at; None: all.
+
+        Args:
+            logits: of all tokens, or of those that a grammar allows.
+            ids: which tokens these are; None: all.
+        """
+        if self._is_greedy:
             best = int(logits.argmax())  # or the first NaN
-            if best not in self._lowered and logits[best] == logits[best]:
+            token = best if ids is None else int(ids[best])
+            if token not in self._lowered and logits[best] == logits[best]:
                 return np.array([best])
         n_blocks = len(logits) // _BLOCK
+        if self._n_best > n_blocks // 2:
+            return None
         blocks = logits[: n_blocks * _BLOCK].reshape(_BLOCK, n_blocks)
         # As many tokens as there are blocks above it are above it, so it cuts off none of the best.
         bound = np.partition(blocks.max(axis=0), -self._n_best)[-self._n_best]
-        return np.flatnonzero(logits >= bound)
+        places = np.flatnonzero(logits >= bound)
+        return places if len(places) else None  # NaNs are not above anything
 
 
 def n_best(params: SamplingParams) -> int:

@@ -14,9 +14,10 @@ import numpy as np
 
 from trioserve.errors import InvalidRequestError, ModelLoadError, ServerClosingError
 from trioserve.llama.library import lib, short
-from trioserve.types import TokenId
+from trioserve.types import FimTokens, TokenId
 
 _BPE = 2
+_WORD_PIECE = 3
 _TEXT_MAX = 2**31 - 64  # bytes; lengths are 32-bit in C
 
 # llama.cpp splits text into words by code of its own for these values of ``tokenizer.ggml.pre``.
@@ -53,6 +54,13 @@ class Vocab:
         self.bos: TokenId = lib.llama_vocab_bos(handle)
         self.eos: TokenId = lib.llama_vocab_eos(handle)
         self.eot: TokenId = lib.llama_vocab_eot(handle)
+        self.fim = FimTokens(
+            prefix=lib.llama_vocab_fim_pre(handle),
+            suffix=lib.llama_vocab_fim_suf(handle),
+            middle=lib.llama_vocab_fim_mid(handle),
+            repository=lib.llama_vocab_fim_rep(handle),
+            file=lib.llama_vocab_fim_sep(handle),
+        )
         self._check_specials()
         #: The bytes each token adds to the output; empty for control tokens.
         self.pieces: tuple[bytes, ...] = self._table(special=False)
@@ -140,11 +148,14 @@ class Vocab:
 
     def _check_specials(self) -> None:
         """llama.cpp ends the process when it is to add a token that there is not."""
+        is_word_piece = lib.llama_vocab_type(self.handle) == _WORD_PIECE
+        sep = lib.llama_vocab_sep(self.handle)
         for name, wanted, token in (
-            ("BOS", lib.llama_vocab_get_add_bos(self.handle), self.bos),
-            ("EOS", lib.llama_vocab_get_add_eos(self.handle), self.eos),
+            ("BOS", lib.llama_vocab_get_add_bos(self.handle) or is_word_piece, self.bos),
+            ("EOS", lib.llama_vocab_get_add_eos(self.handle) and not is_word_piece, self.eos),
+            ("SEP", is_word_piece, sep),
         ):
-            if wanted and token < 0:
+            if wanted and not 0 <= token < self.n_tokens:
                 raise ModelLoadError(f"The vocabulary wants a {name} token added, and has none.")
 
     def _table(self, *, special: bool) -> tuple[bytes, ...]:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import re
 from array import array
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import attrs
 
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
 from trioserve.errors import EngineError, InvalidRequestError, KVCacheFullError, TrioServeError
+from trioserve.spotting import Gate
 from trioserve.types import (
+    AdapterInfo,
+    Adapters,
     Constraint,
+    FimTokens,
     Grammar,
     ModelInfo,
     SamplingParams,
+    SlotState,
     TokenId,
     TokenProb,
     TokenProbs,
@@ -39,7 +46,10 @@ class ByteVocab:
 
     n_tokens = 257
     pieces: Sequence[bytes] = (*(bytes([i]) for i in range(256)), b"")
+    names: Sequence[bytes] = (*pieces[:256], b"<eos>")
     end_of_generation = frozenset({EOS})
+    bos = -1
+    fim = FimTokens()
 
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
@@ -85,7 +95,10 @@ class ScriptedBatch:
 
 
 class ScriptedConstraint(Constraint):
-    """Looks at an output when it is complete. Of a JSON Schema it knows that it makes JSON."""
+    """Looks at an output when it is complete. Of a JSON Schema it knows that it makes JSON.
+
+    Of grammars for tool calls it knows nothing.
+    """
 
     def __init__(self, grammar: Grammar) -> None:
         super().__init__(grammar)
@@ -101,6 +114,13 @@ class ScriptedConstraint(Constraint):
 
     def check(self, output: str) -> None:
         """Raise EngineError unless the grammar allows the output."""
+        gate = Gate(self.grammar.thinking, self.grammar.after)
+        rest = gate.feed(output.encode())
+        if self.grammar.kind == "tools":  # a script says what it says of them
+            return
+        if rest is None and self.grammar.after and not self.grammar.required:
+            return
+        output = "<nothing>" if rest is None else rest.decode()
         if self.grammar.kind == "regex":
             follows = self._pattern.fullmatch(output) is not None
         else:
@@ -126,7 +146,9 @@ class ScriptedSampler:
         self._constraint = constraint
         self._text = list(prompt)  # and what was said so far
         self._n_prompt = len(prompt)
-        self._reply = backend.script(bytes(prompt).decode("utf-8", "replace")).encode()
+        self._adapters = backend.current_adapters
+        reply = backend.script(bytes(prompt).decode("utf-8", "replace"))
+        self._reply = (_prefix(self._adapters) + reply).encode()
         self.closed = False
 
     def sample(self, row: int) -> TokenId:
@@ -134,6 +156,8 @@ class ScriptedSampler:
         assert not self.closed, "the sampler is closed"
         assert row in self._backend.logits, f"row {row} has no logits"
         held = self._backend.sequences[self._backend.logits[row]]
+        made_with = set(self._backend.made_with[self._backend.logits[row]])
+        assert made_with == {self._adapters}, "the KV cache was computed with other adapters"
         n_same = len(held) if len(held) == len(self._text) else len(held) // 2  # it was shifted
         assert held[-n_same:] == self._text[-n_same:], "the KV cache holds another text"
         n_said = len(self._text) - self._n_prompt
@@ -149,6 +173,17 @@ class ScriptedSampler:
         chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
         return token, TokenProbs(chosen, (chosen,) * min(n, 1))
 
+    def accept(self, token: TokenId) -> None:
+        """Say something else, and go on with the script after it."""
+        said = len(self._text) - self._n_prompt
+        self._reply = self._reply[:said] + bytes([token]) + self._reply[said:]
+        self._text.append(token)
+
+    def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
+        """Be sure of it."""
+        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
+        return TokenProbs(chosen, (chosen,) * min(n, 1))
+
     def close(self) -> None:
         """Count the sampler as freed."""
         if not self.closed:
@@ -156,8 +191,14 @@ class ScriptedSampler:
             self._backend.n_samplers -= 1
 
 
+def _prefix(adapters: Adapters) -> str:
+    return "".join(f"<{id_}:{scale:g}>" for id_, scale in adapters)
+
+
 class ScriptedBackend:
     """A backend whose output is ``script(prompt)``, one byte a token.
+
+    With LoRA adapters in use, the output begins with ``<id:scale>`` for each.
 
     It keeps the KV cache as lists of tokens, and asserts on every decode that positions follow
     one another. A sampler asserts that the cache holds its own output so far: so any mistake in
@@ -165,6 +206,8 @@ class ScriptedBackend:
 
     Attributes:
         sequences: the tokens of each KV sequence.
+        made_with: the adapters that each of them was computed with.
+        current_adapters: those in use.
         n_decodes: how often `decode` was called.
         n_samplers: samplers that are not closed.
         fail_next: raised by the next `decode`, in place of decoding.
@@ -183,8 +226,11 @@ class ScriptedBackend:
         n_batch: int = 64,
         can_cut: bool = True,
         chat_template: str | None = None,
+        adapters: Sequence[AdapterInfo] = (),
     ) -> None:
         self.script = script
+        self.adapters = adapters
+        self.current_adapters: Adapters = ()
         self.vocab = byte_vocab
         self.n_slots, self.n_ctx, self.n_batch = n_slots, n_ctx, n_batch
         self.n_seqs = n_seqs or n_slots
@@ -194,6 +240,8 @@ class ScriptedBackend:
         self.can_cut = can_cut
         self.batch = ScriptedBatch(n_batch)
         self.sequences: list[list[TokenId]] = [[] for _ in range(self.n_seqs)]
+        self.made_with: list[list[Adapters]] = [[] for _ in range(self.n_seqs)]
+        self._sets: list[Adapters] = [()]  # all adapters that were ever used
         self._cells: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._next_cell = itertools.count()
         self.logits: dict[int, int] = {}  # row: sequence, of the last decode
@@ -227,6 +275,14 @@ class ScriptedBackend:
         """How many cells of the KV cache are taken; sequences share those that were copied."""
         return len(set().union(*self._cells))
 
+    def set_adapters(self, adapters: Adapters) -> None:
+        """Compute with these from now on."""
+        assert all(0 <= id_ < len(self.adapters) and scale for id_, scale in adapters)
+        assert adapters != self.current_adapters, "a change to what is there costs time"
+        self.current_adapters = adapters
+        if adapters not in self._sets:
+            self._sets.append(adapters)
+
     def decode(self) -> None:
         """Append the batch to the sequences, or fail as told."""
         assert not self.closed, "the backend is closed"
@@ -245,6 +301,7 @@ class ScriptedBackend:
             assert pos == len(self.sequences[seq]), f"position {pos} does not follow"
             assert pos < self.n_ctx_seq, "the sequence is full"
             self.sequences[seq].append(token)
+            self.made_with[seq].append(self.current_adapters)
             self._cells[seq].append(next(self._next_cell))
             if logits:
                 self.logits[row] = seq
@@ -278,6 +335,7 @@ class ScriptedBackend:
             return False
         assert stop < 0, "a hole in a sequence"
         del self.sequences[seq][start:]
+        del self.made_with[seq][start:]
         del self._cells[seq][start:]
         return True
 
@@ -285,6 +343,7 @@ class ScriptedBackend:
         """Copy a whole sequence."""
         assert not self.sequences[target], "the target is not empty"
         self.sequences[target] = list(self.sequences[source])
+        self.made_with[target] = list(self.made_with[source])
         self._cells[target] = list(self._cells[source])
         if not self.unified:  # each sequence has cells of its own
             self._cells[target] = [next(self._next_cell) for _ in self._cells[source]]
@@ -294,15 +353,38 @@ class ScriptedBackend:
         return 4 * len(self.sequences[seq])
 
     def state_get(self, seq: int) -> bytes:
-        """Write the tokens down."""
-        return array("i", self.sequences[seq]).tobytes()
+        """Write the tokens down, and what they were computed with."""
+        made_with = (self._sets.index(adapters) << 16 for adapters in self.made_with[seq])
+        values = map(operator.or_, self.sequences[seq], made_with)
+        return array("i", values).tobytes()
 
     def state_set(self, seq: int, data: bytes) -> None:
-        """Read the tokens back."""
+        """Read them back."""
         assert not self.sequences[seq], "the sequence is not empty"
-        self.sequences[seq] = array("i", data).tolist()
+        values = array("i", data)
+        self.sequences[seq] = [value & 0xFFFF for value in values]
+        self.made_with[seq] = [self._sets[value >> 16] for value in values]
         self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
         assert self.n_cells <= self.n_ctx, "no free cells"
+
+    def write_state(self, path: Path, saved: SlotState) -> int:
+        """Write JSON."""
+        content = {"tokens": saved.tokens, "adapters": saved.adapters, "state": saved.state.hex()}
+        return path.write_text(json.dumps(content))
+
+    def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
+        """Read it back."""
+        text = path.read_text()
+        try:
+            content = json.loads(text)
+        except ValueError:
+            raise InvalidRequestError("The file is not of a script.") from None
+        state = SlotState(
+            tokens=tuple(content["tokens"]),
+            adapters=tuple((id_, scale) for id_, scale in content["adapters"]),
+            state=bytes.fromhex(content["state"]),
+        )
+        return state, len(text)
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence."""

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import trio
 
 from trioserve.concurrency import alongside
-from trioserve.engine import Engine
+from trioserve.engine.loop import Loop
 
 
 @asynccontextmanager
-async def stepped(engine: Engine) -> AsyncIterator[None]:
+async def stepped(engine: Loop) -> AsyncIterator[None]:
     """Step an engine in a task, one tick a pass of the event loop. For ``Server(drive=stepped)``.
 
     With a `trio.testing.MockClock` that jumps, time passes only when nobody has work. A task

@@ -1,0 +1,135 @@
+"""Fuzz a served API for some minutes: ``make fuzz``, or ``python tests/fuzz.py [seconds [flags]]``.
+
+Serves the bundled model in a process of its own, reads ``/openapi.json``, and sends what
+Schemathesis draws from it: bodies that fit the description, and bodies that do not. It fails on an
+answer that says that the server broke, on one that does not come in time, and on a slot that is
+still in use when all is over.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis.generation import GenerationMode
+from test_fuzz import BASE
+
+#: Flags that switch on what can be switched on, and keep outputs short.
+FLAGS = ["--port", "0", "-t", "1", "-c", "1024", "-np", "2", "-n", "32", "--metrics", "--props"]
+
+#: Seconds in which every answer must come: a prompt is short, and an output ends with the context.
+TIMEOUT = 30.0
+
+#: Statuses above 500 that are no fault: what is not supported, and a server that is full.
+FINE = {501, 503, 504}
+
+EXAMPLES = 15
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[str]:
+    """Run the command with some more flags; gives its URL."""
+    with tempfile.TemporaryDirectory() as saved:
+        command = [sys.executable, "-m", "trioserve", *FLAGS, "--slot-save-path", saved, *flags]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            with tempfile.TemporaryFile("w+") as log:
+                url = ""
+                for line in process.stderr:
+                    said = json.loads(line)
+                    if said["event"] == "listening":
+                        url = said["url"]
+                    if said["event"] == "ready":
+                        break
+                drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=log)
+                try:
+                    yield url
+                finally:
+                    process.terminate()
+                    process.wait(30)
+                    drain.wait(10)
+                    log.seek(0)
+                    sys.stderr.writelines(line for line in log if '"level": "error"' in line)
+
+
+def check(operation: Any, mode: GenerationMode, url: str, statuses: Counter[int]) -> None:
+    """Send some requests to one route, and count the answers. Raises AssertionError."""
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        verbosity=Verbosity.quiet,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate,),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), complete=st.booleans())
+    def send(case: Any, complete: bool) -> None:
+        if complete and isinstance(case.body, dict):
+            case.body = {**BASE, **case.body}  # to get further than to what is missing
+        try:
+            answer = case.call(base_url=url, timeout=TIMEOUT)
+        except requests.Timeout:
+            raise AssertionError(f"no answer in time:\n{case.as_curl_command()}") from None
+        statuses[answer.status_code] += 1
+        if answer.status_code >= 500 and answer.status_code not in FINE:
+            raise AssertionError(f"{answer.status_code}\n{case.as_curl_command()}\n{answer.text}")
+
+    with suppress(Unsatisfiable):  # there may be nothing that does not fit
+        send()
+
+
+def modes_of(operation: Any) -> list[GenerationMode]:
+    """Whether a request can be wrong: one without a body and parameters cannot."""
+    if operation.body or operation.query or operation.path_parameters:
+        return list(GenerationMode)
+    return [GenerationMode.POSITIVE]
+
+
+def slots_in_use(url: str) -> int:
+    """How many slots have a task."""
+    slots = requests.get(f"{url}/slots", timeout=TIMEOUT).json()
+    return sum(slot["is_processing"] for slot in slots)
+
+
+def main(seconds: float, *flags: str) -> int:
+    """Fuzz for so long. Returns the exit code."""
+    until = time.monotonic() + seconds
+    statuses: Counter[int] = Counter()
+    faults = []
+    with serving(*flags) as url:
+        described = requests.get(f"{url}/openapi.json", timeout=TIMEOUT).json()
+        schema = schemathesis.openapi.from_dict(described)
+        operations = [found.ok() for found in schema.get_all_operations()]
+        while time.monotonic() < until and not faults:
+            for operation in operations:
+                for mode in modes_of(operation):
+                    if time.monotonic() < until:
+                        try:
+                            check(operation, mode, url, statuses)
+                        except AssertionError as error:
+                            faults.append(f"{operation.label}: {error}")
+        time.sleep(1)
+        if n := slots_in_use(url):
+            faults.append(f"{n} slots are still in use")
+    counts = ", ".join(f"{n} with status {status}" for status, n in sorted(statuses.items()))
+    print(f"{statuses.total()} requests ({counts}) in {seconds:g} seconds, {len(faults)} faults")
+    for fault in faults:
+        print(fault)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(float((sys.argv[1:] or ["300"])[0]), *sys.argv[2:]))

@@ -1,0 +1,55 @@
+"""Errors as Anthropic's clients see them, on its routes alone.
+
+``{"type": "error", "error": {"type", "message"}, "request_id"}``; the statuses are those of all
+routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trioserve.errors import TrioServeError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+#: The form, as JSON Schema.
+SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+        "request_id": {"type": "string"},
+    },
+    "required": ["type", "error", "request_id"],
+}
+
+
+def apply_to(path: str) -> bool:
+    """Whether the route at a path answers errors in this form."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
+    """Make the JSON body of an error."""
+    other = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
+    kind = _TYPES.get(error.status, other)
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": request_id,
+    }

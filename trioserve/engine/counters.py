@@ -1,0 +1,72 @@
+"""What the engine counts: additions to plain numbers, a few in each tick, none for a token."""
+
+from __future__ import annotations
+
+from trioserve.engine.run import Run
+from trioserve.engine.scheduler import Scheduler
+from trioserve.types import EngineCounters
+
+
+class Counters:
+    """Totals since the start of an engine. Used from the inference thread."""
+
+    __slots__ = (
+        "_busy_slots",
+        "_cached_tokens",
+        "_decodes",
+        "_n_tokens_max",
+        "_predicted_tokens",
+        "_prompt_queries",
+        "_prompt_s",
+        "_prompt_tokens",
+        "_tick_s",
+        "_ticks",
+    )
+
+    def __init__(self) -> None:
+        self._ticks = self._decodes = self._busy_slots = 0
+        self._tick_s = self._prompt_s = 0.0
+        self._prompt_tokens = self._prompt_queries = self._cached_tokens = 0
+        self._predicted_tokens = self._n_tokens_max = 0
+
+    def count_tick(self, seconds: float) -> None:
+        """Count a tick, whatever came of it."""
+        self._ticks += 1
+        self._tick_s += seconds
+
+    def count_decode(self, n_slots: int, n_prefill: int, seconds: float) -> None:
+        """Count a batch that was computed: the slots in it, and its prompt tokens."""
+        self._decodes += 1
+        self._busy_slots += n_slots
+        if n_prefill:
+            self._prompt_tokens += n_prefill
+            self._prompt_s += seconds
+
+    def count_admission(self, run: Run) -> None:
+        """Count what of a prompt was in the cache."""
+        self._prompt_queries += run.n_prompt
+        self._cached_tokens += run.cached
+
+    def count_end(self, run: Run) -> None:
+        """Count a run that has ended, however."""
+        if run.admitted_at is not None:
+            self._predicted_tokens += run.n_output
+            self._n_tokens_max = max(self._n_tokens_max, len(run.tokens))
+
+    def status(self, scheduler: Scheduler) -> EngineCounters:
+        """Sum up, with the runs that have not ended."""
+        held = (slot.n_held for slot in scheduler.slots)
+        return EngineCounters(
+            ticks=self._ticks,
+            tick_s=self._tick_s,
+            decodes=self._decodes,
+            busy_slots=self._busy_slots,
+            prompt_tokens=self._prompt_tokens,
+            prompt_s=self._prompt_s,
+            prompt_queries=self._prompt_queries,
+            cached_tokens=self._cached_tokens,
+            predicted_tokens=self._predicted_tokens + sum(run.n_output for run in scheduler.runs()),
+            n_tokens_max=max(self._n_tokens_max, *held),
+            n_cells=scheduler.n_ctx,
+            n_cells_used=scheduler.cache.taken,
+        )

@@ -1,0 +1,78 @@
+"""What an engine for embeddings asks of the world below it: a model that makes vectors of texts."""
+
+from __future__ import annotations
+
+import abc
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioserve.engine.backend import Batch, Vocab
+from trioserve.types import ModelInfo, TokenId
+
+#: Shape (rows, width).
+Matrix = NDArray[np.float32]
+
+#: How the vectors of its tokens become those of a text: not at all, their mean, the first one, the
+#: last one, or scores that a head makes of one of them.
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+
+
+class EmbeddingBackend(abc.ABC):
+    """A loaded model, with a context that makes vectors.
+
+    Used by the inference thread alone, except `info`, `vocab` and `pair`, which any thread may use.
+    """
+
+    info: ModelInfo
+    vocab: Vocab
+    #: The texts of one `compute`, each a sequence of its own, from position 0 on or continued.
+    batch: Batch
+    pooling: str
+    #: Numbers in a vector; with pooling "rank", scores of a text.
+    width: int
+    #: Requests that are worked on at the same time.
+    n_slots: int
+    #: Texts in one batch; sequence ids run from 0 to ``n_seqs - 1``.
+    n_seqs: int
+    #: The most tokens in one batch.
+    n_batch: int
+    #: Tokens of texts that are there at the same time, those of the batch included.
+    n_ctx: int
+    #: The most tokens that a text may have.
+    n_ctx_seq: int
+    #: Whether a text may come in parts, one batch after another. Its tokens see only those before.
+    can_split: bool
+
+    @abc.abstractmethod
+    def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
+        """Make of a query and a document the text that a ranking model gives a score to.
+
+        Raises:
+            InvalidRequestError: one of them cannot be encoded.
+        """
+
+    @abc.abstractmethod
+    def compute(self) -> None:
+        """Run the batch.
+
+        Raises:
+            KVCacheFullError: there was no room; nothing has changed.
+            DecodeError: anything else; what the sequences hold is unknown.
+        """
+
+    @abc.abstractmethod
+    def pooled(self, seq: int) -> Matrix:
+        """Return the vector of a sequence, of its part in the last batch. Shape (1, width)."""
+
+    @abc.abstractmethod
+    def rows(self, start: int, stop: int) -> Matrix:
+        """Return the vectors of rows of the last batch, where there is no pooling."""
+
+    @abc.abstractmethod
+    def forget(self, seq: int) -> None:
+        """Drop what a sequence holds."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free everything. Closing twice is fine."""

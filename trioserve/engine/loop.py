@@ -1,0 +1,159 @@
+"""Loop: what every engine has: a thread, an inbox for commands, and an outbox for events."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, Stop, Submit
+from trioserve.errors import EngineError
+from trioserve.types import EmbeddingTask, EngineEvent, EngineStatus, Task
+
+
+class Loop(abc.ABC):
+    """Runs ticks while there is work. Everything but `run` is code that a test can step.
+
+    Args:
+        notify: called, from the engine's thread, once after each tick that left events in the
+            outbox. It must not block.
+        flush_interval: seconds within which events leave together that are not urgent.
+    """
+
+    def __init__(self, notify: Callable[[], None], *, flush_interval: float = 0.0) -> None:
+        self.inbox = Inbox()
+        self.failure: EngineError | None = None
+        #: When the last tick began (monotonic). While there is work, it advances.
+        self.heartbeat = monotonic()
+        self._notify = notify
+        self._outbox: list[EngineEvent] = []
+        self._outbox_lock = threading.Lock()
+        self._urgent = False  # there is an event that nobody should wait for
+        self._next_flush = 0.0
+        self._flush_interval = flush_interval
+        self._fresh: list[EngineEvent] = []  # of this tick, not in the outbox yet
+        self._stopping = False
+
+    # -- from the event loop's thread
+
+    def submit(self, task: Task | EmbeddingTask) -> None:
+        """Run a task. Its events come out of `take_events`.
+
+        Raises:
+            InvalidRequestError: the task can never run; nothing was submitted.
+            NotSupportedError: this engine does not run such tasks.
+            EngineError: the engine has failed.
+        """
+        self.check(task)
+        self.inbox.put(Submit(task))
+
+    def cancel(self, task_id: int) -> None:
+        """Drop a task: its place is free when the next tick begins. No event follows."""
+        self.inbox.put(Cancel(task_id))
+
+    def pause(self, task_id: int) -> None:
+        """Keep a task out of the ticks until `resume`."""
+        self.inbox.put(Pause(task_id))
+
+    def resume(self, task_id: int) -> None:
+        """Let a paused task go on."""
+        self.inbox.put(Resume(task_id))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function on the inference thread, between two ticks."""
+        self.inbox.put(Call(function))
+
+    def stop(self) -> None:
+        """End the loop after the running tick. Tasks that still run get no further event."""
+        self.inbox.put(Stop())
+
+    def take_events(self) -> list[EngineEvent]:
+        """Take all events that are there, oldest first."""
+        with self._outbox_lock:
+            events, self._outbox = self._outbox, []
+        return events
+
+    # -- on the inference thread
+
+    def run(self) -> None:
+        """Tick until stopped, then close the backend. This is the body of the thread."""
+        try:
+            while not self._stopping:
+                self.step(wait=True)
+        finally:
+            self._close()
+
+    def step(self, *, wait: bool = False) -> bool:
+        """Take the commands that have come, and run one tick if there is work.
+
+        With `wait`, sleep first while there is neither. Returns whether there is work left.
+        """
+        commands = self.inbox.take(wait=wait and not self.has_work)
+        try:
+            for command in commands:
+                self._obey(command)
+            if self.has_work and not self._stopping:
+                self.heartbeat = monotonic()
+                self._tick()
+        except Exception as error:
+            self.failure = EngineError(f"The inference engine failed: {error!r}")
+            self.failure.__cause__ = error
+            self._fail_all(self.failure)
+        work_left = self.has_work
+        if self._urgent or not work_left or monotonic() >= self._next_flush:
+            self._flush()
+        return work_left
+
+    # -- what an engine does
+
+    @abc.abstractmethod
+    def check(self, task: Task | EmbeddingTask) -> None:
+        """Refuse a task that can never run; raises what `submit` raises."""
+
+    @property
+    @abc.abstractmethod
+    def has_work(self) -> bool:
+        """Whether there is anything to do in a tick."""
+
+    @abc.abstractmethod
+    def status(self) -> EngineStatus:
+        """Describe the slots and the queue. Use it through `call`."""
+
+    @abc.abstractmethod
+    def _obey(self, command: Command) -> None:
+        """Do what the event loop asks."""
+
+    @abc.abstractmethod
+    def _tick(self) -> None:
+        """Run one tick."""
+
+    @abc.abstractmethod
+    def _fail_all(self, error: EngineError) -> None:
+        """End all tasks with an error: the engine is broken."""
+
+    @abc.abstractmethod
+    def _close(self) -> None:
+        """Free the tasks and the backend."""
+
+    # -- the outbox
+
+    def _tell(self, event: EngineEvent) -> None:
+        """Leave an event that is to be handed over with this tick."""
+        self._fresh.append(event)
+        self._urgent = True
+
+    def _unsay(self, task_id: int) -> None:
+        """Take back what nobody has been told of a task."""
+        self._fresh = [event for event in self._fresh if event.task_id != task_id]
+
+    def _flush(self) -> None:
+        """Hand the events over: one append, one notification."""
+        self._urgent = False
+        self._next_flush = monotonic() + self._flush_interval
+        if not self._fresh:
+            return
+        fresh, self._fresh = self._fresh, []
+        with self._outbox_lock:
+            self._outbox += fresh
+        self._notify()

@@ -1,0 +1,45 @@
+"""Whose turn it is, among runs that cannot be in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from trioserve.types import Adapters
+
+
+class Turns:
+    """Sets of LoRA adapters take turns: llama.cpp computes a whole batch with one set of them.
+
+    A turn lasts for some time, because a change of adapters costs some. It ends early when nobody
+    with these adapters has anything to do. Whoever is new comes last, so that nobody starves.
+
+    Args:
+        seconds: how long a turn lasts while others wait; at least a tick.
+        now: tells the time.
+    """
+
+    def __init__(self, seconds: float, now: Callable[[], float] = monotonic) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._until = 0.0
+        self._order: list[Adapters] = [()]  # the first one has the turn
+
+    @property
+    def current(self) -> Adapters:
+        """The adapters that have the turn."""
+        return self._order[0]
+
+    def take(self, wanted: Sequence[Adapters]) -> Adapters:
+        """Say which of `wanted` has this tick. Where nothing is wanted, nothing changes."""
+        if not wanted:
+            return self.current
+        now, before = self._now(), self.current
+        order = [one for one in self._order if one in wanted]
+        order += [one for one in dict.fromkeys(wanted) if one not in order]
+        if order[0] == before and now >= self._until:
+            order.append(order.pop(0))
+        if order[0] != before:
+            self._until = now + self._seconds
+        self._order = order
+        return order[0]

@@ -1,0 +1,204 @@
+"""What llama.cpp can compute on, and where its tensors go: options that need ggml's own objects.
+
+The Python bindings do not have these functions of ggml, so they are called by name here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import attrs
+
+from trioserve.config import Config
+from trioserve.errors import BackendMismatchError, ModelLoadError
+from trioserve.llama import library
+from trioserve.llama.library import lib
+from trioserve.tuning import parse_override, parse_placement
+
+#: Each function of ggml: what it returns, and what it takes.
+_FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+    "ggml_backend_dev_count": (ctypes.c_size_t, ()),
+    "ggml_backend_dev_get": (ctypes.c_void_p, (ctypes.c_size_t,)),
+    "ggml_backend_dev_name": (ctypes.c_char_p, (ctypes.c_void_p,)),
+    "ggml_backend_dev_description": (ctypes.c_char_p, (ctypes.c_void_p,)),
+    "ggml_backend_dev_type": (ctypes.c_int, (ctypes.c_void_p,)),
+    "ggml_backend_dev_buffer_type": (ctypes.c_void_p, (ctypes.c_void_p,)),
+    "ggml_backend_buft_name": (ctypes.c_char_p, (ctypes.c_void_p,)),
+    "ggml_backend_cpu_buffer_type": (ctypes.c_void_p, ()),
+    "ggml_commit": (ctypes.c_char_p, ()),
+    "ggml_version": (ctypes.c_char_p, ()),
+}
+
+_CPU = 0  # of the types of a device
+
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+_LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
+_KINDS = {"int": 0, "float": 1, "bool": 2, "str": 3}
+
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_DENSE = r"\.ffn_(up|down|gate)\."
+
+
+@cache
+def _ggml(name: str) -> Callable[..., Any]:
+    """A function of ggml. Raises BackendMismatchError when it is not there."""
+    from llama_cpp._ggml import libggml
+
+    result, arguments = _FUNCTIONS[name]
+    try:
+        function: Any = getattr(libggml, name)
+    except AttributeError:
+        raise BackendMismatchError(f"The installed ggml lacks {name}.") from None
+    function.restype, function.argtypes = result, arguments
+    return function  # type: ignore[no-any-return]
+
+
+def versions() -> str:
+    """Name the versions of llama.cpp and ggml, and the commit that ggml was built from."""
+    parts = (lib.llama_version(), _ggml("ggml_version")(), _ggml("ggml_commit")())
+    llama, ggml, commit = (part.decode(errors="replace") for part in parts)
+    return f"llama.cpp {llama}, ggml {ggml} (commit {commit})"
+
+
+def system() -> str:
+    """Tell what the CPU code of llama.cpp was built for."""
+    return str(lib.llama_print_system_info().decode(errors="replace").strip(" |"))
+
+
+@attrs.frozen
+class Device:
+    """Something that llama.cpp can compute on. `handle` is ggml's pointer."""
+
+    handle: int
+    name: str
+    description: str
+    is_cpu: bool
+
+
+def devices() -> tuple[Device, ...]:
+    """All devices, in ggml's order. Raises BackendMismatchError."""
+    library.start()
+    found = []
+    for i in range(_ggml("ggml_backend_dev_count")()):
+        handle = _ggml("ggml_backend_dev_get")(i)
+        found.append(
+            Device(
+                handle,
+                _ggml("ggml_backend_dev_name")(handle).decode(errors="replace"),
+                _ggml("ggml_backend_dev_description")(handle).decode(errors="replace"),
+                _ggml("ggml_backend_dev_type")(handle) == _CPU,
+            )
+        )
+    return tuple(found)
+
+
+# -- the parameters of a model
+
+
+class _Placement(ctypes.Structure):
+    """llama.cpp's `llama_model_tensor_buft_override`."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer", ctypes.c_void_p))
+
+
+def place(params: Any, config: Config) -> list[Any]:
+    """Set the parameters of a model that say where things go, and what its metadata are.
+
+    Returns what must stay alive until the model is loaded.
+
+    Raises:
+        ModelLoadError: there is no such device or buffer, or more shares than devices.
+    """
+    params.split_mode = _SPLIT_MODES[config.split_mode]
+    params.lazy_mode = _LAZY_MODES[config.lazy_mode]
+    params.main_gpu = config.main_gpu
+    params.use_extra_bufts = config.repack
+    params.no_host = config.no_host
+    kept: list[Any] = []
+    if config.device:
+        handles = _chosen(config.device)
+        kept.append((ctypes.c_void_p * (len(handles) + 1))(*handles, None))
+        params.devices = ctypes.cast(kept[-1], ctypes.c_void_p)
+    if config.tensor_split:
+        most = int(lib.llama_max_devices())
+        if len(config.tensor_split) > most:
+            raise ModelLoadError(
+                f"tensor_split has {len(config.tensor_split)} shares; llama.cpp takes {most}."
+            )
+        kept.append((ctypes.c_float * most)(*config.tensor_split))
+        params.tensor_split = ctypes.cast(kept[-1], ctypes.POINTER(ctypes.c_float))
+    if placements := _placements(config):
+        kept.append((_Placement * (len(placements) + 1))(*(_Placement(*one) for one in placements)))
+        params.tensor_buft_overrides = ctypes.cast(kept[-1], ctypes.c_void_p)
+    if config.override_kv:
+        kept.append(_overrides(config.override_kv))
+        params.kv_overrides = kept[-1]
+    return kept
+
+
+def _chosen(names: tuple[str, ...]) -> list[int]:
+    """The devices with these names; "none" is no device, which leaves the CPU."""
+    if names == ("none",):
+        return []
+    known = {one.name: one for one in devices()}
+    for name in names:
+        if name not in known or known[name].is_cpu:
+            there = ", ".join(one.name for one in known.values() if not one.is_cpu) or "no others"
+            raise ModelLoadError(f"There is no device {name!r} to offload to; there are {there}.")
+    return [known[name].handle for name in names]
+
+
+def _placements(config: Config) -> list[tuple[bytes, int]]:
+    """Which tensors go where; the first pattern that fits decides."""
+    wanted = []
+    if config.override_tensor:
+        buffers = _buffers()
+        for pattern, name in map(parse_placement, config.override_tensor):
+            if name not in buffers:
+                raise ModelLoadError(
+                    f"There is no buffer {name!r} for tensors; there are {', '.join(buffers)}."
+                )
+            wanted.append((pattern, buffers[name]))
+    cpu = _ggml("ggml_backend_cpu_buffer_type")
+    if config.cpu_moe:
+        wanted.append((_EXPERTS, cpu()))
+    for i in range(config.n_cpu_moe):
+        wanted.append((rf"blk\.{i}{_EXPERTS}", cpu()))
+    for i in range(config.n_cpu_ffn):
+        wanted.append((rf"blk\.{i}{_DENSE}", cpu()))
+    return [(pattern.encode(), buffer) for pattern, buffer in wanted]
+
+
+def _buffers() -> dict[str, int]:
+    found = {}
+    for one in devices():
+        if buffer := _ggml("ggml_backend_dev_buffer_type")(one.handle):
+            found[_ggml("ggml_backend_buft_name")(buffer).decode(errors="replace")] = buffer
+    return found
+
+
+def overridden(config: Config) -> dict[str, str]:
+    """The metadata that `Config.override_kv` replaces, as texts, which llama.cpp does not tell."""
+    found = map(parse_override, config.override_kv)
+    return {
+        one.key: str(one.value).lower() if one.kind == "bool" else str(one.value) for one in found
+    }
+
+
+def _overrides(texts: tuple[str, ...]) -> Any:
+    """Make llama.cpp's array of metadata, which ends with an empty key."""
+    array = (lib.llama_model_kv_override * (len(texts) + 1))()
+    for entry, one in zip(array, map(parse_override, texts), strict=False):
+        entry.tag, entry.key = _KINDS[one.kind], one.key.encode()
+        if one.kind == "str":
+            entry.value.val_str = str(one.value).encode()
+        elif one.kind == "bool":
+            entry.value.val_bool = bool(one.value)
+        elif one.kind == "float":
+            entry.value.val_f64 = float(one.value)
+        else:
+            entry.value.val_i64 = int(one.value)
+    return array

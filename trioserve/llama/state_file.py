@@ -1,0 +1,139 @@
+"""Files that hold the state of one sequence: llama.cpp's, with the token list of llama-server.
+
+::
+
+    magic, version, n | n words: -1, 1, count, tokens ..., 0 | state | ours, with what it is
+
+llama-server reads what trioserve writes and the other way round. It ignores what follows the
+state, which says here what LoRA adapters it was computed with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from trioserve.errors import InvalidRequestError
+from trioserve.types import AdapterInfo, Adapters, SlotState
+
+_HEAD = struct.Struct("<III")
+_MAGIC, _VERSION = 0x67677371, 3
+_LIST = struct.Struct("<iII")  # a token that does not exist, the version of the list, its length
+_LIST_VERSION = 1
+_TAIL = struct.Struct("<I8s")  # bytes of JSON before it, and a mark
+_MARK = b"trioserv"
+
+#: What a state in memory begins with and a file leaves out: llama.cpp's mark, and the sequence.
+PREFIX = 8
+
+
+def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
+    """Write a file, whole or not at all; returns its size. `adapters` are the loaded ones.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    words = _LIST.pack(-1, _LIST_VERSION, len(saved.tokens))
+    words += array("i", saved.tokens).tobytes() + bytes(4)  # no media
+    used = [[Path(adapters[id_].path).name, scale] for id_, scale in saved.adapters]
+    note = json.dumps({"lora": used}).encode()
+    head = _HEAD.pack(_MAGIC, _VERSION, len(words) // 4)
+    descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(head + words)
+            file.write(memoryview(saved.state)[PREFIX:])
+            file.write(note + _TAIL.pack(len(note), _MARK))
+            size = file.tell()
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return size
+
+
+def read(
+    path: Path, prefix: bytes, loaded: Sequence[AdapterInfo], otherwise: Adapters, most: int
+) -> tuple[SlotState, int]:
+    """Read a file, and its size.
+
+    Args:
+        path: of the file.
+        prefix: what a state in memory begins with.
+        loaded: the adapters that are loaded.
+        otherwise: the adapters of a file that does not say which it was computed with.
+        most: the most tokens that a sequence may hold.
+
+    Raises:
+        InvalidRequestError: it is no such file, or it was computed with adapters that are not
+            loaded, or it holds too many tokens.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            raise _refusal("is cut short")
+        magic, version, n_words = _HEAD.unpack(head)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise _refusal("is not the state of a slot")
+        if _HEAD.size + 4 * n_words > size:
+            raise _refusal("is cut short")
+        if n_words > most + 8:
+            raise _refusal(f"holds more than the {most} tokens of a context")
+        tokens = _tokens(file.read(4 * n_words))
+        state = bytearray(prefix)
+        state += file.read()
+    note = _take_note(state)
+    adapters = otherwise if note is None else _adapters(note, loaded)
+    return SlotState(tokens=tokens, adapters=adapters, state=bytes(state)), size
+
+
+def _tokens(words: bytes) -> tuple[int, ...]:
+    """Read the list of tokens, which older versions wrote as it is."""
+    values = array("i", words).tolist()
+    if not values or values[0] != -1:
+        return tuple(values)
+    if len(values) < 4 or values[1] != _LIST_VERSION or values[2] != len(values) - 4:
+        raise _refusal("holds more than text, or was written by another version")
+    return tuple(values[3:-1])
+
+
+def _take_note(state: bytearray) -> object:
+    """Cut off what trioserve has written behind the state; None where there is nothing."""
+    if len(state) < PREFIX + _TAIL.size:
+        return None
+    length, mark = _TAIL.unpack(state[-_TAIL.size :])
+    start = len(state) - _TAIL.size - length
+    if mark != _MARK or start < PREFIX:
+        return None
+    try:
+        note: object = json.loads(state[start : -_TAIL.size])
+    except ValueError:
+        raise _refusal("is damaged at its end") from None
+    del state[start:]
+    return note
+
+
+def _adapters(note: object, loaded: Sequence[AdapterInfo]) -> Adapters:
+    ids = {Path(one.path).name: id_ for id_, one in enumerate(loaded)}
+    match note:
+        case {"lora": [*pairs]}:
+            found = []
+            for pair in pairs:
+                match pair:
+                    case [str(name), float() | int() as scale] if name in ids:
+                        found.append((ids[name], float(scale)))
+                    case _:
+                        raise _refusal(f"was computed with the adapter {pair}, which is not there")
+            return tuple(sorted(found))
+    raise _refusal("is damaged at its end")
+
+
+def _refusal(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Unable to restore slot: the file {why}.", param="filename")

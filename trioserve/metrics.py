@@ -1,0 +1,265 @@
+"""Metrics: what a server has done, in the text format of Prometheus.
+
+Two families stand side by side. ``llamacpp:`` has llama-server's names, types and help, so that its
+dashboards work. ``trioserve:`` has what vLLM's dashboards show: histograms of a request's times and
+tokens, how requests ended, and what the engine does now.
+
+A request is recorded once, when it ends; nothing is done for a token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from time import time
+
+import attrs
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+
+from trioserve.types import CancelReason, EngineCounters, EngineStatus, FinishReason, Timings
+
+_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
+)
+_TOKENS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
+
+
+@attrs.frozen(kw_only=True)
+class RequestEnd:
+    """A request that is over. One of `finish`, `cancelled` and `error` says how it ended."""
+
+    n_prompt: int
+    n_output: int
+    total_s: float
+    timings: Timings | None = None  # of those that finished
+    finish: FinishReason | None = None
+    cancelled: CancelReason | None = None
+    error: str | None = None  # the type of the error
+
+
+class Metrics:
+    """The metrics of one server; two in one process do not mix. Used on the event loop."""
+
+    def __init__(self) -> None:
+        #: When the server started, in seconds since the epoch.
+        self.started = time()
+        self._llamacpp = _LlamaCpp()
+        self._status = EngineStatus(slots=(), waiting=())
+        self._first_token = _Histogram(
+            "time_to_first_token_seconds", "From submission to the first token", _SECONDS
+        )
+        self._per_token = _Histogram(
+            "request_time_per_output_token_seconds",
+            "Between two tokens of a request, the mean of the request",
+            _SECONDS,
+        )
+        self._queued = _Histogram(
+            "request_queue_time_seconds", "From submission to the slot", _SECONDS
+        )
+        self._whole = _Histogram(
+            "e2e_request_latency_seconds", "From submission to the end", _SECONDS
+        )
+        self._prompt = _Histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
+        self._output = _Histogram(
+            "request_generation_tokens", "Tokens of an output, whole or cut off", _TOKENS
+        )
+        # Reasons begin at 0, so that a rate sees the first one.
+        self._finished = Counter({reason.value: 0 for reason in FinishReason})
+        self._cancelled = Counter({reason.value: 0 for reason in CancelReason})
+        self._failed: Counter[str] = Counter()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def record(self, end: RequestEnd) -> None:
+        """Count a request that is over."""
+        self._prompt.observe(end.n_prompt)
+        self._output.observe(end.n_output)
+        if end.finish is not None:
+            self._finished[end.finish.value] += 1
+            self._whole.observe(end.total_s)
+        if end.cancelled is not None:
+            self._cancelled[end.cancelled.value] += 1
+        if end.error is not None:
+            self._failed[end.error] += 1
+        if end.timings is not None:
+            self._observe_times(end.timings)
+
+    def _observe_times(self, timings: Timings) -> None:
+        self._llamacpp.observe(timings)
+        self._queued.observe(timings.queue_ms / 1e3)
+        if timings.predicted_n:
+            self._first_token.observe((timings.queue_ms + timings.prompt_ms) / 1e3)
+        if timings.predicted_n > 1:
+            self._per_token.observe(timings.predicted_ms / 1e3 / (timings.predicted_n - 1))
+
+    def render(self, status: EngineStatus) -> bytes:
+        """Write all metrics, with a look at the engine that was taken just now."""
+        self._status = status
+        return self._llamacpp.render(status).encode() + generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Give out what there is. The registry calls this."""
+        for histogram in (
+            self._first_token,
+            self._per_token,
+            self._queued,
+            self._whole,
+            self._prompt,
+            self._output,
+        ):
+            yield histogram.family()
+        yield _by_label("request_success", "Requests that finished", "reason", self._finished)
+        yield _by_label("request_cancelled", "Requests cancelled", "reason", self._cancelled)
+        yield _by_label("request_failed", "Requests that failed", "type", self._failed)
+        counters = self._status.counters
+        running = sum(slot.task_id is not None for slot in self._status.slots)
+        yield _gauge("num_requests_running", "Requests in a slot", running)
+        yield _gauge("num_requests_waiting", "Requests in the queue", len(self._status.waiting))
+        yield _gauge("kv_cells", "Cells of the KV cache", counters.n_cells)
+        yield _gauge("kv_cells_used", "Cells with tokens, also kept ones", counters.n_cells_used)
+        yield _total("prefix_cache_queries", "Prompt tokens admitted", counters.prompt_queries)
+        yield _total("prefix_cache_hits", "Prompt tokens found in a cache", counters.cached_tokens)
+        yield _total("prompt_tokens", "Prompt tokens computed", counters.prompt_tokens)
+        yield _total("generation_tokens", "Tokens generated", counters.predicted_tokens)
+        yield _total("ticks", "Ticks of the engine", counters.ticks)
+        yield _total("tick_seconds", "Time in ticks", counters.tick_s)
+
+
+class _Histogram:
+    """Counts values by size. The library's own would take a lock, and write when it was made."""
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
+        self._name, self._text, self._bounds = name, text, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self) -> Metric:
+        names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        buckets = list(zip(names, itertools.accumulate(self._counts), strict=True))
+        return HistogramMetricFamily(
+            f"trioserve:{self._name}", self._text, buckets=buckets, sum_value=self._sum
+        )
+
+
+def _by_label(name: str, text: str, label: str, values: Counter[str]) -> Metric:
+    family = CounterMetricFamily(f"trioserve:{name}", f"{text}, by {label}", labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"trioserve:{name}", text, value=value)
+
+
+def _total(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"trioserve:{name}", text, value=value)
+
+
+class _LlamaCpp:
+    """llama-server's metrics. It has counters whose names the client library would change."""
+
+    def __init__(self) -> None:
+        self._predicted_s = 0.0
+        self._steps, self._steps_s = 0, 0.0  # since the last look
+        self._before = EngineCounters()
+
+    def observe(self, timings: Timings) -> None:
+        """Count the times of a request that finished."""
+        seconds = timings.predicted_ms / 1e3
+        self._predicted_s += seconds
+        self._steps += max(timings.predicted_n - 1, 0)
+        self._steps_s += seconds
+
+    def render(self, status: EngineStatus) -> str:
+        """Write them. Speeds are means since the last look, as in llama-server."""
+        now, before = status.counters, self._before
+        running = sum(slot.task_id is not None for slot in status.slots)
+        n_prompt = now.prompt_tokens - before.prompt_tokens
+        prompt_s = now.prompt_s - before.prompt_s
+        values = {
+            "prompt_tokens_total": now.prompt_tokens,
+            "prompt_tokens_cached_total": now.cached_tokens,
+            "prompt_seconds_total": now.prompt_s,
+            "tokens_predicted_total": now.predicted_tokens,
+            "tokens_predicted_seconds_total": self._predicted_s,
+            "n_decode_total": now.decodes,
+            "n_tokens_max": now.n_tokens_max,
+            "spec_decode_num_draft_tokens_total": 0,
+            "spec_decode_num_accepted_tokens_total": 0,
+            "spec_decode_num_drafts_total": 0,
+            "prompt_tokens_seconds": _ratio(n_prompt, prompt_s),
+            "predicted_tokens_seconds": _ratio(self._steps, self._steps_s),
+            "requests_processing": running,
+            "requests_deferred": len(status.waiting),
+            "n_busy_slots_per_decode": now.busy_slots / max(now.decodes, 1),
+        }
+        self._before, self._steps, self._steps_s = now, 0, 0.0
+        return "".join(
+            f"# HELP llamacpp:{name} {text}\n# TYPE llamacpp:{name} {kind}\n"
+            f"llamacpp:{name} {values[name]:.15g}\n"
+            for name, kind, text in _LLAMACPP
+        )
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b > 0 else 0.0
+
+
+#: Names, types and help of llama-server, in its order.
+_LLAMACPP = (
+    (
+        "prompt_tokens_total",
+        "counter",
+        "Number of prompt tokens processed, excluding cached tokens",
+    ),
+    ("prompt_tokens_cached_total", "counter", "Number of prompt tokens reused from the cache"),
+    ("prompt_seconds_total", "counter", "Total time spent processing prompts"),
+    ("tokens_predicted_total", "counter", "Number of generation tokens processed"),
+    ("tokens_predicted_seconds_total", "counter", "Total time spent generating tokens"),
+    (
+        "n_decode_total",
+        "counter",
+        "Total number of llama_decode() calls, "
+        "excluding speculative decoding and multimodal decoding",
+    ),
+    ("n_tokens_max", "counter", "Largest observed sequence length (prompt + generation)"),
+    (
+        "spec_decode_num_draft_tokens_total",
+        "counter",
+        "Speculative: Total draft tokens generated",
+    ),
+    (
+        "spec_decode_num_accepted_tokens_total",
+        "counter",
+        "Speculative: Total draft tokens accepted by the target model",
+    ),
+    (
+        "spec_decode_num_drafts_total",
+        "counter",
+        "Speculative: Total speculative decoding verification steps",
+    ),
+    ("prompt_tokens_seconds", "gauge", "Average prompt throughput in tokens/s"),
+    ("predicted_tokens_seconds", "gauge", "Average generation throughput in tokens/s"),
+    ("requests_processing", "gauge", "Number of requests processing"),
+    ("requests_deferred", "gauge", "Number of requests deferred"),
+    (
+        "n_busy_slots_per_decode",
+        "gauge",
+        "Average number of busy slots per llama_decode() call",
+    ),
+)
