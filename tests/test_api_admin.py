@@ -17,7 +17,7 @@ from http_server import serving_script
 from quart import Quart
 from structlog.testing import capture_logs
 
-import trioserve.server as server_module
+import trioserve.server.core as server_module
 from trioserve.api import admin, auth, cors, errors, request_id
 from trioserve.api.http import json_response
 from trioserve.api.service import Service

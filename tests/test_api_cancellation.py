@@ -89,7 +89,15 @@ async def _request(app: QuartTrio, path: str, body: dict[str, Any]) -> list[dict
         ("/v1/messages", CHAT | {"stream": True}),
         ("/v1/messages", CHAT),
     ],
-    ids=["chat stream", "chat", "two prompts", "response", "completion", "message stream", "message"],
+    ids=[
+        "chat stream",
+        "chat",
+        "two prompts",
+        "response",
+        "completion",
+        "message stream",
+        "message",
+    ],
 )
 async def test_cancellation_at_every_await_leaves_nothing(path: str, body: dict[str, Any]) -> None:
     backend = ScriptedBackend(n_ctx=4096)

@@ -100,7 +100,7 @@ def walk(
     tokens: list[int] = []
     try:
         while len(tokens) < 250:
-            allowed = matcher.mask().ids(vocab.n_tokens).tolist()
+            allowed = matcher.mask().ids.tolist()
             if ends.intersection(allowed) and (len(tokens) > 30 or draw.random() < 0.3):
                 return tokens
             others = [one for one in allowed if one not in ends]

@@ -73,6 +73,27 @@ def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
     assert clock.prompt_tokens(1, 4, 2048) == 16
 
 
+def test_the_next_prompt_begins_without_a_tile() -> None:
+    clock = TickClock(50.0)
+    clock.observe(128, 0, 1.0)  # a cold start: 8 ms a token
+    clock.observe(0, 4, 0.020)
+    clock.observe(16, 4, 0.100)
+    assert clock.prompt_tokens(1, 4, 2048) == 60
+    clock.observe(60, 4, 0.140)  # 2 ms
+    assert clock.prompt_tokens(1, 4, 2048) == 60
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens(1, 4, 2048) == 16
+    clock.observe(16, 4, 0.036)  # 1 ms
+    assert clock.prompt_tokens(1, 4, 2048) == 30
+
+
+def test_a_quick_machine_goes_on_with_large_ticks() -> None:
+    clock = TickClock(50.0)
+    clock.observe(512, 0, 0.025)
+    clock.observe(0, 4, 0.010)
+    assert clock.prompt_tokens(1, 4, 2048) > 512
+
+
 def test_the_fewest_tokens_are_more_where_most_requests_wait_for_their_first_token() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 1, 0.020)

@@ -257,7 +257,7 @@ def allows(backend: LlamaBackend, wanted: Grammar, text: str) -> bool:
             if token not in matcher.mask():
                 return False
             matcher.accept(token)
-        return bool(backend.vocab.end_of_generation & set(matcher.mask().ids(2048).tolist()))
+        return bool(backend.vocab.end_of_generation & set(matcher.mask().ids.tolist()))
     finally:
         matcher.close()
 
@@ -600,7 +600,7 @@ def test_a_closed_model_compiles_nothing() -> None:
     with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
         compiled = backend.compile(Grammar("regex", "abc"))
         sampler = backend.sampler(GREEDY, (), compiled)
-        sampler._matcher.accept(compiled.first.ids(2048)[0])
+        sampler._matcher.accept(compiled.first.ids[0])
     with pytest.raises(ServerClosingError):
         backend.compile(Grammar("regex", "other"))
     assert set(threading.enumerate()) <= before

@@ -208,7 +208,7 @@ def test_or_reasoning_comes_first(backend: LlamaBackend) -> None:
     for token in backend.vocab.tokenize('\n\n{"a":"x"}'):
         assert token in allowed(matcher)
         assert matcher.accept(token)
-    assert set(allowed(matcher).ids(2048)) == set(backend.vocab.end_of_generation)
+    assert set(allowed(matcher).ids) == set(backend.vocab.end_of_generation)
     matcher.close()
 
 
@@ -223,7 +223,7 @@ def test_the_beginning_of_a_marker_leads_to_all_of_it(backend: LlamaBackend) -> 
     assert isinstance(matcher, LateMatcher)
     names = backend.vocab.names
     assert matcher.accept(named(backend, b"t"))
-    rest = {names[token] for token in allowed(matcher).ids(2048)}
+    rest = {names[token] for token in allowed(matcher).ids}
     assert b"h" in rest
     assert all(b"hought:".startswith(name) or name.startswith(b"hought:") for name in rest)
     matcher.close()
@@ -248,7 +248,7 @@ def test_both_begin_alike(backend: LlamaBackend, text: str, names: set[bytes]) -
     matcher = matcher_for(backend.compile(grammar))
     assert isinstance(matcher, LateMatcher)
     spell(backend, matcher, text)
-    found = {backend.vocab.names[token] for token in allowed(matcher).ids(2048)}
+    found = {backend.vocab.names[token] for token in allowed(matcher).ids}
     assert {name for name in found if len(name) == 1} == names
     matcher.close()
 
@@ -258,7 +258,7 @@ def test_the_grammar_begins_anew_after_reasoning_that_began_like_it(backend: Lla
     matcher = matcher_for(backend.compile(grammar))
     assert isinstance(matcher, LateMatcher)
     spell(backend, matcher, "txyabc.tt")
-    assert set(allowed(matcher).ids(2048)) == set(backend.vocab.end_of_generation)
+    assert set(allowed(matcher).ids) == set(backend.vocab.end_of_generation)
     matcher.close()
 
 
@@ -267,7 +267,7 @@ def test_a_marker_that_the_grammar_allows_is_its_own(backend: LlamaBackend) -> N
     matcher = matcher_for(backend.compile(grammar))
     assert isinstance(matcher, LateMatcher)
     spell(backend, matcher, "txt")
-    assert set(allowed(matcher).ids(2048)) == set(backend.vocab.end_of_generation)
+    assert set(allowed(matcher).ids) == set(backend.vocab.end_of_generation)
     matcher.close()
 
 
@@ -281,11 +281,11 @@ def test_channels(backend: LlamaBackend) -> None:
         "<|channel|>analysis<|message|>{} final<|end|><|start|>assistant"
         "<|channel|>final <|constrain|>json",
     )
-    assert not set(allowed(matcher).ids(2048)) & backend.vocab.end_of_generation
+    assert not set(allowed(matcher).ids) & backend.vocab.end_of_generation
     spell(backend, matcher, "<|message|>")
     assert named(backend, b"a") not in allowed(matcher)
     spell(backend, matcher, '{"a":"y"}')
-    assert set(allowed(matcher).ids(2048)) == set(backend.vocab.end_of_generation)
+    assert set(allowed(matcher).ids) == set(backend.vocab.end_of_generation)
     matcher.close()
 
 
@@ -373,10 +373,10 @@ def test_openers() -> None:
 
 def test_masks_of_tokens() -> None:
     few = of(np.array([3, 40], dtype=np.int32), 50)
-    assert few.ids(50).tolist() == [3, 40]
-    assert few.joined(np.array([5], dtype=np.int32), 50).ids(50).tolist() == [3, 5, 40]
+    assert few.ids.tolist() == [3, 40]
+    assert few.joined(np.array([5], dtype=np.int32)).ids.tolist() == [3, 5, 40]
     most = all_but(np.array([3], dtype=np.int32), 50)
-    assert most.forbidden is not None
+    assert most.most
     assert most.forbidden.tolist() == [3]
     with pytest.raises(EngineError):
         of(np.array([], dtype=np.int32), 50)

@@ -48,7 +48,7 @@ class TickClock:
     #: Deep in a long prompt this makes a token three times cheaper.
     TILE = 64
     #: A tile makes the tick longer; it has to make a token cheaper by this factor.
-    TILE_GAIN = 0.5
+    TILE_GAIN = 0.65
     #: With nobody to hold up, a tick may take this much longer. A cancel waits for the tick.
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
@@ -59,17 +59,27 @@ class TickClock:
         self._decode_s = 0.0
         self._small_s = 0.0  # for each prompt token, in ticks smaller than a tile
         self._large_s = 0.0  # in others
+        self._in_tiles = False
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn from a tick. Ticks with a few prompt tokens say too little and are left out."""
         if n_prefill == 0:
             self._decode_s = self._average(self._decode_s, seconds)
+            self._forget()
         elif n_prefill >= self.LEAST:
             rest = max(0.0, seconds - self._decode_s) if n_decode else seconds
             if n_prefill + n_decode < self.TILE:
                 self._small_s = self._average(self._small_s, rest / n_prefill)
             else:
                 self._large_s = self._average(self._large_s, rest / n_prefill)
+
+    def _forget(self) -> None:
+        """Between prompts, forget what depends on how deep in a prompt it was measured."""
+        if self._large_s * self.TILE > self._max_tick_s:
+            self._large_s = 0.0
+            if self._in_tiles:
+                self._small_s = 0.0
+        self._in_tiles = False
 
     def _average(self, old: float, new: float) -> float:
         return old + self.WEIGHT * (new - old) if old else new
@@ -86,8 +96,10 @@ class TickClock:
             time_left = max(self._max_tick_s - self._decode_s, self._decode_s)
         else:
             least, time_left = self.LEAST_ALONE, self._max_tick_s * self.ALONE
+        # A tile also shows what tiles cost, where that is not known.
         if self._small_s * least > time_left and self._large_s < self._small_s * self.TILE_GAIN:
-            least = max(least, self.TILE - n_decode)  # also once where a tile's cost is unknown
+            least = max(least, self.TILE - n_decode)
+            self._in_tiles = True
         return min(budget, max(least, self._fitting(time_left)))
 
     def _fitting(self, time: float) -> int:

@@ -74,12 +74,12 @@ class LateMatcher:
             if not self._n_newlines:
                 return allowed
             newlines = self._compiler.newlines(self._n_newlines)
-            return allowed.joined(np.setdiff1d(newlines, self._banned), n_vocab)
+            return allowed.joined(np.setdiff1d(newlines, self._banned))
         if self._is_open:
             openers = self._compiler.names.openers(self._gate.missing)
             openers = np.setdiff1d(openers, [*self._banned, *self._refused])
             if self._can_match:
-                return self._matcher.mask().joined(openers, n_vocab)
+                return self._matcher.mask().joined(openers)
             return masks.of(openers, n_vocab)
         if not self._refused:
             return self._compiler.no_end if self._must_begin else None

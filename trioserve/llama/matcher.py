@@ -150,7 +150,7 @@ class Matcher:
     def _allowed(self, mask: Mask) -> Mask:
         if not len(self._banned):
             return mask
-        return mask.without(self._banned, self._compiler.end_ids, self._compiler.n_vocab)
+        return mask.without(self._banned, self._compiler.end_ids)
 
 
 def advance_all(due: list[tuple[Matcher, TokenId, Future[Mask]]]) -> None:

@@ -194,20 +194,24 @@ class Sampler:
             short.llama_sampler_accept(self._chain, mask.only)
             return mask.only
         logits = self._logits(row)
-        if mask.forbidden is None or self._compact:
-            ids = mask.ids(len(logits))
+        best = self._shortlist.best(logits)
+        if best is not None and best in mask:
+            ids = np.array([best])
+            return self._choose(ids, logits[ids])
+        if not mask.most or self._compact:
+            ids = mask.ids
             allowed = logits[ids]
             places = self._shortlist.places(allowed, ids) if self._shortlist.is_useful else None
             if places is not None:
                 ids, allowed = ids[places], allowed[places]
             return self._choose(ids, allowed)
-        # Most tokens are allowed: it costs less to hide the others.
-        hidden = logits[mask.forbidden]
-        logits[mask.forbidden] = -np.inf
+        forbidden = mask.forbidden
+        hidden = logits[forbidden]
+        logits[forbidden] = -np.inf
         try:
             return self._draw(row)
         finally:
-            logits[mask.forbidden] = hidden
+            logits[forbidden] = hidden
 
     def _choose(self, ids: NDArray[np.integer[Any]], logits: NDArray[np.float32]) -> TokenId:
         """Do what `llama_sampler_sample` does, with some tokens."""
@@ -232,7 +236,7 @@ class Sampler:
             if mask is None:
                 chosen = self._apply(np.arange(len(logits), dtype=np.int32), logits)
             else:
-                ids = mask.ids(len(logits))
+                ids = mask.ids
                 chosen = self._apply(ids, logits[ids])
             if self._matcher is None or self._matcher.accept(chosen[0]):
                 return chosen

@@ -39,13 +39,18 @@ class Shortlist:
         best = n_best(params)
         # Tokens that are lowered may have been before those that stay.
         self._n_best = best + len(biases)
-        self._is_greedy = best == 1
+        possible = best > 0 and all(bias <= 0 for bias in biases.values())
+        self._is_greedy = possible and best == 1
         #: Whether to use it; else the chain looks at all tokens.
-        self.is_useful = (
-            best > 0
-            and all(bias <= 0 for bias in biases.values())
-            and (self._is_greedy or n_vocab >= _LEAST)
-        )
+        self.is_useful = possible and (self._is_greedy or n_vocab >= _LEAST)
+
+    def best(self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> int | None:
+        """Return the place of the one logit to look at; None where there are more."""
+        if not self._is_greedy:
+            return None
+        best = int(logits.argmax())  # or the first NaN
+        token = best if ids is None else int(ids[best])
+        return best if token not in self._lowered and logits[best] == logits[best] else None
 
     def places(
         self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None
@@ -56,11 +61,9 @@ class Shortlist:
             logits: of all tokens, or of those that a grammar allows.
             ids: which tokens these are; None: all.
         """
-        if self._is_greedy:
-            best = int(logits.argmax())  # or the first NaN
-            token = best if ids is None else int(ids[best])
-            if token not in self._lowered and logits[best] == logits[best]:
-                return np.array([best])
+        best = self.best(logits, ids)
+        if best is not None:
+            return np.array([best])
         n_blocks = len(logits) // _BLOCK
         if self._n_best > n_blocks // 2:
             return None

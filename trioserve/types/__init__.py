@@ -1,0 +1,91 @@
+"""The messages that cross layers: what a request asks of the engine, and what comes back.
+
+All are frozen: a message that left its maker never changes. Times are in seconds (floats from a
+monotonic clock) unless a name ends in ``_ms``.
+"""
+
+from __future__ import annotations
+
+from trioserve.types.events import (
+    Admitted,
+    CancelReason,
+    Chunk,
+    Embedded,
+    EngineEvent,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    Timings,
+    TokenProb,
+    TokenProbs,
+)
+from trioserve.types.sampling import (
+    DEFAULT_SAMPLERS,
+    SAMPLER_LETTERS,
+    SAMPLER_NAMES,
+    SamplingParams,
+    TokenId,
+)
+from trioserve.types.status import (
+    AdapterInfo,
+    EngineCounters,
+    EngineStatus,
+    FimTokens,
+    ModelInfo,
+    SlotState,
+    SlotStatus,
+    WaitingStatus,
+)
+from trioserve.types.task import (
+    GRAMMAR_KINDS,
+    MAX_SCALE,
+    Adapters,
+    Constraint,
+    EmbeddingTask,
+    Grammar,
+    Options,
+    Task,
+    Thinking,
+    ThinkingBudget,
+)
+
+__all__ = [
+    "DEFAULT_SAMPLERS",
+    "GRAMMAR_KINDS",
+    "MAX_SCALE",
+    "SAMPLER_LETTERS",
+    "SAMPLER_NAMES",
+    "AdapterInfo",
+    "Adapters",
+    "Admitted",
+    "CancelReason",
+    "Chunk",
+    "Constraint",
+    "Embedded",
+    "EmbeddingTask",
+    "EngineCounters",
+    "EngineEvent",
+    "EngineStatus",
+    "Event",
+    "Failed",
+    "FimTokens",
+    "FinishReason",
+    "Finished",
+    "Grammar",
+    "ModelInfo",
+    "Options",
+    "Progress",
+    "SamplingParams",
+    "SlotState",
+    "SlotStatus",
+    "Task",
+    "Thinking",
+    "ThinkingBudget",
+    "Timings",
+    "TokenId",
+    "TokenProb",
+    "TokenProbs",
+    "WaitingStatus",
+]

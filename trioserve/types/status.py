@@ -1,0 +1,118 @@
+"""What is known of the model, its slots and its queue."""
+
+from __future__ import annotations
+
+import attrs
+
+from trioserve.types.sampling import TokenId
+from trioserve.types.task import Adapters, Task
+
+
+@attrs.frozen(kw_only=True)
+class FimTokens:
+    """The tokens of a vocabulary that mark the parts of a text with a gap; -1: there is none."""
+
+    prefix: TokenId = -1
+    suffix: TokenId = -1
+    middle: TokenId = -1
+    repository: TokenId = -1
+    file: TokenId = -1  # before each file of a repository
+
+
+@attrs.frozen(kw_only=True)
+class ModelInfo:
+    """What is known of the loaded model."""
+
+    name: str  # the alias that clients use
+    path: str
+    description: str  # such as "llama 3M Q8_0"
+    ftype: str
+    n_params: int
+    size: int  # bytes of all tensors
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    vocab_type: int  # llama.cpp's enum llama_vocab_type
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    add_bos: bool
+    modified: int  # seconds since the epoch
+    metadata: dict[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class AdapterInfo:
+    """A LoRA adapter that was loaded with the model. Its id is its place among them."""
+
+    path: str
+    scale: float = 1.0  # as the configuration has it
+    task_name: str = ""  # of its metadata
+    prompt_prefix: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class SlotState:
+    """What a slot has computed: tokens, and the state of a KV sequence that holds them."""
+
+    tokens: tuple[TokenId, ...]
+    adapters: Adapters = ()
+    state: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class SlotStatus:
+    """A look at one slot, taken between two ticks."""
+
+    id: int
+    state: str  # "idle", "prefill" or "decode"
+    n_ctx: int
+    task_id: int | None
+    n_prompt: int
+    n_past: int  # tokens in the KV sequence
+    n_cached: int
+    n_decoded: int
+    paused: bool
+    has_new_line: bool = False  # in the output so far
+    task: Task | None = None  # of an idle slot: the last one
+
+
+@attrs.frozen(kw_only=True)
+class WaitingStatus:
+    """A look at one task in the queue, taken between two ticks."""
+
+    task_id: int
+    position: int  # 1 is the next one
+    n_prompt: int
+    priority: int
+    waited_s: float
+    #: How long it goes on waiting, by the pace of late; none while no pace is known.
+    wait_s: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class EngineCounters:
+    """What an engine has done since its start. Times are in seconds."""
+
+    ticks: int = 0
+    tick_s: float = 0.0
+    decodes: int = 0  # batches that were computed
+    busy_slots: int = 0  # slots in them, added up
+    prompt_tokens: int = 0  # prefilled
+    prompt_s: float = 0.0  # in ticks that prefilled
+    prompt_queries: int = 0  # tokens of prompts that were admitted
+    cached_tokens: int = 0  # of these, found in the KV cache or in RAM
+    predicted_tokens: int = 0
+    n_tokens_max: int = 0  # the longest sequence so far
+    n_cells: int = 0  # of the KV cache
+    n_cells_used: int = 0  # now
+
+
+@attrs.frozen(kw_only=True)
+class EngineStatus:
+    """A look at the engine, taken between two ticks."""
+
+    slots: tuple[SlotStatus, ...]
+    waiting: tuple[WaitingStatus, ...]  # the tasks in the queue, next one first
+    counters: EngineCounters = attrs.field(factory=EngineCounters)

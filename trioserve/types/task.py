@@ -1,0 +1,230 @@
+"""What a request asks of the engine."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from trioserve.errors import InvalidRequestError
+from trioserve.types.checks import INT32_MAX, are_strings, in_range, is_bool, to_strings, to_tuple
+from trioserve.types.sampling import SamplingParams, TokenId
+
+#: LoRA adapters that are in use: pairs of id and scale, in the order of ids, no scale is 0.
+Adapters = tuple[tuple[int, float], ...]
+
+#: The largest scale of a LoRA adapter, either way. Useful ones are near 1.
+MAX_SCALE = 1e6
+
+#: What the `source` of a `Grammar` may be.
+GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex", "tools")
+
+
+def _are_scales(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    for pair in value if isinstance(value, tuple) else [None]:
+        match pair:
+            case (int(id_), float() | int() as scale) if id_ >= 0 and abs(scale) <= MAX_SCALE:
+                continue
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be a list of pairs of adapter id and scale.",
+            param=attribute.name,
+        )
+
+
+def _known_kind(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value not in GRAMMAR_KINDS:
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be one of {', '.join(GRAMMAR_KINDS)}.", param=attribute.name
+        )
+
+
+def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"'{instance.param}' must be a string.", param=instance.param)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"'{instance.param}' has half of a surrogate pair, which is not Unicode.",
+            param=instance.param,
+        ) from None
+
+
+def _are_stages(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    stages = value if isinstance(value, tuple) else [None]
+    if not all(
+        isinstance(texts, tuple) and texts and all(isinstance(one, str) and one for one in texts)
+        for texts in stages
+    ):
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be tuples of text.", param=attribute.name
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Thinking:
+    """Reasoning that an output may begin with: all that stands between two texts."""
+
+    start: str
+    end: str = attrs.field(validator=attrs.validators.min_len(1))
+    #: The prompt ends with `start`, so that the output goes on with reasoning.
+    begun: bool = False
+
+
+@attrs.frozen
+class Grammar:
+    """What an output must look like: all of it, or what follows a certain place.
+
+    Grammars are equal when they say the same, whichever field of a request they came from.
+
+    Raises:
+        InvalidRequestError: the kind is unknown, or the source is not Unicode text.
+    """
+
+    #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
+    #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression. "tools": calls of
+    #: tools, as `trioserve.chat.lark` describes them.
+    kind: str = attrs.field(validator=_known_kind)
+    source: str = attrs.field(default="", validator=_is_text)
+    #: The field of the request that errors name.
+    param: str = attrs.field(default="grammar", eq=False, kw_only=True)
+    #: Stages: each waits until one of its texts has come since the one before it. What follows
+    #: the last one must look as the grammar says; names of control tokens count as text. A token
+    #: that goes beyond the text, in a way the grammar does not allow, is not chosen.
+    after: tuple[tuple[str, ...], ...] = attrs.field(
+        default=(), validator=_are_stages, kw_only=True
+    )
+    #: Whether the output may only end where the grammar says, so not before it begins. Without
+    #: stages it is so in any case.
+    required: bool = attrs.field(default=False, kw_only=True)
+    #: Reasoning that may come before all this, and is free.
+    thinking: Thinking | None = attrs.field(default=None, kw_only=True)
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether something may come before what it says."""
+        return bool(self.after) or self.thinking is not None
+
+
+def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not isinstance(value, Grammar):
+        raise InvalidRequestError(f"'{attribute.name}' must be a Grammar.", param=attribute.name)
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """How a prompt is continued: sampling, limits, and what to report.
+
+    Raises:
+        InvalidRequestError: a value is out of range; `param` names the field.
+    """
+
+    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+    max_tokens: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: no limit
+    #: Strings that end the output and are not part of it.
+    stop: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=are_strings)
+    #: Tokens at the beginning that a context shift keeps; -1: the prompt.
+    n_keep: int = attrs.field(default=0, validator=in_range(-1, INT32_MAX))
+    #: Tokens after these that it takes out; 0: half of them.
+    n_discard: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
+    #: A line after the first that begins with fewer blanks ends the output; 0: none does.
+    n_indent: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
+    #: May reuse what the KV cache holds of the prompt.
+    cache_prompt: bool = attrs.field(default=True, validator=is_bool)
+    id_slot: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: any slot
+    #: Pairs of adapter id and scale; those that are not named have 0. Empty: as the server says.
+    lora: tuple[tuple[int, float], ...] = attrs.field(
+        default=(), converter=to_tuple, validator=_are_scales
+    )
+    priority: int = attrs.field(default=0, validator=in_range(-100, 100))  # higher goes first
+    n_probs: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))  # per output token
+    post_sampling_probs: bool = attrs.field(default=False, validator=is_bool)
+    t_max_predict_ms: float = attrs.field(default=0, validator=in_range(0.0))  # 0: no limit
+    #: Send a `Progress` after each prefill chunk.
+    return_progress: bool = attrs.field(default=False, validator=is_bool)
+    #: Only tokens that it allows are chosen; where it allows the end, the output may end.
+    grammar: Grammar | None = attrs.field(default=None, validator=_is_grammar)
+
+
+class Constraint:
+    """A grammar that a backend has compiled, for the samplers of the same backend.
+
+    Frozen: any number of tasks may use it, also at the same time.
+    """
+
+    __slots__ = ("__weakref__", "grammar")
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+
+
+@attrs.frozen(kw_only=True)
+class ThinkingBudget:
+    """When reasoning ends that the model does not end itself."""
+
+    thinking: Thinking
+    n_tokens: int = -1  # of reasoning; -1: no limit, but `Engine.end_thinking` ends it
+    #: What is written then, as if the model had: some last words, and `Thinking.end`.
+    closing: tuple[TokenId, ...]
+
+
+@attrs.frozen
+class Task:
+    """What one request asks of the engine: one prompt, continued.
+
+    The maker has checked that the prompt is not empty and that its ids are in the vocabulary.
+    """
+
+    id: int
+    prompt: tuple[TokenId, ...]
+    options: Options = attrs.field(factory=Options)
+    #: Clients take turns in the queue. It may be an API key, so it is never shown.
+    client: str = attrs.field(default="", repr=False)
+    weight: float = 1.0  # turns of this client for one of the others
+    #: What `Backend.compile` made of `options.grammar`.
+    constraint: Constraint | None = attrs.field(default=None, eq=False, repr=False)
+    #: The LoRA adapters to run with. Tasks with others are never in the same batch.
+    adapters: Adapters = ()
+    #: Control tokens whose names are a part of the text of the output.
+    visible: frozenset[TokenId] = attrs.field(default=frozenset(), repr=False)
+    budget: ThinkingBudget | None = None
+
+    @property
+    def priority(self) -> int:
+        """Higher ones go first."""
+        return self.options.priority
+
+
+@attrs.frozen
+class EmbeddingTask:
+    """What one request asks of an engine for embeddings: texts, each of which gets a vector."""
+
+    id: int
+    texts: tuple[tuple[TokenId, ...], ...]
+    #: Clients take turns in the queue. It may be an API key, so it is never shown.
+    client: str = attrs.field(default="", repr=False)
+    weight: float = 1.0  # turns of this client for one of the others
+    priority: int = attrs.field(default=0, validator=in_range(-100, 100))  # higher goes first
+    #: The field of the request that errors name.
+    param: str = "input"
+
+    @cached_property
+    def prompt(self) -> tuple[TokenId, ...]:
+        """The tokens of all texts, one after another."""
+        return tuple(itertools.chain.from_iterable(self.texts))
+
+    @cached_property
+    def lengths(self) -> tuple[int, int]:
+        """How many tokens the shortest and the longest text have."""
+        return min(map(len, self.texts), default=0), max(map(len, self.texts), default=0)
+
+    @cached_property
+    def tokens(self) -> tuple[TokenId, TokenId]:
+        """The lowest and the highest token."""
+        return min(self.prompt, default=0), max(self.prompt, default=0)
+
+    def look(self) -> None:
+        """Find all of these out, which takes a while with many texts, so that they are known."""
+        self.prompt, self.lengths, self.tokens  # noqa: B018
