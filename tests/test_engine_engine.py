@@ -271,6 +271,15 @@ def test_a_full_context_can_go_on_without_its_older_half(can_cut: bool) -> None:
     assert harness.finish(1).timings.prompt_n == 8
 
 
+def test_an_output_that_nobody_limits_has_an_end() -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=16)
+    harness = Harness(backend, context_shift=True)
+    harness.submit(1, "12345678")
+    harness.run()
+    assert harness.text(1) == "x" * 32
+    assert harness.finish(1).reason is FinishReason.LIMIT
+
+
 @pytest.mark.parametrize(("n_discard", "n_left"), [(0, 18), (3, 29), (10, 22)])
 def test_how_much_of_a_full_context_goes(n_discard: int, n_left: int) -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=32)

@@ -150,7 +150,8 @@ class Config(
         env="LLAMA_ARG_N_PREDICT",
         least=-1,
         most=2**31 - 1,
-        help="most tokens of output when a request does not say; -1: until the context is full",
+        help="most tokens of output when a request does not say; -1: until the context is full, or "
+        "with --context-shift as many tokens as it has",
     )
     n_keep: int = option(
         0,

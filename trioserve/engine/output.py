@@ -17,7 +17,8 @@ def accept(
 ) -> Chunk | None:
     """Add a sampled token to the output of a run.
 
-    A full context ends the output, unless it `shifts`. Sets `run.finish_reason` when the output
+    A full context ends the output, unless it `shifts`; then an output that nobody limits ends
+    after as many tokens as the context has. Sets `run.finish_reason` when the output
     is complete. Returns the text that may be shown now, with the tokens it came from, or None
     while all of it is held back.
     """
@@ -28,7 +29,7 @@ def accept(
     run.unsent_tokens.append(draw.token)
     if draw.probs is not None:
         run.unsent_probs.append(_named(draw.probs, run.task.visible, vocab))
-    text = _show(run, draw.token, vocab, None if shifts else n_ctx_seq)
+    text = _show(run, draw.token, vocab, n_ctx_seq, shifts=shifts)
     if run.indentation is not None:
         text = run.indentation.cut(text)
         if run.indentation.ended:
@@ -44,7 +45,7 @@ def accept(
     return Chunk(run.task.id, text, tuple(tokens), tuple(probs))
 
 
-def _show(run: Run, token: TokenId, vocab: Vocab, most_tokens: int | None) -> str:
+def _show(run: Run, token: TokenId, vocab: Vocab, n_ctx_seq: int, *, shifts: bool) -> str:
     """Decide what text the token brings, and whether it is the last one."""
     if token in vocab.end_of_generation:
         run.finish_reason = FinishReason.EOS
@@ -54,17 +55,18 @@ def _show(run: Run, token: TokenId, vocab: Vocab, most_tokens: int | None) -> st
     if run.text.stopping_word:
         run.finish_reason = FinishReason.WORD
         return text
-    if _limit_reached(run, piece, most_tokens):
+    if _limit_reached(run, piece, n_ctx_seq, shifts=shifts):
         text += run.text.flush()  # which may complete a stop string
         run.finish_reason = FinishReason.WORD if run.text.stopping_word else FinishReason.LIMIT
     return text
 
 
-def _limit_reached(run: Run, piece: bytes, most_tokens: int | None) -> bool:
+def _limit_reached(run: Run, piece: bytes, n_ctx_seq: int, *, shifts: bool) -> bool:
     options = run.task.options
-    if run.n_output == options.max_tokens:
+    endless = shifts and options.max_tokens < 0
+    if run.n_output == (n_ctx_seq if endless else options.max_tokens):
         return True
-    if most_tokens is not None and len(run.tokens) >= most_tokens:
+    if not shifts and len(run.tokens) >= n_ctx_seq:
         run.truncated = True
         return True
     if options.t_max_predict_ms and b"\n" in piece:  # only lines that are whole
