@@ -383,6 +383,10 @@ async def test_the_bundled_model_thinks_and_calls_as_it_must() -> None:
         assert whole.content[0].thinking == streamed.content[0].thinking
         assert whole.content[1].input == streamed.content[1].input
 
+    await with_bundled(use)
+
+
+async def with_bundled(use: Callable[[str], None]) -> None:
     app = create_app(Config(parallel=1, ctx_size=2048, threads=1))
     async with serving(app) as url:
         await app.extensions["trioserve"].wait_loaded()
@@ -510,4 +514,14 @@ async def test_a_prompt_is_that_of_the_same_chat(
     theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
     anthropic_prompt = await prompt_of("/v1/messages", ASK | theirs)
-    assert anthropic_prompt == await prompt_of("/v1/chat/completions", ours)
+    unasked = {"chat_template_kwargs": {"enable_thinking": False}}
+    assert anthropic_prompt == await prompt_of("/v1/chat/completions", unasked | ours)
+
+
+async def test_an_answer_begins_with_text_unless_thinking_is_asked_for() -> None:
+    def use(url: str) -> None:
+        with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as client:
+            message = client.messages.create(**ASK, extra_body={"temperature": 0})
+            assert [block.type for block in message.content] == ["text"]
+
+    await with_bundled(use)

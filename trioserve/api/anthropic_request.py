@@ -101,9 +101,12 @@ def _choice_kind(value: Any) -> str:
 
 @attrs.frozen
 class Thinking:
-    """Whether the model thinks (None: as its template has it), how long, and who may read it."""
+    """Whether the model thinks, how long, and who may read it.
 
-    enabled: bool | None = None
+    It does not unless it is asked to: clients that do not ask read the first block as text.
+    """
+
+    enabled: bool | None = None  # None: nothing was said
     budget: int | None = None
     shown: bool = True
 
@@ -211,7 +214,7 @@ class CountTokensRequest:
 
     def rendering(self) -> dict[str, Any]:
         """What `Server.render` takes beside the messages."""
-        kwargs = dict(self.chat_template_kwargs)
+        kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
         if self.thinking.enabled is not None:
             kwargs["enable_thinking"] = self.thinking.enabled
         if self.effort is not None:
