@@ -333,3 +333,19 @@ async def test_several_names_and_tags() -> None:
         (model,) = (await client.get("/v1/models")).json()["data"]
         assert model["aliases"] == ["one", "two"]
         assert model["tags"] == ["small", "quick"]
+
+
+@pytest.mark.parametrize("prefix", ["/models", "/v1/models"])
+async def test_one_model_by_its_name(prefix: str) -> None:
+    async with served(alias="one/a,two") as (client, _):
+        (listed,) = (await client.get(prefix)).json()["data"]
+        for name in ("scripted", "one/a", "one%2Fa", "two"):
+            assert (await client.get(f"{prefix}/{name}")).json() == listed
+        answer = await client.get(f"{prefix}/three")
+    assert answer.status_code == 404
+    assert answer.json()["error"] == {
+        "code": 404,
+        "message": "There is no model 'three' here. The model is 'scripted'.",
+        "type": "not_found_error",
+        "param": "model",
+    }

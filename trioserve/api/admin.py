@@ -11,7 +11,7 @@ from trioserve.api import payload
 from trioserve.api.http import json_response
 from trioserve.api.openapi import takes
 from trioserve.api.service import current_server, current_service
-from trioserve.errors import NotSupportedError, ServerClosingError
+from trioserve.errors import NotFoundError, NotSupportedError, ServerClosingError
 from trioserve.server import Server
 
 blueprint = Blueprint("admin", __name__)
@@ -47,24 +47,37 @@ async def live() -> Response:
 async def models() -> Response:
     """List the one model: in OpenAI's form, and in Ollama's, as llama-server does."""
     server = current_server()
-    info = server.info
     return json_response(
         {
-            "models": [_ollama_model(info.name)],
+            "models": [_ollama_model(server.info.name)],
             "object": "list",
-            "data": [
-                {
-                    "id": info.name,
-                    "aliases": list(server.config.aliases) or [info.name],
-                    "tags": list(server.config.tags),
-                    "object": "model",
-                    "created": info.modified,
-                    "owned_by": "trioserve",
-                    "meta": _meta(server),
-                }
-            ],
+            "data": [_openai_model(server)],
         }
     )
+
+
+@blueprint.get("/models/<path:name>")
+@blueprint.get("/v1/models/<path:name>")
+async def model(name: str) -> Response:
+    """Describe the one model, by any of its names."""
+    server = current_server()
+    if name not in (server.info.name, *server.config.aliases):
+        raise NotFoundError(
+            f"There is no model {name!r} here. The model is {server.info.name!r}.", param="model"
+        )
+    return json_response(_openai_model(server))
+
+
+def _openai_model(server: Server) -> dict[str, Any]:
+    return {
+        "id": server.info.name,
+        "aliases": list(server.config.aliases) or [server.info.name],
+        "tags": list(server.config.tags),
+        "object": "model",
+        "created": server.info.modified,
+        "owned_by": "trioserve",
+        "meta": _meta(server),
+    }
 
 
 def _ollama_model(name: str) -> dict[str, Any]:
