@@ -162,12 +162,14 @@ async def test_a_client_that_sends_too_much_still_reads_why(chunked: bool) -> No
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_client_that_stops_reading_is_cut_off() -> None:
+@pytest.mark.parametrize("unread_tokens", [16, 2**20])  # the mailbox shows it, or the socket
+async def test_a_client_that_stops_reading_is_cut_off(unread_tokens: int) -> None:
     def quick(backend: ScriptedBackend) -> None:
         time.sleep(0)
 
     backend = endless(quick)
-    async with serving_script(backend, unread_tokens=16, stall_timeout=0.2) as (url, service):
+    limits: dict[str, Any] = {"unread_tokens": unread_tokens, "stall_timeout": 0.2}
+    async with serving_script(backend, **limits) as (url, service):
         with capture_logs() as logs:
             async with connected(url) as stream:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -242,19 +244,25 @@ def test_abort_of_another_server_does_nothing_and_says_so() -> None:
     assert "cannot close" in logs[0]["event"]
 
 
+def nothing() -> None:
+    pass
+
+
 async def test_a_send_that_takes_too_long_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = trio.Event()
+    told: list[bool] = []
     monkeypatch.setattr(connection, "abort", lambda send: closed.set())
 
     async def send(message: Any) -> None:
         with trio.CancelScope(shield=True):  # as Hypercorn does
             await closed.wait()
 
-    sender = connection.Sender(send, 0.01)
+    sender = connection.Sender(send, 0.01, lambda: told.append(closed.is_set()))
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sender.watch)
             nursery.start_soon(sender, {})
+    assert told == [False]  # before the connection is closed
 
 
 async def test_a_send_in_progress_is_given_some_time_when_cancelled(
@@ -272,7 +280,7 @@ async def test_a_send_in_progress_is_given_some_time_when_cancelled(
                 else:
                     await trio.lowlevel.checkpoint()
 
-        sender = connection.Sender(send, 1000)
+        sender = connection.Sender(send, 1000, nothing)
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sender.watch)
@@ -292,7 +300,7 @@ async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockCl
     async def beat() -> bytes:
         return b"beat"
 
-    sender = connection.Sender(send, math.inf)
+    sender = connection.Sender(send, math.inf, nothing)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
         nursery.start_soon(sender.beat, connection.Beat(10, beat))
@@ -325,7 +333,7 @@ async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockCl
         await trio.sleep(5)
         return b"beat"
 
-    sender = connection.Sender(send, math.inf)
+    sender = connection.Sender(send, math.inf, nothing)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
         nursery.start_soon(sender.beat, connection.Beat(10, slow_beat))

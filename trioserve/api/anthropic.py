@@ -48,7 +48,7 @@ async def messages() -> Response:
             return json_response(await whole_message(stream, head, blocks))
     request = current_request()
     stream = await request.resources.enter_async_context(opened)
-    stream.mailbox.on_stalled = request.abort
+    request.sends(stream.mailbox)
     events = MessageEvents(Head(server.info.name, len(stream.prompt)), blocks)
     pings = pings_for(server, wanted, [stream])
     return await sse.respond(request, sse.feed_of(stream), events, last_event, pings)

@@ -30,9 +30,13 @@ from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 
+from trioserve.types import CancelReason
+
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
     from quart import Request as QuartRequest
+
+    from trioserve.dispatch import Mailbox
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
@@ -63,14 +67,26 @@ class Request(TrioRequest):
     `arrived` is when its head had been read (`trio.current_time`). `api_key` is the valid key that
     it showed; empty when none was needed. `resources` is unwound after the response, in the
     request's own task. `abort` closes the connection without waiting for the client; it may be
-    called from any task. `beat` keeps a connection alive while the response is silent.
+    called from any task. `mailboxes` are those whose events it sends. `beat` keeps a connection
+    alive while the response is silent.
     """
 
     arrived: float
     api_key: str = ""
     resources: AsyncExitStack
     abort: Callable[[], None]
+    mailboxes: list[Mailbox]
     beat: Beat | None = None
+
+    def sends(self, mailbox: Mailbox) -> None:
+        """Have a client that stops reading cut off, whether mailbox or socket shows it first."""
+        mailbox.on_stalled = self.abort
+        self.mailboxes.append(mailbox)
+
+    def blame_client(self) -> None:
+        """Note that what is cancelled from now on was not read, and not given up."""
+        for mailbox in self.mailboxes:
+            mailbox.cancel_reason = mailbox.cancel_reason or CancelReason.STALLED
 
 
 def abort(send: Callable[..., Awaitable[None]]) -> bool:
@@ -102,9 +118,12 @@ class Sender:
     It cuts off a client that takes too long to receive one, and fills silence with beats.
     """
 
-    def __init__(self, send: ASGISendCallable, timeout: float) -> None:
+    def __init__(
+        self, send: ASGISendCallable, timeout: float, on_stalled: Callable[[], None]
+    ) -> None:
         self._send = send
         self._timeout = timeout
+        self._on_stalled = on_stalled
         self._since: float | None = None  # when the send in progress began
         self._last = -math.inf  # when the last one began
         self._idle: trio.Event | None = None  # set when the send in progress has ended
@@ -160,6 +179,7 @@ class Sender:
                 since = trio.current_time() if self._since is None else self._since
                 await trio.sleep_until(since + self._timeout)
             _log.warning("client stopped reading", seconds=self._timeout)
+            self._on_stalled()
             self.abort()
         finally:
             if self._since is not None:
@@ -185,8 +205,10 @@ class Connection(TrioASGIHTTPConnection):
         assert isinstance(request, Request)
         request.arrived = trio.current_time()
         self._received = trio.Event()  # the whole body, or the client's farewell
-        sender = Sender(send, self.app.config.get(SEND_TIMEOUT) or math.inf)
+        timeout = self.app.config.get(SEND_TIMEOUT) or math.inf
+        sender = Sender(send, timeout, request.blame_client)
         request.abort = sender.abort
+        request.mailboxes = []
         request.resources = AsyncExitStack()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.handle_messages, nursery, request, receive)

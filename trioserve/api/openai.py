@@ -79,7 +79,7 @@ async def open_chat(
         stream = await request.resources.enter_async_context(
             server.stream_chat(wanted.messages, copy, **arguments)
         )
-        stream.mailbox.on_stalled = request.abort
+        request.sends(stream.mailbox)
         streams.append(stream)
     events = ChatEvents(server.info.name, wanted, options, streams)
     request.resources.enter_context(

@@ -54,7 +54,7 @@ async def open_all(
         stream = await request.resources.enter_async_context(
             server.stream(job.prompt, job.options, **terms.arguments())
         )
-        stream.mailbox.on_stalled = request.abort
+        request.sends(stream.mailbox)
         streams.append(stream)
     return streams
 

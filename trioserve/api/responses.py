@@ -34,7 +34,7 @@ async def responses() -> Response:
         )
     builder = ResponseBuilder(server.info.name, wanted, chat, options, stream, server.vocab)
     if chat.stream:
-        stream.mailbox.on_stalled = request.abort
+        request.sends(stream.mailbox)
         request.resources.enter_context(
             control.running(builder.response["id"], [stream], reasoning=chat.reasoning_control)
         )
