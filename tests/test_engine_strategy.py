@@ -52,17 +52,17 @@ def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.200)
     clock.observe(100, 4, 0.300)  # 1 ms a token more
-    assert clock.prompt_tokens(1, 4, 2048) == 200
+    assert clock.prompt_tokens([3000], 4, 2048) == 200
 
 
 def test_prompts_get_a_tile_where_that_is_much_cheaper_a_token() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.020)
     clock.observe(16, 4, 0.180)  # 10 ms a token more: deep in a prompt
-    assert clock.prompt_tokens(1, 4, 2048) == 60  # a tile, to see what it costs
+    assert clock.prompt_tokens([3000], 4, 2048) == 60  # a tile, to see what it costs
     clock.observe(60, 4, 0.260)  # 4 ms
-    assert clock.prompt_tokens(1, 4, 2048) == 60
-    assert clock.prompt_tokens(1, 4, 20) == 20
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    assert clock.prompt_tokens([3000], 4, 20) == 20
 
 
 def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
@@ -70,7 +70,7 @@ def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
     clock.observe(0, 4, 0.020)
     clock.observe(16, 4, 0.180)
     clock.observe(60, 4, 0.500)  # 8 ms
-    assert clock.prompt_tokens(1, 4, 2048) == 16
+    assert clock.prompt_tokens([3000], 4, 2048) == 16
 
 
 def test_the_next_prompt_begins_without_a_tile() -> None:
@@ -78,39 +78,48 @@ def test_the_next_prompt_begins_without_a_tile() -> None:
     clock.observe(128, 0, 1.0)  # a cold start: 8 ms a token
     clock.observe(0, 4, 0.020)
     clock.observe(16, 4, 0.100)
-    assert clock.prompt_tokens(1, 4, 2048) == 60
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
     clock.observe(60, 4, 0.140)  # 2 ms
-    assert clock.prompt_tokens(1, 4, 2048) == 60
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
     clock.observe(0, 4, 0.020)
-    assert clock.prompt_tokens(1, 4, 2048) == 16
+    assert clock.prompt_tokens([3000], 4, 2048) == 16
     clock.observe(16, 4, 0.036)  # 1 ms
-    assert clock.prompt_tokens(1, 4, 2048) == 30
+    assert clock.prompt_tokens([3000], 4, 2048) == 30
 
 
 def test_a_quick_machine_goes_on_with_large_ticks() -> None:
     clock = TickClock(50.0)
     clock.observe(512, 0, 0.025)
     clock.observe(0, 4, 0.010)
-    assert clock.prompt_tokens(1, 4, 2048) > 512
+    assert clock.prompt_tokens([3000], 4, 2048) > 512
 
 
-def test_the_fewest_tokens_are_more_where_most_requests_wait_for_their_first_token() -> None:
+def test_a_tick_is_longer_where_more_wait_for_their_first_token_than_for_their_next() -> None:
     clock = TickClock(50.0)
-    clock.observe(0, 1, 0.020)
-    clock.observe(16, 1, 0.180)
-    clock.observe(100, 1, 0.700)
-    assert [clock.prompt_tokens(n, 1, 2048) for n in (1, 2, 7)] == [16, 32, 112]
-    assert clock.prompt_tokens(4, 4, 2048) == 16
+    clock.observe(0, 1, 0.010)
+    clock.observe(100, 0, 0.100)  # 1 ms a token
+    shares = [clock.prompt_tokens([900] * n, 1, 2048) for n in (1, 2, 7, 20)]
+    assert shares == [40, 90, 340, 490]
+    assert clock.prompt_tokens([900] * 4, 4, 2048) == 40
+
+
+def test_short_prompts_that_come_together_are_prefilled_together() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 1, 0.010)
+    clock.observe(100, 0, 0.100)
+    assert clock.prompt_tokens([60] * 7, 1, 2048) == 420
+    assert clock.prompt_tokens([60] * 7, 1, 400) == 340  # not all of them fit
+    assert clock.prompt_tokens([60] * 7, 7, 2048) == 40  # as many would be held up
 
 
 def test_the_clock_follows_a_machine_that_slows_down() -> None:
     clock = TickClock(50.0)
     for _ in range(30):
         clock.observe(100, 0, 0.100)
-    assert clock.prompt_tokens(1, 1, 2048) == 50
+    assert clock.prompt_tokens([3000], 1, 2048) == 50
     for _ in range(30):
         clock.observe(100, 0, 0.200)
-    assert clock.prompt_tokens(1, 1, 2048) in (24, 25)
+    assert clock.prompt_tokens([3000], 1, 2048) in (24, 25)
 
 
 def test_strategies_are_found_by_name_and_by_import_path() -> None:

@@ -84,18 +84,22 @@ class TickClock:
     def _average(self, old: float, new: float) -> float:
         return old + self.WEIGHT * (new - old) if old else new
 
-    def prompt_tokens(self, n_prompts: int, n_decode: int, budget: int) -> int:
+    def prompt_tokens(self, pending: Sequence[int], n_decode: int, budget: int) -> int:
         """How many prompt tokens make a tick as long as it may be.
 
-        Where a tick that only decodes is already long, prompts get as much time again. Where the
-        fewest tokens take longer than that anyway, they get a tile, if that is much cheaper. The
-        fewest are more where more requests wait for their first token than for their next one.
+        Where more requests wait for their first token than for their next one, that is longer, in
+        proportion; and as long as with nobody to hold up, if then all have theirs. Where a tick
+        that only decodes is already long, prompts get as much time again. Where the fewest tokens
+        take longer than that anyway, they get a tile, if that is much cheaper.
         """
-        if n_decode:
-            least = self.LEAST * max(1, n_prompts // n_decode)
-            time_left = max(self._max_tick_s - self._decode_s, self._decode_s)
-        else:
-            least, time_left = self.LEAST_ALONE, self._max_tick_s * self.ALONE
+        most = self._fitting(self._max_tick_s * self.ALONE)
+        if not n_decode:
+            return min(budget, max(self.LEAST_ALONE, most))
+        if len(pending) > n_decode and sum(pending) <= min(most, budget):
+            return sum(pending)
+        tick = self._max_tick_s * min(self.ALONE, max(1.0, len(pending) / n_decode))
+        time_left = max(tick - self._decode_s, self._decode_s)
+        least = self.LEAST
         # A tile also shows what tiles cost, where that is not known.
         if self._small_s * least > time_left and self._large_s < self._small_s * self.TILE_GAIN:
             least = max(least, self.TILE - n_decode)
@@ -127,7 +131,7 @@ class DecodeMaximal:
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Share what fits into the time."""
-        return share_out(pending, self._clock.prompt_tokens(len(pending), n_decode, budget))
+        return share_out(pending, self._clock.prompt_tokens(pending, n_decode, budget))
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn what tokens cost."""
@@ -156,7 +160,7 @@ class Balanced:
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give every prompt an equal part; what one does not need goes to the others."""
-        left = self._clock.prompt_tokens(len(pending), n_decode, budget)
+        left = self._clock.prompt_tokens(pending, n_decode, budget)
         shares = [0] * len(pending)
         order = sorted(range(len(pending)), key=lambda i: pending[i])
         for done, i in enumerate(order):
