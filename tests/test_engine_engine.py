@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -37,13 +38,11 @@ class Harness:
         self,
         backend: ScriptedBackend | None = None,
         max_tick_ms: float = 50.0,
-        context_shift: bool = False,
+        **settings: Any,
     ) -> None:
         self.backend = backend or ScriptedBackend()
         self.rings = 0
-        self.engine = Engine(
-            self.backend, DecodeMaximal(max_tick_ms), self._ring, context_shift=context_shift
-        )
+        self.engine = Engine(self.backend, DecodeMaximal(max_tick_ms), self._ring, **settings)
         self.events: dict[int, list[Event]] = defaultdict(list)
         self.admitted: list[int] = []
 
@@ -341,6 +340,52 @@ def test_when_the_cache_is_full_idle_slots_forget_first() -> None:
     harness.run()
     assert harness.text(2) == "B" * 15
     assert harness.backend.sequences[0] == []
+
+
+def held(harness: Harness) -> list[int]:
+    return sorted(len(seq) for seq in harness.backend.sequences if seq)
+
+
+def test_what_no_request_uses_makes_way_for_those_that_run() -> None:
+    backend = ScriptedBackend(n_slots=1, n_seqs=9, n_ctx=1000)
+    harness = Harness(backend, cache_ram=2**20, max_idle=50)
+    for task_id, letter in enumerate("abcd", 1):
+        harness.submit(task_id, letter * 40, max_tokens=1)
+        harness.run()
+    assert held(harness) == [40, 40]  # the last one, and one from before
+    harness.submit(5, "a" * 40 + "x", max_tokens=1)
+    harness.run()
+    assert harness.finish(5).timings.cache_n == 40  # it was in RAM
+
+
+def test_a_request_that_starts_sends_no_more_than_two_to_ram() -> None:
+    backend = ScriptedBackend(n_slots=1, n_seqs=9, n_ctx=1000)
+    harness = Harness(backend, cache_ram=2**20)
+    for task_id, letter in enumerate("abcdef", 1):
+        harness.submit(task_id, letter * 40, max_tokens=1)
+        harness.run()
+    assert held(harness) == [40] * 6
+    harness.engine.scheduler.cache.max_idle = 0
+    for task_id, n_left in enumerate((5, 4, 3), 7):
+        harness.submit(task_id, str(task_id) * 40, max_tokens=1)
+        harness.run()
+        assert held(harness) == [40] * n_left
+
+
+@pytest.mark.parametrize("why", ["no RAM", "split", "in one piece"])
+def test_what_no_request_uses_stays_where_it_costs_nothing_or_would_be_lost(why: str) -> None:
+    backend = ScriptedBackend(
+        n_slots=1,
+        n_seqs=9,
+        n_ctx=1000,
+        n_ctx_seq=100 if why == "split" else 1000,
+        can_cut=why != "in one piece",
+    )
+    harness = Harness(backend, cache_ram=0 if why == "no RAM" else 2**20, max_idle=50)
+    for task_id, letter in enumerate("abcd", 1):
+        harness.submit(task_id, letter * 40, max_tokens=1)
+        harness.run()
+    assert held(harness) == [40] * 4
 
 
 def test_when_runs_outgrow_the_cache_the_youngest_waits_and_goes_on() -> None:

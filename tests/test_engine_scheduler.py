@@ -46,6 +46,7 @@ class EngineMachine(RuleBasedStateMachine):
     n_ctx_seq = N_CTX
     can_cut = True
     cache_ram = 400
+    max_idle: int | None = 10
     n_spare_cores = 0
     n_adapters = 0
 
@@ -61,7 +62,13 @@ class EngineMachine(RuleBasedStateMachine):
             adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
         )
         self.backend.n_spare_cores = self.n_spare_cores
-        self.engine = Engine(self.backend, DecodeMaximal(), lambda: None, cache_ram=self.cache_ram)
+        self.engine = Engine(
+            self.backend,
+            DecodeMaximal(),
+            lambda: None,
+            cache_ram=self.cache_ram,
+            max_idle=self.max_idle,
+        )
         self.engine.scheduler.cache.min_shared = 3
         if self.n_adapters:
             self.engine.scheduler.turns = Turns(2, now=itertools.count().__next__)
@@ -198,9 +205,10 @@ class UncuttableMachine(EngineMachine):
 
 
 class SideBySideMachine(EngineMachine):
-    """The same with tokens that are sampled by several threads."""
+    """The same with tokens that are sampled by several threads, and no end to what is kept."""
 
     n_spare_cores = 2
+    max_idle = None
 
 
 class AdapterMachine(EngineMachine):

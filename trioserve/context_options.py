@@ -178,3 +178,11 @@ class ContextOptions:
         least=0,
         help="MiB of RAM for prompts that leave the KV cache; 0: none",
     )
+    cache_idle_slots: bool = option(
+        True,
+        "--cache-idle-slots",
+        group="Context and threads",
+        env="LLAMA_ARG_CACHE_IDLE_SLOTS",
+        help="when a request starts, send prompts that no request uses to RAM, so that a unified "
+        "KV cache stays small and quick",
+    )

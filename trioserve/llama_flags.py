@@ -148,7 +148,6 @@ _OPTIONS = """
 # the prefix cache has rules of its own; see --cache-seqs and --cache-ram
 -ctxcp --ctx-checkpoints --swa-checkpoints LLAMA_ARG_CTX_CHECKPOINTS
 -cms --checkpoint-min-step LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT
---cache-idle-slots | --no-cache-idle-slots LLAMA_ARG_CACHE_IDLE_SLOTS
 --cache-reuse LLAMA_ARG_CACHE_REUSE
 # only text is read
 -mm --mmproj LLAMA_ARG_MMPROJ

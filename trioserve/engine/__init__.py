@@ -9,6 +9,7 @@ from trioserve.engine.backend import Backend
 from trioserve.engine.embedding import EmbeddingEngine
 from trioserve.engine.embedding_backend import EmbeddingBackend
 from trioserve.engine.engine import Engine
+from trioserve.engine.prefix_cache import MAX_IDLE
 from trioserve.engine.strategy import (
     Balanced,
     BatchStrategy,
@@ -21,6 +22,7 @@ from trioserve.engine.strategy import (
 AnyBackend = Backend | EmbeddingBackend
 
 __all__ = [
+    "MAX_IDLE",
     "AnyBackend",
     "Balanced",
     "BatchStrategy",

@@ -49,6 +49,8 @@ class Engine(Loop):
         backend: the model. The engine owns it, and closes it when its thread ends.
         strategy: how a tick is shared between decode and prefill.
         cache_ram: bytes of RAM for what leaves the KV cache.
+        max_idle: cells of a unified KV cache that may hold what no request uses, while some run;
+            the rest goes to RAM. None: any number.
         flush_interval: seconds within which tokens leave together, the first of a task and the
             last at once.
         context_shift: go on in a full context without its older half, rather than end.
@@ -63,6 +65,7 @@ class Engine(Loop):
         notify: Callable[[], None],
         *,
         cache_ram: int = 0,
+        max_idle: int | None = None,
         context_shift: bool = False,
         flush_interval: float = 0.0,
     ) -> None:
@@ -73,7 +76,7 @@ class Engine(Loop):
             n_ctx=backend.n_ctx,
             n_ctx_seq=backend.n_ctx_seq,
             n_batch=backend.n_batch,
-            cache=PrefixCache(backend, cache_ram),
+            cache=PrefixCache(backend, cache_ram, max_idle=max_idle),
             strategy=strategy,
             has_adapters=bool(backend.adapters),
         )
@@ -314,7 +317,8 @@ class Engine(Loop):
         chunk = accept(run, draw, vocab, self._n_ctx_seq, shifts=shifts)
         if chunk is not None:
             self._fresh.append(chunk)
-            self._urgent |= len(chunk.tokens) == run.n_output  # the first
+            if len(chunk.tokens) == run.n_output:
+                self._urgent = self._is_first = True
         if run.finish_reason is not None:
             self._finish(slot, run)
         elif len(run.tokens) >= self._n_ctx_seq:

@@ -140,6 +140,9 @@ def generation_params(model: Model, config: Config) -> Any:
     wanted = config.ctx_size or config.parallel * config.kv_unified_per_slot
     params.n_ctx = _pad(wanted or model.info.n_ctx_train)
     params.n_seq_max = sequences(config)
+    # Of each sequence, only the last row of a batch has logits. By default llama.cpp makes room for
+    # those of every row, 300 MB at 512 rows and 152,000 tokens.
+    params.n_outputs_max = params.n_seq_max
     params.n_batch = max(config.batch_size, params.n_seq_max)
     params.n_ubatch = min(config.ubatch_size, params.n_batch)
     params.n_threads = threads(config.threads)
@@ -216,7 +219,7 @@ def _check_memory(model: Model, config: Config, params: Any) -> None:
     if not config.kv_unified:
         cells = _pad(params.n_ctx // params.n_seq_max) * params.n_seq_max
     cache = kv_cache_size(model, config, cells)
-    logits = params.n_ubatch * model.info.n_vocab * 4
+    logits = params.n_outputs_max * model.info.n_vocab * 4
     if cache + logits > free:
         raise ModelLoadError(
             f"The KV cache for {cells} tokens does not fit: it needs {gib(cache)}, and "

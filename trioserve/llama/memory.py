@@ -15,6 +15,12 @@ from trioserve.errors import EngineError, InvalidRequestError, NotSupportedError
 from trioserve.llama import library
 from trioserve.llama.library import lib, short
 
+#: Makes a bytes object of a size, filled with nothing in particular. Filling it twice, or copying
+#: it once more, would double the time that a state takes.
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+_new_bytes.restype = ctypes.py_object
+
 
 class Memory:
     """The sequences of a context; ids run from 0 to ``n_seqs - 1``. Belongs to its `Context`.
@@ -97,13 +103,15 @@ class Memory:
         """
         self._check_settled(seq)
         size = self.saved_size(seq)
-        buffer = np.empty(size, dtype=np.uint8)
-        target = buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        data: bytes = _new_bytes(
+            None, size
+        )  # nobody else knows it yet, so llama.cpp may write into it
+        target = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
         written = lib.llama_state_seq_get_data(self._context, target, size, seq)
         if not 0 < written <= size:
             why = library.reason(library.take_errors())
             raise EngineError(f"Sequence {seq} cannot be saved: {why}.")
-        return buffer[:written].tobytes()
+        return data if written == size else data[:written]
 
     def restore(self, seq: int, data: bytes) -> None:
         """Replace what a sequence holds by what `save` returned.

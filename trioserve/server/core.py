@@ -29,6 +29,7 @@ from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.dispatch import Dispatcher
 from trioserve.engine import (
+    MAX_IDLE,
     AnyBackend,
     EmbeddingBackend,
     EmbeddingEngine,
@@ -135,6 +136,7 @@ class Core:
                     strategy,
                     bridge.notify,
                     cache_ram=self.config.cache_ram * 2**20,
+                    max_idle=MAX_IDLE if self.config.cache_idle_slots else None,
                     context_shift=self.config.context_shift,
                     flush_interval=self.config.stream_interval_ms / 1e3,
                 )
