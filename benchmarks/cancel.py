@@ -69,7 +69,7 @@ def tick_of(outcome: Outcome, phase: str) -> float:
     """Return how long one tick takes, in seconds, from an answer with events of progress.
 
     In prefill it is the longest time between two events up to the first with output, from the
-    sending on; in decode the median time between two events with output.
+    sending on; in decode the time for each token, because an event may carry several.
 
     Raises:
         ValueError: the answer is an error, or too short.
@@ -80,7 +80,7 @@ def tick_of(outcome: Outcome, phase: str) -> float:
     if phase == "decode":
         if not stream.gaps:
             raise ValueError("the answer has one event only")
-        return percentile(stream.gaps, 0.5)
+        return (stream.at[-1] - stream.at[0]) / (stream.tokens - 1)
     first = outcome.sent + stream.ttft
     until = [outcome.sent, *(when for when in outcome.times if when <= first)]
     return max(after - before for before, after in itertools.pairwise(until))

@@ -128,10 +128,11 @@ def test_a_plan_goes_on_with_what_came_back() -> None:
 
 def test_a_tick_is_read_from_events_of_progress() -> None:
     progress = native("", prompt_progress={"processed": 5})
-    events = [progress, progress, native("a"), native("b"), native("c"), LAST]
+    last = native("", stop=True, tokens_predicted=6)  # in three events
+    events = [progress, progress, native("a"), native("bc"), native("def"), last]
     found = outcome(10.5, 12.0, 12.5, 12.75, 13.75, 14.0, body=b"".join(events))
     assert cancel.tick_of(found, "prefill") == 1.5
-    assert cancel.tick_of(found, "decode") == pytest.approx(0.625)
+    assert cancel.tick_of(found, "decode") == pytest.approx(0.25)
     with pytest.raises(ValueError, match="without its last"):
         cancel.tick_of(outcome(11.0, body=native("a")), "decode")
 

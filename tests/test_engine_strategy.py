@@ -110,6 +110,8 @@ def test_short_prompts_that_come_together_are_prefilled_together() -> None:
     assert clock.prompt_tokens([60] * 7, 1, 2048) == 420
     assert clock.prompt_tokens([60] * 7, 1, 400) == 340  # not all of them fit
     assert clock.prompt_tokens([60] * 7, 7, 2048) == 40  # as many would be held up
+    clock.observe(0, 7, 0.010)
+    assert clock.prompt_tokens([60] * 7, 1, 2048) == 420  # it is still known what they cost
 
 
 def test_the_clock_follows_a_machine_that_slows_down() -> None:

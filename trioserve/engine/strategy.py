@@ -59,6 +59,7 @@ class TickClock:
         self._decode_s = 0.0
         self._small_s = 0.0  # for each prompt token, in ticks smaller than a tile
         self._large_s = 0.0  # in others
+        self._alone_s = 0.0  # in ticks that nobody decodes in
         self._in_tiles = False
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
@@ -67,6 +68,8 @@ class TickClock:
             self._decode_s = self._average(self._decode_s, seconds)
             self._forget()
         elif n_prefill >= self.LEAST:
+            if not n_decode:
+                self._alone_s = self._average(self._alone_s, seconds / n_prefill)
             rest = max(0.0, seconds - self._decode_s) if n_decode else seconds
             if n_prefill + n_decode < self.TILE:
                 self._small_s = self._average(self._small_s, rest / n_prefill)
@@ -92,7 +95,7 @@ class TickClock:
         that only decodes is already long, prompts get as much time again. Where the fewest tokens
         take longer than that anyway, they get a tile, if that is much cheaper.
         """
-        most = self._fitting(self._max_tick_s * self.ALONE)
+        most = int(self._max_tick_s * self.ALONE / self._alone_s) if self._alone_s else 0
         if not n_decode:
             return min(budget, max(self.LEAST_ALONE, most))
         if len(pending) > n_decode and sum(pending) <= min(most, budget):
