@@ -228,6 +228,7 @@ def embedding_params(model: Model, config: Config) -> Any:
         ),
     )
     params.embeddings = True
+    params.n_outputs_max = params.n_batch  # every token has a row
     pooling = "rank" if config.reranking else config.pooling
     params.pooling_type = -1 if pooling == "auto" else POOLINGS.index(pooling)
     return params
