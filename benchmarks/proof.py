@@ -147,9 +147,10 @@ def run_row(
     Raises:
         TargetError: a server could not be started, or does not answer.
     """
-    commands = [trioserve(f"{options.trioserve_args} {row.trioserve_args}")]
+    both = row.both_args
+    commands = [trioserve(f"{options.trioserve_args} {row.trioserve_args} {both}")]
     if options.llama_server is not None:
-        commands.append(llama_server(options.llama_server, options.llama_server_args))
+        commands.append(llama_server(options.llama_server, f"{options.llama_server_args} {both}"))
     logs = options.out / "logs" / f"{model.stem}-{row.key}"
     flags = flags_of(options, model)
     results = []

@@ -69,6 +69,7 @@ class Row:
     scenarios: Callable[[Settings], Sequence[tuple[Scenario, Sequence[Check]]]]
     every_model: bool = False
     trioserve_args: str = ""
+    both_args: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -232,6 +233,11 @@ def rows(sizes: Sizes) -> list[Row]:
         Row(key="long-prompt", scenarios=long_prompt),
         Row(key="shared-prefix", scenarios=shared),
         Row(key="cancel", scenarios=cancel),
-        Row(key="connections", scenarios=connections, trioserve_args=stay),
+        Row(
+            key="connections",
+            scenarios=connections,
+            trioserve_args=stay,
+            both_args="--cache-ram 0",  # prompts that are kept are no memory of connections
+        ),
         Row(key="chats", scenarios=chats),
     ]

@@ -358,7 +358,7 @@ def test_what_no_request_uses_makes_way_for_those_that_run() -> None:
     assert harness.finish(5).timings.cache_n == 40  # it was in RAM
 
 
-def test_a_request_that_starts_sends_no_more_than_two_to_ram() -> None:
+def test_a_request_that_starts_sends_one_to_ram() -> None:
     backend = ScriptedBackend(n_slots=1, n_seqs=9, n_ctx=1000)
     harness = Harness(backend, cache_ram=2**20)
     for task_id, letter in enumerate("abcdef", 1):
@@ -366,10 +366,25 @@ def test_a_request_that_starts_sends_no_more_than_two_to_ram() -> None:
         harness.run()
     assert held(harness) == [40] * 6
     harness.engine.scheduler.cache.max_idle = 0
-    for task_id, n_left in enumerate((5, 4, 3), 7):
+    for task_id in (7, 8):
         harness.submit(task_id, str(task_id) * 40, max_tokens=1)
         harness.run()
-        assert held(harness) == [40] * n_left
+        assert held(harness) == [40] * 6
+
+
+def test_what_others_hold_nearly_all_of_is_not_copied_to_ram() -> None:
+    backend = ScriptedBackend(n_slots=2, n_seqs=9, n_ctx=2000)
+    harness = Harness(backend, cache_ram=2**20)
+    shared = "s" * 500
+    for task_id, own in enumerate(("a" * 20, "b" * 100, "c"), 1):
+        harness.submit(task_id, shared + own, max_tokens=1)
+        harness.run()
+    harness.engine.scheduler.cache.max_idle = 0
+    ram = harness.engine.scheduler.cache.ram
+    for task_id, n_saved in ((4, 0), (5, 1), (6, 2)):  # a, b, and c with what was shared
+        harness.submit(task_id, "x", max_tokens=1)
+        harness.run()
+        assert len(ram) == n_saved
 
 
 @pytest.mark.parametrize("why", ["no RAM", "split", "in one piece"])

@@ -172,15 +172,12 @@ class PrefixCache:
             self.ram.put(seq.held, seq.adapters, self._backend.state_get(seq.id))
 
     def _thin_out(self) -> None:
-        """Send kept sequences to RAM where they slow down those that run.
+        """Send a kept sequence to RAM where they slow down those that run.
 
-        Two for each that starts, so that nobody waits long, and they get fewer all the same.
+        One for each that starts: so nobody waits long, and they do not get more.
         """
-        if self.max_idle is None:
-            return
-        for _ in range(2):
-            if self.taken - self.taken_by_running() <= self.max_idle or not self.evict_one():
-                return
+        if self.max_idle is not None and self.taken - self.taken_by_running() > self.max_idle:
+            self.evict_one()
 
     # -- how
 
@@ -195,7 +192,8 @@ class PrefixCache:
         return seq
 
     def _evict(self, seq: Sequence) -> None:
-        if self._cells.freed_by(seq.id):  # else others hold all of it
+        # What others do not hold is computed again sooner, where it is little, than all is copied.
+        if self._cells.freed_by(seq.id) * 16 >= len(seq.held):
             self.stow(seq)
         self.cut(seq, 0)
 
