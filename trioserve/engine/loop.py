@@ -12,7 +12,7 @@ from trioserve.errors import EngineError
 from trioserve.types import EmbeddingTask, EngineEvent, EngineStatus, Task
 
 #: Seconds for which the inference thread rests after a first token. Without a rest the event loop
-#: competes with `llama_decode` for a core, and whoever waits for that token waits 2 ms longer.
+#: competes with `llama_decode` for a core, and whoever waits for that token waits 1 to 2 ms longer.
 REST = 1e-4
 
 
@@ -154,7 +154,7 @@ class Loop(abc.ABC):
 
     def _flush(self) -> None:
         """Hand the events over: one append, one notification."""
-        self._urgent = False
+        is_first, self._urgent, self._is_first = self._is_first, False, False
         self._next_flush = monotonic() + self._flush_interval
         if not self._fresh:
             return
@@ -162,6 +162,5 @@ class Loop(abc.ABC):
         with self._outbox_lock:
             self._outbox += fresh
         self._notify()
-        if self._is_first:
-            self._is_first = False
+        if is_first:
             sleep(REST)

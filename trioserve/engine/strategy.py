@@ -101,8 +101,7 @@ class TickClock:
         if len(pending) > n_decode and sum(pending) <= min(most, budget):
             return sum(pending)
         tick = self._max_tick_s * min(self.ALONE, max(1.0, len(pending) / n_decode))
-        time_left = max(tick - self._decode_s, self._decode_s)
-        least = self.LEAST
+        least, time_left = self.LEAST, max(tick - self._decode_s, self._decode_s)
         # A tile also shows what tiles cost, where that is not known.
         if self._small_s * least > time_left and self._large_s < self._small_s * self.TILE_GAIN:
             least = max(least, self.TILE - n_decode)

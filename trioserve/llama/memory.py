@@ -103,9 +103,7 @@ class Memory:
         """
         self._check_settled(seq)
         size = self.saved_size(seq)
-        data: bytes = _new_bytes(
-            None, size
-        )  # nobody else knows it yet, so llama.cpp may write into it
+        data: bytes = _new_bytes(None, size)  # nobody else has it: it may still be written to
         target = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
         written = lib.llama_state_seq_get_data(self._context, target, size, seq)
         if not 0 < written <= size:
