@@ -60,7 +60,7 @@ docs: $(VENV)/.installed-dev
 FUZZ_SECONDS ?= 300
 
 fuzz: $(VENV)/.installed-fuzz
-	@$(PY) tests/fuzz.py $(FUZZ_SECONDS)
+	@$(PY) -m tests.fuzz $(FUZZ_SECONDS)
 
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev

@@ -17,53 +17,14 @@ import attrs
 
 import trioserve
 from trioserve import errors
-from trioserve.api import openapi
-from trioserve.api.neutral import ACCEPTED
+from trioserve.api.base import openapi
+from trioserve.api.base.neutral import ACCEPTED
 from trioserve.app import create_app
+from trioserve.cli.help import default_text, value_name
 from trioserve.config import GROUPS, Config
-from trioserve.settings import SETTINGS, Setting
-from trioserve.usage import default_text, value_name
+from trioserve.config.table import SETTINGS, Setting
 
 PACKAGE = Path(trioserve.__file__).parent
-
-#: The floors of the building, top first; a module imports only from floors below its own.
-FLOORS: Mapping[str, tuple[str, ...]] = {
-    "The command line": ("__main__", "cli", "usage"),
-    "The application": ("app",),
-    "HTTP": ("api",),
-    "The server": (
-        "server",
-        "stream",
-        "request_log",
-        "metrics",
-        "slot_files",
-        "adapters",
-        "admission",
-        "lifecycle",
-        "dispatch",
-        "concurrency",
-        "vectors",
-    ),
-    "llama.cpp, and its stand-in": ("llama", "testing"),
-    "The engine, chats, the bridge": ("engine", "chat", "bridge"),
-    "Configuration and logs": (
-        "options",
-        "settings",
-        "llama_flags",
-        "logs",
-        "config",
-        "tuning",
-        "network",
-        "context_options",
-        "chat_options",
-        "embedding_options",
-        "log_options",
-        "operation_options",
-        "option",
-    ),
-    "What all share": ("spotting", "types", "errors", "_version"),
-    "Beside them": ("models",),
-}
 
 
 def on_page_markdown(markdown: str, **_kwargs: Any) -> str:
@@ -133,29 +94,38 @@ def _tree(
 # -- modules
 
 
+def floors() -> list[str]:
+    """The layers that import-linter checks, top first, as names below `trioserve`."""
+    pyproject = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = pyproject["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
+    return [layer.replace("trioserve.", "") for layer in layers]
+
+
 def module_names() -> list[str]:
     """Every module of the package by its dotted name, packages by their own."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[:2] == ("models", "training"):
-            continue  # trains the bundled model; not part of the server, nor of the wheel
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         found.append(".".join(("trioserve", *parts)))
     return found
 
 
-def modules() -> str:
-    """A list for each floor: the modules and the first sentence of each."""
-    lines = []
-    for floor, names in FLOORS.items():
-        lines.append(f"\n**{floor}**\n")
-        for name in names:
-            prefix = f"trioserve.{name}"
+def folders() -> str:
+    """A row for each floor and each folder in it, with its first sentence."""
+    rows = ["| folder | what lives there |", "|---|---|"]
+    for floor in floors():
+        for top in floor.split(" | "):
+            if top.startswith("_"):
+                continue
             for module in module_names():
-                if module == prefix or module.startswith(f"{prefix}."):
-                    lines.append(f"- `{module}`: {_first_sentence(module)}")
-    return "\n".join(lines)
+                path = PACKAGE.joinpath(*module.split(".")[1:])
+                if module == f"trioserve.{top}" or (
+                    module.startswith(f"trioserve.{top}.") and path.is_dir()
+                ):
+                    rows.append(f"| `{module}` | {_first_sentence(module)} |")
+    return "\n".join(rows)
 
 
 def _first_sentence(module: str) -> str:
@@ -243,5 +213,5 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "configuration": configuration,
     "fields": fields,
     "errors": error_tree,
-    "modules": modules,
+    "folders": folders,
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from trioserve import ChatChunk, Config, ContentDelta, Server, logs
+from trioserve import ChatChunk, Config, ContentDelta, Server
+from trioserve.config import logs
 
 
 async def ask(server: Server, question: str) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings, strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
-from test_fuzz import BASE
+
+from tests.clients.test_fuzz import BASE
 
 #: Flags that switch on what can be switched on, and keep outputs short.
 FLAGS = ["--port", "0", "-t", "1", "-c", "1024", "-np", "2", "-n", "32", "--metrics", "--props"]

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import httpx
 import pytest
 import trio
-from http_server import serving
 from hypercorn.utils import LifespanFailureError
 from structlog.testing import capture_logs
 
+from tests.support.http_server import serving
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
@@ -26,14 +26,14 @@ class SlowLoader:
     """Loads a scripted backend when told to, or gives up as llama.cpp does."""
 
     def __init__(self) -> None:
-        self.go_on = threading.Event()
+        self.continue_final_message = threading.Event()
         self.gave_up = False
         self.backend = ScriptedBackend()
 
     def __call__(
         self, config: Config, *, progress: Callable[[float], bool] | None = None
     ) -> Backend:
-        while not self.go_on.wait(0.005):
+        while not self.continue_final_message.wait(0.005):
             if progress is not None and not progress(0.5):
                 self.gave_up = True
                 raise ModelLoadError("Loading was given up.")
@@ -71,7 +71,7 @@ async def test_requests_are_answered_while_the_model_loads() -> None:
         assert (await client.get("/health/live")).status_code == 200
         with pytest.raises(ModelLoadingError):
             _ = service.server
-        loader.go_on.set()
+        loader.continue_final_message.set()
         await service.wait_loaded()
         assert (await client.get("/health")).status_code == 200
     assert loader.backend.closed
@@ -120,7 +120,7 @@ async def test_a_model_that_cannot_be_loaded_ends_serving() -> None:
 async def test_the_environment_is_read_when_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(load=scripted(ScriptedBackend()))
     configured: list[Config] = []
-    monkeypatch.setattr("trioserve.logs.configure", configured.append)
+    monkeypatch.setattr("trioserve.config.logs.configure", configured.append)
     monkeypatch.setenv("LLAMA_ARG_N_PREDICT", "3")
     monkeypatch.setenv("LLAMA_API_KEY", "key")
     async with serving(app) as url:

@@ -2,7 +2,7 @@
 
 import sys
 
-from trioserve.cli import main
+from trioserve.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

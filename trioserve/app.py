@@ -12,11 +12,11 @@ import structlog
 from hypercorn.utils import LifespanFailureError
 from quart_trio import QuartTrio
 
-from trioserve import api, logs, options
-from trioserve.api.service import Service
-from trioserve.config import Config
+from trioserve import api
+from trioserve.api.base.service import Service
+from trioserve.config import Config, logs, parse as options
 from trioserve.errors import TrioServeError
-from trioserve.lifecycle import Loader
+from trioserve.server.lifecycle import Loader
 
 _log = structlog.stdlib.get_logger("trioserve")
 

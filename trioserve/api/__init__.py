@@ -10,30 +10,24 @@ from __future__ import annotations
 
 from quart_trio import QuartTrio
 
-from trioserve.api import (
+from trioserve.api import pages
+from trioserve.api.anthropic import routes as anthropic
+from trioserve.api.base import auth, cors, errors, openapi, request_id, service
+from trioserve.api.base.connection import PREFIX, SEND_TIMEOUT, Connection, Request
+from trioserve.api.base.service import Service
+from trioserve.api.llama import (
     admin,
-    anthropic,
-    auth,
+    completion as llama,
     control,
-    cors,
-    embeddings,
-    errors,
     infill,
-    llama,
     lora,
     metrics,
-    openai,
-    openapi,
-    pages,
-    request_id,
     rerank,
-    responses,
-    service,
     slots,
-    streams,
 )
-from trioserve.api.connection import PREFIX, SEND_TIMEOUT, Connection, Request
-from trioserve.api.service import Service
+from trioserve.api.openai import chat as openai, embeddings
+from trioserve.api.openai.responses import routes as responses
+from trioserve.api.streams import routes as streams
 from trioserve.config import Config
 
 __all__ = ["Service", "configure", "install"]

@@ -10,7 +10,7 @@ from quart import Blueprint, Quart, request, send_from_directory
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import NotFound
 
-from trioserve.api.service import current_service, service_of
+from trioserve.api.base.service import current_service, service_of
 from trioserve.errors import NotFoundError
 
 blueprint = Blueprint("pages", __name__)

@@ -6,10 +6,10 @@ an inbox and events go out through an outbox; in between, everything is synchron
 """
 
 from trioserve.engine.backend import Backend
-from trioserve.engine.embedding import EmbeddingEngine
-from trioserve.engine.embedding_backend import EmbeddingBackend
+from trioserve.engine.cache.prefix_cache import MAX_IDLE
+from trioserve.engine.embedding.backend import EmbeddingBackend
+from trioserve.engine.embedding.engine import EmbeddingEngine
 from trioserve.engine.engine import Engine
-from trioserve.engine.prefix_cache import MAX_IDLE
 from trioserve.engine.strategy import (
     Balanced,
     BatchStrategy,

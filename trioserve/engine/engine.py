@@ -10,11 +10,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.counters import Counters
 from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, SlotCall, Stop, Submit
 from trioserve.engine.loop import Loop
 from trioserve.engine.output import accept
-from trioserve.engine.prefix_cache import PrefixCache
 from trioserve.engine.run import Run
 from trioserve.engine.sampling import Draw, SamplerPool
 from trioserve.engine.scheduler import Scheduler, Work, least
@@ -120,10 +120,10 @@ class Engine(Loop):
         if min(task.prompt) < 0 or max(task.prompt) >= n_vocab:
             ids = f"token ids run from 0 to {n_vocab - 1}"
             raise InvalidRequestError(f"The prompt has an unknown token: {ids}.", param="prompt")
-        self.backend.check_sampling(task.options.sampling)
-        if task.options.grammar is not None and task.constraint is None:
+        self.backend.check_sampling(task.params.sampling)
+        if task.params.grammar is not None and task.constraint is None:
             raise EngineError("The grammar of the task was not compiled.")
-        if task.options.id_slot >= self.backend.n_slots:
+        if task.params.id_slot >= self.backend.n_slots:
             raise InvalidRequestError(
                 f"'id_slot' must be less than {self.backend.n_slots}.", param="id_slot"
             )
@@ -281,13 +281,13 @@ class Engine(Loop):
         """Make the sampler of a run that begins its output; ends a run that wants none."""
         slot.in_decode = True
         task = run.task
-        if task.options.max_tokens == 0:
+        if task.params.max_tokens == 0:
             run.finish_reason = FinishReason.LIMIT
             self._finish(slot, run)
         elif run.sampler is None:
             try:
                 run.sampler = self.backend.sampler(
-                    task.options.sampling, task.prompt, task.constraint
+                    task.params.sampling, task.prompt, task.constraint
                 )
             except TrioServeError as error:
                 self._fail(slot, error)
@@ -306,7 +306,7 @@ class Engine(Loop):
         if run.n_output:
             return  # preempted or shifted: this is not the prompt's first time
         run.prefilled += n_tokens
-        if run.task.options.return_progress:
+        if run.task.params.return_progress:
             elapsed_ms = (monotonic() - (run.admitted_at or self.heartbeat)) * 1e3
             progress = Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms)
             self._tell(progress)
@@ -331,7 +331,7 @@ class Engine(Loop):
         cells, and the result would depend on tokens that are gone.
         """
         assert slot.seq is not None
-        n_keep = run.task.options.n_keep
+        n_keep = run.task.params.n_keep
         n_keep = run.n_prompt if n_keep < 0 else n_keep + self.backend.info.add_bos
         n_keep = min(n_keep, self._n_ctx_seq - 4)
         run.shift(n_keep)

@@ -85,11 +85,11 @@ class Loop(abc.ABC):
         """Tick until stopped, then close the backend. This is the body of the thread."""
         try:
             while not self._stopping:
-                self.step(wait=True)
+                self.tick(wait=True)
         finally:
             self._close()
 
-    def step(self, *, wait: bool = False) -> bool:
+    def tick(self, *, wait: bool = False) -> bool:
         """Take the commands that have come, and run one tick if there is work.
 
         With `wait`, sleep first while there is neither. Returns whether there is work left.

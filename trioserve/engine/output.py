@@ -28,7 +28,7 @@ def accept(
     run.tokens.append(draw.token)
     run.unsent_tokens.append(draw.token)
     if draw.probs is not None:
-        run.unsent_probs.append(_named(draw.probs, run.task.visible, vocab))
+        run.unsent_probs.append(_named(draw.probs, run.task.preserved_tokens, vocab))
     text = _show(run, draw.token, vocab, n_ctx_seq, shifts=shifts)
     if run.indentation is not None:
         text = run.indentation.cut(text)
@@ -50,7 +50,7 @@ def _show(run: Run, token: TokenId, vocab: Vocab, n_ctx_seq: int, *, shifts: boo
     if token in vocab.end_of_generation:
         run.finish_reason = FinishReason.EOS
         return run.text.flush()
-    piece = vocab.names[token] if token in run.task.visible else vocab.pieces[token]
+    piece = vocab.names[token] if token in run.task.preserved_tokens else vocab.pieces[token]
     text = run.text.feed(piece)
     if run.text.stopping_word:
         run.finish_reason = FinishReason.WORD
@@ -62,7 +62,7 @@ def _show(run: Run, token: TokenId, vocab: Vocab, n_ctx_seq: int, *, shifts: boo
 
 
 def _limit_reached(run: Run, piece: bytes, n_ctx_seq: int, *, shifts: bool) -> bool:
-    options = run.task.options
+    options = run.task.params
     endless = shifts and options.max_tokens < 0
     if run.n_output == (n_ctx_seq if endless else options.max_tokens):
         return True
@@ -75,12 +75,12 @@ def _limit_reached(run: Run, piece: bytes, n_ctx_seq: int, *, shifts: bool) -> b
     return False
 
 
-def _named(probs: TokenProbs, visible: frozenset[TokenId], vocab: Vocab) -> TokenProbs:
+def _named(probs: TokenProbs, preserved: frozenset[TokenId], vocab: Vocab) -> TokenProbs:
     """Give control tokens that are shown the bytes that they are shown with."""
 
     def named(one: TokenProb) -> TokenProb:
-        return attrs.evolve(one, piece=vocab.names[one.id]) if one.id in visible else one
+        return attrs.evolve(one, piece=vocab.names[one.id]) if one.id in preserved else one
 
-    if not visible:
+    if not preserved:
         return probs
     return TokenProbs(named(probs.chosen), tuple(map(named, probs.top)))

@@ -6,10 +6,10 @@ from collections import deque
 from time import monotonic
 
 from trioserve.engine.backend import Sampler
-from trioserve.engine.indent import Indentation
-from trioserve.engine.prefix_tree import shared_length
-from trioserve.engine.text import TextStream
-from trioserve.engine.thinking import ThinkingWatch
+from trioserve.engine.cache.prefix_tree import shared_length
+from trioserve.engine.text.indent import Indentation
+from trioserve.engine.text.reasoning import ThinkingWatch
+from trioserve.engine.text.text import TextStream
 from trioserve.types import (
     FinishReason,
     Task,
@@ -63,8 +63,8 @@ class Run:
         self.n_prompt = len(task.prompt)
         self.n_discarded = 0  # tokens that `shift` took out
         self.sampler: Sampler | None = None
-        self.text = TextStream(task.options.stop)
-        least = task.options.n_indent
+        self.text = TextStream(task.params.stop)
+        least = task.params.n_indent
         self.indentation = Indentation(least) if least else None
         #: What comes next, instead of what would be sampled.
         self.forced: deque[TokenId] = deque()
@@ -97,7 +97,7 @@ class Run:
             | keep | discarded | newer ones |  becomes  | keep | newer ones |
         """
         n_left = len(self.tokens) - n_keep
-        n_discard = min(self.task.options.n_discard or max(1, n_left // 2), n_left - 1)
+        n_discard = min(self.task.params.n_discard or max(1, n_left // 2), n_left - 1)
         del self.tokens[n_keep : n_keep + n_discard]
         self.n_discarded += n_discard
 

@@ -10,7 +10,7 @@ import attrs
 from trioserve.engine.backend import Sampler
 from trioserve.engine.run import Run
 from trioserve.errors import TrioServeError
-from trioserve.types import Options, TokenId, TokenProbs
+from trioserve.types import GenerationParams, TokenId, TokenProbs
 
 #: With fewer tokens in a tick, handing them out takes longer than sampling them.
 LEAST = 4
@@ -64,7 +64,7 @@ def _draw_all(work: Sequence[tuple[Run, int]]) -> list[Draw | TrioServeError]:
 
 def _draw(run: Run, row: int) -> Draw | TrioServeError:
     assert run.sampler is not None
-    options = run.task.options
+    options = run.task.params
     try:
         if run.forced:
             token = run.forced.popleft()
@@ -79,7 +79,9 @@ def _draw(run: Run, row: int) -> Draw | TrioServeError:
         return error
 
 
-def _force(sampler: Sampler, token: TokenId, row: int, options: Options) -> TokenProbs | None:
+def _force(
+    sampler: Sampler, token: TokenId, row: int, options: GenerationParams
+) -> TokenProbs | None:
     probs = None
     if options.n_probs:
         probs = sampler.probs(row, token, options.n_probs, post=options.post_sampling_probs)

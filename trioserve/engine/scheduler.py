@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from trioserve.engine.prefix_cache import PrefixCache
+from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
@@ -158,7 +158,7 @@ class Scheduler:
         while (next_one := next(self._admissible(), None)) is not None:
             run, slot = next_one
             self.waiting.admit(run)
-            reuse = run.task.options.cache_prompt
+            reuse = run.task.params.cache_prompt
             slot.take(run, self.cache.start(run.tokens, run.task.adapters, reuse=reuse))
             if run.admitted_at is None:
                 self._admitted.append(slot)
@@ -176,7 +176,7 @@ class Scheduler:
         if not idle:
             return
         for run in self.waiting:
-            wanted = run.task.options.id_slot
+            wanted = run.task.params.id_slot
             slots = idle if wanted < 0 else [slot for slot in idle if slot.id == wanted]
             if not slots or self._should_follow(run):
                 continue  # it waits for something that those behind it need not wait for
@@ -189,14 +189,14 @@ class Scheduler:
 
         Then it waits until that is in the KV cache, and starts from there.
         """
-        if not self.cache.can_share or not run.task.options.cache_prompt:
+        if not self.cache.can_share or not run.task.params.cache_prompt:
             return False
         return any(
             slot.run is not None
             and not slot.in_decode
             and not slot.run.paused
             and max(slot.n_held, self.cache.min_shared) < run.shared_with(slot.run)
-            and slot.run.task.options.cache_prompt
+            and slot.run.task.params.cache_prompt
             and slot.run.task.adapters == run.task.adapters
             for slot in self.slots
         )
@@ -208,7 +208,7 @@ class Scheduler:
         """
         pending = sum(slot.n_pending for slot in self.slots)
         shared = 0
-        if run.task.options.cache_prompt:
+        if run.task.params.cache_prompt:
             shared, holders = self.cache.find(run.tokens[:-1], run.task.adapters)
             shared = shared if any(seq.running for seq in holders) else 0
         needed = len(run.tokens) + 1 - shared

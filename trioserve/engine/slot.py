@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from trioserve.engine.prefix_cache import Sequence
+from trioserve.engine.cache.prefix_cache import Sequence
 from trioserve.engine.run import Run
 from trioserve.types import Adapters, SlotStatus, Task, TokenId
 

@@ -35,7 +35,7 @@ def load(
         ModelLoadError: the file or the context cannot be used, or `progress` gave up.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
-    if config.makes_vectors:
+    if config.serves_embeddings:
         from trioserve.llama.embedding import LlamaEmbedder
 
         return LlamaEmbedder.load(config, progress=progress)

@@ -10,16 +10,17 @@ import structlog
 
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelLoadError
-from trioserve.llama import chain, state_file
+from trioserve.llama import state_file
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params, threads
-from trioserve.llama.grammar import Compiler
-from trioserve.llama.late import matcher_for
+from trioserve.llama.grammar.grammar import Compiler
+from trioserve.llama.grammar.lazy import matcher_for
+from trioserve.llama.grammar.matcher import CompiledGrammar
 from trioserve.llama.lora import LoadedAdapters
 from trioserve.llama.machine import allowed_cpus, free_memory
-from trioserve.llama.matcher import CompiledGrammar
 from trioserve.llama.model import Model, Progress
-from trioserve.llama.sampling import Sampler
+from trioserve.llama.sampling import chain
+from trioserve.llama.sampling.sampler import Sampler
 from trioserve.llama.vocab import Vocab
 from trioserve.types import (
     AdapterInfo,

@@ -13,10 +13,10 @@ from typing import Any
 import attrs
 
 from trioserve.config import Config
+from trioserve.config.tuning import parse_override, parse_placement
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.library import lib
-from trioserve.tuning import parse_override, parse_placement
 
 #: Each function of ggml: what it returns, and what it takes.
 _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {

@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from trioserve.config import Config
-from trioserve.engine.embedding_backend import POOLINGS, EmbeddingBackend, Matrix
+from trioserve.engine.embedding.backend import POOLINGS, EmbeddingBackend, Matrix
 from trioserve.errors import DecodeError, ModelLoadError
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params
@@ -36,7 +36,7 @@ _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 
 
 class LlamaEmbedder(EmbeddingBackend):
-    """Implements `trioserve.engine.embedding_backend.EmbeddingBackend` with llama.cpp.
+    """Implements `trioserve.engine.embedding.backend.EmbeddingBackend` with llama.cpp.
 
     It may be made in one thread, used in another and closed in a third, one after the other. Only
     `info`, `vocab` and `pair` may be used by any thread at any time.

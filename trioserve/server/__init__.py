@@ -7,7 +7,7 @@ prompts (`text`), messages (`chat`), and texts as vectors (`vectors`).
 from __future__ import annotations
 
 from trioserve.server.chat import Chats
-from trioserve.server.vectors import Vectors
+from trioserve.server.embeddings import Vectors
 
 __all__ = ["Server"]
 

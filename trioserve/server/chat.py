@@ -11,18 +11,18 @@ from typing import Any
 import attrs
 import trio
 
-from trioserve.chat.parser import MessageParser
-from trioserve.chat.prefill import Part, begun_with, render_open
-from trioserve.chat.thinking import after_thinking, thinking_of
+from trioserve.chat.grammar.thinking import after_thinking, thinking_of
+from trioserve.chat.grammar.tool_grammar import constrain
+from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.template.prefill import Part, begun_with, render_open
 from trioserve.chat.tool_choice import ToolChoice, choose
-from trioserve.chat.tool_grammar import constrain
 from trioserve.errors import ServerClosingError
 from trioserve.server.core import SHORT_TEXT
+from trioserve.server.stream import ChatChunk, ChatCompletion, ChatStream
 from trioserve.server.text import Texts
-from trioserve.stream import ChatChunk, ChatCompletion, ChatStream
 from trioserve.types import (
     CancelReason,
-    Options,
+    GenerationParams,
     Thinking,
     ThinkingBudget,
     TokenId,
@@ -39,7 +39,7 @@ class Chats(Texts):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        go_on: Part | None = None,
+        continue_final_message: Part | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a chat with the model's template.
@@ -48,7 +48,8 @@ class Chats(Texts):
             messages: the chat, in OpenAI's form.
             tools: functions that the model may call, in OpenAI's form.
             add_generation_prompt: whether the prompt ends with the head of an answer.
-            go_on: a part of the last message, to be left open. Then there is no head.
+            continue_final_message: the part of the last message that is left open; then the prompt
+                ends with it.
             template_kwargs: variables for the template, beside those of the configuration.
 
         Raises:
@@ -58,8 +59,10 @@ class Chats(Texts):
         self._check_open()
         render = (
             partial(self.template.render, add_generation_prompt=add_generation_prompt)
-            if go_on is None
-            else partial(render_open, self.template, self.template.format, part=go_on)
+            if continue_final_message is None
+            else partial(
+                render_open, self.template, self.template.format, part=continue_final_message
+            )
         )
         variables = {**self._template_variables, **(template_kwargs or {})}
         work = partial(render, messages, tools=tools, kwargs=variables)
@@ -79,13 +82,13 @@ class Chats(Texts):
     async def stream_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        options: Options | None = None,
+        options: GenerationParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | ToolChoice = "auto",
         parallel_tool_calls: bool | None = None,
         add_generation_prompt: bool = True,
-        go_on: Part | None = None,
+        continue_final_message: Part | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         reasoning_format: str | None = None,
         reasoning_budget: int = -1,
@@ -107,8 +110,8 @@ class Chats(Texts):
             parallel_tool_calls: whether an answer may have several calls. By default it may
                 where the template shows several.
             add_generation_prompt: whether the prompt ends with the head of an answer.
-            go_on: a part of the last message, which is the assistant's, that the model goes on
-                with: "content", "reasoning_content" or "auto". The answer is what it adds.
+            continue_final_message: the part of the last message, which is the assistant's, that the
+                model continues: "content", "reasoning_content" or "auto"; the answer is the rest.
             template_kwargs: variables for the template, such as ``enable_thinking``.
             reasoning_format: where reasoning goes, as in llama-server.
             reasoning_budget: most tokens of reasoning; 0: it ends at once.
@@ -136,11 +139,15 @@ class Chats(Texts):
             # By text, the model would be told to call them.
             tools=tools if can.supports_tools or choice.mode != "none" else None,
             add_generation_prompt=add_generation_prompt,
-            go_on=go_on,
+            continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
         )
         prompt = await self.tokenize_rendered(text)
-        tail = text[-256:] if go_on is None else begun_with(messages, go_on, format)
+        tail = (
+            text[-256:]
+            if continue_final_message is None
+            else begun_with(messages, continue_final_message, format)
+        )
         if reasoning_format is None:
             reasoning_format = self.config.reasoning_format
         if self.config.skip_chat_parsing:
@@ -165,10 +172,10 @@ class Chats(Texts):
             answer=options.grammar,
         )
         grammar = await self._work(make, _n_chars(tools))
-        thinking = thinking_of(format, tail, may_begin=go_on is None)
+        thinking = thinking_of(format, tail, may_begin=continue_final_message is None)
         if grammar is not None:
             grammar = after_thinking(grammar, format, thinking, reasoning_format)
-            if not grammar.begins_late:
+            if not grammar.lazy:
                 thinking = None  # all of the output is as the grammar says
         budget = await self._budget(
             thinking, reasoning_budget, reasoning_message, can_end=reasoning_control
@@ -178,7 +185,7 @@ class Chats(Texts):
         async with self.stream(
             prompt,
             attrs.evolve(options, grammar=grammar),
-            visible=self._visible,
+            preserved_tokens=self._preserved_tokens,
             budget=budget,
             on_cancel=on_cancel,
             timeout=timeout,
@@ -218,7 +225,7 @@ class Chats(Texts):
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        options: Options | None = None,
+        options: GenerationParams | None = None,
         **settings: Any,
     ) -> ChatCompletion:
         """Answer a chat, and return the message at the end. Arguments: those of `stream_chat`.

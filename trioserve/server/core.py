@@ -19,15 +19,10 @@ import trio
 from trio_util import AsyncValue
 
 from trioserve import llama
-from trioserve.adapters import AdapterScales
-from trioserve.admission import Admission
-from trioserve.bridge import open_bridge
-from trioserve.chat.builtin import source_of
-from trioserve.chat.template import CHATML, ChatTemplate
-from trioserve.chat.thinking import visible_tokens
-from trioserve.concurrency import alongside
+from trioserve.chat.grammar.thinking import preserved_tokens
+from trioserve.chat.template.builtin import source_of
+from trioserve.chat.template.template import CHATML, ChatTemplate
 from trioserve.config import Config
-from trioserve.dispatch import Dispatcher
 from trioserve.engine import (
     MAX_IDLE,
     AnyBackend,
@@ -45,18 +40,23 @@ from trioserve.errors import (
     TemplateError,
     UnavailableError,
 )
-from trioserve.lifecycle import Driver, Loader, in_thread, load_backend
-from trioserve.metrics import Metrics
-from trioserve.request_log import RequestLog
-from trioserve.slot_files import SlotFiles
-from trioserve.stream import Stream
+from trioserve.server.adapters import AdapterScales
+from trioserve.server.admission import Admission
+from trioserve.server.bridge import open_bridge
+from trioserve.server.concurrency import alongside
+from trioserve.server.dispatch import Dispatcher
+from trioserve.server.lifecycle import Driver, Loader, in_thread, load_backend
+from trioserve.server.observers.log import RequestLog
+from trioserve.server.observers.metrics import Metrics
+from trioserve.server.slot_store import SlotFiles
+from trioserve.server.stream import Stream
 from trioserve.types import (
     CancelReason,
     EmbeddingTask,
     EngineStatus,
+    GenerationParams,
     Grammar,
     ModelInfo,
-    Options,
     Task,
     TokenId,
 )
@@ -172,7 +172,7 @@ class Core:
             self._template_variables = self.config.template_variables
             if self.config.reasoning == "auto" and self.template.capabilities.thinking_variable:
                 self._template_variables.setdefault("enable_thinking", True)
-            self._visible = visible_tokens(
+            self._preserved_tokens = preserved_tokens(
                 self.template.format, self.vocab.pieces, self.vocab.names
             )
         except TemplateError as error:
@@ -180,7 +180,7 @@ class Core:
         self._admission = Admission(self.config, self.dispatcher, self.n_slots)
         weights = self.config.api_key_weights
         self._weights = dict(zip(self.config.api_keys, weights, strict=False))
-        self._defaults = Options(
+        self._defaults = GenerationParams(
             sampling=self.config.sampling,
             max_tokens=self.config.n_predict,
             n_keep=self.config.n_keep,

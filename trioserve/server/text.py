@@ -12,13 +12,13 @@ import trio
 
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.server.core import Core
-from trioserve.stream import Completion, Stream
+from trioserve.server.stream import Completion, Stream
 from trioserve.types import (
     CancelReason,
     Chunk,
     Constraint,
+    GenerationParams,
     Grammar,
-    Options,
     SamplingParams,
     Task,
     ThinkingBudget,
@@ -29,15 +29,17 @@ from trioserve.types import (
 #: Seconds that a grammar may take to compile, the wait for those before it included.
 _COMPILE_TIMEOUT = 10.0
 
-_OPTION_NAMES = frozenset(attrs.fields_dict(Options)) - {"sampling"}
+_OPTION_NAMES = frozenset(attrs.fields_dict(GenerationParams)) - {"sampling"}
 _SAMPLING_NAMES = frozenset(attrs.fields_dict(SamplingParams))
 
 
 class Texts(Core):
     """Continues prompts."""
 
-    def options(self, settings: Mapping[str, Any], base: Options | None = None) -> Options:
-        """Make options from settings, by the field names of `Options` and `SamplingParams`.
+    def options(
+        self, settings: Mapping[str, Any], base: GenerationParams | None = None
+    ) -> GenerationParams:
+        """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
 
         What is not set is as in `base`, or as the server's configuration says.
 
@@ -58,9 +60,9 @@ class Texts(Core):
     async def stream(
         self,
         prompt: str | Sequence[TokenId],
-        options: Options | None = None,
+        options: GenerationParams | None = None,
         *,
-        visible: frozenset[TokenId] = frozenset(),
+        preserved_tokens: frozenset[TokenId] = frozenset(),
         budget: ThinkingBudget | None = None,
         on_cancel: CancelReason = CancelReason.CALLER,
         timeout: float | None = None,
@@ -75,7 +77,7 @@ class Texts(Core):
         Args:
             prompt: text, or token ids.
             options: how to continue; `settings` change single fields by name.
-            visible: control tokens whose names are a part of the output's text.
+            preserved_tokens: control tokens whose names are a part of the output's text.
             budget: ends reasoning that takes too long.
             on_cancel: what the log gives as the reason when the block is cancelled.
             timeout: seconds from now after which the request is cancelled, wherever it is.
@@ -103,7 +105,7 @@ class Texts(Core):
             client,
             weight,
             constraint,
-            visible=visible,
+            preserved_tokens=preserved_tokens,
             budget=budget,
             adapters=self.lora.choose(options.lora),
         )
@@ -134,7 +136,10 @@ class Texts(Core):
         )
 
     async def complete(
-        self, prompt: str | Sequence[TokenId], options: Options | None = None, **settings: Any
+        self,
+        prompt: str | Sequence[TokenId],
+        options: GenerationParams | None = None,
+        **settings: Any,
     ) -> Completion:
         """Continue a prompt, and return all of it at the end. Arguments are those of `stream`.
 

@@ -1,11 +1,11 @@
 """Helpers for testing what is built on trioserve, as `trio.testing` is for Trio.
 
 `ScriptedBackend` takes the place of a model: no file, no llama.cpp, the same output each time.
-`stepped` runs an engine on the event loop itself, so that a `trio.testing.MockClock` is in
+`ticking` runs an engine on the event loop itself, so that a `trio.testing.MockClock` is in
 charge of all the time there is.
 """
 
 from trioserve.testing.backend import ScriptedBackend, byte_vocab, scripted
-from trioserve.testing.driver import stepped
+from trioserve.testing.driver import ticking
 
-__all__ = ["ScriptedBackend", "byte_vocab", "scripted", "stepped"]
+__all__ = ["ScriptedBackend", "byte_vocab", "scripted", "ticking"]

@@ -14,8 +14,8 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
+from trioserve.engine.text.triggers import TriggerScanner
 from trioserve.errors import EngineError, InvalidRequestError, KVCacheFullError, TrioServeError
-from trioserve.spotting import Gate
 from trioserve.types import (
     AdapterInfo,
     Adapters,
@@ -114,11 +114,11 @@ class ScriptedConstraint(Constraint):
 
     def check(self, output: str) -> None:
         """Raise EngineError unless the grammar allows the output."""
-        gate = Gate(self.grammar.thinking, self.grammar.after)
+        gate = TriggerScanner(self.grammar.thinking, self.grammar.triggers)
         rest = gate.feed(output.encode())
         if self.grammar.kind == "tools":  # a script says what it says of them
             return
-        if rest is None and self.grammar.after and not self.grammar.required:
+        if rest is None and self.grammar.triggers and not self.grammar.required:
             return
         output = "<nothing>" if rest is None else rest.decode()
         if self.grammar.kind == "regex":

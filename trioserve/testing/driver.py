@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from trioserve.concurrency import alongside
 from trioserve.engine.loop import Loop
+from trioserve.server.concurrency import alongside
 
 
 @asynccontextmanager
-async def stepped(engine: Loop) -> AsyncIterator[None]:
-    """Step an engine in a task, one tick a pass of the event loop. For ``Server(drive=stepped)``.
+async def ticking(engine: Loop) -> AsyncIterator[None]:
+    """Step an engine in a task, one tick a pass of the event loop. For ``Server(drive=ticking)``.
 
     With a `trio.testing.MockClock` that jumps, time passes only when nobody has work. A task
     that waits in `trio.testing.wait_all_tasks_blocked` sees all that can be done be done.
@@ -26,7 +26,7 @@ async def stepped(engine: Loop) -> AsyncIterator[None]:
     async def run() -> None:
         nonlocal arrived
         while True:
-            if engine.step():
+            if engine.tick():
                 await trio.lowlevel.checkpoint()
             else:
                 await arrived.wait()

@@ -44,12 +44,15 @@ from trioserve.types.task import (
     Adapters,
     Constraint,
     EmbeddingTask,
+    GenerationParams,
     Grammar,
-    Options,
     Task,
     Thinking,
     ThinkingBudget,
 )
+
+#: The name of `GenerationParams` in earlier versions.
+Options = GenerationParams
 
 __all__ = [
     "DEFAULT_SAMPLERS",
@@ -73,6 +76,7 @@ __all__ = [
     "FimTokens",
     "FinishReason",
     "Finished",
+    "GenerationParams",
     "Grammar",
     "ModelInfo",
     "Options",

@@ -85,7 +85,7 @@ class Grammar:
 
     #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
     #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression. "tools": calls of
-    #: tools, as `trioserve.chat.lark` describes them.
+    #: tools, as `trioserve.chat.grammar.lark` describes them.
     kind: str = attrs.field(validator=_known_kind)
     source: str = attrs.field(default="", validator=_is_text)
     #: The field of the request that errors name.
@@ -93,7 +93,7 @@ class Grammar:
     #: Stages: each waits until one of its texts has come since the one before it. What follows
     #: the last one must look as the grammar says; names of control tokens count as text. A token
     #: that goes beyond the text, in a way the grammar does not allow, is not chosen.
-    after: tuple[tuple[str, ...], ...] = attrs.field(
+    triggers: tuple[tuple[str, ...], ...] = attrs.field(
         default=(), validator=_are_stages, kw_only=True
     )
     #: Whether the output may only end where the grammar says, so not before it begins. Without
@@ -103,9 +103,9 @@ class Grammar:
     thinking: Thinking | None = attrs.field(default=None, kw_only=True)
 
     @property
-    def begins_late(self) -> bool:
+    def lazy(self) -> bool:
         """Whether something may come before what it says."""
-        return bool(self.after) or self.thinking is not None
+        return bool(self.triggers) or self.thinking is not None
 
 
 def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -114,7 +114,7 @@ def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> 
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class GenerationParams:
     """How a prompt is continued: sampling, limits, and what to report.
 
     Raises:
@@ -179,22 +179,22 @@ class Task:
 
     id: int
     prompt: tuple[TokenId, ...]
-    options: Options = attrs.field(factory=Options)
+    params: GenerationParams = attrs.field(factory=GenerationParams)
     #: Clients take turns in the queue. It may be an API key, so it is never shown.
     client: str = attrs.field(default="", repr=False)
     weight: float = 1.0  # turns of this client for one of the others
-    #: What `Backend.compile` made of `options.grammar`.
+    #: What `Backend.compile` made of `params.grammar`.
     constraint: Constraint | None = attrs.field(default=None, eq=False, repr=False)
     #: The LoRA adapters to run with. Tasks with others are never in the same batch.
     adapters: Adapters = ()
     #: Control tokens whose names are a part of the text of the output.
-    visible: frozenset[TokenId] = attrs.field(default=frozenset(), repr=False)
+    preserved_tokens: frozenset[TokenId] = attrs.field(default=frozenset(), repr=False)
     budget: ThinkingBudget | None = None
 
     @property
     def priority(self) -> int:
         """Higher ones go first."""
-        return self.options.priority
+        return self.params.priority
 
 
 @attrs.frozen

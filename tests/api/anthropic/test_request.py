@@ -1,0 +1,369 @@
+"""What requests to Anthropic's routes may hold, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jiter
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.api.anthropic.test_routes import ASK, HI, WEATHER
+from trioserve.api.anthropic.events import read_input
+from trioserve.api.anthropic.messages import read_messages, sign
+from trioserve.api.anthropic.request import (
+    BUDGET_TOKENS,
+    MAX_TOKENS,
+    CountTokensRequest,
+    MessagesRequest,
+)
+from trioserve.chat.messages import parse_messages, parse_tools
+from trioserve.errors import InvalidRequestError
+
+# -- messages
+
+
+def read(*messages: Any, **fields: Any) -> tuple[dict[str, Any], ...]:
+    return read_messages({"messages": list(messages), **fields})
+
+
+def user(*content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(content)}
+
+
+def assistant(*content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(content)}
+
+
+def block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Köln", "n": [1]}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1"}
+
+
+def test_neighbours_of_one_role_are_one_turn() -> None:
+    assert read(*HI, user(block("there")), assistant(block("A")), assistant(), *HI) == (
+        {"role": "user", "content": [part("Hi\n\n"), part("there")]},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "Hi"},
+    )
+
+
+def test_results_of_tools_are_messages_in_their_order() -> None:
+    failed = RESULT | {"tool_use_id": "t2", "is_error": True, "content": "No."}
+    messages = read(*HI, assistant(USE), user(RESULT, failed, block("So?")))
+    arguments = '{"city":"Köln","n":[1]}'
+    called = {"name": "weather", "arguments": arguments}
+    assert messages[1:] == (
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "t1", "type": "function", "function": called}],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "", "name": "weather"},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error: No."},
+        {"role": "user", "content": "So?"},
+    )
+
+
+def test_a_system_message_may_stand_between_others() -> None:
+    assert read(*HI, {"role": "system", "content": [block("Now in French.")]})[-1] == {
+        "role": "system",
+        "content": "Now in French.",
+    }
+
+
+@given(st.text())
+def test_thinking_that_was_not_shown_comes_back_in_its_signature(text: str) -> None:
+    for hidden in (
+        {"type": "thinking", "thinking": "", "signature": sign(text, shown=False)},
+        {"type": "redacted_thinking", "data": sign(text, shown=False)},
+    ):
+        message = read(*HI, assistant(hidden, block("A")))[1]
+        assert message.get("reasoning_content", "") == text
+
+
+def test_thinking_that_another_has_sealed_is_left_out() -> None:
+    sealed = [
+        {"type": "redacted_thinking", "data": "EqQBCgIYAhIM1gbcDa9GJwZA2b"},
+        {"type": "thinking", "thinking": "", "signature": "EqQBCgIYAhIM1gbcDa9GJwZA2b"},
+    ]
+    assert read(*HI, assistant(*sealed, block("A")))[1] == {"role": "assistant", "content": "A"}
+
+
+def test_a_number_that_changes_each_time_does_not_change_the_prefix() -> None:
+    head = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={};You are."
+    first, second = (read(*HI, system=head.format(number)) for number in ("a5145", "0b7e9"))
+    assert first == second
+    assert read(*HI, system="cch=a5145;")[0]["content"] == "cch=a5145;"
+
+
+# -- what may be asked
+
+
+def test_the_least_request() -> None:
+    wanted = MessagesRequest.parse({"messages": HI})
+    assert wanted.settings() == {"max_tokens": MAX_TOKENS}
+    assert wanted.prompt.thinking.enabled is None
+
+
+def test_fields_that_all_routes_share() -> None:
+    wanted = MessagesRequest.parse(
+        ASK | {"seed": 3, "top_k": 5, "top_p": 0.5, "temperature": 0.1, "timeout": 5}
+    )
+    settings = {"max_tokens": 200, "seed": 3, "top_k": 5, "top_p": 0.5, "temperature": 0.1}
+    assert wanted.settings() == settings
+    assert wanted.timeout == 5
+
+
+def test_thinking_without_a_number_has_llama_servers() -> None:
+    wanted = CountTokensRequest.parse({"messages": HI, "thinking": {"type": "enabled"}})
+    assert wanted.thinking.budget == BUDGET_TOKENS
+
+
+def test_fields_that_nobody_knows_are_ignored() -> None:
+    MessagesRequest.parse(
+        ASK | {"context_management": {}, "service_tier": "auto", "cache_control": {}}
+    )
+
+
+M = "messages[0]"
+C = "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"messages": None}, "messages", "'messages' is required."),
+        ({"messages": "Hi"}, "messages", "'messages' must be a list of objects."),
+        ({"messages": []}, "messages", "'messages' must not be empty."),
+        ({"messages": [{}]}, f"{M}.role", f"'{M}.role' is required."),
+        (
+            {"messages": [{"role": "tool", "content": ""}]},
+            f"{M}.role",
+            f'\'{M}.role\' must be "user", "assistant" or "system".',
+        ),
+        ({"messages": [{"role": "user"}]}, f"{M}.content", f"'{M}.content' is required."),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            f"{M}.content",
+            f"'{M}.content' must be a string or a list of blocks.",
+        ),
+        ({"messages": [user({})]}, f"{C}.type", f"'{C}.type' is required."),
+        ({"messages": [user({"type": "text"})]}, f"{C}.text", f"'{C}.text' is required."),
+        (
+            {"messages": [user(part("Hi") | {"citations": [{}]})]},
+            f"{C}.citations",
+            f"'{C}.citations' is not supported; leave it out.",
+        ),
+        *(
+            (
+                {"messages": [user({"type": kind})]},
+                f"{C}.type",
+                f"'{C}.type' is '{kind}', which is not supported in a message of the user.",
+            )
+            for kind in ("image", "document", "search_result", "container_upload", "tool_use")
+        ),
+        (
+            {"messages": [assistant({"type": "server_tool_use"})]},
+            f"{C}.type",
+            f"'{C}.type' is 'server_tool_use', "
+            "which is not supported in a message of the assistant.",
+        ),
+        (
+            {"messages": [user(RESULT | {"content": [{"type": "image"}]})]},
+            f"{C}.content[0].type",
+            f"'{C}.content[0].type' is 'image', which is not supported in the result of a tool.",
+        ),
+        (
+            {"messages": [user({"type": "tool_result"})]},
+            f"{C}.tool_use_id",
+            f"'{C}.tool_use_id' is required.",
+        ),
+        (
+            {"messages": [user(RESULT | {"is_error": 1})]},
+            f"{C}.is_error",
+            f"'{C}.is_error' must be true or false.",
+        ),
+        (
+            {"messages": [assistant(USE | {"input": "{}"}), *HI]},
+            f"{C}.input",
+            f"'{C}.input' must be an object.",
+        ),
+        (
+            {"messages": [*HI, assistant(USE)]},
+            "messages[1].content[0]",
+            "'messages[1].content[0]' needs a 'tool_result' after it.",
+        ),
+        (
+            {"messages": [assistant({"type": "redacted_thinking", "data": "trioserve.%"})]},
+            f"{C}.data",
+            f"'{C}.data' must be as it was received.",
+        ),
+        ({"system": 5}, "system", "'system' must be a string or a list of blocks."),
+        (
+            {"system": [{"type": "image"}]},
+            "system[0].type",
+            "'system[0].type' is 'image', which is not supported in a system prompt.",
+        ),
+        ({"max_tokens": -2}, "max_tokens", "'max_tokens' must be between -1 and 2147483647."),
+        ({"stop_sequences": "x"}, "stop_sequences", "'stop_sequences' must be a list of strings."),
+        ({"temperature": "hot"}, "temperature", "'temperature' must be a number."),
+        ({"tools": [{}]}, "tools[0].name", "'tools[0].name' is required."),
+        (
+            {"tools": [{"name": "", "input_schema": {}}]},
+            "tools[0].name",
+            "'tools[0].name' must be a string, and not empty.",
+        ),
+        (
+            {"tools": [{"name": "f"}]},
+            "tools[0].input_schema",
+            "'tools[0].input_schema' is required.",
+        ),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "tools[0].type",
+            "'tools[0].type' is 'web_search_20250305': this server has no tools of its own.",
+        ),
+        (
+            {"tools": [WEATHER | {"defer_loading": True}]},
+            "tools[0].defer_loading",
+            "'tools[0].defer_loading' is not supported with this value; leave it out.",
+        ),
+        (
+            {"tool_choice": "any"},
+            "tool_choice",
+            "'tool_choice' must be an object.",
+        ),
+        (
+            {"tool_choice": {"type": "required"}},
+            "tool_choice.type",
+            '\'tool_choice.type\' must be "auto", "any", "tool" or "none".',
+        ),
+        (
+            {"tool_choice": {"type": "tool"}},
+            "tool_choice.name",
+            "'tool_choice.name' is required.",
+        ),
+        (
+            {"thinking": {"type": "between_tools"}},
+            "thinking.type",
+            '\'thinking.type\' must be "enabled", "disabled" or "adaptive".',
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": -1}},
+            "thinking.budget_tokens",
+            "'thinking.budget_tokens' must be between 0 and 2147483647.",
+        ),
+        (
+            {"thinking": {"type": "adaptive", "display": "secret"}},
+            "thinking.display",
+            '\'thinking.display\' must be "summarized" or "omitted".',
+        ),
+        (
+            {"output_config": {"format": {"type": "text"}}},
+            "output_config.format.type",
+            "'output_config.format.type' must be \"json_schema\".",
+        ),
+        (
+            {"output_format": {"type": "json_schema"}},
+            "output_format.schema",
+            "'output_format.schema' is required.",
+        ),
+        *(
+            (
+                {name: value},
+                name,
+                f"'{name}' is not supported with this value; leave it out.",
+            )
+            for name, value in {
+                "container": "c1",
+                "diagnostics": {"previous_message_id": "msg_1"},
+                "inference_geo": "us",
+                "mcp_servers": [{}],
+                "n": 2,
+                "speed": "fast",
+                "timings_per_token": True,
+                "user_profile_id": "u1",
+            }.items()
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        MessagesRequest.parse(ASK | fields)
+    assert (caught.value.message, caught.value.param) == (message, param)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+VALID = ASK | {
+    "system": [block("Be brief.")],
+    "messages": [*HI, assistant(USE, block("A")), user(RESULT | {"content": [block("B")]})],
+    "tools": [WEATHER],
+    "tool_choice": {"type": "tool", "name": "weather"},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+    "metadata": {"user_id": "me"},
+    "stop_sequences": ["x"],
+}
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Find where a JSON value could hold another: containers and their keys."""
+    found: list[tuple[Any, Any]] = []
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in pairs:
+        found.append((value, key))
+        if isinstance(inner, dict | list):
+            found += places(inner)
+    return found
+
+
+@given(st.data())
+def test_whatever_is_wrong_is_told(data: st.DataObject) -> None:
+    body = json.loads(json.dumps(VALID))
+    MessagesRequest.parse(body)
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(places(body)))
+        container[key] = data.draw(JSON)
+    wanted, problem = None, None
+    try:
+        wanted = MessagesRequest.parse(body)
+    except InvalidRequestError as error:
+        problem = error
+    if wanted is not None:  # then `Server` finds nothing wrong with its form
+        parse_messages(wanted.prompt.messages)
+        parse_tools(wanted.prompt.tools)
+    else:
+        assert problem is not None
+        assert problem.param is not None and problem.param in problem.message
+
+
+# -- the arguments of a call
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON), st.data())
+def test_arguments_cut_short_are_read_as_the_sdk_reads_them(
+    value: dict[str, Any], data: st.DataObject
+) -> None:
+    text = json.dumps(value, ensure_ascii=data.draw(st.booleans()))
+    assert read_input(text) == value
+    cut = text[: data.draw(st.integers(1, len(text)))]
+    assert read_input(cut) == jiter.from_json(cut.encode(), partial_mode=True)
+
+
+def test_arguments_with_a_number_too_long_for_python() -> None:
+    assert read_input('{"n": ' + "1" * 5000 + "}") == {"n": "1" * 5000}
+    assert read_input("") == {}

@@ -1,0 +1,361 @@
+"""Connections: they close when they should, and who goes away ends the work."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.http_server import connected, post, serving_script, slots_in_use
+from trioserve.api.base import connection
+from trioserve.testing import ScriptedBackend
+
+ENDLESS = 100_000
+
+
+def endless(on_decode: Callable[[ScriptedBackend], None] | None = None) -> ScriptedBackend:
+    """A backend that never comes to an end in a test."""
+    backend = ScriptedBackend(lambda prompt: "x" * ENDLESS, n_ctx=4 * ENDLESS, n_ctx_seq=ENDLESS)
+    backend.on_decode = on_decode or (lambda backend: time.sleep(0.001))
+    return backend
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "go", **fields}).encode()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait, at most 10 seconds, for something on the other side of a socket or thread."""
+    with trio.fail_after(10):
+        while True:
+            value = condition()
+            if not isinstance(value, bool):
+                value = await value
+            if value:
+                return
+            await trio.sleep(0.005)
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    with trio.fail_after(10):
+        return b"".join([part async for part in stream])
+
+
+async def until_broken(stream: trio.SocketStream) -> None:
+    """Wait until the other side has closed a connection that nobody reads here."""
+    with trio.fail_after(10):
+        try:
+            while True:
+                await stream.send_all(b"x")
+                await trio.sleep(0.01)
+        except trio.BrokenResourceError:
+            pass
+
+
+def open_descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_connection_close_closes_the_connection() -> None:
+    async with serving_script() as (url, _), connected(url) as stream:
+        await stream.send_all(post("/tokenize", b'{"content": "a"}', "Connection: close"))
+        answer = await read_all(stream)  # returns only because the server closes
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b'{"tokens":[97]}')
+
+
+async def test_keep_alive_serves_one_request_after_another() -> None:
+    async with serving_script() as (url, _), connected(url) as stream:
+        for _ in range(3):
+            await stream.send_all(post("/tokenize", b'{"content": "a"}'))
+            answer = b""
+            while not answer.endswith(b'{"tokens":[97]}'):
+                answer += await stream.receive_some()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+async def test_a_client_that_goes_away_frees_its_slot(path: str, streaming: bool) -> None:
+    async with serving_script(endless()) as (url, service):
+        with capture_logs() as logs:
+            async with connected(url) as stream:
+                await stream.send_all(post(path, body(stream=streaming)))
+
+                async def running() -> bool:
+                    return await slots_in_use(service) == 1
+
+                await until(running)
+
+            async def free() -> bool:
+                return await slots_in_use(service) == 0
+
+            await until(free)
+            await until(lambda: any(line["event"] == "request ended" for line in logs))
+        assert [line["cancelled"] for line in logs if "cancelled" in line] == ["disconnect"]
+
+
+async def test_a_client_that_goes_away_while_queued_is_forgotten() -> None:
+    async with serving_script(endless()) as (url, service):  # two slots
+
+        async def waiting() -> int:
+            return len((await service.server.status()).waiting)
+
+        async with connected(url) as one, connected(url) as two:
+            await one.send_all(post("/completion", body()))
+            await two.send_all(post("/completion", body()))
+            async with connected(url) as three:
+                await three.send_all(post("/completion", body()))
+
+                async def queued() -> bool:
+                    return await waiting() == 1
+
+                await until(queued)
+
+            async def gone() -> bool:
+                return await waiting() == 0
+
+            await until(gone)
+            assert await slots_in_use(service) == 2
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    async with serving_script(max_body_size=1000) as (url, _), connected(url) as stream:
+        head = post("/completion", b"", "Content-Length: 100000000").replace(
+            b"Content-Length: 0\r\n", b""
+        )
+        await stream.send_all(head)
+        answer = b""
+        with trio.fail_after(10):
+            while b"1000 bytes" not in answer:
+                answer += await stream.receive_some()
+        assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_a_client_that_sends_too_much_still_reads_why(chunked: bool) -> None:
+    large = b'{"prompt": "' + b"x" * 20_000_000 + b'"}'
+
+    async def parts() -> Any:
+        yield large
+
+    content = parts() if chunked else large
+    async with (
+        serving_script(max_body_size=100_000) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=20) as client,
+    ):
+        answer = await client.post("/completion", content=content)
+        assert answer.status_code == 413
+        assert "100000 bytes" in answer.json()["error"]["message"]
+        # And the server goes on.
+        assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("unread_tokens", [16, 2**20])  # the mailbox shows it, or the socket
+async def test_a_client_that_stops_reading_is_cut_off(unread_tokens: int) -> None:
+    def quick(backend: ScriptedBackend) -> None:
+        time.sleep(0)
+
+    backend = endless(quick)
+    limits: dict[str, Any] = {"unread_tokens": unread_tokens, "stall_timeout": 0.2}
+    async with serving_script(backend, **limits) as (url, service):
+        with capture_logs() as logs:
+            async with connected(url) as stream:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                await stream.send_all(post("/completion", body(stream=True)))
+                await until(lambda: any(line["event"] == "request ended" for line in logs))
+
+                async def free() -> bool:
+                    return await slots_in_use(service) == 0
+
+                await until(free)
+                # The server has closed its side, though nothing was read.
+                await until_broken(stream)
+        ends = [line for line in logs if line["event"] == "request ended"]
+        assert [line["cancelled"] for line in ends] == ["stalled_reader"]
+
+
+async def test_a_client_that_leaves_a_finished_response_unread_is_cut_off() -> None:
+    text = "x" * 20_000_000
+    async with serving_script(stall_timeout=0.1) as (url, _), connected(url) as stream:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with capture_logs() as logs:
+            await stream.send_all(post("/apply-template", json.dumps(_messages(text)).encode()))
+            await until(lambda: any(line["event"] == "client stopped reading" for line in logs))
+            await until_broken(stream)
+
+
+def _messages(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+async def test_nothing_is_left_open_after_many_requests() -> None:
+    async with serving_script(endless()) as (url, service):
+
+        async def one(kind: int) -> None:
+            async with connected(url) as stream:
+                if kind == 0:
+                    await stream.send_all(post("/tokenize", b"{}", "Connection: close"))
+                    await read_all(stream)
+                elif kind == 1:
+                    await stream.send_all(post("/tokenize", b"{}"))
+                    await stream.receive_some()
+                elif kind == 2:  # leaves in the middle of a stream
+                    await stream.send_all(post("/completion", body(stream=True)))
+                    await stream.receive_some()
+                elif kind == 3:  # leaves before the answer
+                    await stream.send_all(post("/completion", body()))
+                elif kind == 4:  # leaves in the middle of its request
+                    await stream.send_all(post("/completion", b"{}")[:-2])
+                else:
+                    await stream.send_all(post("/completion", b"nojson", "Connection: close"))
+                    await read_all(stream)
+
+        await one(0)
+        before = open_descriptors()
+        for _ in range(20):
+            async with trio.open_nursery() as nursery:
+                for i in range(50):
+                    nursery.start_soon(one, i % 6)
+        await until(lambda: open_descriptors() <= before)
+
+        async def free() -> bool:
+            return await slots_in_use(service) == 0
+
+        await until(free)
+
+
+def test_abort_of_another_server_does_nothing_and_says_so() -> None:
+    async def send(message: object) -> None: ...
+
+    with capture_logs() as logs:
+        assert connection.abort(send) is False
+    assert "cannot close" in logs[0]["event"]
+
+
+def nothing() -> None:
+    pass
+
+
+async def test_a_send_that_takes_too_long_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = trio.Event()
+    told: list[bool] = []
+    monkeypatch.setattr(connection, "abort", lambda send: closed.set())
+
+    async def send(message: Any) -> None:
+        with trio.CancelScope(shield=True):  # as Hypercorn does
+            await closed.wait()
+
+    sender = connection.Sender(send, 0.01, lambda: told.append(closed.is_set()))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.watch)
+            nursery.start_soon(sender, {})
+    assert told == [False]  # before the connection is closed
+
+
+async def test_a_send_in_progress_is_given_some_time_when_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "GRACE", 0.01)
+    for blocks in (False, True):
+        closed = trio.Event()
+        monkeypatch.setattr(connection, "abort", lambda send, closed=closed: closed.set())
+
+        async def send(message: Any, blocks: bool = blocks, closed: trio.Event = closed) -> None:
+            with trio.CancelScope(shield=True):
+                if blocks:
+                    await closed.wait()
+                else:
+                    await trio.lowlevel.checkpoint()
+
+        sender = connection.Sender(send, 1000, nothing)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sender.watch)
+                nursery.start_soon(sender, {})
+                await wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        assert closed.is_set() is blocks
+
+
+async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockClock) -> None:
+    sent: list[tuple[float, bytes]] = []
+
+    async def send(message: Any) -> None:
+        sent.append((trio.current_time(), message["body"]))
+        await trio.sleep(1)
+
+    async def beat() -> bytes:
+        return b"beat"
+
+    sender = connection.Sender(send, math.inf, nothing)
+    async with trio.open_nursery() as nursery:
+        await sender({"body": b"start"})
+        nursery.start_soon(sender.beat, connection.Beat(10, beat))
+        await trio.sleep(24)
+        await sender({"body": b"a"})
+        await trio.sleep(9.5)  # it is 35.5, and a beat began at 35
+        await sender({"body": b"b"})
+        await sender.close({"body": b"end"})
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    assert sent == [
+        (0, b"start"),
+        (10, b"beat"),
+        (20, b"beat"),
+        (25, b"a"),
+        (35, b"beat"),
+        (36, b"b"),
+        (37, b"end"),
+    ]
+
+
+async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockClock) -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["body"])
+        await trio.sleep(30 if message["body"] == b"long" else 0)
+
+    async def slow_beat() -> bytes:
+        await trio.sleep(5)
+        return b"beat"
+
+    sender = connection.Sender(send, math.inf, nothing)
+    async with trio.open_nursery() as nursery:
+        await sender({"body": b"start"})
+        nursery.start_soon(sender.beat, connection.Beat(10, slow_beat))
+        await trio.sleep(12)
+        await sender({"body": b"a"})  # a beat was being made
+        await trio.sleep(9)
+        await sender({"body": b"long"})  # longer than the interval: the beat waits for its end
+        await trio.sleep(16)
+        nursery.cancel_scope.cancel()
+    assert sent == [b"start", b"a", b"long", b"beat"]
+
+
+async def test_a_silent_stream_is_kept_alive() -> None:
+    def slow(backend: ScriptedBackend) -> None:
+        time.sleep(0.2 if backend.n_decodes == 2 else 0)
+
+    async with (
+        serving_script(endless(slow), sse_ping_interval=0.03) as (url, _),
+        connected(url) as stream,
+    ):
+        await stream.send_all(post("/completion", body(stream=True)))
+        answer = b""
+        with trio.fail_after(10):
+            while b"\r\n:\n\n\r\n" not in answer:
+                answer += await stream.receive_some()

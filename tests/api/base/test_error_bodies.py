@@ -1,0 +1,488 @@
+"""Every error that a client can meet, provoked over HTTP, with the whole of its body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.api.base.test_queue import busy
+from tests.support.http_server import connected, post, serving, serving_script
+from tests.support.scripted_embedder import ScriptedEmbedder
+from trioserve.api.base.errors import InternalError
+from trioserve.api.llama import admin
+from trioserve.api.streams.parked import ConflictError
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.errors import (
+    AuthenticationError,
+    BackendMismatchError,
+    BridgeError,
+    ConfigError,
+    ContextLengthExceededError,
+    DeadlineExceededError,
+    DecodeError,
+    EngineError,
+    InputTooLongError,
+    InvalidRequestError,
+    KVCacheFullError,
+    MethodNotAllowedError,
+    ModelLoadError,
+    ModelLoadingError,
+    NotFoundError,
+    NotSupportedError,
+    PayloadTooLargeError,
+    QueueFullError,
+    RequestEndedError,
+    ServerClosingError,
+    StalledReaderError,
+    TemplateError,
+    TrioServeError,
+    UnavailableError,
+    UnsupportedFieldError,
+)
+from trioserve.testing import ScriptedBackend
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+#: Errors that no client sees as such, and why.
+NEVER_SENT = {
+    ConfigError: "ends the command before there is a server",
+    BridgeError: "ends the command before there is a server",
+    RequestEndedError: "only its children are raised",
+    StalledReaderError: "its client does not read; the connection is cut",
+}
+
+Provoke = Callable[[], Awaitable[httpx.Response]]
+
+
+@attrs.frozen
+class Case:
+    """An error, how it comes about, and the status and body that it is answered with."""
+
+    kind: type[TrioServeError]
+    provoke: Provoke
+    status: int
+    error: dict[str, Any]
+
+
+CASES: list[Case] = []
+
+
+def answers(kind: type[TrioServeError], status: int, **error: Any) -> Callable[[Provoke], Provoke]:
+    """Note what a function provokes."""
+
+    def note(provoke: Provoke) -> Provoke:
+        CASES.append(Case(kind, provoke, status, {"param": None, **error}))
+        return provoke
+
+    return note
+
+
+@asynccontextmanager
+async def served(
+    backend: ScriptedBackend | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        serving_script(backend, **settings) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        yield client
+
+
+def failing(error: Exception) -> ScriptedBackend:
+    """A backend whose first decode fails."""
+
+    def fail(_backend: ScriptedBackend) -> None:
+        raise error
+
+    backend = ScriptedBackend()
+    backend.on_decode = fail
+    return backend
+
+
+async def unloaded(error: TrioServeError) -> httpx.Response:
+    """Ask an app whose model could not be loaded."""
+    app = create_app(Config())
+    app.extensions["trioserve"].failure = error
+    answer = await app.test_client().get("/v1/models")
+    body: Any = await answer.get_data()
+    return httpx.Response(answer.status_code, content=body)
+
+
+# -- the request is wrong
+
+
+@answers(
+    InvalidRequestError,
+    400,
+    code=400,
+    message="'top_k' must be an integer.",
+    type="invalid_request_error",
+    param="top_k",
+)
+async def a_field_of_the_wrong_type() -> httpx.Response:
+    async with served() as client:
+        return await client.post("/completion", json={"prompt": "a", "top_k": "x"})
+
+
+@answers(
+    InvalidRequestError,
+    400,
+    code=400,
+    message="'prompt' is required.",
+    type="invalid_request_error",
+    param="prompt",
+)
+async def a_field_that_is_missing() -> httpx.Response:
+    async with served() as client:
+        return await client.post("/completion", json={})
+
+
+@answers(
+    InvalidRequestError,
+    400,
+    code=400,
+    message="The body is not valid JSON: Expecting value: line 1 column 1 (char 0).",
+    type="invalid_request_error",
+)
+async def a_body_that_is_not_json() -> httpx.Response:
+    async with served() as client:
+        return await client.post("/completion", content=b"")
+
+
+@answers(
+    InvalidRequestError,
+    408,
+    code=408,
+    message="The server closed the network connection because the browser didn't finish the "
+    "request within the specified time.",
+    type="invalid_request_error",
+)
+async def a_body_that_does_not_come() -> httpx.Response:
+    async with serving_script(timeout=0.05) as (url, _), connected(url) as stream:
+        await stream.send_all(post("/completion", b"{}")[:-1])
+        return await _read(stream)
+
+
+@answers(
+    ContextLengthExceededError,
+    400,
+    code="context_length_exceeded",
+    message="The prompt has 64 tokens, and the context holds 64, with room for at least one token "
+    "of output.",
+    type="exceed_context_size_error",
+    param="prompt",
+    n_prompt_tokens=64,
+    n_ctx=64,
+)
+async def a_prompt_that_is_too_long() -> httpx.Response:
+    backend = ScriptedBackend(n_slots=1, n_ctx=64, n_batch=64)
+    async with served(backend) as client:
+        return await client.post("/completion", json={"prompt": "a" * 64})
+
+
+@answers(
+    InputTooLongError,
+    400,
+    code="context_length_exceeded",
+    message="A text has 65 tokens, and the context of the model holds 64.",
+    type="exceed_context_size_error",
+    param="input",
+    n_prompt_tokens=65,
+    n_ctx=64,
+)
+async def a_text_that_is_too_long_to_embed() -> httpx.Response:
+    config = Config(embeddings=True)
+    app = create_app(config, load=lambda config, progress=None: ScriptedEmbedder())  # type: ignore[arg-type,return-value]
+    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+        await app.extensions["trioserve"].wait_loaded()
+        return await client.post("/v1/embeddings", json={"input": "a" * 65})
+
+
+@answers(
+    UnsupportedFieldError,
+    400,
+    code=400,
+    message="'n_cache_reuse' is not supported with this value; leave it out.",
+    type="invalid_request_error",
+    param="n_cache_reuse",
+)
+async def a_field_without_effect() -> httpx.Response:
+    async with served() as client:
+        return await client.post("/completion", json={"prompt": "a", "n_cache_reuse": 64})
+
+
+@answers(
+    TemplateError,
+    400,
+    code=400,
+    message="The chat template refuses the messages: not like this",
+    type="invalid_request_error",
+    param="messages",
+)
+async def messages_that_the_template_refuses() -> httpx.Response:
+    async with served(chat_template="{% if messages[0].content == 'Hi' %}"
+                      "{{ raise_exception('not like this') }}{% endif %}") as client:  # fmt: skip
+        return await client.post("/v1/chat/completions", json=CHAT)
+
+
+@answers(
+    NotSupportedError,
+    501,
+    code=501,
+    message="This server does not support slots endpoint. Start it with `--slots`",
+    type="not_supported_error",
+)
+async def a_route_that_is_switched_off() -> httpx.Response:
+    async with served(slots_endpoint=False) as client:
+        return await client.get("/slots")
+
+
+@answers(
+    AuthenticationError,
+    401,
+    code=401,
+    message="Invalid API Key",
+    type="authentication_error",
+)
+async def a_wrong_key() -> httpx.Response:
+    async with served(api_keys=("key",)) as client:
+        return await client.get("/v1/models", headers={"Authorization": "Bearer other"})
+
+
+@answers(
+    NotFoundError,
+    404,
+    code=404,
+    message="File Not Found",
+    type="not_found_error",
+)
+async def a_route_that_is_not_there() -> httpx.Response:
+    async with served() as client:
+        return await client.get("/nothing")
+
+
+@answers(
+    MethodNotAllowedError,
+    405,
+    code=405,
+    message="This route does not take this method.",
+    type="invalid_request_error",
+)
+async def another_method() -> httpx.Response:
+    async with served() as client:
+        return await client.get("/completion")
+
+
+@answers(
+    ConflictError,
+    409,
+    code=409,
+    message="This stream is being read on another connection.",
+    type="invalid_request_error",
+)
+async def a_stream_that_somebody_reads() -> httpx.Response:
+    backend = ScriptedBackend(lambda prompt: "x" * 100_000, n_slots=1, n_ctx=200_000)
+    async with serving_script(backend) as (url, _), httpx.AsyncClient(base_url=url) as client:
+        headers = {"Prefer": "respond-async"}
+        parked = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        where = parked.headers["Location"]
+        async with connected(url) as reader:
+            await reader.send_all(f"GET {where} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+            await reader.receive_some()
+            return await client.get(where)
+
+
+@answers(
+    PayloadTooLargeError,
+    413,
+    code=413,
+    message="The body is larger than max_body_size, which is 10 bytes.",
+    type="invalid_request_error",
+)
+async def a_body_that_is_too_large() -> httpx.Response:
+    async with served(max_body_size=10) as client:
+        return await client.post("/completion", json={"prompt": "a" * 10})
+
+
+# -- the server cannot take it
+
+
+@answers(
+    QueueFullError,
+    429,
+    code="queue_full",
+    message="0 requests are waiting, and the limit is 0.",
+    type="rate_limit_error",
+)
+async def a_queue_that_is_full() -> httpx.Response:
+    async with busy(max_queue=0) as (client, _):
+        answer = await client.post("/completion", json={"prompt": "a"})
+        assert int(answer.headers["Retry-After"]) >= 1
+        return answer
+
+
+@answers(ModelLoadingError, 503, code=503, message="Loading model", type="unavailable_error")
+async def a_model_that_loads() -> httpx.Response:
+    gate = trio.Event()
+
+    def load(_config: Config, *, progress: Any = None) -> ScriptedBackend:
+        trio.from_thread.run(gate.wait)
+        return ScriptedBackend()
+
+    async with serving(create_app(Config(), load=load)) as url, httpx.AsyncClient() as client:
+        answer = await client.get(f"{url}/v1/models")
+        gate.set()
+        return answer
+
+
+@answers(ModelLoadError, 503, code=503, message="The file is cut short.", type="unavailable_error")
+async def a_model_that_cannot_be_loaded() -> httpx.Response:
+    return await unloaded(ModelLoadError("The file is cut short."))
+
+
+@answers(BackendMismatchError, 500, code=500, message="It lacks x.", type="server_error")
+async def a_library_that_cannot_be_used() -> httpx.Response:
+    return await unloaded(BackendMismatchError("It lacks x."))
+
+
+@answers(
+    ServerClosingError,
+    503,
+    code=503,
+    message="The server is shutting down",
+    type="unavailable_error",
+)
+async def a_server_that_drains() -> httpx.Response:
+    async with (
+        serving_script() as (url, service),
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        await service.drain()
+        return await client.post("/completion", json={"prompt": "a"})
+
+
+@answers(UnavailableError, 503, code=503, message="no slot available", type="unavailable_error")
+async def no_slot_that_is_free() -> httpx.Response:
+    async with busy() as (client, _):
+        return await client.get("/slots?fail_on_no_slot=1")
+
+
+# -- the request ends badly
+
+
+@answers(
+    DeadlineExceededError,
+    504,
+    code="deadline_exceeded",
+    message="The request's deadline has passed.",
+    type="timeout_error",
+)
+async def a_deadline_that_passes() -> httpx.Response:
+    async with busy() as (client, _):
+        return await client.post("/completion", json={"prompt": "a", "timeout": 0.05})
+
+
+@answers(DecodeError, 500, code=500, message="llama_decode failed.", type="server_error")
+async def a_decode_that_fails() -> httpx.Response:
+    async with served(failing(DecodeError("llama_decode failed."))) as client:
+        return await client.post("/completion", json={"prompt": "a"})
+
+
+@answers(KVCacheFullError, 500, code="kv_cache_full", message="No room.", type="server_error")
+async def a_cache_that_is_full() -> httpx.Response:
+    async with served(failing(KVCacheFullError("No room."))) as client:
+        return await client.post("/completion", json={"prompt": "a"})
+
+
+@answers(
+    EngineError,
+    500,
+    code=500,
+    message="The inference engine failed: RuntimeError('broken')",
+    type="server_error",
+)
+async def an_engine_that_breaks() -> httpx.Response:
+    async with served(failing(RuntimeError("broken"))) as client:
+        return await client.post("/completion", json={"prompt": "a"})
+
+
+@answers(
+    InternalError,
+    500,
+    code=500,
+    message="Internal error. The log has more, under mine.",
+    type="server_error",
+)
+async def a_mistake_of_ours() -> httpx.Response:
+    async with served() as client:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(admin, "_meta", lambda server: 1 / 0)
+            return await client.get("/v1/models", headers={"X-Request-Id": "mine"})
+
+
+# -- the tests
+
+
+async def _read(stream: trio.SocketStream) -> httpx.Response:
+    """Read a response by hand."""
+    data = b""
+    with trio.fail_after(10):
+        async for part in stream:
+            data += part
+            head, _, body = data.partition(b"\r\n\r\n")
+            if body.endswith(b"}}"):
+                return httpx.Response(int(head.split()[1]), content=body)
+    raise AssertionError(data)
+
+
+def kinds(kind: type[TrioServeError]) -> Iterator[type[TrioServeError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__.startswith("trioserve."):
+            yield from kinds(child)
+
+
+def test_every_error_has_a_case_or_is_never_sent() -> None:
+    cases = {case.kind for case in CASES}
+    assert cases | NEVER_SENT.keys() == set(kinds(TrioServeError)) - {TrioServeError}
+    assert not cases & NEVER_SENT.keys()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.provoke.__name__)
+async def test_an_error_has_this_body(case: Case) -> None:
+    answer = await case.provoke()
+    assert answer.status_code == case.status
+    assert answer.json() == {"error": case.error}
+    assert case.error["type"] == case.kind.type
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/completion", {"prompt": "a"}), ("/v1/chat/completions", CHAT)]
+)
+async def test_a_stream_that_has_begun_ends_with_the_error(path: str, body: Any) -> None:
+    n_ticks = 0
+
+    def fail_later(_backend: ScriptedBackend) -> None:
+        nonlocal n_ticks
+        n_ticks += 1
+        if n_ticks > 3:
+            raise DecodeError("llama_decode failed.")
+
+    backend = ScriptedBackend(lambda prompt: "Hello there")
+    backend.on_decode = fail_later
+    async with served(backend) as client:
+        answer = await client.post(path, json={**body, "stream": True})
+        assert answer.status_code == 200
+        events = [line for line in answer.text.splitlines() if line]
+        assert len(events) > 1
+        error = {"code": 500, "message": "llama_decode failed.", "type": "server_error"}
+        name, _, data = events[-1].partition(": ")
+        assert (name, json.loads(data)) == ("data", {"error": {**error, "param": None}})

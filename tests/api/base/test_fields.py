@@ -1,0 +1,124 @@
+"""JSON bodies into request classes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, strategies as st
+
+from trioserve.api.base.fields import how, integer, parse, structure
+from trioserve.errors import InvalidRequestError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@attrs.frozen(kw_only=True)
+class Inner:
+    flag: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Outer:
+    count: int
+    share: float = 0.5
+    words: tuple[str, ...] = ()
+    inner: Inner = attrs.field(factory=Inner)
+    limit: int | None = attrs.field(default=None, metadata=how("first", "second"))
+    keys: int = attrs.field(metadata=how(whole=len))
+    anything: dict[str, Any] = attrs.field(factory=dict)
+
+
+def test_a_body_becomes_an_object() -> None:
+    body = {"count": 3.0, "words": ["a"], "inner": {"flag": True}, "second": 7, "unknown": 1}
+    parsed = structure(Outer, body)
+    assert parsed == Outer(count=3, words=("a",), inner=Inner(flag=True), limit=7, keys=5)
+    assert isinstance(parsed.count, int)
+
+
+def test_null_counts_as_absent_and_the_first_name_wins() -> None:
+    assert structure(Outer, {"count": 1, "share": None}).share == 0.5
+    assert structure(Outer, {"count": 1, "first": None, "second": 2}).limit == 2
+    assert structure(Outer, {"count": 1, "first": 1, "second": 2}).limit == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "count"),
+        ({"count": None}, "count"),
+        ({"count": True}, "count"),
+        ({"count": 1.5}, "count"),
+        ({"count": "1"}, "count"),
+        ({"count": 1, "share": "x"}, "share"),
+        ({"count": 1, "share": False}, "share"),
+        ({"count": 1, "words": "abc"}, "words"),
+        ({"count": 1, "words": ["a", 1]}, "words"),
+        ({"count": 1, "inner": []}, "inner"),
+        ({"count": 1, "inner": {"flag": 1}}, "flag"),
+        ({"count": 1, "second": {}}, "second"),
+        ({"count": 1, "anything": []}, "anything"),
+    ],
+)
+def test_the_error_names_the_field(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        structure(Outer, body)
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
+
+
+@given(st.dictionaries(st.sampled_from([a.name for a in attrs.fields(Outer)]), JSON))
+def test_structure_takes_it_or_names_a_field(body: dict[str, Any]) -> None:
+    try:
+        parsed = structure(Outer, body)
+    except InvalidRequestError as error:
+        assert error.param is not None  # noqa: PT017
+    else:
+        assert parsed.count == integer(body["count"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"nojson",
+        b"[1]",
+        b"null",
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": "\\ud800"}',
+        b'{"\\uDC00": 1}',
+        b'{"a": "\xff"}',
+        b'{"a": 1' + b"0" * 5000 + b"}",
+        b'{"a":' * 100_000,
+    ],
+)
+def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        parse(data)
+
+
+def test_a_pair_of_surrogates_is_one_character() -> None:
+    assert parse(b'{"a": "\\ud83d\\ude00"}') == {"a": "\N{GRINNING FACE}"}
+
+
+@given(st.binary())
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        assert isinstance(parse(data), dict)
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4))
+def test_what_json_writes_is_read_back(value: dict[str, Any]) -> None:
+    try:
+        data = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, UnicodeEncodeError):
+        return
+    assert parse(data) == value

@@ -1,0 +1,164 @@
+"""``/openapi.json`` describes what the app serves, as the app would check it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.support.http_server import serving_script
+from trioserve.api.base import json_types, openapi
+from trioserve.api.base.fields import how, json_type
+from trioserve.app import create_app
+from trioserve.errors import TrioServeError
+
+APP = create_app()
+DESCRIBED = openapi.describe(APP)
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in DESCRIBED["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def test_every_route_is_in_it() -> None:
+    described = {(path, method.upper()) for path, method, _ in operations()}
+    assert described == {(path, method) for path, method, _ in openapi.routes(APP)}
+    assert ("/v1/chat/completions", "POST") in described
+    assert ("/v1/stream/{id_}", "DELETE") in described
+
+
+def test_every_route_with_a_body_says_what_it_takes() -> None:
+    silent = {
+        path
+        for path, method, handler in openapi.routes(APP)
+        if method in ("POST", "PUT", "PATCH") and not hasattr(handler, "takes")
+    }
+    assert silent == set(), "add @takes(...) of trioserve.api.base.openapi to the handler"
+
+
+def test_every_field_of_a_request_class_is_in_it() -> None:
+    taken = {getattr(handler, "takes", None) for _, _, handler in openapi.routes(APP)} - {None}
+    assert taken
+    for cls in set[Any]().union(*(json_types.classes_in(one) for one in taken)):
+        properties = DESCRIBED["components"]["schemas"][cls.__name__]["properties"]
+        for field in attrs.fields(cls):
+            whole = field.metadata.get("whole")
+            if whole is None:
+                assert set(json_types.json_names(field)) <= properties.keys(), (cls, field.name)
+            else:
+                assert hasattr(whole, "json_properties"), (cls, field.name, "add json_type to it")
+                assert json_types.properties_of(whole).keys() <= properties.keys()
+
+
+def test_every_reader_has_a_schema() -> None:
+    taken = {getattr(handler, "takes", None) for _, _, handler in openapi.routes(APP)} - {None}
+    for cls in taken:
+        for field in attrs.fields(cls):
+            if (read := field.metadata.get("read")) is not None:
+                assert getattr(read, "json_schema", None) is not None, (cls, field.name)
+
+
+def test_the_names_of_operations_are_unique() -> None:
+    names = [operation["operationId"] for _, _, operation in operations()]
+    assert len(names) == len(set(names))
+    assert all(operation["summary"].endswith(".") for _, _, operation in operations())
+
+
+def test_every_reference_leads_somewhere() -> None:
+    def references(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                yield value["$ref"]
+            value = list(value.values())
+        for each in value if isinstance(value, list) else ():
+            yield from references(each)
+
+    for reference in set(references(DESCRIBED)):
+        found: Any = DESCRIBED
+        for name in reference.removeprefix("#/").split("/"):
+            found = found[name]
+
+
+def test_the_schemas_are_json_schema() -> None:
+    for schema in DESCRIBED["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_bounds_and_defaults_are_those_of_the_classes() -> None:
+    fields = DESCRIBED["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["top_p"] == {"type": ["number", "null"], "minimum": 0.0, "default": 0.95}
+    assert fields["stream"] == {"type": ["boolean", "null"], "default": False}
+    assert fields["max_completion_tokens"]["description"].startswith("Another name of ")
+    required = DESCRIBED["components"]["schemas"]["ChatRequest"]["required"]
+    assert required == ["messages"]
+
+
+def test_every_status_of_an_error_is_in_it() -> None:
+    def kinds(kind: type[TrioServeError]) -> Iterator[type[TrioServeError]]:
+        yield kind
+        for child in kind.__subclasses__():
+            if child.__module__.startswith("trioserve."):
+                yield from kinds(child)
+
+    statuses = {str(kind.status) for kind in kinds(TrioServeError)}
+    assert statuses == DESCRIBED["components"]["responses"].keys()
+
+
+def test_public_routes_need_no_key() -> None:
+    public = {path for path, _, operation in operations() if operation.get("security") == []}
+    assert {"/health", "/v1/health"} <= public
+    assert "/v1/chat/completions" not in public
+
+
+@attrs.frozen(kw_only=True)
+class _Inner:
+    a: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _Outer:
+    inner: _Inner | None = None
+    words: tuple[str, ...] = attrs.field(metadata=how("w", "words"))
+    kind: str = attrs.field(
+        default="x", metadata=how(read=json_type({"enum": ["x", "y"]})(lambda value: value))
+    )
+
+
+def test_the_schema_of_a_class() -> None:
+    assert json_types.of_class(_Outer) == {
+        "type": "object",
+        "properties": {
+            "inner": {"anyOf": [{"$ref": "#/components/schemas/_Inner"}, {"type": "null"}]},
+            "w": {"type": "array", "items": {"type": "string"}},
+            "words": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Another name of w, which wins.",
+            },
+            "kind": {"enum": ["x", "y", None], "default": "x"},
+        },
+        "allOf": [{"anyOf": [{"required": ["w"]}, {"required": ["words"]}]}],
+    }
+    assert json_types.classes_in(_Outer) == {_Outer, _Inner}
+
+
+@pytest.mark.parametrize("keys", [(), ("key",)])
+async def test_it_is_served(keys: tuple[str, ...]) -> None:
+    async with (
+        serving_script(api_keys=keys, api_prefix="/llm") as (url, _),
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        if keys:
+            assert (await client.get("/llm/openapi.json")).status_code == 401
+            client.headers["x-api-key"] = "key"
+        answer = (await client.get("/llm/openapi.json")).json()
+        assert answer["openapi"] == "3.1.0"
+        assert answer["servers"] == [{"url": "/llm"}]
+        assert bool(answer["security"]) is bool(keys)
+        assert answer["paths"].keys() == DESCRIBED["paths"].keys()

@@ -1,0 +1,287 @@
+"""What requests may hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trioserve.api.base import values
+from trioserve.api.base.fields import MismatchError, structure
+from trioserve.api.base.schema import (
+    ChatRequest,
+    CompletionRequest,
+    Ending,
+    LlamaCompletionRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.parse({"messages": HI, **fields})
+
+
+def test_the_least_chat() -> None:
+    parsed = chat()
+    assert parsed.messages == (HI[0],)
+    assert parsed.settings() == {}
+    assert not parsed.stream
+
+
+def test_settings_carry_what_was_set_by_the_names_of_options() -> None:
+    parsed = chat(
+        max_tokens=5,
+        temperature=0,
+        top_k=3.0,
+        stop=["a", ""],
+        samplers="kt",
+        ignore_eos=True,
+        cache_prompt=False,
+        logprobs=True,
+        top_logprobs=2,
+        dry_base=0.5,
+        t_max_predict_ms=-1,
+        seed=None,
+    )
+    assert parsed.settings() == {
+        "max_tokens": 5,
+        "temperature": 0,
+        "top_k": 3,
+        "stop": ("a",),
+        "samplers": ("top_k", "temperature"),
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "n_probs": 2,
+        "t_max_predict_ms": 0,
+    }
+
+
+def test_n_predict_wins_over_its_aliases() -> None:
+    assert chat(max_tokens=1, max_completion_tokens=2).max_tokens == 2
+    assert chat(max_tokens=1, max_completion_tokens=2, n_predict=3).max_tokens == 3
+
+
+def test_progress_is_asked_of_the_engine_only_for_streams() -> None:
+    assert "return_progress" not in chat(return_progress=True).settings()
+    assert chat(return_progress=True, stream=True).settings() == {"return_progress": True}
+    assert chat(timings_per_token=True, stream=True).settings() == {"return_progress": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", 2),
+        ("verbose", True),
+        ("functions", [{}]),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        chat(**{name: value})
+    assert caught.value.param == name
+
+
+BEGUN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ending"),
+    [
+        ({}, Ending(True, None)),
+        ({"add_generation_prompt": False}, Ending(False, None)),
+        ({"messages": BEGUN}, Ending(False, "auto", echo=True)),
+        ({"messages": BEGUN, "echo": False}, Ending(False, "auto")),
+        ({"messages": BEGUN, "add_generation_prompt": True}, Ending(False, "auto", echo=True)),
+        ({"messages": BEGUN, "continue_final_message": False}, Ending(True, None)),
+        ({"messages": BEGUN, "continue_final_message": True}, Ending(False, "auto")),
+        ({"messages": BEGUN, "continue_final_message": "content"}, Ending(False, "content")),
+        (
+            {"continue_final_message": "reasoning_content", "add_generation_prompt": False},
+            Ending(False, "reasoning_content"),
+        ),
+    ],
+)
+def test_how_a_prompt_ends(fields: dict[str, Any], ending: Ending) -> None:
+    assert chat(**fields).ending == ending
+    template = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    assert structure(TemplateRequest, template).ending == ending
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [*BEGUN, BEGUN[-1]]}, "messages"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt"),
+        ({"continue_final_message": "all"}, "continue_final_message"),
+        ({"continue_final_message": []}, "continue_final_message"),
+        (
+            {"messages": BEGUN, "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
+    ],
+)
+def test_how_a_prompt_cannot_end(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+def test_values_that_change_nothing_are_fine() -> None:
+    chat(
+        grammar="",
+        json_schema=None,
+        response_format={"type": "text"},
+        tool_choice="auto",
+        n=1,
+        lora=[],
+        parallel_tool_calls=True,
+        reasoning_budget_tokens=-1,
+        add_generation_prompt=True,
+    )
+    CompletionRequest.parse({"prompt": "a", "suffix": "", "best_of": 1, "echo": True})
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "x",
+        [5],
+        [{"content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "assistant"}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": ["x"]}],
+    ],
+)
+def test_bad_messages(messages: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatRequest.parse({"messages": messages})
+    assert caught.value.param == "messages"
+
+
+def test_messages_of_all_kinds() -> None:
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Be"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "tool", "content": "5", "tool_call_id": "1"},
+    ]
+    assert ChatRequest.parse({"messages": messages}).messages == tuple(messages)
+
+
+def test_tools() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert chat(tools=[tool]).tools == (tool,)
+    for bad in ("x", [{}], [{"type": "function"}], [{"type": "function", "function": {}}]):
+        with pytest.raises(InvalidRequestError) as caught:
+            chat(tools=bad)
+        assert caught.value.param == "tools"
+
+
+def test_template_variables() -> None:
+    kwargs = {"enable_thinking": True, "x": 1}
+    assert chat(chat_template_kwargs=kwargs).template_kwargs == kwargs
+    off = chat(chat_template_kwargs=kwargs, reasoning_effort="none").template_kwargs
+    assert off == {"enable_thinking": False, "x": 1}
+    assert chat(reasoning_effort="low").template_kwargs == {"reasoning_effort": "low"}
+    with pytest.raises(InvalidRequestError):
+        chat(chat_template_kwargs={"enable_thinking": "yes"})
+
+
+def test_logprobs() -> None:
+    assert chat().n_probs == 0
+    assert chat(logprobs=True).n_probs == 20
+    assert chat(logprobs=True, top_logprobs=0).n_probs == 1
+    for bad in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": -1}, {"logprobs": 3}):
+        with pytest.raises(InvalidRequestError):
+            chat(**bad)
+    assert CompletionRequest.parse({"prompt": "a", "logprobs": 3}).n_probs == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "prompts"),
+    [
+        ("a", ("a",)),
+        ([1, 2], ((1, 2),)),
+        (["a", 3], (("a", 3),)),
+        (["a", "b"], ("a", "b")),
+        ([[1, 2], "a", ["b", 3]], ((1, 2), "a", ("b", 3))),
+        ({"prompt_string": "a"}, ("a",)),
+        ([{"prompt_string": "a", "multimodal_data": []}], ("a",)),
+    ],
+)
+def test_prompts(value: Any, prompts: Any) -> None:
+    assert LlamaCompletionRequest.parse({"prompt": value}).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, [], [[]], [1.5], [True], [None], {"a": 1}, {"prompt_string": "a", "multimodal_data": [1]}],
+)
+def test_bad_prompts(value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        CompletionRequest.parse({"prompt": value})
+    assert caught.value.param == "prompt"
+
+
+def test_too_many_prompts() -> None:
+    with pytest.raises(InvalidRequestError, match="256"):
+        CompletionRequest.parse({"prompt": ["a"] * 257})
+
+
+@pytest.mark.parametrize(
+    ("value", "biases"),
+    [
+        ({"5": -1.5, "hi": False}, ((5, -1.5), ("hi", -math.inf))),
+        ([[5, 1], ["hi", 2.5]], ((5, 1), ("hi", 2.5))),
+        ({}, ()),
+    ],
+)
+def test_logit_bias(value: Any, biases: Any) -> None:
+    assert chat(logit_bias=value).logit_bias == biases
+
+
+@pytest.mark.parametrize("value", [5, [5], [[1]], [[1, True]], {"5": "x"}, [[1.5, 1]]])
+def test_bad_logit_bias(value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(logit_bias=value)
+    assert caught.value.param == "logit_bias"
+
+
+def test_tokenize_takes_text_ids_and_both() -> None:
+    assert structure(TokenizeRequest, {}).content == ""
+    assert structure(TokenizeRequest, {"content": []}).content == ()
+    assert structure(TokenizeRequest, {"content": [1, "a"]}).content == (1, "a")
+
+
+SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+NESTED = st.recursive(
+    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner)
+)
+
+
+@given(NESTED)
+def test_readers_read_or_say_what_they_want(value: Any) -> None:
+    for read in (
+        values.prompts,
+        values.biases,
+        values.messages,
+        values.tools,
+        values.words,
+        values.samplers,
+        values.breakers,
+        values.content,
+        values.tokens,
+    ):
+        try:
+            assert isinstance(read(value), tuple | str)
+        except MismatchError as error:
+            assert error.wanted  # noqa: PT017

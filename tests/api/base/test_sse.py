@@ -1,0 +1,176 @@
+"""Feeds, pings and the events of streams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trioserve.api.base import sse
+from trioserve.api.base.connection import Beat, Request
+from trioserve.api.base.queue import PING, Waiting
+from trioserve.errors import DecodeError, RequestEndedError
+from trioserve.types import Chunk, Finished, FinishReason, Timings
+
+
+def finished() -> Finished:
+    return Finished(task_id=1, reason=FinishReason.EOS, timings=Timings())
+
+
+class FakeStream:
+    """Events after pauses; an exception is raised."""
+
+    def __init__(self, *script: tuple[float, Any]) -> None:
+        self._script: Iterator[tuple[float, Any]] = iter(script)
+        self._due: tuple[float, Any] | None = None
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._due is None:
+            step = next(self._script, None)
+            if step is None:
+                raise StopAsyncIteration
+            self._due = (trio.current_time() + step[0], step[1])
+        await trio.sleep_until(self._due[0])
+        event, self._due = self._due[1], None
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+
+class Names:
+    """An encoder that writes what kind of event there was."""
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        text = event.text if isinstance(event, Chunk) else "finished"
+        return f"{index}:{text} ".encode() if text else b""
+
+    def end(self) -> bytes:
+        return b"end"
+
+
+def on_error(error: Exception) -> bytes:
+    return f"error {error}".encode()
+
+
+class FakeWaiting:
+    """A wait in the queue, with a place for each look; then there is a slot."""
+
+    def __init__(self, *places: bytes) -> None:
+        self._places = list(places)
+
+    def is_queued(self) -> bool:
+        return bool(self._places)
+
+    async def comment(self) -> bytes:
+        return self._places.pop(0) if self._places else PING
+
+
+async def write(
+    feed: sse.Feed, interval: float = 30, places: Sequence[bytes] = (), tell_place: bool = False
+) -> list[bytes]:
+    request = cast(Request, SimpleNamespace())
+    waiting = cast(Waiting, FakeWaiting(*places))
+    pings = sse.Pings(interval, waiting, tell_place=tell_place)
+    response = await sse.respond(request, feed, Names(), on_error, pings)
+    assert request.beat == Beat(interval, waiting.comment)
+    assert response.headers["Cache-Control"] == "no-cache"
+    async with response.response as parts:
+        return [part async for part in parts]
+
+
+def test_events_are_lines_of_json() -> None:
+    assert sse.event({"a": "é\n"}) == 'data: {"a":"é\\n"}\n\n'.encode()
+
+
+async def test_a_stream_to_its_end(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, Chunk(1, "", (2,))), (0, finished()))
+    assert await write(sse.feed_of(stream)) == [b"0:a ", b"0:finished end"]
+
+
+async def test_a_response_begins_with_a_ping_when_nothing_comes(
+    autojump_clock: MockClock,
+) -> None:
+    stream: Any = FakeStream((70, Chunk(1, "a", (1,))), (10, finished()))
+    assert await write(sse.feed_of(stream)) == [PING, b"0:a ", b"0:finished end"]
+    assert trio.current_time() == pytest.approx(80)
+
+
+async def test_pings_can_be_off(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((1e6, finished()))
+    assert await write(sse.feed_of(stream), math.inf) == [b"0:finished end"]
+
+
+async def test_the_place_in_the_queue_is_told_when_it_changes(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((10, Chunk(1, "a", (1,))), (0, finished()))
+    places = [b"2nd", b"2nd", b"1st"]
+    parts = await write(sse.feed_of(stream), places=places, tell_place=True)
+    assert parts == [b"2nd", b"1st", b"0:a ", b"0:finished end"]
+
+
+async def test_a_place_that_nobody_asked_for_is_told_at_a_ping(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((31, Chunk(1, "a", (1,))), (0, finished()))
+    parts = await write(sse.feed_of(stream), places=[b"2nd", b"1st"])
+    assert parts == [b"2nd", b"0:a ", b"0:finished end"]
+
+
+@pytest.mark.parametrize("delay", [0, 20])
+async def test_who_has_a_slot_soon_is_told_nothing(autojump_clock: MockClock, delay: float) -> None:
+    stream: Any = FakeStream((delay, DecodeError("no")))
+    with pytest.raises(DecodeError):  # nothing was sent, so it has a status
+        await write(sse.feed_of(stream), places=[b"1st"] if not delay else [], tell_place=True)
+
+
+async def test_an_error_before_the_first_event_is_raised(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((1, DecodeError("no")))
+    with pytest.raises(DecodeError):
+        await write(sse.feed_of(stream))
+
+
+async def test_an_error_later_is_an_event(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, DecodeError("no")))
+    assert await write(sse.feed_of(stream)) == [b"0:a ", b"error no"]
+    stream = FakeStream((31, ValueError("odd")))
+    assert await write(sse.feed_of(stream)) == [PING, b"error odd"]
+
+
+async def test_stop_ends_a_feed_that_waits(autojump_clock: MockClock) -> None:
+    stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (1e6, finished()))
+    stop = sse.Stop(sse.feed_of(stream))
+    async with trio.open_nursery() as nursery:
+
+        async def later() -> None:
+            await trio.sleep(5)
+            stop.stop()
+
+        nursery.start_soon(later)
+        assert await write(stop.feed) == [b"0:a ", b"error The request was cancelled."]
+    assert trio.current_time() == pytest.approx(5)
+    with pytest.raises(RequestEndedError):
+        await stop.feed.next()
+
+
+async def test_several_streams_come_as_they_are_ready(autojump_clock: MockClock) -> None:
+    first: Any = FakeStream((2, Chunk(1, "a", (1,))), (2, finished()))
+    second: Any = FakeStream((1, Chunk(1, "b", (1,))), (2, finished()))
+    async with AsyncExitStack() as resources:
+        feed = await sse.open_feed(resources, [first, second])
+        parts = await write(feed)
+    assert parts == [b"1:b ", b"0:a ", b"1:finished ", b"0:finished end"]
+
+
+async def test_an_error_of_one_ends_all(autojump_clock: MockClock) -> None:
+    first: Any = FakeStream((1e6, finished()))
+    second: Any = FakeStream((1, Chunk(1, "b", (1,))), (2, DecodeError("no")))
+    async with AsyncExitStack() as resources:
+        feed = await sse.open_feed(resources, [first, second])
+        assert await write(feed) == [b"1:b ", b"error no"]
+    assert trio.current_time() == pytest.approx(3)

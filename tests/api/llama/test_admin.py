@@ -1,0 +1,352 @@
+"""Health, models, properties, slots; keys, origins, request ids and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from quart import Quart
+from structlog.testing import capture_logs
+
+import trioserve.server.core as server_module
+from tests.support.http_server import serving_script
+from trioserve.api.base import auth, cors, errors, request_id
+from trioserve.api.base.request import json_response
+from trioserve.api.base.service import Service
+from trioserve.api.llama import admin
+from trioserve.errors import QueueFullError
+from trioserve.testing import ScriptedBackend
+
+ROOT = Path(__file__).parents[3]
+
+
+@asynccontextmanager
+async def served(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
+    async with (
+        serving_script(ScriptedBackend(), **settings) as (url, service),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        yield client, service
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/ready", "/health/live"])
+async def test_health(path: str) -> None:
+    async with served() as (client, _):
+        answer = await client.get(path)
+        assert answer.status_code == 200
+        assert answer.json() == {"status": "ok"}
+
+
+async def test_properties_can_be_set_where_that_is_allowed() -> None:
+    async with served(props_endpoint=True) as (client, _):
+        answer = await client.post("/props", json={"any": "thing"})
+        assert (answer.status_code, answer.json()) == (200, {"success": True})
+        assert (await client.get("/props")).json()["endpoint_props"] is True
+    async with served() as (client, _):
+        answer = await client.post("/props", json={})
+        assert answer.status_code == 501
+        assert answer.json()["error"]["message"] == (
+            "This server does not support changing global properties. Start it with `--props`"
+        )
+        assert (await client.get("/props")).json()["endpoint_props"] is False
+
+
+async def test_health_while_draining() -> None:
+    async with served() as (client, service):
+        await service.drain()
+        for path in ("/health", "/health/ready"):
+            answer = await client.get(path)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["type"] == "unavailable_error"
+        assert (await client.get("/health/live")).status_code == 200
+        answer = await client.post("/completion", json={"prompt": "a"})
+        assert answer.status_code == 503
+
+
+async def test_an_engine_is_live_in_a_long_tick_but_not_in_an_endless_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_tick, continue_final_message = threading.Event(), threading.Event()
+
+    def tick(backend: ScriptedBackend) -> None:
+        in_tick.set()
+        continue_final_message.wait(10)
+
+    backend = ScriptedBackend()
+    backend.on_decode = tick
+    monkeypatch.setattr(server_module, "_ANSWER_TIMEOUT", 0.01)
+    async with (
+        serving_script(backend) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        trio.open_nursery() as nursery,
+    ):
+        monkeypatch.setattr(admin, "TICK_TIMEOUT", 0.0)
+        assert (await client.get("/health/live")).status_code == 200  # at rest
+        nursery.start_soon(partial(client.post, "/completion", json={"prompt": "a"}))
+        await trio.to_thread.run_sync(in_tick.wait)
+        answer = await client.get("/health/live")
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "unavailable_error"
+        assert (await client.get("/health/ready")).status_code == 200
+        monkeypatch.setattr(admin, "TICK_TIMEOUT", 60.0)
+        assert (await client.get("/health/live")).status_code == 200
+        continue_final_message.set()
+
+
+async def test_a_broken_engine_is_not_live() -> None:
+    def tick(backend: ScriptedBackend) -> None:
+        raise RuntimeError("broken")
+
+    backend = ScriptedBackend()
+    backend.on_decode = tick
+    async with (
+        serving_script(backend) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        assert (await client.post("/completion", json={"prompt": "a"})).status_code == 500
+        answer = await client.get("/health/live")
+        assert answer.status_code == 503
+        assert "broken" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/models"])
+async def test_models(path: str) -> None:
+    async with served() as (client, _):
+        data = (await client.get(path)).json()
+    assert data["object"] == "list"
+    (model,) = data["data"]
+    assert model["id"] == "scripted"
+    assert model["object"] == "model"
+    assert model["meta"]["n_vocab"] == 257
+    assert data["models"][0]["name"] == "scripted"
+
+
+async def test_props() -> None:
+    async with served(parallel=2, n_predict=9) as (client, _):
+        data = (await client.get("/props")).json()
+        refused = await client.post("/props", json={})
+    assert data["total_slots"] == 2
+    assert data["is_sleeping"] is False
+    assert data["modalities"] == {"vision": False, "video": False, "audio": False}
+    assert "messages" in data["chat_template"]
+    assert data["default_generation_settings"]["n_ctx"] == 1024
+    params = data["default_generation_settings"]["params"]
+    assert params["n_predict"] == 9
+    assert params["temperature"] == 0.8
+    assert params["seed"] == 2**32 - 1
+    assert refused.status_code == 501
+
+
+async def test_slots() -> None:
+    gate = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    arrived = trio.Event()
+    backend = ScriptedBackend(lambda prompt: "x" * 500)
+
+    def on_decode(backend: ScriptedBackend) -> None:
+        if backend.n_decodes == 3:
+            trio.from_thread.run_sync(arrived.set, trio_token=token)
+            trio.from_thread.run(gate.wait, trio_token=token)
+
+    backend.on_decode = on_decode
+    async with (
+        serving_script(backend) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        trio.open_nursery() as nursery,
+    ):
+        idle = (await client.get("/slots?fail_on_no_slot=1")).json()
+        assert [slot["is_processing"] for slot in idle] == [False, False]
+        body = {"prompt": ["a", "b"], "n_predict": 400}
+        nursery.start_soon(lambda: client.post("/completion", json=body))
+        await arrived.wait()
+        answers: list[httpx.Response] = []
+
+        async def look(path: str) -> None:
+            answers.append(await client.get(path))
+
+        async with trio.open_nursery() as lookers:
+            lookers.start_soon(look, "/slots")
+            lookers.start_soon(look, "/slots?fail_on_no_slot=1")
+            await trio.sleep(0.05)  # both are asked before the engine goes on
+            gate.set()
+        answers.sort(key=lambda answer: answer.status_code)
+        busy = [slot for slot in answers[0].json() if slot["is_processing"]]
+        assert busy
+        assert busy[0]["params"]["n_predict"] == 400
+        assert busy[0]["n_prompt_tokens"] == 1
+        assert busy[0]["next_token"][0]["n_decoded"] > 0
+
+
+async def test_slots_can_be_hidden() -> None:
+    async with served(slots_endpoint=False) as (client, _):
+        answer = await client.get("/slots")
+    assert answer.status_code == 501
+    assert answer.json()["error"]["type"] == "not_supported_error"
+
+
+# -- the page
+
+
+async def test_the_page_is_the_example() -> None:
+    async with served(api_keys=("secret",)) as (client, _):
+        answer = await client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+    assert answer.text == (ROOT / "examples" / "eventsource.html").read_text()
+
+
+# -- keys
+
+
+async def test_keys() -> None:
+    async with served(api_keys=("one", "two")) as (client, _):
+
+        async def status(path: str, **headers: str) -> int:
+            return (await client.get(path, headers=headers)).status_code
+
+        for path in ("/health", "/v1/health", "/"):
+            assert await status(path) == 200
+        for path in ("/v1/models", "/props", "/slots", "/nothing"):
+            assert await status(path) == 401
+        assert await status("/props", Authorization="Bearer two") == 200
+        assert await status("/props", **{"x-api-key": "one"}) == 200
+        assert await status("/props", Authorization="Bearer three") == 401
+        assert await status("/nothing", Authorization="Bearer one") == 404
+        answer = await client.post("/completion", content=b"x" * 1000)
+        assert answer.status_code == 401
+        error = answer.json()["error"]
+        assert (error["message"], error["type"]) == ("Invalid API Key", "authentication_error")
+
+
+def test_a_key_is_compared_with_all() -> None:
+    assert auth.is_valid("b", ["a", "b"])
+    assert not auth.is_valid("", ["a"])
+    assert not auth.is_valid("\udcff", ["a"])
+    assert auth.key_in("Bearer x", "y") == "x"
+    assert auth.key_in(None, "y") == "y"
+
+
+# -- origins
+
+
+@pytest.mark.parametrize(
+    ("origin", "local"),
+    [
+        ("http://localhost:3000", True),
+        ("http://127.0.0.1:5", True),
+        ("https://[::1]", True),
+        ("http://localhost.evil.example", False),
+        ("https://evil.example", False),
+        ("null", False),
+        ("", False),
+        ("http://[", False),
+    ],
+)
+async def test_only_pages_of_this_machine_may_read_answers(origin: str, local: bool) -> None:
+    assert cors.is_local(origin) is local
+    async with served(api_keys=("key",)) as (client, _):
+        answer = await client.options("/v1/chat/completions", headers={"Origin": origin})
+        assert answer.status_code == 204
+        allowed = answer.headers.get("Access-Control-Allow-Origin")
+        assert allowed == (origin if local else None)
+        assert ("Access-Control-Allow-Headers" in answer.headers) is local
+
+
+# -- request ids and errors
+
+
+async def test_request_ids() -> None:
+    async with served() as (client, _):
+        with capture_logs([request_id.structlog.contextvars.merge_contextvars]) as logs:
+            answer = await client.post(
+                "/completion", json={"prompt": "a"}, headers={"X-Request-Id": "my-id_1.2"}
+            )
+        assert answer.headers["X-Request-Id"] == "my-id_1.2"
+        lines = [line for line in logs if line["event"].startswith("request ")]
+        assert [line["request_id"] for line in lines] == ["my-id_1.2"] * 2
+        made = [(await client.get("/nope")).headers["X-Request-Id"] for _ in range(2)]
+        assert made[0] != made[1]
+    assert request_id.choose("bad id\n") != "bad id\n"
+    assert len(request_id.choose("x" * 129)) < 129
+
+
+async def test_errors_have_one_shape() -> None:
+    async with served() as (client, _):
+        missing = await client.get("/nope")
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+        wrong = await client.get("/v1/chat/completions")
+        assert wrong.status_code == 405
+        assert "POST" in wrong.headers["Allow"]
+        assert wrong.json()["error"]["code"] == 405
+        bad = await client.post("/completion", content=b"nojson")
+        assert bad.status_code == 400
+
+
+async def test_what_nobody_expected_is_logged_under_the_id_of_the_request() -> None:
+    app = Quart(__name__)
+    request_id.install(app)
+    errors.install(app)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise LookupError("the secret cause")
+
+    @app.get("/full")
+    async def full() -> None:
+        raise QueueFullError("Too many.", retry_after=2.5)
+
+    @app.get("/fine")
+    async def fine() -> Any:
+        return json_response({"a": 1})
+
+    # Quart's own client runs on asyncio; the handlers are the same.
+
+    def use() -> None:
+        async def run() -> None:
+            client = app.test_client()
+            with capture_logs() as logs:
+                answer = await client.get("/broken", headers={"X-Request-Id": "abc"})
+            assert answer.status_code == 500
+            message = (await answer.get_json())["error"]["message"]
+            assert "abc" in message
+            assert "secret" not in message
+            assert isinstance(logs[0]["exc_info"], LookupError)
+            answer = await client.get("/full")
+            assert (answer.status_code, answer.headers["Retry-After"]) == (429, "3")
+            assert (await client.get("/fine")).status_code == 200
+
+        asyncio.run(run())
+
+    await trio.to_thread.run_sync(use)
+
+
+async def test_several_names_and_tags() -> None:
+    async with served(alias="one, two", tags=("small", "quick")) as (client, _):
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        assert model["aliases"] == ["one", "two"]
+        assert model["tags"] == ["small", "quick"]
+
+
+@pytest.mark.parametrize("prefix", ["/models", "/v1/models"])
+async def test_one_model_by_its_name(prefix: str) -> None:
+    async with served(alias="one/a,two") as (client, _):
+        (listed,) = (await client.get(prefix)).json()["data"]
+        for name in ("scripted", "one/a", "one%2Fa", "two"):
+            assert (await client.get(f"{prefix}/{name}")).json() == listed
+        answer = await client.get(f"{prefix}/three")
+    assert answer.status_code == 404
+    assert answer.json()["error"] == {
+        "code": 404,
+        "message": "There is no model 'three' here. The model is 'scripted'.",
+        "type": "not_found_error",
+        "param": "model",
+    }

@@ -1,0 +1,185 @@
+"""llama-server's own routes on the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.http_server import serving_script
+from trioserve.testing import ScriptedBackend
+
+
+@asynccontextmanager
+async def client_of(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        serving_script(ScriptedBackend(), **settings) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        yield client
+
+
+def events_in(text: str) -> list[Any]:
+    *events, rest = text.split("\n\n")
+    assert rest == ""
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+async def test_text_to_tokens_and_back() -> None:
+    async with client_of() as client:
+
+        async def post(path: str, **body: Any) -> Any:
+            return (await client.post(path, json=body)).json()
+
+        assert await post("/tokenize", content="ab") == {"tokens": [97, 98]}
+        assert await post("/tokenize", content=[1, "a"]) == {"tokens": [1, 97]}
+        assert await post("/tokenize") == {"tokens": []}
+        assert await post("/tokenize", content="é", with_pieces=True) == {
+            "tokens": [{"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]
+        }
+        assert await post("/detokenize", tokens=[195, 169, 97]) == {"content": "éa"}
+        assert await post("/detokenize") == {"content": ""}
+        rendered = await post("/apply-template", messages=[{"role": "user", "content": "Hi"}])
+        assert "user\nHi" in rendered["prompt"]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+async def test_a_whole_completion(path: str) -> None:
+    body = {"prompt": "a\nbc", "n_predict": 3, "return_tokens": True, "n_probs": 1, "seed": 7}
+    async with client_of() as client:
+        data = (await client.post(path, json=body)).json()
+    assert data["content"] == "A\nB"
+    assert data["tokens"] == list(b"A\nB")
+    assert data["prompt"] == "a\nbc"
+    assert data["has_new_line"] is True
+    assert data["stop"] is True
+    assert data["stop_type"] == "limit"
+    assert data["stopping_word"] == ""
+    assert data["tokens_predicted"] == 3
+    assert data["tokens_evaluated"] == 4
+    assert data["tokens_cached"] == 6
+    assert data["truncated"] is False
+    assert data["id_slot"] in (0, 1)
+    assert data["index"] == 0
+    assert data["generation_settings"]["seed"] == 7
+    assert data["generation_settings"]["n_predict"] == 3
+    assert [each["token"] for each in data["completion_probabilities"]] == ["A", "\n", "B"]
+    timings = data["timings"]
+    assert timings["prompt_n"] == 4
+    assert timings["predicted_per_token_ms"] == pytest.approx(timings["predicted_ms"] / 2)
+
+
+async def test_probabilities_after_sampling_have_other_names() -> None:
+    body = {"prompt": "a", "n_probs": 1, "post_sampling_probs": True}
+    async with client_of() as client:
+        data = (await client.post("/completion", json=body)).json()
+    (first, *_) = data["completion_probabilities"]
+    assert first["prob"] == 1.0
+    assert first["top_probs"][0]["prob"] == 1.0
+
+
+async def test_stop_words() -> None:
+    async with client_of() as client:
+        data = (await client.post("/completion", json={"prompt": "abcd", "stop": "C"})).json()
+    assert (data["content"], data["stop_type"], data["stopping_word"]) == ("AB", "word", "C")
+    assert data["tokens"] == []
+
+
+async def test_a_streamed_completion() -> None:
+    body = {"prompt": "a\nb", "stream": True, "return_progress": True, "timings_per_token": True}
+    async with client_of() as client:
+        answer = await client.post("/completion", json=body)
+    *parts, last = events_in(answer.text)
+    progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
+    assert progress[-1] == {
+        "total": 3,
+        "cache": 0,
+        "processed": 3,
+        "time_ms": progress[-1]["time_ms"],
+    }
+    assert "".join(part["content"] for part in parts) == "A\nB"
+    assert all(part["stop"] is False and part["tokens_evaluated"] == 3 for part in parts)
+    assert [token for part in parts for token in part["tokens"]][:3] == list(b"A\nB")
+    assert "timings" in parts[-1]
+    assert last["content"] == ""
+    assert last["stop"] is True
+    assert last["stop_type"] == "eos"
+    assert last["has_new_line"] is True
+    assert last["timings"]["predicted_n"] == 4
+
+
+async def test_several_prompts_give_a_list() -> None:
+    body = {
+        "prompt": ["ab", {"prompt_string": "cd"}],
+        "response_fields": ["content", "index", "generation_settings/top_k", "nothing/there"],
+    }
+    async with client_of() as client:
+        data = (await client.post("/completion", json=body)).json()
+        streamed = await client.post("/completion", json=body | {"stream": True})
+    assert data == [
+        {"content": "AB", "index": 0, "generation_settings/top_k": 40},
+        {"content": "CD", "index": 1, "generation_settings/top_k": 40},
+    ]
+    texts = {0: "", 1: ""}
+    for event in events_in(streamed.text):
+        texts[event["index"]] += event["content"]
+    assert texts == {0: "AB", 1: "CD"}
+
+
+async def test_defaults_come_from_the_configuration() -> None:
+    async with client_of(n_predict=2) as client:
+        data = (await client.post("/completion", json={"prompt": "abcd"})).json()
+    assert data["content"] == "AB"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/completion", {}, "prompt"),
+        ("/completion", {"prompt": [999]}, "prompt"),
+        ("/completion", {"prompt": ""}, "prompt"),
+        ("/completion", {"prompt": "a", "n_predict": -5}, "n_predict"),
+        ("/completion", {"prompt": "a", "logprobs": -1}, "logprobs"),
+        ("/completion", {"prompt": "a", "temperature": "hot"}, "temperature"),
+        ("/completion", {"prompt": "a", "id_slot": 99}, "id_slot"),
+        ("/completion", {"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias"),
+        ("/completion", {"prompt": "a", "echo": True}, "echo"),
+        ("/completion", {"prompt": "a", "n_indent": -4}, "n_indent"),
+        ("/tokenize", {"content": 5}, "content"),
+        ("/tokenize", {"content": [999]}, "content"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/apply-template", {}, "messages"),
+    ],
+)
+async def test_bad_requests_name_the_field(path: str, body: Any, param: str) -> None:
+    async with client_of() as client:
+        answer = await client.post(path, json=body)
+        assert (await client.get("/health")).status_code == 200
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == 400
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+
+
+async def test_a_prompt_that_is_too_long() -> None:
+    async with client_of() as client:
+        answer = await client.post("/completion", json={"prompt": "x" * 3000})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "exceed_context_size_error"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (3000, 1024)
+
+
+async def test_text_biases_are_tokenized() -> None:
+    body = {"prompt": "a", "logit_bias": [["hé", -1], [5, False]]}
+    async with client_of() as client:
+        data = (await client.post("/completion", json=body)).json()
+    biases = data["generation_settings"]["logit_bias"]
+    assert [bias["token"] for bias in biases] == [*"hé".encode(), 5]
+    assert biases[-1]["bias"] is None

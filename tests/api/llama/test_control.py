@@ -1,0 +1,276 @@
+"""Reasoning over HTTP: budgets, formats, the control of running answers. Scripted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.openai.test_chat import TEMPLATE
+from tests.support.http_server import serving_script, slots_in_use
+from trioserve.api.base.service import Service
+from trioserve.testing import ScriptedBackend
+
+HI = [{"role": "user", "content": "Hi"}]
+CONTROL = "/v1/chat/completions/control"
+
+
+def thinking(text: str, **settings: Any) -> ScriptedBackend:
+    return ScriptedBackend(lambda _: text, n_ctx=8192, chat_template=TEMPLATE, **settings)
+
+
+@asynccontextmanager
+async def client_of(
+    backend: ScriptedBackend, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
+    async with (
+        serving_script(backend, **settings) as (url, service),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        yield client, service
+
+
+async def answer(backend: ScriptedBackend, fields: dict[str, Any], **settings: Any) -> Any:
+    async with client_of(backend, **settings) as (client, _):
+        response = await client.post("/v1/chat/completions", json={"messages": HI, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]
+
+
+@asynccontextmanager
+async def streamed(client: httpx.AsyncClient, **fields: Any) -> AsyncIterator[AsyncIterator[Any]]:
+    """Stream an answer; gives its chunks."""
+
+    async def chunks(response: httpx.Response) -> AsyncGenerator[Any, None]:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+    body = {"messages": HI, "stream": True, **fields}
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        async with aclosing(chunks(response)) as source:
+            yield source
+
+
+def joined(chunks: list[Any], field: str) -> str:
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk.get("choices")]
+    return "".join(delta.get(field) or "" for delta in deltas)
+
+
+# -- budgets
+
+LONG = "<think>One. Two. Three.</think>Four."
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "reasoning"),
+    [
+        ({}, {}, "One. Two. Three."),
+        ({"reasoning_budget_tokens": 4}, {}, "One."),
+        ({"thinking_budget_tokens": 4}, {}, "One."),
+        ({"thinking_budget_tokens": 9, "reasoning_budget_tokens": 4}, {}, "One."),
+        ({"reasoning_budget_tokens": 4}, {"reasoning_budget": 1}, "One."),
+        ({"reasoning_budget_tokens": -1}, {"reasoning_budget": 4}, "One."),
+        ({}, {"reasoning_budget": 0}, None),
+        ({}, {"reasoning_budget": 4, "reasoning_budget_message": " Well."}, "One. Well."),
+        (
+            {"reasoning_budget_tokens": 4, "reasoning_budget_message": " So."},
+            {"reasoning_budget_message": " Well."},
+            "One. So.",
+        ),
+    ],
+)
+async def test_a_budget_ends_reasoning(
+    fields: dict[str, Any], settings: dict[str, Any], reasoning: str | None
+) -> None:
+    message = await answer(thinking(LONG), fields, **settings)
+    assert message.get("reasoning_content") == reasoning
+    # The script goes on with what it wanted to say.
+    rest = "One. Two. Three."[len((reasoning or "").removesuffix(" Well.").removesuffix(" So.")) :]
+    assert message["content"] == (f"{rest}</think>Four." if rest else "Four.")
+
+
+async def test_a_wrong_value_is_refused() -> None:
+    fields = {
+        "reasoning_budget_tokens": -2,
+        "thinking_budget_tokens": "many",
+        "reasoning_budget_message": 5,
+        "reasoning_control": 1,
+        "reasoning_format": "loud",
+    }
+    async with client_of(thinking("x")) as (client, _):
+        for field, value in fields.items():
+            body = {"messages": HI, field: value}
+            response = await client.post("/v1/chat/completions", json=body)
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["type"] == "invalid_request_error"
+            assert error["param"] in (field, "reasoning_budget_tokens")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "content"),
+    [
+        ({}, {}, "Four."),
+        ({"reasoning_format": "none"}, {}, LONG),
+        ({"reasoning_format": "none"}, {"reasoning_format": "deepseek"}, "Four."),
+        ({"reasoning_format": "deepseek-legacy"}, {}, LONG),
+    ],
+)
+async def test_the_format_of_the_server(
+    settings: dict[str, Any], fields: dict[str, Any], content: str
+) -> None:
+    message = await answer(thinking(LONG), fields, **settings)
+    assert message["content"] == content
+
+
+# -- what the template is told
+
+ASKED = "First think between <think> and </think>, then answer."
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "thinks"),
+    [
+        ({}, {}, True),
+        ({"reasoning": "on"}, {}, True),
+        ({"reasoning": "off"}, {}, False),
+        ({"reasoning": "off"}, {"enable_thinking": True}, True),
+        ({}, {"enable_thinking": False}, False),
+        ({"chat_template_kwargs": '{"enable_thinking": false}'}, {}, False),
+    ],
+)
+async def test_whether_the_model_is_to_think(
+    settings: dict[str, Any], fields: dict[str, Any], thinks: bool
+) -> None:
+    async with client_of(thinking("x"), **settings) as (client, _):
+        body = {"messages": HI, "chat_template_kwargs": fields}
+        response = await client.post("/apply-template", json=body)
+    assert (ASKED in response.json()["prompt"]) == thinks
+
+
+async def test_a_last_message_of_the_assistants_can_be_one_like_any_other() -> None:
+    body = {"messages": [*HI, {"role": "assistant", "content": "Yo"}]}
+    async with client_of(thinking("x"), prefill_assistant=False) as (client, _):
+        whole = (await client.post("/apply-template", json=body)).json()["prompt"]
+        body["continue_final_message"] = True  # type: ignore[assignment]
+        begun = (await client.post("/apply-template", json=body)).json()["prompt"]
+    assert whole.endswith("Yo<|im_end|>\n<|im_start|>assistant\n")
+    assert begun.endswith("Yo")
+
+
+# -- structured output
+
+OBJECT = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', '<think>Hm {</think>{"a": 1}'])
+async def test_structured_output_comes_after_reasoning(text: str) -> None:
+    message = await answer(thinking(text), OBJECT)
+    assert json.loads(message["content"]) == {"a": 1}
+
+
+async def test_in_the_format_none_all_of_it_is_structured() -> None:
+    async with client_of(thinking('<think>Hm</think>{"a": 1}')) as (client, _):
+        body = {"messages": HI, "reasoning_format": "none", **OBJECT}
+        response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 500  # the script does not follow the grammar
+
+
+# -- control
+
+#: Long enough for an order to come while it is said, and a text that comes only after the order.
+ENDLESS = "<think>" + "m" * 7000
+ORDERED = {"reasoning_control": True, "stop": ["</think>mmm"]}
+
+
+async def control(client: httpx.AsyncClient, **body: Any) -> Any:
+    response = await client.post(CONTROL, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def drained(client: httpx.AsyncClient, id_: str, chunks: AsyncIterator[Any]) -> Any:
+    """Cancel an answer; gives the last chunk."""
+    assert await control(client, id=id_, action="cancel") == {"success": True}
+    return [chunk async for chunk in chunks][-1]
+
+
+async def test_reasoning_is_ended() -> None:
+    async with client_of(thinking(ENDLESS)) as (client, _), streamed(client, **ORDERED) as chunks:
+        first = await anext(chunks)
+        done = await control(client, id=first["id"], action="reasoning_end")
+        rest = [chunk async for chunk in chunks]
+    assert done == {"success": True}
+    assert set(joined(rest, "reasoning_content")) == {"m"}
+    assert [c["choices"][0]["finish_reason"] for c in rest][-1] == "stop"
+
+
+async def test_all_choices_end_their_reasoning() -> None:
+    async with (
+        client_of(thinking(ENDLESS)) as (client, _),
+        streamed(client, n=2, **ORDERED) as chunks,
+    ):
+        first = await anext(chunks)
+        done = await control(client, id=first["id"], action="reasoning_end")
+        choices = [chunk["choices"][0] async for chunk in chunks]
+    assert done == {"success": True}
+    ends = {c["index"]: c["finish_reason"] for c in choices if c["finish_reason"]}
+    assert ends == {0: "stop", 1: "stop"}
+
+
+async def test_it_has_to_be_allowed() -> None:
+    refused = {"success": False, "message": "reasoning control not enabled for this completion"}
+    async with client_of(thinking(ENDLESS)) as (client, _), streamed(client) as chunks:
+        first = await anext(chunks)
+        assert await control(client, id=first["id"], action="reasoning_end") == refused
+        await drained(client, first["id"], chunks)
+    plain = ScriptedBackend(lambda _: "x" * 4000, n_ctx=8192)  # no reasoning in its template
+    async with (
+        client_of(plain) as (client, _),
+        streamed(client, reasoning_control=True) as chunks,
+    ):
+        first = await anext(chunks)
+        assert await control(client, id=first["id"], action="reasoning_end") == refused
+        await drained(client, first["id"], chunks)
+
+
+async def test_an_answer_is_cancelled() -> None:
+    async with client_of(thinking(ENDLESS)) as (client, service):
+        async with streamed(client) as chunks:
+            first = await anext(chunks)
+            last = await drained(client, first["id"], chunks)
+        assert last["error"]["message"] == "The request was cancelled."
+        assert await slots_in_use(service) == 0
+
+
+async def test_what_has_ended_is_not_found() -> None:
+    gone = {"success": False, "message": "no active completion for this id"}
+    async with client_of(thinking("Yo")) as (client, _):
+        async with streamed(client, reasoning_control=True) as chunks:
+            ids = {chunk["id"] async for chunk in chunks}
+        (id_,) = ids
+        for action in ("reasoning_end", "cancel"):
+            assert await control(client, id=id_, action=action) == gone
+            assert await control(client, id="chatcmpl-x", action=action) == gone
+
+
+async def test_a_wrong_order_is_refused() -> None:
+    orders: list[tuple[dict[str, Any], str]] = [
+        ({}, "missing completion id"),
+        ({"id": ""}, "missing completion id"),
+        ({"id": "chatcmpl-x"}, "unknown control action"),
+        ({"id": "chatcmpl-x", "action": "pause"}, "unknown control action"),
+        ({"id": 5, "action": "cancel"}, "'id' must be a string."),
+    ]
+    async with client_of(thinking("x")) as (client, _):
+        for body, message in orders:
+            response = await client.post(CONTROL, json=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["message"] == message
+            assert response.json()["error"]["type"] == "invalid_request_error"

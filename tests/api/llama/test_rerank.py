@@ -1,0 +1,184 @@
+"""The routes that rank documents, over a real socket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gguf import PoolingType
+
+from tests.support.gguf_models import write_bert
+from tests.support.http_server import serving, serving_script
+from trioserve.app import create_app
+from trioserve.config import Config
+
+DOCUMENTS = ["a cat", "dog", "the mat"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "rank.gguf"
+    return write_bert(path, pooling=PoolingType.RANK, labels=["relevant"], seed=2).path
+
+
+@pytest.fixture
+async def client(model: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with opened(model) as client:
+        yield client
+
+
+@asynccontextmanager
+async def opened(model: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(Config(model=str(model), reranking=True, threads=1, **settings))
+    async with serving(app) as url:
+        await app.extensions["trioserve"].wait_loaded()
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            yield client
+
+
+def error(message: str, param: str | None, *, status: int = 400, **rest: Any) -> dict[str, Any]:
+    kind = "not_supported_error" if status == 501 else "invalid_request_error"
+    fields = {"code": status, "message": message, "type": kind, "param": param}
+    return {"error": {**fields, **rest}}
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
+async def test_the_form_of_jina_and_cohere(client: httpx.AsyncClient, path: str) -> None:
+    body = {"model": "m", "query": "cat", "documents": DOCUMENTS}
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200
+    written = answer.json()
+    results = written.pop("results")
+    assert written == {
+        "model": "m",
+        "object": "list",
+        "usage": {"prompt_tokens": 20, "total_tokens": 20},
+    }
+    assert sorted(result["index"] for result in results) == [0, 1, 2]
+    assert all(set(result) == {"index", "relevance_score"} for result in results)
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True)
+
+
+async def test_the_best_ones_with_their_text(client: httpx.AsyncClient) -> None:
+    body = {"query": "cat", "documents": [{"text": DOCUMENTS[0]}, *DOCUMENTS[1:]]}
+    everything = (await client.post("/v1/rerank", json=body)).json()["results"]
+    body |= {"top_n": 2, "return_documents": True}
+    best = (await client.post("/v1/rerank", json=body)).json()["results"]
+    assert [result["index"] for result in best] == [result["index"] for result in everything[:2]]
+    assert [result["document"] for result in best] == [
+        {"text": DOCUMENTS[result["index"]]} for result in best
+    ]
+    for top_n, n in ((0, 0), (3, 3), (99, 3)):
+        answer = await client.post("/v1/rerank", json=body | {"top_n": top_n})
+        assert len(answer.json()["results"]) == n
+
+
+async def test_the_form_of_tei(client: httpx.AsyncClient) -> None:
+    body = {"query": "cat", "texts": DOCUMENTS}
+    raw = (await client.post("/rerank", json=body)).json()
+    assert all(set(result) == {"index", "score"} for result in raw)
+    assert (await client.post("/rerank", json=body | {"raw_scores": True})).json() == raw
+    body |= {"return_text": True, "raw_scores": False, "top_n": 2}
+    shares = (await client.post("/rerank", json=body)).json()
+    assert len(shares) == 2
+    for share, result in zip(shares, raw, strict=False):
+        assert share["index"] == result["index"]
+        assert share["text"] == DOCUMENTS[result["index"]]
+        assert share["score"] == pytest.approx(1 / (1 + math.exp(-result["score"])))
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({"documents": ["a"]}, "'query' is required.", "query"),
+        ({"query": 5, "documents": ["a"]}, "'query' must be a string.", "query"),
+        ({"query": "a"}, "Either 'documents' or 'texts' is required.", "documents"),
+        (
+            {"query": "a", "documents": ["a"], "texts": ["b"]},
+            "Either 'documents' or 'texts' is required.",
+            "documents",
+        ),
+        (
+            {"query": "a", "documents": []},
+            "'documents' must be a list of strings, and not empty.",
+            "documents",
+        ),
+        (
+            {"query": "a", "texts": "b"},
+            "'texts' must be a list of strings, and not empty.",
+            "texts",
+        ),
+        (
+            {"query": "a", "documents": ["a", {"title": "b"}]},
+            "'documents' must be a list of strings, or of objects with a 'text'.",
+            "documents",
+        ),
+        (
+            {"query": "a", "documents": ["a"], "top_n": -1},
+            "'top_n' must be between 0 and 2147483647.",
+            "top_n",
+        ),
+        (
+            {"query": "a", "documents": ["a"], "return_text": True},
+            "'return_text' does not go with 'documents'.",
+            "return_text",
+        ),
+        (
+            {"query": "a", "texts": ["a"], "return_documents": True},
+            "'return_documents' does not go with 'texts'.",
+            "return_documents",
+        ),
+        (
+            {"query": "a", "texts": ["a"], "truncate": True},
+            "'truncate' is not supported: documents are ranked whole.",
+            "truncate",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    client: httpx.AsyncClient, body: dict[str, Any], message: str, param: str
+) -> None:
+    answer = await client.post("/v1/rerank", json=body)
+    assert (answer.status_code, answer.json()) == (400, error(message, param))
+
+
+async def test_a_document_that_is_too_long(client: httpx.AsyncClient) -> None:
+    body = {"query": "cat", "documents": ["mat", "cat " * 80]}
+    answer = await client.post("/v1/rerank", json=body)
+    assert answer.status_code == 400
+    assert answer.json() == error(
+        "A text has 85 tokens, and the context of the model holds 64.",
+        "documents",
+        code="context_length_exceeded",
+        type="exceed_context_size_error",
+        n_prompt_tokens=85,
+        n_ctx=64,
+    )
+
+
+async def test_many_documents_in_one_request(model: Path) -> None:
+    async with opened(model, ubatch_size=64) as client:
+        body = {"query": "cat", "documents": DOCUMENTS * 200}
+        results = (await client.post("/v1/rerank", json=body)).json()["results"]
+        assert sorted(result["index"] for result in results) == list(range(600))
+
+
+async def test_servers_that_do_not_rank(client: httpx.AsyncClient) -> None:
+    wanted = error(
+        "This server does not support reranking. Start it with `--reranking`", None, status=501
+    )
+    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as other:
+        for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"):
+            answer = await other.post(path, json={})
+            assert (answer.status_code, answer.json()) == (501, wanted)
+    answer = await client.post("/v1/embeddings", json={"input": "cat"})
+    assert answer.status_code == 501
+    assert answer.json() == error(
+        "This server ranks documents, and has no vectors for them.", None, status=501
+    )

@@ -1,0 +1,254 @@
+"""How responses grow: however the output is split, the response is the same."""
+
+from __future__ import annotations
+
+import random
+import re
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.chat.formats.test_writers import WRITERS, Writer
+from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
+from trioserve.api.openai.responses.items import Event
+from trioserve.api.openai.responses.request import ResponsesRequest
+from trioserve.api.openai.responses.tokens import TokensOfText
+from trioserve.chat.formats.formats import HERMES_THINK, ChatFormat
+from trioserve.chat.parse.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments
+from trioserve.chat.parse.parser import MessageParser
+from trioserve.errors import DeadlineExceededError
+from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.testing.backend import ByteVocab, byte_vocab
+from trioserve.types import (
+    Finished,
+    FinishReason,
+    GenerationParams,
+    Timings,
+    TokenProb,
+    TokenProbs,
+)
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é b"}}\n</tool_call>'
+TEXTS = [
+    "Hello, é!",
+    "<think>\nA thought.\n</think>\n\nAn answer.",
+    f"<think>\nHm, a.\n</think>\n\nWell. {CALL}\n{CALL}",
+    f"{CALL}\nAnd a word after it, ar",
+    "<think>\nOnly a thought th",
+]
+
+
+def prob(token: int) -> TokenProbs:
+    chosen = TokenProb(token, byte_vocab.pieces[token], -0.5)
+    return TokenProbs(chosen, (chosen,))
+
+
+class Made:
+    """A response, and the events that told of it."""
+
+    def __init__(
+        self,
+        text: str,
+        cuts: list[int],
+        reason: FinishReason = FinishReason.EOS,
+        *,
+        format: ChatFormat = HERMES_THINK,
+        prompt: str = "",
+    ):
+        body = {
+            "input": "Hi",
+            "tools": [{"type": "function", "name": "f"}],
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 1,
+        }
+        wanted, chat = ResponsesRequest.parse(body)
+        numbers = iter(range(99))
+        parser = MessageParser(
+            format,
+            parse_tools=True,
+            prompt_tail=prompt,
+            new_id=lambda: f"call_{next(numbers)}",
+        )
+        stream = cast(ChatStream, SimpleNamespace(prompt=(1, 2, 3)))
+        self.builder = ResponseBuilder("m", wanted, chat, GenerationParams(), stream, byte_vocab)
+        self.events: list[Event] = self.builder.begin()
+        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            tokens = tuple(text[start:end].encode())
+            deltas = tuple(parser.feed(text[start:end]))
+            self.events += self.builder.add(ChatChunk(deltas, tokens, tuple(map(prob, tokens))))
+        self.events += self.builder.add(ChatChunk(tuple(parser.finish()), ()))
+        timings = Timings(cache_n=1, prompt_n=2, predicted_n=len(text.encode()) + 1)
+        self.events += self.builder.finish(Finished(task_id=1, reason=reason, timings=timings))
+
+    @property
+    def response(self) -> dict[str, Any]:
+        """Without what differs each time."""
+        volatile = ("id", "created_at", "completed_at")
+        response = {k: v for k, v in self.builder.response.items() if k not in volatile}
+        response["output"] = [{**item, "id": ""} for item in response["output"]]
+        return response
+
+    @property
+    def types(self) -> list[str]:
+        """The types of the events, repeated deltas once."""
+        types = [str(event["type"]).removeprefix("response.") for event in self.events]
+        return [
+            kind
+            for kind, before in zip(types, ["", *types], strict=False)
+            if kind != before or not kind.endswith("delta")
+        ]
+
+
+@st.composite
+def split_texts(draw: st.DrawFn) -> tuple[str, list[int]]:
+    text = draw(st.sampled_from(TEXTS))
+    cuts = draw(st.sets(st.integers(1, len(text) - 1)))
+    return text, sorted(cuts)
+
+
+@given(split_texts())
+def test_streamed_equals_whole(split: tuple[str, list[int]]) -> None:
+    text, cuts = split
+    made, whole = Made(text, cuts), Made(text, [])
+    assert made.response == whole.response
+    assert made.types == whole.types
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+@given(seed=st.integers(0, 999))
+@settings(max_examples=10)
+def test_streamed_equals_whole_in_every_format(writer: Writer, seed: int) -> None:
+    calls = [("f", {"a": "b c"}), ("f", {"a": 1})][: writer.most]
+    text = writer.write("Hm, a.", "" if writer.bare else "Well, é.", calls)
+    dice = random.Random(seed)
+    cuts = sorted(dice.sample(range(1, len(text)), dice.randrange(min(20, len(text) - 1))))
+    made = Made(text, cuts, format=writer.format, prompt=writer.prompt)
+    whole = Made(text, [], format=writer.format, prompt=writer.prompt)
+    assert made.response == whole.response
+    assert made.types == whole.types
+
+
+@given(split_texts())
+def test_the_events_add_up_to_the_response(split: tuple[str, list[int]]) -> None:
+    made = Made(*split)
+    done = [e["item"] for e in made.events if e["type"] == "response.output_item.done"]
+    assert done == made.builder.response["output"]
+    for index, item in enumerate(done):
+        own = [event for event in made.events if event.get("output_index") == index]
+        text = "".join(event.get("delta", "") for event in own)
+        logprobs = [one for event in own for one in event.get("logprobs", ()) if "delta" in event]
+        if item["type"] == "function_call":
+            assert text == item["arguments"]
+            assert own[-2]["arguments"] == text
+        else:
+            [part] = item["content"]
+            assert text == part["text"] == own[-3]["text"]
+            assert logprobs == part.get("logprobs", [])
+
+
+@given(split_texts())
+def test_tokens_belong_to_the_text_that_they_made(split: tuple[str, list[int]]) -> None:
+    made = Made(*split)
+    for item in made.response["output"]:
+        if item["type"] == "message":
+            [part] = item["content"]
+            raw = bytes(byte for one in part["logprobs"] for byte in one["bytes"])
+            assert raw.decode() == part["text"]
+    thoughts = [
+        i["content"][0]["text"] for i in made.response["output"] if i["type"] == "reasoning"
+    ]
+    usage = made.response["usage"]
+    n_reasoning = usage["output_tokens_details"]["reasoning_tokens"]
+    assert n_reasoning == len("".join(thoughts).encode())
+
+
+def test_the_order_of_events() -> None:
+    text = ["output_item.added", "content_part.added"]
+    ends = ["content_part.done", "output_item.done"]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
+    assert Made(TEXTS[2], []).types == [
+        "created",
+        "in_progress",
+        *text,
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        *ends,
+        *text,
+        "output_text.delta",
+        "output_text.done",
+        *ends,
+        *call,
+        "output_item.done",
+        *call,
+        "output_item.done",
+        "completed",
+    ]
+
+
+def test_an_output_that_was_cut_is_incomplete() -> None:
+    made = Made(TEXTS[2][:-12], [], FinishReason.LIMIT)
+    response = made.response
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in response["output"]] == ["completed"] * 3 + ["incomplete"]
+    assert made.types[-1] == "incomplete"
+
+
+def test_no_output_has_no_items() -> None:
+    made = Made("", [])
+    assert made.response["output"] == []
+    assert made.types == ["created", "in_progress", "completed"]
+
+
+def test_an_error_before_the_response_began_is_the_only_event() -> None:
+    wanted, chat = ResponsesRequest.parse({"input": "Hi", "stream": True})
+    stream = cast(ChatStream, SimpleNamespace(prompt=(1,)))
+    builder = ResponseBuilder("m", wanted, chat, GenerationParams(), stream, byte_vocab)
+    data = ResponseEvents(builder, chat, 1).fail(DeadlineExceededError("Too late."))
+    assert data.decode() == (
+        'event: error\ndata: {"type":"error","sequence_number":0,"code":"deadline_exceeded",'
+        '"message":"Too late.","param":null,"error":{"code":"deadline_exceeded",'
+        '"message":"Too late.","type":"timeout_error","param":null}}\n\n'
+    )
+
+
+# -- tokens
+
+
+class WordVocab(ByteVocab):
+    """Tokens of more than a byte, of less than a character, and of none at all."""
+
+    pieces = (b"", b"<think>", b"ab", b"b</think>c", b"\xc3", b"\xa9", b"d")
+
+
+def tokens_of(tokens: list[int], *deltas: Delta) -> list[tuple[int, list[int]]]:
+    found = TokensOfText(WordVocab.pieces)
+    found.add(tokens, [TokenProbs(TokenProb(token, b"", 0.0), ()) for token in tokens])
+    return [(n, [each.chosen.id for each in probs]) for n, probs in found.take(deltas)]
+
+
+def test_a_token_on_the_border_belongs_to_the_first() -> None:
+    tokens = [0, 1, 2, 3, 6]
+    assert tokens_of(tokens, ReasoningDelta("abb"), ContentDelta("cd")) == [(2, [2, 3]), (1, [6])]
+
+
+def test_parts_of_a_character_go_together() -> None:
+    assert tokens_of([4, 5, 6], ContentDelta("éd")) == [(3, [4, 5, 6])]
+
+
+def test_what_was_cut_off_takes_what_is_left() -> None:
+    assert tokens_of([6, 6], ContentDelta("d\ufffd")) == [(2, [6, 6])]
+
+
+def test_arguments_that_were_written_anew_take_nothing() -> None:
+    deltas = (ToolCallArguments(0, "{}"), ContentDelta("d"))
+    assert tokens_of([2, 6], *deltas) == [(0, []), (1, [6])]
+
+
+def test_ids_have_their_prefixes() -> None:
+    made = Made(TEXTS[2], []).builder.response
+    ids = [made["id"], *(item["id"] for item in made["output"])]
+    pattern = r"resp_\w{32} rs_\w{32} msg_\w{32} fc_call_0 fc_call_1"
+    assert re.fullmatch(pattern, " ".join(ids))

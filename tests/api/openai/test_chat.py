@@ -1,0 +1,399 @@
+"""OpenAI's routes on the wire: the scripted backend, Hypercorn, httpx and OpenAI's SDK."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import trio
+
+from tests.support.http_server import serving_script
+from tests.support.templates import TEMPLATE
+from trioserve.chat.template.template import CHATML
+from trioserve.errors import DecodeError
+from trioserve.testing import ScriptedBackend
+
+HI = [{"role": "user", "content": "Hi"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+CALL = 'Well. <tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def answering(text: str) -> ScriptedBackend:
+    return ScriptedBackend(lambda prompt: text, n_ctx=4096, chat_template=TEMPLATE)
+
+
+@asynccontextmanager
+async def client_of(backend: ScriptedBackend, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        serving_script(backend, **settings) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        yield client
+
+
+def events_in(text: str) -> list[Any]:
+    """Parse a body of events; the last one is the word DONE."""
+    *events, last, rest = text.split("\n\n")
+    assert last == "data: [DONE]"
+    assert rest == ""
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+# -- chat
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
+async def test_a_whole_chat(path: str) -> None:
+    async with client_of(answering("Hello you")) as client:
+        answer = await client.post(path, json={"messages": HI, "max_tokens": 5})
+    assert answer.status_code == 200
+    data = answer.json()
+    assert data["object"] == "chat.completion"
+    assert data["model"] == "scripted"
+    assert data["id"].startswith("chatcmpl-")
+    assert data["choices"] == [
+        {
+            "finish_reason": "length",
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello"},
+        }
+    ]
+    usage = data["usage"]
+    assert usage["completion_tokens"] == 5
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 5
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert data["timings"]["predicted_n"] == 5
+    assert data["timings"]["prompt_n"] == usage["prompt_tokens"]
+
+
+async def test_a_streamed_chat() -> None:
+    async with client_of(answering("Hello you")) as client:
+        answer = await client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    assert answer.headers["Cache-Control"] == "no-cache"
+    assert answer.headers["X-Accel-Buffering"] == "no"
+    first, *middle, last = events_in(answer.text)
+    assert first["object"] == "chat.completion.chunk"
+    assert first["choices"] == [
+        {"finish_reason": None, "index": 0, "delta": {"role": "assistant", "content": None}}
+    ]
+    assert "".join(event["choices"][0]["delta"]["content"] for event in middle) == "Hello you"
+    assert {event["choices"][0]["finish_reason"] for event in middle} == {None}
+    assert last["choices"] == [{"finish_reason": "stop", "index": 0, "delta": {}}]
+    assert last["timings"]["predicted_n"] == 10  # with the token that ended it
+    assert all("usage" not in event for event in (first, *middle, last))
+    assert len({event["id"] for event in (first, *middle, last)}) == 1
+
+
+async def test_usage_has_a_chunk_of_its_own() -> None:
+    body = {"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
+    async with client_of(answering("Yo")) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    *_, finish, usage = events_in(answer.text)
+    assert finish["choices"][0]["finish_reason"] == "stop"
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 3
+    assert usage["timings"]["predicted_n"] == 3
+
+
+async def test_logprobs_progress_and_timings_in_a_stream() -> None:
+    body = {
+        "messages": HI,
+        "stream": True,
+        "logprobs": True,
+        "top_logprobs": 1,
+        "return_progress": True,
+        "timings_per_token": True,
+    }
+    async with client_of(answering("Yo")) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    events = events_in(answer.text)
+    progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    assert progress[-1]["processed"] == progress[-1]["total"] > 0
+    logprobs = [
+        each
+        for event in events
+        for each in (event["choices"][0].get("logprobs") or {"content": []})["content"]
+    ]
+    assert "".join(each["token"] for each in logprobs) == "Yo"
+    assert logprobs[0] == {
+        "id": ord("Y"),
+        "token": "Y",
+        "bytes": [ord("Y")],
+        "logprob": 0.0,
+        "top_logprobs": [{"id": ord("Y"), "token": "Y", "bytes": [ord("Y")], "logprob": 0.0}],
+    }
+    with_text = [e for e in events if e["choices"][0]["delta"].get("content")]
+    assert with_text[-1]["timings"]["predicted_n"] in (2, 3)  # the end may have come with it
+    assert with_text[-1]["timings"]["prompt_n"] == progress[-1]["total"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_tool_calls(stream: bool) -> None:
+    body = {"messages": HI, "tools": [WEATHER], "stream": stream}
+    async with client_of(answering(CALL)) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    if not stream:
+        choice = answer.json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = choice["message"]["tool_calls"]
+        assert call["type"] == "function"
+        assert call["function"]["name"] == "weather"
+        assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+        return
+    events = events_in(answer.text)
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    calls = [
+        call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])
+    ]
+    assert calls[0]["function"] == {"name": "weather", "arguments": ""}
+    assert calls[0]["id"]
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert json.loads(arguments) == {"city": "Paris"}
+
+
+async def test_calls_are_text_when_none_may_be_called() -> None:
+    body = {"messages": HI, "tools": [WEATHER], "tool_choice": "none"}
+    async with client_of(answering(CALL)) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == CALL
+
+
+async def test_a_failure_before_the_first_token_has_a_status() -> None:
+    backend = answering("Hello")
+    backend.fail_next = DecodeError("The batch is cursed.")
+    async with client_of(backend) as client:
+        answer = await client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "The batch is cursed."
+        again = await client.post("/v1/chat/completions", json={"messages": HI})
+        assert again.status_code == 200
+
+
+async def test_a_failure_in_the_middle_is_the_last_event() -> None:
+    gate = trio.Event()
+    backend = answering("Hello")
+
+    def on_decode(backend: ScriptedBackend) -> None:
+        if any(backend.sequences):
+            trio.from_thread.run(gate.wait, trio_token=token)
+            backend.fail_next = DecodeError("The batch is cursed.")
+
+    token = trio.lowlevel.current_trio_token()
+    backend.on_decode = on_decode
+    body = {"prompt": "a", "stream": True}
+    async with (
+        client_of(backend) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200
+        lines = answer.aiter_lines()
+        first = await anext(lines)
+        gate.set()
+        rest = [line async for line in lines if line]
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "H"
+    assert json.loads(rest[-1].removeprefix("data: "))["error"] == {
+        "code": 500,
+        "message": "The batch is cursed.",
+        "type": "server_error",
+        "param": None,
+    }
+
+
+# -- text
+
+
+async def test_a_whole_completion() -> None:
+    body = {"prompt": "abc", "logprobs": 1}
+    async with client_of(ScriptedBackend()) as client:
+        answer = await client.post("/v1/completions", json=body)
+    data = answer.json()
+    assert data["object"] == "text_completion"
+    (choice,) = data["choices"]
+    assert choice["text"] == "ABC"
+    assert choice["finish_reason"] == "stop"
+    assert choice["logprobs"]["tokens"][:3] == ["A", "B", "C"]
+    assert choice["logprobs"]["token_logprobs"][0] == 0.0
+    assert choice["logprobs"]["top_logprobs"][0] == {"A": 0.0}
+    assert choice["logprobs"]["content"][0]["id"] == ord("A")
+    assert choice["logprobs"]["text_offset"][:3] == [0, 1, 2]
+
+
+async def test_several_prompts_run_at_the_same_time() -> None:
+    body = {"prompt": ["ab", [120, 121], "q"], "max_tokens": 3}
+    async with client_of(ScriptedBackend()) as client:
+        answer = await client.post("/v1/completions", json=body)
+    data = answer.json()
+    assert [choice["text"] for choice in data["choices"]] == ["AB", "XY", "Q"]
+    assert [choice["index"] for choice in data["choices"]] == [0, 1, 2]
+    assert data["usage"]["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+async def test_several_prompts_in_one_stream(include_usage: bool) -> None:
+    body = {
+        "prompt": ["ab", "xy"],
+        "stream": True,
+        "echo": True,
+        "stream_options": {"include_usage": include_usage},
+    }
+    async with client_of(ScriptedBackend()) as client:
+        answer = await client.post("/v1/completions", json=body)
+    events = events_in(answer.text)
+    texts = ["", ""]
+    for event in events:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == ["abAB", "xyXY"]
+    with_usage = [event for event in events if "usage" in event]
+    if include_usage:
+        assert [event["choices"] for event in with_usage] == [[]]
+        assert with_usage[0]["usage"]["prompt_tokens"] == 4
+    else:
+        assert [event["usage"]["prompt_tokens"] for event in with_usage] == [2, 2]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_bad_prompt_among_several(stream: bool) -> None:
+    body = {"prompt": ["ab", "x" * 2000, "c"], "stream": stream}
+    async with client_of(ScriptedBackend()) as client:
+        answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "exceed_context_size_error"
+
+
+# -- messages that the client has begun
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_model_goes_on_with_what_the_assistant_has_said(stream: bool) -> None:
+    prompts: list[str] = []
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        return " of Paris"
+
+    backend = ScriptedBackend(answer, n_ctx=4096, chat_template=CHATML)
+    messages = [*HI, {"role": "assistant", "content": "The city"}]
+    async with client_of(backend) as client:
+        body = {"messages": messages, "stream": stream}
+        answered = await client.post("/v1/chat/completions", json=body)
+        if stream:
+            deltas = [event["choices"][0]["delta"] for event in events_in(answered.text)]
+            text = "".join(delta.get("content") or "" for delta in deltas)
+        else:
+            text = answered.json()["choices"][0]["message"]["content"]
+        assert text == "The city of Paris"  # as llama-server has it
+        assert prompts[0].endswith("<|im_start|>assistant\nThe city")
+        rendered = await client.post("/apply-template", json={"messages": messages})
+        assert rendered.json()["prompt"] == prompts[0]
+        closed = {"messages": messages, "continue_final_message": False}
+        await client.post("/v1/chat/completions", json=closed)
+        assert prompts[1].endswith("The city<|im_end|>\n<|im_start|>assistant\n")
+        headless = {"messages": HI, "add_generation_prompt": False}
+        await client.post("/v1/chat/completions", json=headless)
+        assert prompts[2].endswith("Hi<|im_end|>\n")
+        refused = await client.post("/v1/chat/completions", json={"messages": messages[1:]})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "messages"
+
+
+# -- OpenAI's own client
+
+
+async def test_the_sdk() -> None:
+    async with serving_script(answering("Hello you")) as (url, _):
+
+        def use() -> None:
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+                chat = client.chat.completions.create(model="m", messages=HI)
+                assert chat.choices[0].message.content == "Hello you"
+                text = ""
+                with client.chat.completions.create(
+                    model="m", messages=HI, stream=True, stream_options={"include_usage": True}
+                ) as stream:
+                    for chunk in stream:
+                        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+                assert text == "Hello you"
+                assert chunk.usage is not None
+                assert chunk.usage.completion_tokens == 10
+                assert client.completions.create(model="m", prompt="a").choices[0].text
+                assert [model.id for model in client.models.list()] == ["scripted"]
+                with pytest.raises(openai.BadRequestError) as caught:
+                    client.chat.completions.create(model="m", messages=HI, max_tokens=-7)
+                assert caught.value.param == "max_tokens"
+
+        await trio.to_thread.run_sync(use)
+
+
+async def test_the_sdk_with_tools() -> None:
+    async with serving_script(answering(CALL)) as (url, _):
+
+        def use() -> None:
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+                with client.chat.completions.stream(
+                    model="m", messages=HI, tools=[WEATHER]
+                ) as stream:
+                    stream.until_done()
+                    message = stream.get_final_completion().choices[0].message
+                assert message.tool_calls is not None
+                assert message.tool_calls[0].function.name == "weather"
+
+        await trio.to_thread.run_sync(use)
+
+
+async def test_an_answer_of_a_given_shape() -> None:
+    backend = ScriptedBackend(lambda prompt: '{"a": 1}', n_ctx=4096)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    formats: list[dict[str, Any]] = [
+        {"type": "json_object"},
+        {"type": "json_object", "schema": schema},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}},
+        {"type": "text"},
+    ]
+    async with serving_script(backend) as (url, _), httpx.AsyncClient(base_url=url) as client:
+        for wanted in formats:
+            body = {"messages": [{"role": "user", "content": "go"}], "response_format": wanted}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["message"]["content"] == '{"a": 1}'
+        answer = await client.post("/completion", json={"prompt": "go", "json_schema": schema})
+        assert answer.json()["content"] == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
+            "response_format",
+        ),
+        ({"json_schema": "text"}, "json_schema"),
+        ({"grammar": 1}, "grammar"),
+        ({"grammar": "root ::= 'a'", "json_schema": {}}, "json_schema"),
+    ],
+)
+async def test_a_bad_shape_is_named(fields: dict[str, Any], param: str) -> None:
+    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/completion", json={"prompt": "go", **fields})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("settings", [{"skip_chat_parsing": True}, {}])
+async def test_calls_can_be_left_in_the_content(settings: dict[str, Any]) -> None:
+    body = {"messages": HI, "tools": [WEATHER], "parse_tool_calls": bool(settings)}
+    async with client_of(answering(CALL), **settings) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+        message = answer.json()["choices"][0]["message"]
+        assert message["content"] == CALL
+        assert "tool_calls" not in message

@@ -1,0 +1,311 @@
+"""The routes for embeddings over a real socket: OpenAI's form and its SDK, llama-server's form."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import trio
+
+from tests.support.gguf_models import CLS, SEP, WIDTH, Bert, write_bert
+from tests.support.http_server import serving, serving_script
+from tests.support.scripted_embedder import ScriptedEmbedder
+from trioserve.app import create_app
+from trioserve.config import Config
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Bert:
+    return write_bert(tmp_path_factory.mktemp("models") / "mean.gguf")
+
+
+@asynccontextmanager
+async def client_of(path: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(Config(model=str(path), embeddings=True, threads=1, **settings))
+    async with serving(app) as url:
+        await app.extensions["trioserve"].wait_loaded()
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            yield client
+
+
+def error(message: str, param: str | None, *, status: int = 400, **rest: Any) -> dict[str, Any]:
+    kind = "not_supported_error" if status == 501 else "invalid_request_error"
+    fields = {"code": status, "message": message, "type": kind, "param": param}
+    return {"error": {**fields, **rest}}
+
+
+async def test_the_openai_sdk(model: Bert) -> None:
+    async with client_of(model.path) as client:
+
+        def ask() -> None:
+            sdk = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="x", max_retries=0)
+            texts = ["the cat", "what is a panda?"]
+            packed = sdk.embeddings.create(model="m", input=texts)  # base64 on the wire
+            plain = sdk.embeddings.create(model="m", input=texts, encoding_format="float")
+            assert [one.index for one in packed.data] == [0, 1]
+            assert packed.usage.prompt_tokens == packed.usage.total_tokens == 4 + 7
+            assert packed.model == "m" and packed.object == "list"
+            for one, other in zip(packed.data, plain.data, strict=True):
+                assert one.object == "embedding" and len(one.embedding) == WIDTH
+                assert one.embedding == pytest.approx(other.embedding, abs=1e-4)
+            short = sdk.embeddings.create(model="m", input=texts[0], dimensions=4)
+            assert np.linalg.norm(short.data[0].embedding) == pytest.approx(1)
+            head = np.array(plain.data[0].embedding[:4])
+            assert short.data[0].embedding == pytest.approx(head / np.linalg.norm(head), abs=1e-4)
+            tokens = sdk.embeddings.create(model="m", input=[[CLS, 5, 6, SEP], [CLS, SEP]])
+            assert tokens.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-4)
+            with pytest.raises(openai.BadRequestError, match="at least 1"):
+                sdk.embeddings.create(model="m", input="a", dimensions=0)
+
+        await trio.to_thread.run_sync(ask)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "the cat",
+        [CLS, 5, 6, SEP],
+        [[CLS, 5, 6, SEP]],
+        [[CLS, 5, 6, SEP], "mat"],
+        ["the cat", 3],
+        {"prompt_string": "the cat"},
+        [{"content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]}],
+        {"content": [{"type": "text", "text": "the cat"}]},
+    ],
+)
+async def test_forms_of_an_input(model: Bert, value: Any) -> None:
+    async with client_of(model.path, flash_attn="off") as client:
+        body = (await client.post("/v1/embeddings", json={"input": value})).json()
+        same = (await client.post("/v1/embeddings", json={"input": "the cat"})).json()
+        wanted = same["data"][0]["embedding"]
+        if value == ["the cat", 3]:  # one text, with a second SEP
+            assert body["usage"]["prompt_tokens"] == 5 and len(body["data"]) == 1
+        else:
+            assert body["data"][0]["embedding"] == pytest.approx(wanted, abs=1e-4)
+        assert body["model"] == "mean.gguf"
+
+
+async def test_base64_is_the_same_numbers(model: Bert) -> None:
+    async with client_of(model.path) as client:
+        answers = [
+            (await client.post("/v1/embeddings", json={"input": "cat", "encoding_format": form}))
+            for form in ("float", "base64")
+        ]
+        plain, packed = (answer.json()["data"][0] for answer in answers)
+        assert packed["encoding_format"] == "base64"
+        decoded = np.frombuffer(base64.b64decode(packed["embedding"]), "<f4")
+        np.testing.assert_array_equal(decoded, np.array(plain["embedding"], np.float32))
+
+
+async def test_llama_servers_own_form(model: Bert) -> None:
+    async with client_of(model.path) as client:
+        wanted = (await client.post("/v1/embeddings", json={"input": ["cat", "dog"]})).json()
+        for path, name in (
+            ("/embedding", "content"),
+            ("/embeddings", "input"),
+            ("/v1/embeddings", "content"),
+        ):
+            answer = await client.post(path, json={name: ["cat", "dog"]})
+            assert [set(one) for one in answer.json()] == [{"index", "embedding"}] * 2
+            assert [one["index"] for one in answer.json()] == [0, 1]
+            for own, one in zip(answer.json(), wanted["data"], strict=True):
+                assert own["embedding"] == [pytest.approx(one["embedding"], abs=1e-6)]
+        raw = (
+            await client.post("/embedding", json={"content": "cat", "embd_normalize": -1})
+        ).json()
+        first = np.array(raw[0]["embedding"][0])
+        one = np.array(wanted["data"][0]["embedding"])
+        np.testing.assert_allclose(first / np.linalg.norm(first), one, atol=1e-4)
+
+
+async def test_a_vector_for_each_token(model: Bert) -> None:
+    async with client_of(model.path, pooling="none") as client:
+        answer = (await client.post("/embedding", json={"content": ["the cat", ""]})).json()
+        assert [np.array(one["embedding"]).shape for one in answer] == [(4, WIDTH), (2, WIDTH)]
+        refused = await client.post("/v1/embeddings", json={"input": "cat"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == (
+            "This server makes a vector of each token, because its pooling is 'none', and this "
+            "route has one for each text. POST /embeddings gives them."
+        )
+        for name, value in (("embd_normalize", 2), ("dimensions", 4)):
+            refused = await client.post("/embedding", json={"content": "cat", name: value})
+            message = "Vectors of single tokens are neither cut nor normalized."
+            assert (refused.status_code, refused.json()) == (400, error(message, name))
+
+
+async def test_many_inputs_in_one_request(model: Bert) -> None:
+    """More than any batch holds, and more than is written on the event loop."""
+    async with client_of(model.path, ubatch_size=64) as client:
+        body = {"input": ["the cat"] * 700, "encoding_format": "float"}
+        answer = (await client.post("/v1/embeddings", json=body)).json()
+        assert [one["index"] for one in answer["data"]] == list(range(700))
+        assert answer["usage"] == {"prompt_tokens": 2800, "total_tokens": 2800}
+        own = (await client.post("/embeddings", json=body)).json()
+        assert len(own) == 700 and len(own[699]["embedding"][0]) == WIDTH
+
+
+_FORMS = (
+    "a string, a list of token ids, a list of ids and strings, an object with a list as "
+    "'content', or a list of these"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message", "param"),
+    [
+        ("/v1/embeddings", {}, "'input' or 'content' must be provided.", "input"),
+        ("/v1/embeddings", {"input": 5}, f"'input' must be {_FORMS}.", "input"),
+        ("/v1/embeddings", {"input": [None]}, f"'input' must be {_FORMS}.", "input"),
+        ("/v1/embeddings", {"input": [True]}, f"'input' must be {_FORMS}.", "input"),
+        ("/v1/embeddings", {"input": []}, f"'input' must be {_FORMS}, and not empty.", "input"),
+        ("/v1/embeddings", {"input": [[]]}, "A text in 'input' has no tokens.", "input"),
+        (
+            "/v1/embeddings",
+            {"input": {"prompt_string": "a", "multimodal_data": ["x"]}},
+            "'input' must be text; this model reads nothing else.",
+            "input",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": {"content": [{"type": "image_url"}]}},
+            "'input' must be made of parts of type 'text'; this model reads nothing else.",
+            "input",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": [2, 9999]},
+            "'input' has an unknown token: token ids run from 0 to 95.",
+            "input",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": "a", "encoding_format": "x"},
+            "'encoding_format' must be 'float' or 'base64'.",
+            "encoding_format",
+        ),
+        (
+            "/embeddings",
+            {"input": "a", "encoding_format": "base64"},
+            "'encoding_format' base64 is for OpenAI's form, with 'input'.",
+            "encoding_format",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": "a", "dimensions": 0},
+            "'dimensions' must be at least 1.",
+            "dimensions",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": "a", "dimensions": 33},
+            "'dimensions' is 33, and the model's vectors have 32.",
+            "dimensions",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": "a", "priority": 101},
+            "'priority' must be between -100 and 100.",
+            "priority",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": "a", "embd_normalize": -2},
+            "'embd_normalize' must be -1, 0 or a positive integer.",
+            "embd_normalize",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    model: Bert, path: str, body: dict[str, Any], message: str, param: str
+) -> None:
+    async with client_of(model.path) as client:
+        answer = await client.post(path, json=body)
+        assert (answer.status_code, answer.json()) == (400, error(message, param))
+
+
+async def test_a_text_that_is_too_long_names_the_flag(model: Bert) -> None:
+    async with client_of(model.path, ubatch_size=16) as client:
+        answer = await client.post("/v1/embeddings", json={"input": "cat " * 20})
+        assert answer.status_code == 400
+        assert answer.json() == error(
+            "A text has 22 tokens, and this model takes a text as a whole, of 16 tokens at most; "
+            "--ubatch-size raises that, with --batch-size where that is smaller.",
+            "input",
+            code="context_length_exceeded",
+            type="exceed_context_size_error",
+            n_prompt_tokens=22,
+            n_ctx=16,
+        )
+
+
+async def test_a_deadline_that_has_passed(model: Bert) -> None:
+    async with client_of(model.path) as client:
+        late = {"X-Request-Timeout": "0.000001"}
+        for path in ("/v1/embeddings", "/embedding"):
+            answer = await client.post(path, json={"input": "a"}, headers=late)
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+TEXT_ONLY = "This server does not support embeddings. Start it with `--embeddings`"
+VECTORS_ONLY = (
+    "This server makes vectors of texts, and no text. "
+    "Start it without `--embeddings` and `--reranking`"
+)
+
+
+async def test_a_server_for_text_has_no_embeddings() -> None:
+    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+        for path in ("/v1/embeddings", "/embeddings", "/embedding"):
+            answer = await client.post(path, content=b"not even JSON")
+            assert (answer.status_code, answer.json()) == (501, error(TEXT_ONLY, None, status=501))
+
+
+async def test_a_server_for_embeddings_makes_no_text(model: Bert) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    async with client_of(model.path, metrics_endpoint=True) as client:
+        for path, body in (
+            ("/completion", {"prompt": "a"}),
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", chat),
+            ("/v1/chat/completions", chat | {"stream": True}),
+        ):
+            answer = await client.post(path, json=body)
+            wanted = error(VECTORS_ONLY, None, status=501)
+            assert (answer.status_code, answer.json()) == (501, wanted)
+        for path in ("/health", "/health/live", "/props", "/slots", "/v1/models", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+        answer = await client.post("/tokenize", json={"content": "the cat", "add_special": True})
+        assert answer.json() == {"tokens": [CLS, 5, 6, SEP]}
+
+
+async def test_a_client_that_leaves_frees_the_engine() -> None:
+    backend = ScriptedEmbedder()
+    app = create_app(Config(embeddings=True), load=lambda _config, progress=None: backend)
+    service = app.extensions["trioserve"]
+    async with serving(app) as url:
+        await service.wait_loaded()
+        body = {"input": [[1] * 16] * 50_000}
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(partial(client.post, "/embeddings", json=body))
+            with trio.fail_after(20):
+                while not backend.batches:
+                    await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(20):
+            while len(service.server.dispatcher):
+                await trio.sleep(0.005)
+        assert (await service.server.status()).slots[0].state == "idle"
+        assert len(backend.batches) < 50_000

@@ -1,0 +1,110 @@
+"""Every format over HTTP: streaming equals not streaming, and all of the message arrives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+import trio
+
+from tests.chat.formats.test_writers import WRITERS, Writer
+from tests.support.http_server import serving_script
+from trioserve.chat.formats.formats import ChatFormat
+from trioserve.testing import ScriptedBackend
+
+HI = [{"role": "user", "content": "Hi"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"type": "object", "properties": {"a": {}}, "required": ["a"]},
+        },
+    }
+]
+
+
+def gathered(events: list[dict[str, Any]]) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """Put a message together from its chunks; returns it, the finish reason and the usage."""
+    message: dict[str, Any] = {"role": "", "content": "", "reasoning_content": "", "calls": []}
+    finish, usage = "", {}
+    for event in events:
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            finish = choice["finish_reason"] or finish
+            delta = choice["delta"]
+            message["role"] += delta.get("role", "")
+            message["content"] += delta.get("content") or ""
+            message["reasoning_content"] += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls", []):
+                if call["index"] == len(message["calls"]):
+                    message["calls"].append([call["function"]["name"], ""])
+                message["calls"][call["index"]][1] += call["function"].get("arguments", "")
+    return message, finish, usage
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("with_calls", [True, False], ids=["calls", "words"])
+async def test_streaming_equals_not_streaming(writer: Writer, with_calls: bool) -> None:
+    calls = [("f", {"a": "b c"}), ("f", {"a": 1})][: writer.most] if with_calls else []
+    text = writer.write("Hm, a.", "" if writer.bare and calls else "Well, é.", calls)
+    backend = ScriptedBackend(lambda prompt: text, n_ctx=8192)
+    # Its output ends with the prompt that the format goes on from.
+    template = "{{ messages[0].content }}{% raw %}" + writer.prompt + "{% endraw %}"
+    async with (
+        serving_script(backend, chat_template=template) as (url, service),
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        use_format(service.server.template, writer.format)
+        body = {"messages": HI, "tools": TOOLS, "parallel_tool_calls": True}
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        whole = answer.json()
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        lines = (await client.post("/v1/chat/completions", json=body)).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    message, finish, usage = gathered(events)
+    choice = whole["choices"][0]
+    assert message["role"] == choice["message"]["role"] == "assistant"
+    assert message["content"] == (choice["message"]["content"] or "")
+    assert message["reasoning_content"] == choice["message"].get("reasoning_content", "")
+    assert message["calls"] == [
+        [call["function"]["name"], call["function"]["arguments"]]
+        for call in choice["message"].get("tool_calls", [])
+    ]
+    assert finish == choice["finish_reason"]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert usage[name] == whole["usage"][name]
+    if calls and writer.format.tool_calls is not None:
+        assert finish == "tool_calls"
+        assert [json.loads(arguments) for _, arguments in message["calls"]] == [a for _, a in calls]
+    if writer.reasoning:
+        assert message["reasoning_content"].strip() == "Hm, a."
+
+
+def use_format(template: Any, format: ChatFormat) -> None:
+    """Have a template's messages read as those of another one."""
+    vars(template)["format"] = format
+
+
+class Answer(pydantic.BaseModel):
+    a: int
+
+
+async def test_the_sdk_reads_an_answer_of_a_given_shape() -> None:
+    async with serving_script(ScriptedBackend(lambda prompt: '{"a": 1}', n_ctx=4096)) as (url, _):
+
+        def use() -> None:
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+                done = client.chat.completions.parse(
+                    model="m",
+                    messages=[{"role": "user", "content": "go"}],
+                    response_format=Answer,
+                )
+                assert done.choices[0].message.parsed == Answer(a=1)
+
+        await trio.to_thread.run_sync(use)

@@ -1,0 +1,379 @@
+"""The table of targets: counting, judging, drawing. Nothing here depends on how long it takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given, strategies as st
+
+from benchmarks import cancel, plot, proof, report
+from benchmarks.catalogue import SCENARIOS
+from benchmarks.chats import Frame, Seen, Turn, frame_of, new_tokens
+from benchmarks.driver import run
+from benchmarks.harness import Command, Flags, running
+from benchmarks.plan import Outcome, Plan, Request, Run
+from benchmarks.rows import (
+    BASE,
+    MET,
+    MISSED,
+    MISSING,
+    OURS,
+    QUICK,
+    UNSUPPORTED,
+    Check,
+    Sizes,
+    Verdict,
+    judge,
+    rows,
+)
+from benchmarks.scenarios import Connections, Settings
+from benchmarks.selfcheck import HEAD, chunk, read_request
+from benchmarks.stats import Metric, Sample, Spread
+from benchmarks.structured import SCHEMA, Structured
+from benchmarks.targets import Target, TargetError, target_of
+from benchmarks.wire import Shape, answer_of
+from tests.benchmarks.test_load import answering
+
+
+def native(content: str, **more: object) -> bytes:
+    """One event of ``/completion``."""
+    return b"data: %b\n\n" % json.dumps({"content": content, **more}).encode()
+
+
+LAST = native("", stop=True, tokens_predicted=2, tokens_evaluated=3, timings={"prompt_n": 3})
+ANSWER = HEAD + chunk(native("a", tokens=[1])) + chunk(native("b", tokens=[2])) + chunk(LAST)
+ANSWER += chunk(b"")
+
+
+def plain(status: str, body: object) -> bytes:
+    """A whole answer of JSON."""
+    data = json.dumps(body).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
+
+
+def outcome(*times: float, body: bytes = b"", sent: float = 10.0) -> Outcome:
+    return Outcome(
+        client=0, sent=sent, ended=sent + 9, status=200, sse=True, times=times, body=body
+    )
+
+
+# -- what is new
+
+
+def test_new_tokens_are_those_that_no_earlier_request_had() -> None:
+    system = (1, 2, 3, 4)
+    first = Turn(chat=0, sent=1.0, prompt=(*system, 10), answer=(20, 21), again=(*system, 10, 99))
+    other = Turn(chat=1, sent=2.0, prompt=(*system, 11), answer=(22,), again=(*system, 11, 22))
+    after = Turn(chat=0, sent=3.0, prompt=(*system, 10, 20, 21, 12), answer=(), again=())
+    # 5 of the first, 1 of the second, then the last token: its answer is known as generated.
+    # As text, the answer of the first is another token, so that it is new as well.
+    assert new_tokens([after, other, first]) == (7, 9)
+    # The answer of another chat is not one's own past.
+    assert new_tokens([first, attrs.evolve(after, chat=2)]) == (8, 8)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6))
+def test_the_longest_prefix_seen(sequences: list[list[int]]) -> None:
+    seen = Seen()
+    for tokens in sequences:
+        seen.add(tokens)
+        assert seen.known(tokens) == len(tokens)
+    asked = [0, 1, 2, 3]
+    common = [
+        next((n for n, (a, b) in enumerate(zip(s, asked, strict=False)) if a != b), min(len(s), 4))
+        for s in sequences
+    ]
+    assert seen.known(asked) == max(common, default=0)
+
+
+def test_a_chat_is_framed_as_the_template_says() -> None:
+    prompt = "<s>Wsystem</s><u>Wuser</u><a>Wanswer</a><u>Wnext</u><a>"
+    with answering(plain("200 OK", {"prompt": prompt})) as address:
+        frame = frame_of(Target("x", address))
+    assert frame == Frame("<s>", "</s><u>", "</u><a>", "</a><u>", "</u><a>")
+    assert frame.prompt("S", ["one"], []) == "<s>S</s><u>one</u><a>"
+    assert frame.prompt("S", ["1", "2"], ["A"]) == "<s>S</s><u>1</u><a>A</a><u>2</u><a>"
+    with (
+        answering(plain("200 OK", {"prompt": "wsystem"})) as address,
+        pytest.raises(TargetError, match="apply-template"),
+    ):
+        frame_of(Target("x", address))
+
+
+def test_a_plan_goes_on_with_what_came_back() -> None:
+    texts: list[tuple[str, list[int]]] = []
+
+    def then(found: Outcome) -> Request | None:
+        texts.append(answer_of(found))
+        return shape.request("more") if len(texts) < 3 else None
+
+    shape = Shape(api="completion")
+    with answering(ANSWER, keep=3) as address:
+        result = run(address, [Plan(requests=[shape.request("x")], then=then)], timeout=10)
+    assert len(result.outcomes) == 3
+    assert texts == [("ab", [1, 2])] * 3
+
+
+# -- ticks and slots
+
+
+def test_a_tick_is_read_from_events_of_progress() -> None:
+    progress = native("", prompt_progress={"processed": 5})
+    last = native("", stop=True, tokens_predicted=6)  # in three events
+    events = [progress, progress, native("a"), native("bc"), native("def"), last]
+    found = outcome(10.5, 12.0, 12.5, 12.75, 13.75, 14.0, body=b"".join(events))
+    assert cancel.tick_of(found, "prefill") == 1.5
+    assert cancel.tick_of(found, "decode") == pytest.approx(0.25)
+    with pytest.raises(ValueError, match="without its last"):
+        cancel.tick_of(outcome(11.0, body=native("a")), "decode")
+
+
+def test_a_request_is_cut_off_while_it_decodes() -> None:
+    closed = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            read_request(connection)
+            connection.sendall(HEAD + chunk(native("a")) + chunk(native("b")))
+            if connection.recv(1) == b"":
+                closed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        address = target_of(f"http://127.0.0.1:{listener.getsockname()[1]}").address
+        request = Shape(api="completion").request("x")
+        assert cancel._cut(address, request, 10.0, 2, 10.0) is not None
+        thread.join(10)
+    assert closed.is_set()
+
+
+def test_what_can_not_be_cut_off() -> None:
+    request = Shape(api="completion").request("x")
+    with answering(ANSWER) as address:  # it has ended by then
+        assert cancel._cut(address, request, 10.0, 0, 10.0) is None
+    with answering(plain("400 Bad Request", {})) as address, pytest.raises(ValueError, match="400"):
+        cancel._cut(address, request, 10.0, 0, 10.0)
+
+
+def test_the_time_beyond_a_tick() -> None:
+    scenario = cancel.Cancel(Settings(), "decode", count=3)
+    sample = scenario._sample(10.0, [11.0, 13.0], 2)
+    assert sample.numbers["p99 beyond one tick"] == pytest.approx(2.98)
+    assert sample.notes == ("2 of 3 requests: the time was up",)
+    assert "slot free p99" not in scenario._sample(10.0, [], 3).numbers
+
+
+def test_connections_that_the_server_closed_are_told() -> None:
+    scenario = Connections(Settings(slots=0), count=4)
+    sample = scenario._sample(Run(outcomes=(), wall=1.0, cpu=0.1, held=2), [1000, 9000])
+    assert sample.numbers["memory/connection"] == 4.0
+    assert "the server closed 2 of 4 connections" in sample.notes
+
+
+def test_held_connections_are_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = target_of(f"http://127.0.0.1:{listener.getsockname()[1]}").address
+        assert run(address, [Plan(hold=True)] * 3).held == 3
+
+
+# -- structured output
+
+
+def test_a_server_without_schemas_is_no_failure() -> None:
+    refused = plain("400 Bad Request", {"error": {"message": "no such field"}})
+    with answering(refused) as address:
+        sample = Structured(Settings(timeout=10)).measure(Target("x", address), "seed")
+    assert (sample.failed, sample.numbers) == (0, {})
+    assert sample.notes == ("not supported yet: HTTP 400: no such field",)
+    with answering(ANSWER) as address:
+        sample = Structured(Settings(timeout=10)).measure(Target("x", address), "seed")
+    assert sample.notes == ("the schema was not followed: 'ab'",)
+    json.dumps(SCHEMA)
+
+
+# -- verdicts
+
+
+def samples(ours: list[float], base: list[float], **more: int) -> dict[str, list[Sample]]:
+    return {
+        OURS: [Sample(numbers={"n": value}, **more) for value in ours],
+        BASE: [Sample(numbers={"n": value}) for value in base],
+    }
+
+
+@pytest.mark.parametrize(
+    ("check", "outcome"),
+    [
+        (Check(text="", metric="n", bound=4.0), MET),
+        (Check(text="", metric="n", bound=3.9), MISSED),
+        (Check(text="", metric="n", bound=4.0, least=True), MET),
+        (Check(text="", metric="n", bound=2.0, ratio=True), MET),
+        (Check(text="", metric="n", bound=2.1, least=True, ratio=True), MISSED),
+        (Check(text="", metric="m", bound=1.0), MISSING),
+        (Check(text="", bound=0), MET),
+    ],
+)
+def test_judging(check: Check, outcome: str) -> None:
+    verdict = judge(check, samples([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]))
+    assert (verdict.outcome, verdict.rounds) == (outcome, 3)
+    if check.ratio:
+        assert verdict.base is None
+        assert verdict.value == Spread(2.0, 2.0, 3.0)
+
+
+def test_failed_requests_meet_no_target() -> None:
+    found = samples([1.0], [1.0], failed=1)
+    assert judge(Check(text="", metric="n", bound=4.0), found).outcome == MISSED
+    assert judge(Check(text="", bound=0), found).outcome == MISSED
+    refused = {OURS: [Sample(numbers={}, notes=("not supported yet: no",))], BASE: []}
+    assert judge(Check(text="", metric="n", bound=1), refused).outcome == UNSUPPORTED
+    alone = {OURS: [Sample(numbers={"n": 1.0})]}
+    assert judge(Check(text="", metric="n", bound=1, ratio=True), alone).outcome == MISSING
+
+
+@pytest.mark.parametrize("sizes", [Sizes(), QUICK])
+def test_every_check_has_a_number_of_its_scenario(sizes: Sizes) -> None:
+    table = rows(sizes)
+    assert len({row.key for row in table}) == len(table)
+    for row in table:
+        for scenario, checks in row.scenarios(Settings()):
+            assert checks
+            names = {metric.name for metric in scenario.metrics}
+            assert {check.metric for check in checks} - {""} <= names
+    for make in SCENARIOS.values():
+        assert all(scenario.name for scenario in make(Settings(), [1]))
+
+
+# -- the picture and the tables
+
+
+@given(st.floats(allow_nan=False))
+def test_places_stay_on_the_axis(number: float) -> None:
+    assert plot.place(plot.LOW) <= plot.place(number) <= plot.place(plot.HIGH)
+
+
+def test_a_share_below_one_is_good_in_both_directions() -> None:
+    assert plot.share(None, 2.0, least=True) is None
+    assert plot.share(Spread(1.0, 0.5, 4.0), 2.0, least=False) == Spread(0.5, 0.25, 2.0)
+    assert plot.share(Spread(1.0, 0.5, 4.0), 2.0, least=True) == Spread(2.0, 0.5, 4.0)
+    below = plot.share(Spread(-1.0, -2.0, 0.0), 5.0, least=False)
+    assert below == Spread(0.0, 0.0, 0.0)
+    none = plot.share(Spread(0.0, 0.0, 0.0), 1.0, least=True)
+    assert none is not None
+    assert none.median == math.inf
+
+
+def test_the_results_are_written(tmp_path: Path) -> None:
+    check = Check(text="a < b", metric="n", bound=2.0, unit="ms")
+    found = samples([1.0, 3.0], [5.0, 7.0])
+    good = proof.Result(
+        model="m", row="r", scenario="s", samples=found, verdicts=(judge(check, found),)
+    )
+    bad = proof.Result(model="m", row="r", scenario="r", error="TargetError: gone\nlog")
+    model = tmp_path / "m.gguf"
+    model.touch()
+    options = proof.parse(["--model", str(model), "--out", str(tmp_path)])
+    proof.write(options, [good, bad])
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["results"][0]["samples"][OURS][1]["numbers"] == {"n": 3.0}
+    assert written["results"][0]["verdicts"][0]["check"]["target"] == "at most 2 ms"
+    table = (tmp_path / "results.md").read_text()
+    assert "| m | s | a < b | 2.00 ms [1.00, 3.00] | at most 2 ms | met | 6.00 ms" in table
+    assert "failed: TargetError: gone |" in table
+    root = ET.fromstring((tmp_path / "results.svg").read_text())
+    circles = [element for element in root if element.tag.endswith("circle")]
+    assert len(circles) == 2
+    assert "a\\|b" in report.markdown([["a|b"]])
+
+
+def test_rows_of_one_model_use_the_last(tmp_path: Path) -> None:
+    models = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
+    flags = ["--out", str(tmp_path), "--rows", "single,chats"]
+    for model in models:
+        model.touch()
+        flags += ["--model", str(model)]
+    jobs = [(model.stem, row.key) for model, row in proof.jobs_of(proof.parse(flags))]
+    assert jobs == [("a", "single"), ("b", "single"), ("b", "chats")]
+    with pytest.raises(SystemExit):
+        proof.parse([*flags, "--rows", "nothing"])
+
+
+# -- what goes wrong
+
+
+@attrs.frozen
+class Broken:
+    """A scenario that fails on one server."""
+
+    name = "broken"
+    metrics = (Metric("n", ""),)
+
+    def measure(self, target: Target, seed: str) -> Sample:
+        if target.name == OURS:
+            raise TargetError("no answer")
+        return Sample(numbers={"n": 1.0}, notes=(seed,))
+
+
+def test_an_error_of_one_server_leaves_the_other() -> None:
+    targets = [attrs.evolve(target_of("http://127.0.0.1:1"), name=name) for name in (OURS, BASE)]
+    notes: list[str] = []
+    found = proof.rounds_in_time(targets, Broken(), 2, math.inf, notes.append)
+    assert [sample.failed for sample in found[OURS]] == [1, 1]
+    assert [sample.notes[0] for sample in found[BASE]] == ["broken round 0", "broken round 1"]
+    order = [note.rpartition(" ")[2] for note in notes]
+    assert order == [OURS, BASE, BASE, OURS]
+    once = proof.rounds_in_time(targets, Broken(), 9, -math.inf, notes.append)
+    assert [len(found) for found in once.values()] == [1, 1]
+
+
+def test_a_row_that_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_row(_options: object, model: Path, row: object, *_rest: object) -> list[proof.Result]:
+        ran.append(row)
+        if len(ran) == 1:
+            raise ZeroDivisionError("once")
+        found = samples([1.0], [1.0])
+        verdict = judge(Check(text="t", metric="n", bound=1), found)
+        return [proof.Result(model="m", row="r", scenario="s", verdicts=(verdict,))]
+
+    ran: list[object] = []
+    monkeypatch.setattr(proof, "run_row", run_row)
+    model = tmp_path / "m.gguf"
+    model.touch()
+    flags = ["--model", str(model), "--out", str(tmp_path / "o"), "--quiet"]
+    assert proof.main([*flags, "--rows", "single,chats"]) == 1
+    assert len(ran) == 2
+    assert "1 met, 0 missed, 0 not measured, 1 rows failed" in capsys.readouterr().out
+    assert proof.main([*flags, "--rows", "single"]) == 0
+    assert proof.main([*flags, "--rows", "single", "--budget", "1e-9"]) == 1
+    assert len(ran) == 3
+    assert "--budget were used up" in (tmp_path / "o" / "results.md").read_text()
+
+
+def test_a_server_that_ends_at_once_is_noticed(tmp_path: Path) -> None:
+    command = Command("gone", ("python3", "-c", "import sys; print('no model'); sys.exit(3)"))
+    flags = Flags(model=tmp_path / "m.gguf")
+    with (
+        pytest.raises(TargetError, match=r"(?s)ended with code 3.*no model"),
+        running(command, flags, tmp_path / "log"),
+    ):
+        pytest.fail("it never ran")
+
+
+def test_verdicts_are_shown_with_their_spread() -> None:
+    check = Check(text="t", metric="n", bound=0.9, least=True, ratio=True)
+    assert check.target == "at least 0.9 of llama-server"
+    verdict = Verdict(check=check, value=Spread(1, 0.5, 2), base=None, rounds=1, outcome=MET)
+    assert check.show(verdict.value) == "1.00 [0.50, 2.00]"
+    assert check.show(None) == "-"

@@ -1,0 +1,118 @@
+"""What a chat says of the reasoning in its answer."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trioserve.chat.formats import formats
+from trioserve.chat.formats.formats import KNOWN, ChatFormat
+from trioserve.chat.grammar.thinking import after_thinking, preserved_tokens, thinking_of
+from trioserve.chat.template.template import ChatTemplate
+from trioserve.types import Grammar, Thinking
+
+JSON = Grammar("json_object")
+THINK = Thinking(start="<think>", end="</think>")
+BEGUN = attrs.evolve(THINK, begun=True)
+
+
+@pytest.mark.parametrize(
+    ("tail", "may_begin", "thinking"),
+    [
+        ("<|im_start|>assistant\n", True, THINK),
+        ("<|im_start|>assistant\n", False, None),
+        ("assistant\n<think>\n", True, BEGUN),
+        ("assistant\n<think>", False, BEGUN),
+        ("assistant\n<think>\n\n</think>\n\n", True, None),
+        ("", True, THINK),
+    ],
+)
+def test_the_end_of_the_prompt_tells(tail: str, may_begin: bool, thinking: Thinking | None) -> None:
+    assert thinking_of(formats.HERMES_THINK, tail, may_begin=may_begin) == thinking
+
+
+def test_formats_without_reasoning_and_with_channels() -> None:
+    assert thinking_of(formats.HERMES, "<think>", may_begin=True) is None
+    thinking = thinking_of(formats.HARMONY, "<|start|>assistant", may_begin=True)
+    assert thinking == Thinking(start="<|channel|>analysis<|message|>", end="<|end|>")
+
+
+def test_a_grammar_begins_after_reasoning() -> None:
+    def later(thinking: Thinking | None, reasoning_format: str = "auto") -> Grammar:
+        return after_thinking(JSON, formats.HERMES_THINK, thinking, reasoning_format)
+
+    assert later(None) == JSON
+    assert later(THINK) == attrs.evolve(JSON, thinking=THINK)
+    assert later(BEGUN) == attrs.evolve(JSON, thinking=BEGUN)
+    assert later(THINK, "none") == JSON  # all of it is content
+    assert later(BEGUN, "none") == attrs.evolve(JSON, thinking=BEGUN)
+
+
+def test_a_grammar_with_stages_of_its_own() -> None:
+    call = Grammar("tools", "{}", triggers=(("<tool_call>",),))
+    format = formats.HERMES_THINK
+    assert after_thinking(call, format, THINK, "none") == attrs.evolve(call, thinking=THINK)
+    knows = attrs.evolve(JSON, triggers=(("</think>",), ("<tool_call>",)))
+    assert after_thinking(knows, format, BEGUN, "auto") == knows
+
+
+def test_channels_say_where_the_answer_begins() -> None:
+    harmony = after_thinking(JSON, formats.HARMONY, None, "auto")
+    assert harmony.triggers == (("<|channel|>final",), ("<|message|>",))
+    assert harmony.required
+    call = Grammar("tools", "{}", required=True)
+    thinking = thinking_of(formats.HARMONY, "<|start|>assistant", may_begin=True)
+    later = after_thinking(call, formats.HARMONY, thinking, "auto")
+    assert later == attrs.evolve(call, thinking=thinking)
+    functionary = after_thinking(JSON, formats.FUNCTIONARY_3_2, None, "auto")
+    assert functionary.triggers == (("all\n",),)
+
+
+@pytest.mark.parametrize(
+    "format", {signature.format.name: signature.format for signature in KNOWN}.values()
+)
+def test_every_format_says_what_it_needs(format: ChatFormat) -> None:
+    if format.reasoning is not None:
+        assert format.thinking == format.reasoning
+    if format.channels is not None:
+        assert format.channels.answer
+
+
+# -- control tokens
+
+
+def test_control_tokens_in_the_markers_are_visible() -> None:
+    names = [b"<s>", b"[TOOL_CALLS]", b"[INST]", b"a", b"", b"[ARGS]", b"<unk>"]
+    pieces = [b"", b"", b"", b"a", b"", b"[ARGS]", b""]
+    assert preserved_tokens(formats.MISTRAL, pieces, names) == {1}
+    assert preserved_tokens(formats.PLAIN, pieces, names) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("format", "names"),
+    [
+        (formats.HARMONY, ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"]),
+        (formats.HERMES_THINK, ["<think>", "</think>", "<tool_call>", "</tool_call>"]),
+        (formats.COMMAND_R7B, ["<|START_THINKING|>", "<|START_ACTION|>", "<|START_RESPONSE|>"]),
+        (formats.KIMI_K2, ["<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"]),
+        (formats.MISTRAL_THINK, ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"]),
+    ],
+)
+def test_markers_of_real_models(format: ChatFormat, names: list[str]) -> None:
+    table = [name.encode() for name in names]
+    assert preserved_tokens(format, [b""] * len(names), table) == set(range(len(names)))
+
+
+# -- the variables of the template
+
+
+def test_llama_servers_variables() -> None:
+    template = ChatTemplate(
+        "{{ reasoning_strength }} {{ preserve_thinking }} {{ clear_thinking }}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    kwargs = {"reasoning_effort": "low", "preserve_reasoning": True}
+    messages = [{"role": "user", "content": "Hi"}]
+    assert template.render(messages, kwargs=kwargs) == "low True FalseHi"
+    kwargs = {"reasoning_strength": "x", "preserve_reasoning": False}
+    assert template.render(messages, kwargs=kwargs) == "x False TrueHi"

@@ -1,0 +1,736 @@
+"""Grammars of tool calls: whatever they allow, the parser of the same format reads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import jsonschema
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.chat.formats.test_writers import WRITERS, Writer
+from trioserve import llama
+from trioserve.chat.formats import formats
+from trioserve.chat.formats.formats import ChatFormat
+from trioserve.chat.formats.syntax import JsonCall, ToolCalls
+from trioserve.chat.grammar.tool_grammar import constrain
+from trioserve.chat.grammar.tool_schemas import enforceable
+from trioserve.chat.parse.deltas import Message, MessageBuilder, ToolCallStart
+from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.tool_choice import ToolChoice, choose
+from trioserve.config import Config
+from trioserve.errors import InvalidRequestError
+from trioserve.llama import LlamaBackend
+from trioserve.llama.grammar.matcher import CompiledGrammar, Matcher
+from trioserve.types import Grammar
+
+REQUIRED = ToolChoice("required")
+AUTO = ToolChoice("auto")
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    function = {"name": name} if parameters is None else {"name": name, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def taking(schema: Any, **others: Any) -> list[dict[str, Any]]:
+    """A tool with one argument of this schema."""
+    properties = {"a": schema, **others}
+    return [tool("f", {"type": "object", "properties": properties, "required": ["a"]})]
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 9},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["C", "F"]},
+        "loud": {"type": "boolean"},
+        "note": {"type": ["string", "null"], "maxLength": 5},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+        "where": {
+            "type": "object",
+            "properties": {"x": {"type": "number"}, "n": {"type": "string", "maxLength": 5}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["city", "days"],
+}
+KEY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"k": {"$ref": "#/$defs/K"}},
+    "required": ["k"],
+    "$defs": {"K": {"enum": ["a", "b"]}},
+}
+TOOLS = [tool("get_weather", WEATHER), tool("stop"), tool("get", KEY)]
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[LlamaBackend]:
+    with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
+        yield backend
+
+
+def compiled(backend: LlamaBackend, grammar: Grammar | None) -> CompiledGrammar:
+    assert grammar is not None
+    constraint = backend.compile(grammar)
+    assert isinstance(constraint, CompiledGrammar)
+    return constraint
+
+
+def walk(
+    backend: LlamaBackend, grammar: CompiledGrammar, seed: int, closers: Sequence[str] = ()
+) -> list[int] | None:
+    """Draw tokens that the grammar allows, up to its end; None if that does not come soon.
+
+    After a while it writes what ends things, where that is allowed.
+    """
+    vocab, draw = backend.vocab, random.Random(seed)
+    ends = vocab.end_of_generation
+    marks = [*closers, *(f"\n{text}" for text in closers), '"', "}", "]", ")"]
+    endings = [vocab.tokenize(text) for text in marks]
+    matcher = grammar.matcher()
+    tokens: list[int] = []
+    try:
+        while len(tokens) < 250:
+            allowed = matcher.mask().ids.tolist()
+            if ends.intersection(allowed) and (len(tokens) > 30 or draw.random() < 0.3):
+                return tokens
+            others = [one for one in allowed if one not in ends]
+            if not others:
+                return tokens
+            drawn = [draw.choice(others)]
+            if len(tokens) > 30:
+                fitting = [one for one in endings if _fits(matcher, one)]
+                drawn = list(draw.choice(fitting)) if fitting else drawn
+            for token in drawn:
+                if token not in matcher.mask():
+                    break  # text that must come is to come in the usual tokens
+                matcher.accept(token)
+                grammar.compiler.start()
+                tokens.append(token)
+    finally:
+        matcher.close()
+    return None
+
+
+def _fits(matcher: Matcher, tokens: Sequence[int]) -> bool:
+    allowed = tokens[0] in matcher.mask()
+    return allowed and matcher._matcher.validate_tokens(list(tokens)) == len(tokens)
+
+
+def texts(
+    backend: LlamaBackend, grammar: Grammar | None, count: int, format: ChatFormat
+) -> list[str]:
+    """Texts that a grammar allows."""
+    ready = compiled(backend, grammar)
+    closers = sorted(format.texts)
+    walks = (walk(backend, ready, seed, closers) for seed in range(6 * count))
+    whole = itertools.islice((tokens for tokens in walks if tokens is not None), count)
+    found = [backend.vocab.detokenize(tokens).decode() for tokens in whole]
+    assert found
+    return found
+
+
+def read(
+    text: str, format: ChatFormat, tools: Sequence[Any], tail: str, pieces: Sequence[str] = ()
+) -> Message:
+    ids = itertools.count()
+    parser = MessageParser(
+        format, parse_tools=True, tools=tools, prompt_tail=tail, new_id=lambda: f"c{next(ids)}"
+    )
+    builder = MessageBuilder()
+    for piece in pieces or [text]:
+        for delta in parser.feed(piece):
+            builder.add(delta)
+    for delta in parser.finish():
+        builder.add(delta)
+    return builder.build()
+
+
+def split(text: str, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    cuts = sorted(draw.randrange(len(text) + 1) for _ in range(8))
+    return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def tail_of(writer: Writer) -> str:
+    """The end of a prompt that leaves nothing open but the answer."""
+    if writer.format.reasoning is not None:
+        return writer.format.reasoning.end
+    return ">>>" if writer.format.name == "functionary-3.2" else writer.prompt
+
+
+def check_calls(message: Message, tools: Sequence[dict[str, Any]], *, parallel: bool) -> None:
+    assert message.tool_calls
+    assert parallel or len(message.tool_calls) == 1
+    schemas = {one["function"]["name"]: one["function"].get("parameters", {}) for one in tools}
+    for call in message.tool_calls:
+        arguments = json.loads(call.arguments)
+        jsonschema.validate(arguments, schemas[call.name])
+        assert arguments.keys() <= schemas[call.name].get("properties", {}).keys()
+
+
+# -- grammar and parser agree
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_what_is_required_is_read(backend: LlamaBackend, name: str, parallel: bool) -> None:
+    writer = WRITERS[name]
+    tail = tail_of(writer)
+    grammar = constrain(writer.format, TOOLS, REQUIRED, parallel=parallel, prompt_tail=tail)
+    assert grammar is not None
+    assert grammar.required
+    assert grammar.triggers == ()
+    for seed, text in enumerate(texts(backend, grammar, 3, writer.format)):
+        message = read(text, writer.format, TOOLS, tail)
+        assert message.content == "", text
+        check_calls(message, TOOLS, parallel=parallel)
+        assert read(text, writer.format, TOOLS, tail, list(text)) == message
+        assert read(text, writer.format, TOOLS, tail, split(text, seed)) == message
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_what_follows_a_marker_is_read(backend: LlamaBackend, name: str) -> None:
+    writer = WRITERS[name]
+    tail = tail_of(writer)
+    grammar = constrain(writer.format, TOOLS, AUTO, parallel=False, prompt_tail=tail)
+    assert grammar is not None
+    if not grammar.triggers:
+        pytest.skip("this format has no marker")
+    (triggers,) = grammar.triggers
+    assert not grammar.required
+    for trigger in triggers:
+        for seed, rest in enumerate(texts(backend, grammar, 1, writer.format)):
+            begin = "Well.\n" if writer.format.channels is None else ""
+            text = begin + trigger + rest
+            message = read(text, writer.format, TOOLS, tail)
+            assert message.content.strip() == begin.strip(), text
+            check_calls(message, TOOLS, parallel=False)
+            assert read(text, writer.format, TOOLS, tail, split(text, seed)) == message
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_what_models_write_is_allowed(backend: LlamaBackend, name: str) -> None:
+    """The grammar has room for what the writers of the format make."""
+    writer = WRITERS[name]
+    tail = tail_of(writer)
+    for arguments in ({"city": "Oslo", "days": 3}, {"city": "a<b", "days": 0, "loud": True}):
+        calls = [("get_weather", arguments), ("stop", {})][: writer.most]
+        if writer.format.name == "harmony":
+            calls = calls[:1]
+        text = writer.write_calls(calls)
+        if name == "functionary-3.2":
+            text = text.removeprefix(">>>")
+        elif name.startswith("lfm2"):
+            text = text.replace("'", '"')
+        elif name == "kimi-k3":  # whose writer calls all that is no text an object
+            text = text.replace('"days" type="object"', '"days" type="number"')
+            text = text.replace('"loud" type="object"', '"loud" type="boolean"')
+        text = text.removeprefix("<|begin|>assistant").removesuffix("<|close|>message<|sep|>")
+        grammar = constrain(writer.format, TOOLS, REQUIRED, parallel=True, prompt_tail=tail)
+        tokens = backend.vocab.tokenize(text.removesuffix("<|call|>"))
+        matcher = compiled(backend, grammar)._matcher.deep_copy()
+        taken = matcher.validate_tokens([*tokens, min(backend.vocab.end_of_generation)])
+        assert taken == len(tokens) + 1, text
+
+
+@pytest.mark.parametrize("name", ["plain", "llama-3"])
+def test_without_a_marker_one_call_can_be_told_by_its_first_character(
+    backend: LlamaBackend, name: str
+) -> None:
+    format = WRITERS[name].format
+    free = constrain(format, TOOLS, AUTO, parallel=True)
+    assert free is None or free.triggers
+    grammar = constrain(format, TOOLS, AUTO, parallel=False)
+    matcher = compiled(backend, grammar)._matcher
+    vocab = backend.vocab
+    for text in ("Hello {", " \nHello", ""):
+        tokens = [*vocab.tokenize(text), min(vocab.end_of_generation)]
+        assert matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+    call = WRITERS[name].write_calls([("stop", {})])
+    for text, fits in ((call, True), (call + call, False), ("{}", False)):
+        tokens = [*vocab.tokenize(text), min(vocab.end_of_generation)]
+        assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) is fits
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_an_answer_is_calls_or_json(backend: LlamaBackend, name: str) -> None:
+    writer = WRITERS[name]
+    answer = Grammar("json_schema", json.dumps({"const": 5}), param="response_format")
+    grammar = constrain(
+        writer.format, TOOLS, AUTO, parallel=False, prompt_tail=tail_of(writer), answer=answer
+    )
+    ends = {
+        "harmony": "<|channel|>final<|message|>5",
+        "functionary-3.2": "all\n5",
+    }
+    matcher = compiled(backend, grammar)._matcher
+    for text, fits in ((ends.get(name, "5"), True), (ends.get(name, "6"), name in ends)):
+        tokens = [*backend.vocab.tokenize(text), min(backend.vocab.end_of_generation)]
+        assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) is fits
+
+
+#: A format of every kind of notation.
+NOTATIONS = (
+    "hermes",
+    "qwen3-coder",
+    "glm-4",
+    "deepseek-v3.2",
+    "kimi-k3",
+    "minicpm-5",
+    "minimax-m3",
+    "lfm2",
+    "gemma-4",
+    "harmony",
+)
+TREE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"l": {"type": "array", "items": {"$ref": "#/$defs/T"}, "maxItems": 1}},
+    "required": ["l"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"default": 3},
+        {"type": "array", "minItems": 2, "maxItems": 3, "items": {"type": "integer"}},
+        {"type": "object", "additionalProperties": {"type": "string", "maxLength": 3}},
+        {"oneOf": [{"type": "string", "minLength": 2, "maxLength": 4}, {"type": "integer"}]},
+        {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+        {"type": "integer", "multipleOf": 5},
+        {"type": "string", "pattern": "^[a-z/]{2}$"},
+        {"type": "string", "pattern": "a/b", "maxLength": 9},
+        {"type": "string", "format": "int32", "maxLength": 3},
+        {"enum": ["a", 1, None, "12", "true"]},
+        {"enum": ["a ", "1", "", "[]"]},
+        {"const": "null"},
+        {"enum": [["x", 1], {"k": "v", "l": [True]}]},
+        {"type": "array", "maxItems": 0},
+        {"type": "object", "properties": {"x_y": {"type": "null"}}, "required": ["x_y"]},
+        {"allOf": [{"$ref": "#/properties/b"}]},
+        {"type": "array", "items": {"$ref": "#/properties/b"}, "maxItems": 2},
+    ],
+    ids=str,
+)
+def test_schemas(backend: LlamaBackend, name: str, schema: Any) -> None:
+    writer = WRITERS[name]
+    tools = taking(schema, b={"type": "integer", "maximum": 9})
+    grammar = constrain(writer.format, tools, REQUIRED, parallel=False, prompt_tail=tail_of(writer))
+    for text in texts(backend, grammar, 1, writer.format):
+        message = read(text, writer.format, tools, tail_of(writer))
+        assert message.content == "", text
+        check_calls(message, tools, parallel=False)
+
+
+@pytest.mark.parametrize("name", sorted(set(NOTATIONS) - {"minimax-m3"}))
+@pytest.mark.parametrize("parameters", [{}, {"type": "object"}, {"additionalProperties": True}])
+def test_arguments_that_are_not_declared(
+    backend: LlamaBackend, name: str, parameters: dict[str, Any]
+) -> None:
+    writer = WRITERS[name]
+    tools = [tool("f", parameters)]
+    grammar = constrain(writer.format, tools, REQUIRED, parallel=False, prompt_tail=tail_of(writer))
+    for text in texts(backend, grammar, 1, writer.format):
+        (call,) = read(text, writer.format, tools, tail_of(writer)).tool_calls
+        assert isinstance(json.loads(call.arguments), dict)
+
+
+def test_a_schema_may_refer_to_itself(backend: LlamaBackend) -> None:
+    root = {"type": "object", "properties": {"a": {"$ref": "#/$defs/T"}}, "required": ["a"]}
+    tools = [tool("f", {**root, "$defs": {"T": TREE}})]
+    for name in ("hermes", "gemma-4", "qwen3-coder"):
+        format = WRITERS[name].format
+        grammar = constrain(format, tools, REQUIRED, parallel=False)
+        for text in texts(backend, grammar, 1, format):
+            check_calls(read(text, format, tools, ""), tools, parallel=False)
+
+
+# -- control tokens
+
+
+@pytest.mark.parametrize("text_attribute", ["", 'string="true"'])
+def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: str) -> None:
+    """These markers are control tokens of the bundled model, and text too."""
+    steps = formats.QWEN3_CODER.tool_calls
+    assert steps is not None
+    fim = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    parameters = attrs.evolve(
+        steps.call[3],
+        open="<p:",
+        key_end=":" if text_attribute else ">",
+        value_open=">" if text_attribute else "",
+        close=f"</p>{fim[1]}",
+        ends=(fim[2],),
+        text_attribute=text_attribute,
+        newlines=not text_attribute,
+    )
+    start, name, middle, _, _ = steps.call
+    call = (start, name, middle, parameters)
+    format = ChatFormat(
+        name="x", tool_calls=ToolCalls(starts=(fim[0],), call=call, closing=(fim[2],))
+    )
+    tools = taking({"type": ["string", "integer"], "maxLength": 4, "maximum": 99})
+    grammar = constrain(format, tools, REQUIRED, parallel=False)
+    ready = compiled(backend, grammar)
+    seen: set[bool] = set()
+    special = backend.vocab.tokenize("".join(fim))
+    assert len(special) == 3
+    for seed in range(12):
+        if (tokens := walk(backend, ready, seed)) is not None:
+            check_calls(
+                read(backend.vocab.detokenize(tokens).decode(), format, tools, ""),
+                tools,
+                parallel=False,
+            )
+            seen |= {token in tokens for token in special}
+    assert seen == {True, False}
+    # A control token that ends the output is the end of the text.
+    ending = ToolCalls(starts=("<c>",), call=(JsonCall(),), closing=("</c><|im_end|>",))
+    format = ChatFormat(name="y", tool_calls=ending)
+    matcher = compiled(backend, constrain(format, tools, REQUIRED, parallel=False))._matcher
+    text = '<c>{"name": "f", "arguments": {"a": 1}}</c>'
+    tokens = list(backend.vocab.tokenize(text + "<|im_end|>"))
+    assert matcher.validate_tokens(tokens) == len(tokens)
+
+
+# -- where the grammar begins
+
+
+@pytest.mark.parametrize(
+    ("format", "triggers"),
+    [
+        (formats.HERMES, ("<tool_call>",)),
+        (formats.QWEN3_CODER, ("<function=",)),
+        (formats.DEEPSEEK_V3_2, ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")),  # noqa: RUF001
+        (formats.FIREFUNCTION, ("functools[", "functools [", "functools\n[")),
+        (formats.LLAMA3, ("<|python_tag|>",)),
+        (formats.HARMONY, ("<|channel|>commentary to=functions.",)),
+        (formats.FUNCTIONARY_3_2, (">>>",)),
+    ],
+)
+def test_a_marker_that_text_has_not(format: ChatFormat, triggers: tuple[str, ...]) -> None:
+    grammar = constrain(format, TOOLS, AUTO, parallel=True)
+    assert grammar is not None
+    assert grammar.triggers == (triggers,)
+
+
+def test_an_answer_that_is_free() -> None:
+    answer = Grammar("json_object", param="response_format")
+    assert constrain(formats.PLAIN, TOOLS, AUTO, parallel=True) is None
+    assert constrain(formats.HERMES, (), AUTO, parallel=True, answer=answer) is answer
+    none = ToolChoice("none")
+    assert constrain(formats.HERMES, TOOLS, none, parallel=True) is None
+    assert constrain(formats.HERMES, TOOLS, none, parallel=True, answer=answer) is answer
+    no_calls = ChatFormat(name="none")
+    assert constrain(no_calls, TOOLS, AUTO, parallel=True, answer=answer) is answer
+
+
+def test_the_same_tools_make_one_grammar() -> None:
+    first = constrain(formats.HERMES, TOOLS, AUTO, parallel=True, prompt_tail="x")
+    again = constrain(formats.HERMES, list(TOOLS), AUTO, parallel=True, prompt_tail="y")
+    assert first is again
+
+
+def test_only_functions_that_are_chosen(backend: LlamaBackend) -> None:
+    for mode in ("required", "auto"):
+        choice = ToolChoice(mode, ("stop", "get"))  # type: ignore[arg-type]
+        grammar = constrain(formats.HERMES, TOOLS, choice, parallel=True)
+        for text in texts(backend, grammar, 2, formats.HERMES):
+            text = text if mode == "required" else f"<tool_call>{text}"
+            names = {call.name for call in read(text, formats.HERMES, TOOLS, "").tool_calls}
+            assert names
+            assert names <= {"stop", "get"}
+
+
+# -- choices
+
+
+def test_choices() -> None:
+    assert choose("auto", []) == ToolChoice("auto")
+    assert choose("none", TOOLS) == ToolChoice("none")
+    assert choose("required", TOOLS) == REQUIRED
+    assert choose("stop", TOOLS) == ToolChoice("required", ("stop",))
+    odd = ToolChoice("required", ("auto",))
+    assert choose(odd, [tool("auto")]) == odd
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "problem"),
+    [
+        ("nope", TOOLS, "'nope', which is not in 'tools'"),
+        ("nope", [], "which is not in 'tools'"),
+        (ToolChoice("auto", ("stop", "x")), TOOLS, "'x', which is not"),
+        ("required", [], "there are no 'tools'"),
+    ],
+)
+def test_choices_that_make_no_sense(choice: Any, tools: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        choose(choice, tools)
+    assert caught.value.param == "tool_choice"
+
+
+# -- what cannot be enforced is refused
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize(
+    ("parameters", "where"),
+    [
+        ({"type": "string"}, ""),
+        ({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}, "a"),
+        ({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, "a"),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "a"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}}, "a"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "a"),
+        ({"type": "object", "properties": {"a": {"type": "text"}}, "required": ["a"]}, "a"),
+    ],
+    ids=str,
+)
+def test_schemas_that_are_refused(
+    backend: LlamaBackend, name: str, parameters: dict[str, Any], where: str
+) -> None:
+    strict = tool("f", parameters)
+    strict["function"]["strict"] = True
+    tools = [tool("stop"), strict]
+    for choice in (AUTO, REQUIRED):
+        with pytest.raises(InvalidRequestError) as caught:
+            grammar = constrain(WRITERS[name].format, tools, choice, parallel=True)
+            compiled(backend, grammar)
+        path = "tools[1].function.parameters"
+        assert caught.value.param in (path, f"{path}.properties.{where}")
+        assert str(caught.value.param) in caught.value.message
+
+
+def test_what_only_narrows_arguments_is_left_out_unless_the_function_is_strict(
+    backend: LlamaBackend,
+) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "not": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+            "b": {"type": "integer", "not": {"const": 3}, "examples": [{"not": 1}]},
+        },
+        "if": {"required": ["b"]},
+        "then": {"required": ["not"]},
+        "required": ["b"],
+    }
+    assert enforceable(parameters, strict=True) == parameters
+    assert enforceable(parameters, strict=False) == {
+        "type": "object",
+        "properties": {
+            "not": {"type": "array", "items": {"type": "string"}},
+            "b": {"type": "integer", "examples": [{"not": 1}]},
+        },
+        "required": ["b"],
+    }
+    for name in NOTATIONS:
+        tools = [tool("f", parameters)]
+        compiled(backend, constrain(WRITERS[name].format, tools, REQUIRED, parallel=True))
+
+
+DEEP: Any = {"type": "integer"}
+for _ in range(60):
+    DEEP = {"type": "array", "items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "problem"),
+    [
+        ("qwen3-coder", {"enum": ["</parameter>"]}, "no value that this model can write"),
+        ("qwen3-coder", {"type": "string", "maxLength": -1}, "'maxLength' must be an integer"),
+        ("qwen3-coder", {"type": "string", "minLength": "1"}, "'minLength' must be an integer"),
+        ("qwen3-coder", {"type": "string", "pattern": 5}, "'pattern' must be text"),
+        ("qwen3-coder", {"type": "string", "pattern": "(" * 4000}, "not a regular expression"),
+        ("qwen3-coder", {"type": "string", "pattern": "a^b"}, "anchors at its ends only"),
+        ("qwen3-coder", {"type": "string", "pattern": "^a|b$"}, "anchors at its ends only"),
+        ("qwen3-coder", {"type": "string", "pattern": "a\\b"}, "anchors at its ends only"),
+        ("qwen3-coder", {"type": "string", "pattern": "(?!a)b"}, "look around or back"),
+        ("qwen3-coder", {"type": "string", "pattern": "(a)\\1"}, "look around or back"),
+        (
+            "qwen3-coder",
+            {"minLength": 2, "anyOf": [{"type": "string"}, {"type": "null"}]},
+            "'anyOf' cannot have limits beside it",
+        ),
+        (
+            "qwen3-coder",
+            {"type": "string", "allOf": [{"minLength": 1}, {"maxLength": 2}]},
+            "'allOf' is not supported here",
+        ),
+        ("minimax-m3", {"enum": ["]<]minimax[>[</a>"]}, "no value that this model can write"),
+        ("gemma-4", {"enum": ['<|"|>']}, "cannot write such a text"),
+        ("gemma-4", {"enum": [{"a b": 1}]}, "cannot write such a name"),
+        ("gemma-4", {"type": "array", "prefixItems": []}, "'prefixItems' is not supported"),
+        ("gemma-4", {"type": "array", "minItems": 1.5}, "must be integers"),
+        ("gemma-4", {"type": "array", "minItems": 3, "maxItems": 2}, "is less than 'minItems'"),
+        ("gemma-4", {"allOf": [{}, {}]}, "'allOf' is not supported here"),
+        ("gemma-4", {"anyOf": [{}], "minimum": 5}, "cannot have 'minimum' beside it"),
+        ("gemma-4", DEEP, "nested too deeply"),
+        ("gemma-4", {"type": "object", "maxProperties": 1}, "'maxProperties' is not supported"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_a_notation_has_no_room_for(name: str, schema: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        constrain(WRITERS[name].format, taking(schema), AUTO, parallel=True)
+    assert str(caught.value.param).startswith("tools[0].function.parameters.properties.a")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "problem"),
+    [
+        ("qwen3-coder", {"properties": {"a>b": {}}}, "cannot write such a name"),
+        ("minimax-m3", {"properties": {"a>b": {}}}, "cannot write such a name"),
+        ("gemma-4", {"properties": {"a b": {}}}, "cannot write such a name"),
+        ("minimax-m3", {}, "'additionalProperties' must be false"),
+        ("qwen3-coder", {"anyOf": [{"properties": {}}]}, "'anyOf' is not supported for an object"),
+        ("qwen3-coder", {"required": ["a"]}, "'a' must be in 'properties'"),
+        ("qwen3-coder", {"properties": []}, "'properties' is an object"),
+    ],
+    ids=str,
+)
+def test_arguments_that_a_notation_has_no_room_for(
+    name: str, parameters: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        constrain(WRITERS[name].format, [tool("f", parameters)], AUTO, parallel=True)
+    assert str(caught.value.param).startswith("tools[0].function.parameters")
+
+
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [
+        (formats.GLM, "two words"),
+        (formats.QWEN3_CODER, "a>"),
+        (formats.KIMI_K2, "f:1"),
+        (formats.HARMONY, "fn é"),
+        (formats.FUNCTIONARY_3_2, "all"),
+        (formats.HERMES, ""),
+    ],
+)
+def test_names_that_a_model_cannot_write(format: ChatFormat, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot write") as caught:
+        constrain(format, [tool("stop"), tool(name)], REQUIRED, parallel=True)
+    assert caught.value.param == "tools[1].function.name"
+
+
+@pytest.mark.parametrize("kind", ["gbnf", "regex"])
+def test_a_grammar_beside_tools(kind: str) -> None:
+    answer = Grammar(kind, "x", param="grammar")
+    with pytest.raises(InvalidRequestError, match="together with 'tools'") as caught:
+        constrain(formats.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
+    assert caught.value.param == "grammar"
+
+
+@pytest.mark.parametrize("source", ["{", '{"a":' * 200 + "1" + "}" * 200, "[" * 100_000])
+def test_an_answer_whose_schema_is_none(source: str) -> None:
+    answer = Grammar("json_schema", source, param="response_format")
+    with pytest.raises(InvalidRequestError) as caught:
+        constrain(formats.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
+    assert caught.value.param == "response_format"
+
+
+def test_tools_that_are_not_json() -> None:
+    deep: Any = {}
+    for _ in range(150):
+        deep = {"type": "object", "properties": {"a": deep}}
+    deeper: Any = []
+    for _ in range(100_000):
+        deeper = [deeper]
+    for parameters, param in (
+        ({"a": object()}, "tools"),
+        ({"a": deeper}, "tools"),
+        ({"default": [deep]}, "tools[0].function.parameters"),
+        ("x", "tools[0].function.parameters"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            constrain(formats.HERMES, [tool("f", parameters)], AUTO, parallel=True)
+        assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "seed-oss", "glm-4", "deepseek-v3.2", "kimi-k3"])
+def test_json_may_hold_what_ends_it(backend: LlamaBackend, name: str) -> None:
+    writer = WRITERS[name]
+    tail = tail_of(writer)
+    strings = [text + "\n" + text for text in sorted(writer.format.texts)]
+    tools = taking({"type": "array", "items": {"enum": strings}, "minItems": 1, "maxItems": 2})
+    grammar = constrain(writer.format, tools, REQUIRED, parallel=False, prompt_tail=tail)
+    for text in texts(backend, grammar, 2, writer.format):
+        message = read(text, writer.format, tools, tail)
+        check_calls(message, tools, parallel=False)
+        assert message.content == ""
+        assert read(text, writer.format, tools, tail, list(text)) == message
+
+
+# -- any schema
+
+
+def schemas() -> st.SearchStrategy[Any]:
+    words = st.sampled_from(["a", "b", "", "1", "true", "x y", "é", '"', "</p"])
+    plain = st.sampled_from(
+        [
+            {"type": "integer", "minimum": 0, "maximum": 9},
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": "string", "maxLength": 2},
+            {"type": ["string", "integer"], "maxLength": 2, "minimum": 0, "maximum": 9},
+        ]
+    ) | st.lists(words | st.integers(0, 9), min_size=1, max_size=2, unique=True).map(
+        lambda values: {"enum": values}
+    )
+
+    def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        members = st.dictionaries(st.sampled_from("pqr"), inner, min_size=1, max_size=2)
+        return (
+            st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"anyOf": parts})
+            | inner.map(lambda item: {"type": "array", "items": item, "maxItems": 1})
+            | members.map(
+                lambda parts: {
+                    "type": "object",
+                    "properties": parts,
+                    "required": sorted(parts)[:1],
+                    "additionalProperties": False,
+                }
+            )
+        )
+
+    return st.recursive(plain, around, max_leaves=3)
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(schema=schemas(), seed=st.integers(0, 99))
+def test_any_schema(backend: LlamaBackend, name: str, schema: Any, seed: int) -> None:
+    writer = WRITERS[name]
+    tools = taking(schema)
+    tail = tail_of(writer)
+    grammar = constrain(writer.format, tools, REQUIRED, parallel=False, prompt_tail=tail)
+    tokens = walk(backend, compiled(backend, grammar), seed, sorted(writer.format.texts))
+    if tokens is not None:
+        text = backend.vocab.detokenize(tokens).decode()
+        message = read(text, writer.format, tools, tail)
+        assert message.content == "", text
+        check_calls(message, tools, parallel=False)
+
+
+# -- streams
+
+
+def test_calls_stream_one_after_the_other() -> None:
+    text = WRITERS["hermes"].write_calls([("stop", {}), ("get", {"k": "a"}), ("stop", {})])
+    parser = MessageParser(formats.HERMES, parse_tools=True)
+    deltas = [delta for character in text for delta in parser.feed(character)] + parser.finish()
+    starts = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
+    assert [start.index for start in starts] == [0, 1, 2]
+    assert len({start.id for start in starts}) == 3

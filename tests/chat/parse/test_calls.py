@@ -1,0 +1,356 @@
+"""What single formats do: how calls stream, where they end, and what is no call."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any
+
+import pytest
+
+from trioserve.chat.formats import formats
+from trioserve.chat.formats.formats import ChatFormat
+from trioserve.chat.parse.deltas import (
+    ContentDelta,
+    Delta,
+    Message,
+    MessageBuilder,
+    ReasoningDelta,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from trioserve.chat.parse.parser import MessageParser
+
+
+def make(format: ChatFormat, **kwargs: Any) -> MessageParser:
+    ids = itertools.count()
+    settings = {"parse_tools": True, "new_id": lambda: f"call_{next(ids)}", **kwargs}
+    return MessageParser(format, **settings)
+
+
+def built(deltas: list[Delta]) -> Message:
+    builder = MessageBuilder()
+    for delta in deltas:
+        builder.add(delta)
+    return builder.build()
+
+
+def parse(text: str, format: ChatFormat, **kwargs: Any) -> Message:
+    parser = make(format, **kwargs)
+    whole = built(parser.feed(text) + parser.finish())
+    parser = make(format, **kwargs)
+    deltas = [delta for character in text for delta in parser.feed(character)]
+    assert built(deltas + parser.finish()) == whole
+    return whole
+
+
+def call(name: str, arguments: str, index: int = 0) -> ToolCall:
+    return ToolCall(f"call_{index}", name, arguments)
+
+
+def qwen(value: str) -> str:
+    parameter = f"<parameter=a>\n{value}\n</parameter>"
+    return f"<tool_call>\n<function=f>\n{parameter}\n</function>\n</tool_call>"
+
+
+def tool(**properties: Any) -> dict[str, Any]:
+    return {"function": {"name": "f", "parameters": {"properties": properties}}}
+
+
+# -- each argument between markers
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("Oslo", "Oslo"),
+        ("12", 12),
+        ("-1.5e3", -1500.0),
+        ("true", True),
+        ("True", True),
+        ("None", None),
+        ("[1, 2]", [1, 2]),
+        ('{"b": "c"}', {"b": "c"}),
+        ('{"b": ', '{"b": '),
+        ("{b}", "{b}"),
+        ("12 apples", "12 apples"),
+        ("007", "007"),
+        ("NaN", "NaN"),
+        ('"quoted"', '"quoted"'),
+        ("", ""),
+        ("\nlines\n\n", "\nlines\n\n"),
+        ("a </parameter> b", "a </parameter> b"),
+        ("</function>", "</function>"),
+    ],
+)
+def test_values_without_a_schema(value: str, expected: object) -> None:
+    message = parse(qwen(value), formats.QWEN3_CODER)
+    assert message.content == ""
+    assert json.loads(message.tool_calls[0].arguments) == {"a": expected}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "expected"),
+    [
+        ({"type": "string"}, "12", "12"),
+        ({"type": "string"}, "true", "true"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"const": "1"}, "1", "1"),
+        ({"anyOf": [{"type": "string"}, {"const": "x"}]}, "1", "1"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "x", "x"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "1", 1),
+        ({"type": "integer"}, "one", "one"),
+        ({"type": "object"}, "{}", {}),
+        ({}, "1", 1),
+        (True, "1", 1),
+    ],
+)
+def test_a_schema_tells_what_is_text(schema: object, value: str, expected: object) -> None:
+    message = parse(qwen(value), formats.QWEN3_CODER, tools=[tool(a=schema)])
+    assert json.loads(message.tool_calls[0].arguments) == {"a": expected}
+
+
+def test_tools_without_schemas() -> None:
+    for tools in ([{}], [{"function": {"name": "f"}}], [{"function": {"parameters": 1}}]):
+        assert parse(qwen("1"), formats.QWEN3_CODER, tools=tools).tool_calls[0].arguments
+
+
+def test_text_streams() -> None:
+    parser = make(formats.QWEN3_CODER)
+    assert parser.feed("<tool_call>\n<function=f") == []
+    assert parser.feed(">\n") == [ToolCallStart(0, "call_0", "f"), ToolCallArguments(0, "{")]
+    assert parser.feed("<parameter=ci") == []
+    assert parser.feed("ty>\n") == [ToolCallArguments(0, '"city": ')]
+    assert parser.feed("Os") == [ToolCallArguments(0, '"Os')]
+    assert parser.feed('"lo\n') == [ToolCallArguments(0, '\\"lo')]
+    assert parser.feed("</parameter>\n</fun") == []
+    assert parser.feed("ction>") == [ToolCallArguments(0, '"}')]
+    assert parser.feed("\n</tool_call>") == []
+    assert parser.finish() == []
+
+
+def test_the_outer_marker_may_be_missing() -> None:
+    text = qwen("x").removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert parse(f"So:\n{text}", formats.QWEN3_CODER) == Message(
+        "So:", "", (call("f", '{"a": "x"}'),)
+    )
+    text = text.removesuffix("</function>") + "</tool_call>"
+    assert parse(text, formats.QWEN3_CODER) == Message("", "", (call("f", '{"a": "x"}'),))
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("<tool_call><function=f>", "{"),
+        ("<tool_call><function=f><param", "{"),
+        ("<tool_call><function=f><parameter=a>x", '{"a": "x'),
+        ("<tool_call><function=f><parameter=a>12", '{"a": 12'),
+        ("<tool_call><function=f><parameter=a>x\n</para", '{"a": "x\\n</para'),
+        ("<tool_call><function=f><parameter=a>x</parameter>", '{"a": "x"'),
+    ],
+)
+def test_a_call_that_is_cut_off_keeps_what_has_come(text: str, arguments: str) -> None:
+    assert parse(text, formats.QWEN3_CODER) == Message("", "", (call("f", arguments),))
+
+
+def test_what_goes_wrong_after_the_name_is_content() -> None:
+    text = "<tool_call>f\n<arg_key>a</arg_key>oh no<arg_value>1</arg_value></tool_call>"
+    message = parse(text, formats.GLM)
+    assert message.tool_calls == (call("f", '{"a": '),)
+    assert message.content == "oh no<arg_value>1</arg_value></tool_call>"
+
+
+def test_a_call_without_arguments() -> None:
+    assert parse("<tool_call>f</tool_call>", formats.GLM) == Message("", "", (call("f", "{}"),))
+
+
+def test_elements_within_elements() -> None:
+    mark = "]<]minimax[>["
+    inner = "<l>#<item>1#</item>#<item>#<k>true#</k>#</item>#</l>#<s> x#</s>#</invoke>"
+    text = f'#<tool_call>\n#<invoke name="f">#{inner}\n#</tool_call>'.replace("#", mark)
+    message = parse(text, formats.MINIMAX_M3)
+    assert message == Message("", "", (call("f", '{"l": [1, {"k": true}], "s": " x"}'),))
+
+
+# -- JSON
+
+
+def test_llama_calls_need_no_marker() -> None:
+    text = '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'
+    calls = (call("f", '{"a": 1}'), call("g", "{}", 1))
+    assert parse(text, formats.LLAMA3) == Message("", "", calls)
+    assert parse(f"<|python_tag|>{text}", formats.LLAMA3) == Message("", "", calls)
+    assert parse(f"So: {text}", formats.LLAMA3) == Message(f"So: {text}")
+
+
+def test_llama_calls_of_built_in_tools() -> None:
+    text = '<|python_tag|>brave_search.call(query="a \\"b\\"")'
+    message = parse(text, formats.LLAMA3)
+    assert message == Message("", "", (call("brave_search", '{"query": "a \\"b\\""}'),))
+    assert parse("<|python_tag|>print(1)", formats.LLAMA3) == Message("<|python_tag|>print(1)")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1}', "{", " {}", '{"name": "f"', '{"name": 1}', "{ not JSON }"]
+)
+def test_other_json_is_content(text: str) -> None:
+    assert parse(text, formats.PLAIN) == Message(text)
+    if '"f"' not in text:
+        assert parse(text, formats.LLAMA3) == Message(text)
+
+
+def test_generic_calls() -> None:
+    one = '{"name": "f", "arguments": {"a": 1}}'
+    expected = Message("", "", (call("f", '{"a": 1}'),))
+    assert parse(f'{{"tool_call": {one}}}', formats.PLAIN) == expected
+    assert parse(f' {{ "tool_calls": [{one}]\n}}\n', formats.PLAIN) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "content"),
+    [
+        ('"Hi\\n\\u00e9 \\ud83d\\ude00"', "Hi\né 😀"),
+        ('"\\ud83d x"', "� x"),
+        ('"\\\\ud83d"', "\\ud83d"),
+        ('""', ""),
+    ],
+)
+def test_generic_answers(written: str, content: str) -> None:
+    assert parse(f'{{"response": {written}}}', formats.PLAIN) == Message(content)
+
+
+def test_generic_answers_stream() -> None:
+    parser = make(formats.PLAIN)
+    assert parser.feed('{"response": "Hel') == [ContentDelta("Hel")]
+    assert parser.feed('lo"}') == [ContentDelta("lo")]
+    assert parser.finish() == []
+    assert parse('{"response": "cut', formats.PLAIN) == Message("cut")
+    assert parse('{"response": 1}', formats.PLAIN) == Message('{"response": 1}')
+
+
+def test_an_array_of_calls() -> None:
+    text = '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abc"}, {"name": "g"}] Done.'
+    message = parse(text, formats.MISTRAL_OLD)
+    assert message == Message("Done.", "", (call("f", "{}"), call("g", "{}", 1)))
+    broken = '[TOOL_CALLS][{"name": "f"}, 5]'
+    assert parse(broken, formats.MISTRAL_OLD) == Message(", 5]", "", (call("f", "{}"),))
+
+
+def test_ids_are_as_the_template_wants_them() -> None:
+    for format in (formats.MISTRAL, formats.MISTRAL_OLD):
+        parser = MessageParser(format, parse_tools=True)
+        deltas = parser.feed('[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS][{"name": "f"}]')
+        (start,) = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
+        assert re.fullmatch(r"[a-zA-Z0-9]{9}", start.id)
+
+
+def test_mistral_writes_ids_too() -> None:
+    text = 'Hm[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}'
+    calls = (call("f", '{"a": 1}'), call("g", "{}", 1))
+    assert parse(text, formats.MISTRAL) == Message("Hm", "", calls)
+
+
+def test_json_arguments_stream() -> None:
+    parser = make(formats.MISTRAL)
+    assert parser.feed("[TOOL_CALLS]f[ARGS]") == [ToolCallStart(0, "call_0", "f")]
+    assert parser.feed('{"a": "b') == [ToolCallArguments(0, '{"a": "b')]
+    assert parser.feed('c"}') == [ToolCallArguments(0, 'c"}')]
+    assert parser.finish() == []
+
+
+# -- literals
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("", {}),
+        ("a=1,", {"a": 1}),
+        ("a=-1.5e3, b=True, c=None, d=false", {"a": -1500.0, "b": True, "c": None, "d": False}),
+        ("a=[1, [2], {'k': 'v', \"l\": []},]", {"a": [1, [2], {"k": "v", "l": []}]}),
+        (r"a='it\'s \x41\u00e9\U0001f600\n\d'", {"a": "it's Aé😀\n\\d"}),
+        ('a="it\'s"', {"a": "it's"}),
+    ],
+)
+def test_literals_become_json(written: str, expected: object) -> None:
+    text = f"<|tool_call_start|>[f({written})]<|tool_call_end|>"
+    message = parse(text, formats.LFM2)
+    assert message.content == ""
+    assert json.loads(message.tool_calls[0].arguments) == expected
+
+
+@pytest.mark.parametrize("written", ["1", "a=b", "a=f()", "a=01", r"a='\xg1'", "a=" + "[" * 200])
+def test_what_is_no_literal_is_content(written: str) -> None:
+    text = f"<|tool_call_start|>[f({written})]<|tool_call_end|>"
+    message = parse(text, formats.LFM2)
+    assert message.content.endswith(")]<|tool_call_end|>")
+    assert message.tool_calls[0].name == "f"
+
+
+# -- rows of messages
+
+
+def test_harmony() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>Look:<|end|>"
+        '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    )
+    message = parse(text, formats.HARMONY, prompt_tail="<|end|><|start|>assistant")
+    assert message == Message("Look:", "Hm", (call("f", '{"a": 1}'),))
+    raw = parse(text, formats.HARMONY, prompt_tail="<|start|>assistant", reasoning_format="none")
+    assert raw.content == "<|channel|>analysis<|message|>Hm<|end|>Look:"
+
+
+def test_harmony_streams() -> None:
+    parser = make(formats.HARMONY, prompt_tail="<|start|>assistant")
+    assert parser.feed("<|channel|>analysis<|message|>Hm") == [ReasoningDelta("Hm")]
+    assert parser.feed(" so<|e") == [ReasoningDelta(" so")]
+    assert parser.feed("nd|><|start|>assistant<|channel|>final<|message|>Hi") == [
+        ContentDelta("Hi")
+    ]
+    assert parser.finish() == []
+
+
+def test_harmony_that_the_prompt_has_begun() -> None:
+    tail = "<|start|>assistant<|channel|>{}<|message|>Well"
+    message = parse(" so<|end|>", formats.HARMONY, prompt_tail=tail.format("analysis"))
+    assert message == Message("", " so")
+    message = parse(" so<|return|>", formats.HARMONY, prompt_tail=tail.format("final"))
+    assert message == Message(" so")
+
+
+def test_harmony_without_channels_is_content() -> None:
+    tail = "<|start|>assistant"
+    assert parse("Hello", formats.HARMONY, prompt_tail=tail) == Message("Hello")
+    long = "Hello " * 200
+    assert parse(long, formats.HARMONY, prompt_tail=tail) == Message(long)
+    odd = "<|channel|>odd<|message|>Hi"
+    assert parse(odd, formats.HARMONY, prompt_tail=tail) == Message(odd)
+
+
+def test_calls_in_channels_are_content_unless_asked_for() -> None:
+    text = " to=functions.f<|channel|>commentary json<|message|>{}"
+    settings = {"prompt_tail": "<|start|>assistant", "parse_tools": False}
+    assert parse(f"{text}<|call|>", formats.HARMONY, **settings) == Message(text)
+
+
+def test_functionary() -> None:
+    text = 'all\nLook:>>>f\n{"a": 1}\n>>>g\n{}'
+    message = parse(text, formats.FUNCTIONARY_3_2, prompt_tail="<|end_header_id|>\n\n>>>")
+    assert message == Message("Look:", "", (call("f", '{"a": 1}'), call("g", "{}", 1)))
+    text = "all\n>>> print(1)\nDone"
+    message = parse(text, formats.FUNCTIONARY_3_2, prompt_tail=">>>")
+    assert message == Message(">>> print(1)\nDone")
+
+
+# -- what the engine needs to know
+
+
+def test_formats_name_their_markers() -> None:
+    assert {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"} <= formats.MISTRAL_THINK.texts
+    assert {"<|start|>", "<|call|>"} <= formats.HARMONY.texts
+    assert "" not in formats.PLAIN.texts

@@ -1,0 +1,407 @@
+"""The parser of generated text: streamed equals whole, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from trioserve.chat.formats import formats
+from trioserve.chat.parse.deltas import (
+    ContentDelta,
+    Delta,
+    Message,
+    MessageBuilder,
+    ReasoningDelta,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from trioserve.chat.parse.parser import REASONING_FORMATS, MessageParser, new_call_id
+from trioserve.errors import InvalidRequestError
+
+
+def make_parser(
+    format: formats.ChatFormat = formats.HERMES_THINK,
+    *,
+    parse_tools: bool = True,
+    reasoning_format: str = "auto",
+    prompt_tail: str = "",
+) -> MessageParser:
+    ids = itertools.count()
+    return MessageParser(
+        format,
+        parse_tools=parse_tools,
+        reasoning_format=reasoning_format,
+        prompt_tail=prompt_tail,
+        new_id=lambda: f"call_{next(ids)}",
+    )
+
+
+def deltas_of(pieces: list[str], **kwargs: object) -> list[Delta]:
+    parser = make_parser(**kwargs)  # type: ignore[arg-type]
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)]
+    return deltas + parser.finish()
+
+
+def parse(pieces: list[str] | str, **kwargs: object) -> Message:
+    builder = MessageBuilder()
+    for delta in deltas_of([pieces] if isinstance(pieces, str) else pieces, **kwargs):
+        builder.add(delta)
+    return builder.build()
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+WEATHER = ToolCall("call_0", "get_weather", '{"city": "Oslo"}')
+
+
+def test_plain_content() -> None:
+    assert parse("Hello") == Message("Hello")
+
+
+def test_reasoning_loses_the_newlines_around_it() -> None:
+    assert parse("<think>\nHm.\n\nSo.\n</think>\n\nHello\n") == Message("Hello\n", "Hm.\n\nSo.")
+
+
+def test_reasoning_that_the_prompt_began() -> None:
+    message = parse("\nHm.\n</think>\n\nHello", prompt_tail="<|im_start|>assistant\n<think>\n")
+    assert message == Message("Hello", "Hm.")
+
+
+def test_reasoning_that_the_prompt_ended() -> None:
+    assert parse("\n\nHello", prompt_tail="<think>\n\n</think>") == Message("Hello")
+
+
+def test_whitespace_before_reasoning_goes_with_it() -> None:
+    assert parse("\n <think>Hm</think>Hello") == Message("Hello", "Hm")
+
+
+def test_whitespace_before_content_stays() -> None:
+    assert parse(" \n Hello") == Message(" \n Hello")
+
+
+def test_a_think_marker_later_on_is_content() -> None:
+    text = "Write <think>this</think>."
+    assert parse(text) == Message(text)
+
+
+def test_reasoning_that_does_not_end() -> None:
+    assert parse("<think>\nHm.\n</thin") == Message("", "Hm.\n</thin")
+
+
+def test_empty_reasoning_makes_no_delta() -> None:
+    assert deltas_of(["<think>\n\n</think>\n\nHi"]) == [ContentDelta("Hi")]
+
+
+def test_a_format_without_reasoning_knows_no_markers() -> None:
+    text = "<think>Hm</think>Hi"
+    assert parse(text, format=formats.HERMES) == Message(text)
+
+
+@pytest.mark.parametrize(
+    ("reasoning_format", "expected"),
+    [
+        ("auto", Message("Hi", "Hm")),
+        ("deepseek", Message("Hi", "Hm")),
+        ("none", Message("<think>\nHm\n</think>\n\nHi")),
+        ("deepseek-legacy", Message("<think>\nHm\n</think>\n\nHi", "Hm")),
+    ],
+)
+def test_reasoning_formats(reasoning_format: str, expected: Message) -> None:
+    text = "<think>\nHm\n</think>\n\nHi"
+    assert parse(text, reasoning_format=reasoning_format) == expected
+
+
+def test_legacy_reasoning_gets_the_marker_that_is_in_the_prompt() -> None:
+    message = parse("Hm</think>Hi", reasoning_format="deepseek-legacy", prompt_tail="<think>\n")
+    assert message == Message("<think>Hm</think>Hi", "Hm")
+
+
+def test_raw_reasoning_does_not_get_the_marker_that_is_in_the_prompt() -> None:
+    message = parse("Hm</think>Hi", reasoning_format="none", prompt_tail="<think>\n")
+    assert message == Message("Hm</think>Hi")
+
+
+def test_a_call_in_reasoning_is_reasoning() -> None:
+    for name, (to_reasoning, _) in REASONING_FORMATS.items():
+        message = parse(f"<think>{CALL}</think>Hi", reasoning_format=name)
+        assert message.tool_calls == ()
+        assert message.reasoning_content == (CALL if to_reasoning else "")
+
+
+def test_an_unknown_reasoning_format_is_refused() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        make_parser(reasoning_format="deep")
+    assert caught.value.param == "reasoning_format"
+
+
+def test_a_tool_call() -> None:
+    assert parse(CALL) == Message(tool_calls=(WEATHER,))
+
+
+def test_reasoning_content_and_two_calls() -> None:
+    message = parse(f"<think>\nHm\n</think>\n\nLook:\n\n{CALL}\n{CALL}\nDone.")
+    second = ToolCall("call_1", WEATHER.name, WEATHER.arguments)
+    assert message == Message("Look:Done.", "Hm", (WEATHER, second))
+
+
+def test_a_call_without_its_end_marker() -> None:
+    assert parse(CALL.removesuffix("</tool_call>")) == Message(tool_calls=(WEATHER,))
+    assert parse(CALL.removesuffix("all>")) == Message(tool_calls=(WEATHER,))
+
+
+def test_calls_are_content_unless_asked_for() -> None:
+    assert parse(f"Look:\n{CALL}", parse_tools=False) == Message(f"Look:\n{CALL}")
+
+
+def test_arguments_before_the_name() -> None:
+    text = '<tool_call>{"arguments": {"city": "Oslo"}, "name": "get_weather"}</tool_call>'
+    assert parse(text) == Message(tool_calls=(WEATHER,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{}", "{}"),
+        ("null", "{}"),
+        (' { "a" : [1, -2.5e3, true, null] } ', '{ "a" : [1, -2.5e3, true, null] }'),
+        (json.dumps('{"a": "b"}'), '{"a": "b"}'),
+        ('"just text"', '"just text"'),
+        ("[1]", "[1]"),
+        ("12", "12"),
+        ('{"a": "one\ntwo"}', '{"a": "one\\u000atwo"}'),
+        (r'{"a": "\u00e9\"}"}', r'{"a": "\u00e9\"}"}'),
+    ],
+)
+def test_arguments(arguments: str, expected: str) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    for pieces in ([text], list(text)):
+        assert parse(pieces) == Message(tool_calls=(ToolCall("call_0", "f", expected),))
+    json.loads(expected)
+
+
+def test_missing_arguments_are_an_empty_object() -> None:
+    text = '<tool_call>{"type": "function", "name": "f"}</tool_call>'
+    assert parse(text) == Message(tool_calls=(ToolCall("call_0", "f", "{}"),))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        "<tool_call> no JSON </tool_call>",
+        '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"city": "Oslo"}</tool_call>',
+        "<tool_call>{}</tool_call>",
+        "<tool_call>[]</tool_call>",
+        "\n\n<tool_call>\nfoo(1)\n</tool_call>\n\n",
+        '<tool_call>{"name": "get',
+        '<tool_call>{"arguments": {"a": 1}, "na',
+        "a < b <tool_cal and <tool",
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    assert parse(text) == Message(text)
+    assert parse(list(text)) == Message(text)
+
+
+def test_a_call_after_what_is_no_call() -> None:
+    assert parse(f"<tool_call>{CALL}") == Message("<tool_call>", "", (WEATHER,))
+
+
+def test_a_call_that_goes_wrong_after_its_name() -> None:
+    message = parse('<tool_call>{"name": "f", "arguments": {"a": oh no}}</tool_call>')
+    assert message == Message("oh no}}</tool_call>", "", (ToolCall("call_0", "f", '{"a": '),))
+
+
+def test_an_unknown_member_after_the_arguments_is_content() -> None:
+    message = parse('<tool_call>{"name": "f", "arguments": {}, "why": "x"}</tool_call>')
+    call = ToolCall("call_0", "f", "{}")
+    assert message == Message(', "why": "x"}</tool_call>', "", (call,))
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('<tool_call>{"name": "f"', ""),
+        ('<tool_call>{"name": "f", "argu', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": "b', '{"a": "b'),
+        (r'<tool_call>{"name": "f", "arguments": {"a": "\u00', r'{"a": "\u00'),
+        (r'<tool_call>{"name": "f", "arguments": "{\"a\"', r'"{\"a\"'),
+        ('<tool_call>{"name": "f", "arguments": {}', "{}"),
+    ],
+)
+def test_a_call_that_is_cut_off_keeps_what_has_come(text: str, arguments: str) -> None:
+    assert parse(text) == Message(tool_calls=(ToolCall("call_0", "f", arguments),))
+
+
+def test_a_call_streams() -> None:
+    parser = make_parser()
+    assert parser.feed('\n<tool_call>\n{"name": "f') == []
+    assert parser.feed('", ') == [ToolCallStart(0, "call_0", "f")]
+    assert parser.feed('"arguments": {"ci') == [ToolCallArguments(0, '{"ci')]
+    assert parser.feed('ty": "Os') == [ToolCallArguments(0, 'ty": "Os')]
+    assert parser.feed('lo"}}') == [ToolCallArguments(0, 'lo"}')]
+    assert parser.feed("\n</tool_call>") == []
+    assert parser.finish() == []
+    assert parser.finish() == []
+
+
+def test_text_is_held_back_only_while_it_may_become_a_marker() -> None:
+    parser = make_parser()
+    assert parser.feed("Hello") == [ContentDelta("Hello")]
+    assert parser.feed(" <tool") == [ContentDelta(" ")]
+    assert parser.feed("_x") == [ContentDelta("<tool_x")]
+    assert parser.feed("\n<") == []
+    assert parser.feed("b") == [ContentDelta("\n<b")]
+    parser = make_parser()
+    assert parser.feed("<th") == []
+    assert parser.feed("ink>\n") == []
+    assert parser.feed("Hm\n") == [ReasoningDelta("Hm")]
+    assert parser.feed("so</") == [ReasoningDelta("\nso")]
+    assert parser.feed("think>") == []
+
+
+def test_ids_cannot_be_guessed() -> None:
+    ids = {new_call_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(re.fullmatch(r"call_[0-9a-f]{24}", id_) for id_ in ids)
+
+
+# -- properties
+
+FRAGMENTS = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    CALL,
+    '{"name": "f", "arguments": ',
+    '{"arguments": {"a": 1}, "name": "f"}',
+    '{"a": "b\\n\\u00e9"}',
+    '"{\\"a\\": 1}"',
+    "{",
+    "}",
+    '"',
+    "\\",
+    "12",
+    "null",
+    ": ",
+    ", ",
+    "\n",
+    "\n\n",
+    " ",
+    "<",
+    "</t",
+    "Hello é",
+]
+TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "format": st.sampled_from([signature.format for signature in formats.KNOWN]),
+        "parse_tools": st.booleans(),
+        "reasoning_format": st.sampled_from(sorted(REASONING_FORMATS)),
+        "prompt_tail": st.sampled_from(["", "<think>\n", "<think>\n\n</think>\n\n", "</think>"]),
+    }
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=TEXTS, kwargs=SETTINGS, data=st.data())
+def test_streamed_equals_whole(text: str, kwargs: dict[str, object], data: st.DataObject) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
+    pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    whole = parse(text, **kwargs)
+    assert parse(pieces, **kwargs) == whole
+    assert parse(list(text), **kwargs) == whole
+
+
+@pytest.mark.parametrize("reasoning_format", sorted(REASONING_FORMATS))
+def test_every_split_in_two_and_three(reasoning_format: str) -> None:
+    text = f"<think>\nHm\n</think>\n\nHi\n{CALL}\n"
+    whole = parse(text, reasoning_format=reasoning_format)
+    assert whole.tool_calls == (WEATHER,)
+    for a, b in itertools.combinations_with_replacement(range(len(text) + 1), 2):
+        pieces = [text[:a], text[a:b], text[b:]]
+        assert parse(pieces, reasoning_format=reasoning_format) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=TEXTS, kwargs=SETTINGS)
+def test_nothing_is_lost(text: str, kwargs: dict[str, object]) -> None:
+    """What a message leaves out of the text is markers, whitespace and the skeleton of calls."""
+    kwargs["reasoning_format"] = "none" if kwargs["reasoning_format"] == "none" else "auto"
+    deltas = deltas_of([text], **kwargs)
+    shown = ""
+    for delta in deltas:
+        match delta:
+            case ContentDelta(more) | ReasoningDelta(more) | ToolCallArguments(_, more):
+                shown += more
+            case ToolCallStart(_, _, name):
+                shown += name
+    # Arguments may come before the name, so compare how often each character is there.
+    lost = Counter(re.sub(r"\s", "", text)) - Counter(shown)
+    calls = sum(isinstance(delta, ToolCallStart) for delta in deltas)
+    skeleton = Counter()
+    for marker in ("<think>", "</think>"):
+        skeleton += Counter(marker)
+    for _ in range(calls):
+        skeleton += Counter('<tool_call></tool_call>{"name": "", "arguments": null}')
+    if calls:
+        lost.pop("\\", None)  # arguments that are an object in a string are unescaped
+        lost.pop('"', None)
+    assert not lost - skeleton
+    if not calls and "think>" not in text:
+        assert not lost
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    name=st.text(min_size=1),
+    arguments=st.dictionaries(st.text(), JSON, max_size=3),
+    ascii_=st.booleans(),
+    indent=st.sampled_from([None, 2]),
+)
+def test_every_call_comes_back(
+    name: str, arguments: dict[str, object], ascii_: bool, indent: int | None
+) -> None:
+    raw = json.dumps(arguments, ensure_ascii=ascii_, indent=indent)
+    body = f'{{"name": {json.dumps(name, ensure_ascii=ascii_)}, "arguments": {raw}}}'
+    call = parse(list(f"<tool_call>\n{body}\n</tool_call>"))
+    assert call == Message(tool_calls=(ToolCall("call_0", name, raw),))
+
+
+# -- formats
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ '<tool_call>' }}{{ '</think>' }}", formats.HERMES_THINK),
+        ("{{ '<tool_call>' }}", formats.HERMES),
+        ("{{ '<tool_call><function=' }}{{ '</think>' }}", formats.PLAIN_THINK),
+        ("{{ content.split('</think>')[-1] }}", formats.PLAIN_THINK),
+        ("{{ messages[0].content }}", formats.PLAIN),
+        ("", formats.PLAIN),
+    ],
+)
+def test_detect(source: str, expected: formats.ChatFormat) -> None:
+    assert formats.detect(source) is expected

@@ -1,0 +1,109 @@
+"""A chat whose last message the model goes on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trioserve.chat.formats.formats import HARMONY, PLAIN, PLAIN_THINK, ChatFormat
+from trioserve.chat.parse.deltas import Message, MessageBuilder
+from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.template.prefill import PARTS, Part, begun_with, part_of, render_open
+from trioserve.chat.template.template import CHATML, ChatTemplate
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+
+USER = {"role": "user", "content": "Hi <think>"}
+HEAD = "<|im_start|>user\nHi <think><|im_end|>\n<|im_start|>assistant\n"
+
+#: Begins the reasoning, or ends it at once when there is to be none.
+THINKING = CHATML + (
+    "{%- if add_generation_prompt -%}{{- '<think>\\n' -}}"
+    "{%- if enable_thinking is false -%}{{- '\\n</think>\\n\\n' -}}{%- endif -%}{%- endif -%}"
+)
+
+
+def said(content: Any = "", **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def render(
+    *messages: dict[str, Any],
+    part: Part = "auto",
+    source: str = CHATML,
+    format: ChatFormat = PLAIN,
+    **kwargs: Any,
+) -> str:
+    return render_open(ChatTemplate(source), format, messages, part, kwargs=kwargs)
+
+
+def test_the_prompt_goes_on_with_the_last_message() -> None:
+    assert render(USER, said("The answer")) == HEAD + "The answer"
+    parts = [{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]
+    assert render(USER, said(parts)) == HEAD + "Wh\n\nill"
+    assert render(USER, said("")) == HEAD
+
+
+@pytest.mark.parametrize("source", [CHATML, THINKING])
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}])
+def test_reasoning_is_written_anew(source: str, kwargs: dict[str, Any]) -> None:
+    def prompt(last: dict[str, Any], part: Part = "auto") -> str:
+        return render(USER, last, part=part, source=source, format=PLAIN_THINK, **kwargs)
+
+    assert prompt(said("A")) == HEAD + "<think></think>A"
+    assert prompt(said("A", reasoning_content="so")) == HEAD + "<think>so</think>A"
+    assert prompt(said(reasoning_content="so")) == HEAD + "<think>so"
+    assert prompt(said(reasoning_content="so"), "content") == HEAD + "<think>so</think>"
+    assert prompt(said("A", reasoning_content="so"), "reasoning_content") == HEAD + "<think>so"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([USER], "messages[0].role"),
+        ([said("A")], "messages"),
+        ([], "messages"),
+        ([USER, said("A", tool_calls=[{"function": {"name": "f"}}])], "messages[1].tool_calls"),
+        ([USER, said(5)], "messages[1].content"),
+    ],
+)
+@pytest.mark.parametrize("part", PARTS)
+def test_what_cannot_go_on(messages: list[Any], param: str, part: Part) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        render(*messages, part=part)
+    assert caught.value.param == param
+
+
+def test_reasoning_needs_a_model_that_writes_it() -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        render(USER, said(reasoning_content="so"))
+    assert caught.value.param == "messages[1].reasoning_content"
+
+
+def test_messages_in_channels_cannot_be_begun() -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        render(USER, said("A"), format=HARMONY)
+    assert caught.value.param == "messages[1]"
+
+
+def test_the_part_that_goes_on() -> None:
+    assert part_of([USER, said("A")], "auto") == "content"
+    assert part_of([USER, said("A", reasoning_content="so")], "auto") == "content"
+    assert part_of([USER, said(reasoning_content="so")], "auto") == "reasoning_content"
+    assert part_of([USER, said("A")], "reasoning_content") == "reasoning_content"
+
+
+def parsed(text: str, last: dict[str, Any]) -> Message:
+    begun = begun_with([USER, last], "auto", PLAIN_THINK)
+    parser = MessageParser(PLAIN_THINK, parse_tools=False, prompt_tail=begun)
+    builder = MessageBuilder()
+    for delta in [*parser.feed(text), *parser.finish()]:
+        builder.add(delta)
+    return builder.build()
+
+
+def test_the_answer_is_what_is_added() -> None:
+    message = parsed(" I see</think>\nYes", said(reasoning_content="so"))
+    assert (message.reasoning_content, message.content) == (" I see", "Yes")
+    message = parsed("\n2. <think>", said("1. Look for <think>"))
+    assert (message.reasoning_content, message.content) == ("", "\n2. <think>")

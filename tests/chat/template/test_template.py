@@ -1,0 +1,329 @@
+"""Rendering of messages: how they are adapted to a template, and what errors say."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import datetime
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from trioserve.chat.formats.call_formats import GENERIC
+from trioserve.chat.formats.formats import HERMES
+from trioserve.chat.template.template import CHATML, ChatTemplate
+from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
+
+USER = {"role": "user", "content": "Hi"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3 degrees"}
+
+#: Takes everything, in every form.
+FULL = """\
+{%- if tools %}{{ tools|tojson }}{% endif -%}
+{%- for m in messages -%}
+[{{ m.role }}]
+{%- if m.reasoning_content %}({{ m.reasoning_content }}){% endif -%}
+{%- if m.content is string %}{{ m.content }}
+{%- else %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif -%}
+{%- for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments|tojson }}
+{%- endfor -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}[assistant]{% if enable_thinking %}<think>{% endif %}{% endif -%}
+"""
+#: Knows text, and the roles user and assistant.
+BARE = """\
+{%- for m in messages -%}
+{%- if m.role not in ('user', 'assistant') %}{{ raise_exception('no ' + m.role) }}{% endif -%}
+[{{ m.role }}]{{ m.content + '' }}
+{%- endfor -%}
+"""
+
+
+def text_calls(source: str) -> str:
+    return source.replace("arguments|tojson", "arguments + ''")
+
+
+def test_chatml() -> None:
+    prompt = ChatTemplate(CHATML).render([SYSTEM, USER])
+    assert prompt == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_no_generation_prompt() -> None:
+    prompt = ChatTemplate(CHATML).render([USER], add_generation_prompt=False)
+    assert prompt == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_special_tokens_are_variables() -> None:
+    template = ChatTemplate("{{ bos_token }}|{{ eos_token }}", bos_token="<s>", eos_token="</s>")
+    assert template.render([USER]) == "<s>|</s>"
+
+
+def test_parts_are_kept_where_the_template_takes_them() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    message = {"role": "user", "content": parts}
+    assert ChatTemplate(FULL).render([message]) == "[user]<a><b>[assistant]"
+    assert ChatTemplate(BARE).render([message]) == "[user]a\nb"
+
+
+def test_text_becomes_a_part_where_the_template_wants_parts() -> None:
+    source = (
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(source)
+    assert template.render([USER]) == "Hi"
+    assert not template.capabilities.supports_string_content
+
+
+def test_a_system_message_joins_the_users_where_there_is_no_place_for_it() -> None:
+    template = ChatTemplate(BARE)
+    assert template.render([SYSTEM, USER]) == "[user]Be brief.\nHi"
+    assert template.render([{**SYSTEM, "role": "developer"}, USER]) == "[user]Be brief.\nHi"
+    with pytest.raises(TemplateError) as caught:
+        template.render([SYSTEM])
+    assert caught.value.param == "messages[0].role"
+
+
+def test_a_later_system_message_is_up_to_the_template() -> None:
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate(BARE).render([USER, SYSTEM])
+    assert caught.value.param == "messages[1]"
+    assert "no system" in caught.value.message
+
+
+def test_the_developers_role() -> None:
+    developer = {**SYSTEM, "role": "developer"}
+    assert "[system]" in ChatTemplate(FULL).render([developer, USER])
+    knows = FULL + "{# 'developer' #}"
+    assert "[developer]" in ChatTemplate(knows).render([developer, USER])
+
+
+def test_roles_of_a_models_own() -> None:
+    message = {"role": "document", "content": "text"}
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(FULL).render([message])
+    assert caught.value.param == "messages[0].role"
+    assert "[document]text" in ChatTemplate(FULL + "{# 'document' #}").render([message])
+
+
+def test_arguments_become_an_object_where_the_template_wants_one() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    prompt = ChatTemplate(FULL).render([USER, called, RESULT], tools=[TOOL])
+    assert 'get_weather{"city": "Oslo"}' in prompt
+    assert "[tool]3 degrees" in prompt
+    template = ChatTemplate(text_calls(FULL))
+    assert not template.capabilities.supports_object_arguments
+    assert 'get_weather{"city": "Oslo"}' in template.render([USER, called, RESULT], tools=[TOOL])
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Os', "[1]", '"text"'])
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(FULL).render(messages)
+    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
+    assert arguments in ChatTemplate(text_calls(FULL)).render(messages)
+
+
+def test_tools_are_told_by_text_where_the_template_has_no_place_for_them() -> None:
+    template = ChatTemplate(BARE)
+    called = {"role": "assistant", "content": "Look:", "tool_calls": [CALL, CALL]}
+    prompt = template.render([SYSTEM, USER, called, RESULT, RESULT, USER], tools=[TOOL])
+    call = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+    result = '{"tool_response": {"result": "3 degrees", "tool_call_id": "call_1"}}'
+    system, _, rest = prompt.partition("\nHi[assistant]")
+    assert system.startswith("[user]Be brief.\n\nYou can call these functions:\n{")
+    assert json.dumps(TOOL["function"]) in system
+    assert rest == (f'Look:\n\n{{"tool_calls": [{call}, {call}]}}[user]{result}\n\n{result}\n\nHi')
+    alone = template.render([USER], tools=[TOOL])
+    assert alone.startswith("[user]You can call")
+    assert alone.endswith("\nHi")
+    assert template.render([USER], tools=[]) == "[user]Hi"
+
+
+def test_an_error_names_the_message_after_one_was_added() -> None:
+    later = {"role": "system", "content": "x"}
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate(BARE).render([USER, later], tools=[TOOL])
+    assert caught.value.param == "messages[1]"
+
+
+def test_the_format_is_the_one_that_the_model_is_told() -> None:
+    assert ChatTemplate(BARE).format.tool_calls is GENERIC
+    assert ChatTemplate(BARE + "{# <tool_call> #}").format.tool_calls is GENERIC
+    assert ChatTemplate(FULL + "{# <tool_call> #}").format is HERMES
+
+
+def test_variables_that_one_family_wants_in_place_of_tools() -> None:
+    template = ChatTemplate("{{ functions }} {{ datetime }}", now=lambda: datetime(2025, 3, 1))
+    shown = template.render([USER], tools=[TOOL])
+    assert json.loads(shown.removesuffix(" Mar 01 2025")) == [TOOL]
+    assert template.render([USER]) == "[] Mar 01 2025"
+
+
+def test_one_call_at_a_time() -> None:
+    source = FULL.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]")
+    called = {"role": "assistant", "tool_calls": [CALL, CALL]}
+    with pytest.raises(UnsupportedFieldError) as caught:
+        ChatTemplate(source).render([USER, called])
+    assert caught.value.param == "messages[1].tool_calls[1]"
+
+
+def test_reasoning_goes_where_the_template_looks_for_it() -> None:
+    said = {"role": "assistant", "content": "Hello", "reasoning_content": "Hm"}
+    assert "(Hm)" in ChatTemplate(FULL).render([USER, said, USER])
+    other = FULL.replace("reasoning_content", "thinking")
+    assert "(Hm)" in ChatTemplate(other).render([USER, said, USER])
+
+
+def test_thinking_is_up_to_the_template_unless_given() -> None:
+    template = ChatTemplate(FULL)
+    assert template.render([USER]).endswith("[assistant]")
+    on = {"enable_thinking": True}
+    assert template.render([USER], kwargs=on).endswith("<think>")
+    other = ChatTemplate(FULL.replace("enable_thinking", "thinking"))
+    assert other.render([USER], kwargs=on).endswith("<think>")
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_variables_that_are_ours(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(FULL).render([USER], kwargs={name: 1})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_variables_must_be_json() -> None:
+    for value in (object(), {1: 2}, 2**100, json.loads("[" * 95 + "]" * 95)):
+        with pytest.raises(TemplateError):
+            ChatTemplate(FULL).render([USER], kwargs={"x": value})
+
+
+def test_an_error_names_the_message() -> None:
+    source = (
+        "{% for message in messages %}{{ message.content + '' }}{% for x in [1] %}{% endfor %}"
+        "{% if message.content == 'bad' %}{{ raise_exception('It is bad') }}{% endif %}{% endfor %}"
+        "{% if fail %}{{ missing.x }}{% endif %}"
+    )
+    template = ChatTemplate(source)
+    bad = {"role": "user", "content": "bad"}
+    with pytest.raises(TemplateError) as caught:
+        template.render([USER, bad])
+    assert caught.value.param == "messages[1]"
+    assert caught.value.message == (
+        "messages[1]: The chat template refuses the messages: It is bad"
+    )
+    with pytest.raises(TemplateError) as caught:
+        template.render([USER, USER], kwargs={"fail": True})
+    assert caught.value.param == "messages"
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(CHATML).render([{"role": "user", "content": "\ud800"}])
+    assert caught.value.param == "messages"
+
+
+def test_tools_are_none_unless_that_breaks_the_template() -> None:
+    assert ChatTemplate("{{ tools is none }}").render([USER]) == "True"
+    assert ChatTemplate("{% for t in tools %}{% endfor %}x").render([USER]) == "x"
+
+
+def test_messages_are_not_changed() -> None:
+    messages = [SYSTEM, USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT]
+    before = json.dumps(messages)
+    ChatTemplate(FULL).render(messages, tools=[TOOL])
+    assert json.dumps(messages) == before
+
+
+def test_threads_do_not_share_a_meter() -> None:
+    template = ChatTemplate(FULL)
+    wanted = template.render([USER])
+    seen: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: seen.append(template.render([USER]))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [wanted] * 8
+
+
+def test_capabilities() -> None:
+    flags = ChatTemplate(FULL).capabilities.as_flags()
+    assert flags == {
+        "supports_string_content": True,
+        "supports_typed_content": True,
+        "supports_tools": True,
+        "supports_tool_calls": True,
+        "supports_parallel_tool_calls": True,
+        "supports_system_role": True,
+        "supports_preserve_reasoning": True,
+        "supports_reasoning_effort": False,
+        "supports_object_arguments": True,
+        "supports_tool_results": True,
+        "supports_enable_thinking": True,
+    }
+    bare = ChatTemplate(BARE).capabilities.as_flags()
+    assert {name for name, has in bare.items() if has} == {"supports_string_content"}
+
+
+def test_a_list_that_is_only_printed_is_not_taken() -> None:
+    source = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
+    capabilities = ChatTemplate(source).capabilities
+    assert capabilities.supports_string_content
+    assert not capabilities.supports_typed_content
+
+
+def test_a_template_that_fails_always_can_do_nothing() -> None:
+    template = ChatTemplate("{{ missing.x }}")
+    assert not any(template.capabilities.as_flags().values())
+    with pytest.raises(TemplateError):
+        template.render([USER])
+
+
+# -- the bundled model's template
+
+
+@pytest.fixture(scope="module")
+def bundled() -> ChatTemplate:
+    path = resources.files("trioserve") / "models" / "training" / "template.jinja"
+    if not path.is_file():
+        pytest.skip("the script that trains the bundled model is not installed")
+    return ChatTemplate(path.read_text(encoding="utf-8"))
+
+
+def test_the_bundled_template_can_do_all(bundled: ChatTemplate) -> None:
+    flags = bundled.capabilities.as_flags()
+    lacks = {name for name, has in flags.items() if not has}
+    assert lacks == {"supports_preserve_reasoning", "supports_reasoning_effort"}
+
+
+def test_the_bundled_template_renders_a_tool_loop(bundled: ChatTemplate) -> None:
+    messages: list[dict[str, Any]] = [
+        SYSTEM,
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        RESULT,
+    ]
+    prompt = bundled.render(messages, tools=[TOOL])
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    assert f"<|im_start|>assistant\n{call}<|im_end|>\n" in prompt
+    assert prompt.endswith("<|im_start|>assistant\n")

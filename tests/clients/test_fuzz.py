@@ -1,0 +1,104 @@
+"""Hostile requests, drawn from the API's own description: none breaks the server.
+
+A short, always equal version of what `make fuzz` does for minutes (`tests/fuzz.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import httpx
+import trio
+
+from tests.support.http_server import serving_script, slots_in_use
+from trioserve.testing import ScriptedBackend
+
+#: What a request needs to get as far as its other fields.
+BASE = {
+    "content": "a",
+    "documents": ["a", "b"],
+    "input": "a",
+    "input_prefix": "a",
+    "input_suffix": "b",
+    "max_tokens": 4,
+    "max_output_tokens": 4,
+    "messages": [{"role": "user", "content": "Hi"}],
+    "model": "x",
+    "n_predict": 4,
+    "prompt": "a",
+    "query": "a",
+    "tokens": [97],
+}
+
+HOSTILE = (
+    None,
+    True,
+    0,
+    -1,
+    1,
+    2**31,
+    -(2**63),
+    10**400,
+    1e-320,
+    1e308,
+    0.5,
+    "",
+    "a",
+    "\x00",
+    "\ud800".encode("utf-16", "surrogatepass").decode("utf-16", "replace"),
+    "😀" * 50,
+    [],
+    [None],
+    [[]],
+    ["a", 1],
+    [{}],
+    [[0, False], ["a", 1e9]],
+    {},
+    {"": None},
+    {"type": "text"},
+    {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/nowhere"}}},
+    {"a": [{"b": [[[[{}]]]]}]},
+)
+
+N_REQUESTS = 800
+
+#: Not errors of ours: what is not there, or is switched off.
+FINE = (501,)
+
+
+def draw(described: dict[str, Any], chance: random.Random) -> tuple[str, dict[str, Any]]:
+    """Draw a route, and a body of which some fields are hostile."""
+    posts = [
+        (path, methods["post"])
+        for path, methods in sorted(described["paths"].items())
+        if "requestBody" in methods.get("post", {})
+    ]
+    path, operation = chance.choice(posts)
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schema = described["components"]["schemas"][reference.rpartition("/")[2]]
+    body: dict[str, Any] = dict(BASE)
+    names = sorted(schema["properties"])
+    for name in chance.sample(names, min(chance.choice((1, 1, 2, 3)), len(names))):
+        body[name] = chance.choice(HOSTILE)
+    return path.replace("{", "").replace("}", ""), body
+
+
+async def test_hostile_requests_get_an_answer() -> None:
+    chance = random.Random(0)
+    backend = ScriptedBackend(n_slots=4)
+    statuses = set()
+    async with (
+        serving_script(backend) as (url, service),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        described = (await client.get("/openapi.json")).json()
+        for _ in range(N_REQUESTS):
+            path, body = draw(described, chance)
+            answer = await client.post(path, json=body)
+            assert answer.status_code < 500 or answer.status_code in FINE, (path, body, answer.text)
+            statuses.add(answer.status_code)
+        assert {200, 400} <= statuses
+        with trio.fail_after(10):
+            while await slots_in_use(service):
+                await trio.lowlevel.checkpoint()

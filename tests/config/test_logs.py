@@ -1,0 +1,170 @@
+"""Log lines: their form, their level, and what libraries write."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from trioserve.config import Config, logs
+from trioserve.errors import ConfigError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Put structlog and the root logger back, so that other tests see what they expect."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_lines() -> None:
+    stream = io.StringIO()
+    logs.configure(Config(), stream)
+    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
+    (line,) = lines(stream)
+    assert list(line) == ["timestamp", "level", "logger", "event", "tokens"]
+    assert line["timestamp"].endswith("Z")
+    del line["timestamp"]
+    assert line == {"level": "info", "logger": "here", "event": "request ended", "tokens": 3}
+
+
+def test_pretty_lines_on_a_terminal() -> None:
+    stream = Terminal()
+    logs.configure(Config(), stream)
+    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
+    assert "request ended" in stream.getvalue()
+    assert "\x1b[" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+def test_the_form_can_be_forced() -> None:
+    stream = Terminal()
+    logs.configure(Config(log_format="json"), stream)
+    structlog.stdlib.get_logger("one").info("event")
+    assert lines(stream)
+    stream = io.StringIO()
+    logs.configure(Config(log_format="pretty"), stream)
+    structlog.stdlib.get_logger("two").info("event")
+    assert "\x1b[" not in stream.getvalue()
+    assert "event" in stream.getvalue()
+
+
+def test_what_is_below_the_level_is_not_written() -> None:
+    stream = io.StringIO()
+    logs.configure(Config(log_level="warning"), stream)
+    log = structlog.stdlib.get_logger("here")
+    log.info("no")
+    log.warning("yes")
+    logging.getLogger("library").info("no")
+    logging.getLogger("library").warning("yes")
+    assert [line["event"] for line in lines(stream)] == ["yes", "yes"]
+
+
+def test_the_request_id_is_on_every_line() -> None:
+    stream = io.StringIO()
+    logs.configure(Config(), stream)
+    with structlog.contextvars.bound_contextvars(request_id="abc"):
+        structlog.stdlib.get_logger("here").info("one")
+        logging.getLogger("library").warning("two")
+    structlog.stdlib.get_logger("here").info("three")
+    assert [line.get("request_id") for line in lines(stream)] == ["abc", "abc", None]
+
+
+def test_an_exception_has_its_traceback() -> None:
+    stream = io.StringIO()
+    logs.configure(Config(), stream)
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        structlog.stdlib.get_logger("here").exception("bad")
+        logging.getLogger("library").exception("worse %d", 1)
+    ours, theirs = lines(stream)
+    assert ours["event"] == "bad"
+    assert "ValueError: boom" in ours["exception"]
+    assert theirs["event"] == "worse 1"
+    assert "ValueError: boom" in theirs["exception"]
+
+
+def test_a_library_with_a_handler_of_its_own_is_not_written_twice() -> None:
+    stream = io.StringIO()
+    logs.configure(Config(), stream)
+    library = logging.getLogger("library.with.handler")
+    handler = logging.NullHandler()
+    library.addHandler(handler)
+    try:
+        library.warning("written by its own handler")
+    finally:
+        library.removeHandler(handler)
+    assert stream.getvalue() == ""
+
+
+def test_configuring_again_replaces_the_handler() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    logs.configure(Config(), first)
+    logs.configure(Config(), second)
+    logging.getLogger("library").warning("once")
+    assert first.getvalue() == ""
+    assert len(lines(second)) == 1
+
+
+def test_a_log_file_gets_the_lines_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n", encoding="utf-8")
+    stream = Terminal()
+    logs.configure(Config(log_file=str(path)), stream)
+    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
+    logging.getLogger("a.library").warning("of old")
+    assert "request ended" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+    first, ours, theirs = path.read_text(encoding="utf-8").splitlines()
+    assert first == "before"
+    assert json.loads(ours)["tokens"] == 3
+    assert json.loads(theirs)["event"] == "of old"
+    assert json.loads(theirs)["level"] == "warning"
+    logs.configure(Config(), stream)  # which closes the file
+    structlog.stdlib.get_logger("there").info("no more")
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_a_log_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the log file .*no/log cannot be opened: No such file"):
+        logs.configure(Config(log_file=str(tmp_path / "no" / "log")))
+
+
+def test_colours_prefixes_and_times_can_be_left_out() -> None:
+    stream = Terminal()
+    logs.configure(Config(log_colors="off", log_prefix=False, log_timestamps=False), stream)
+    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
+    assert stream.getvalue() == "request ended tokens=3\n"
+    stream = io.StringIO()
+    logs.configure(Config(log_colors="on", log_format="pretty"), stream)
+    structlog.stdlib.get_logger("here").info("request ended")
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_no_log() -> None:
+    stream = io.StringIO()
+    logs.configure(Config(log_level="off"), stream)
+    structlog.stdlib.get_logger("here").error("request failed")
+    logging.getLogger("a.library").error("failed")
+    assert stream.getvalue() == ""

@@ -1,0 +1,198 @@
+"""Addresses, certificates, prefixes, files and origins."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+import trustme
+
+from tests.cli.test_main import run, serving
+from tests.support.http_server import connected, serving_script
+from trioserve.api.base import cors
+from trioserve.cli.main import open_socket
+from trioserve.config import Config
+
+
+@asynccontextmanager
+async def served(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        serving_script(**settings) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        yield client
+
+
+# -- where it listens
+
+
+async def test_https_and_a_unix_socket(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    cert, key, path = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "trio.sock"
+    issued.private_key_pem.write_to_path(str(key))
+    issued.cert_chain_pems[0].write_to_path(str(cert))
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    argv = ["--ssl-cert-file", str(cert), "--ssl-key-file", str(key), "--api-prefix", "/llm"]
+    async with serving("--host", f"127.0.0.1,{path}", *argv) as running:
+        assert running.url.startswith("https://127.0.0.1:")
+        assert running.url.endswith("/llm")
+        async with httpx.AsyncClient(verify=trusting, timeout=30) as client:
+            answer = await client.post(f"{running.url}/completion", json={"n_predict": 2} | PROMPT)
+            assert answer.json()["tokens_predicted"] == 2
+        transport = httpx.AsyncHTTPTransport(uds=str(path), verify=trusting)
+        async with httpx.AsyncClient(transport=transport, timeout=30) as client:
+            assert (await client.get("https://127.0.0.1/llm/health")).status_code == 200
+        running.process.terminate()
+        assert await running.process.wait() == 0
+    assert not path.exists()
+
+
+PROMPT = {"prompt": "Once"}
+
+
+def test_a_unix_socket_that_is_in_use_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with open_socket(str(path), 0) as first:
+        first.listen()
+        with pytest.raises(OSError, match="in use"):
+            open_socket(str(path), 0)
+    with open_socket(str(path), 0) as second:  # nobody listens on the path any more
+        assert second.getsockname() == str(path)
+
+
+def test_two_servers_on_one_port() -> None:
+    with open_socket("127.0.0.1", 0, reuse=True) as first:
+        first.listen()
+        with open_socket("127.0.0.1", first.getsockname()[1], reuse=True) as second:
+            assert second.getsockname() == first.getsockname()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_ipv6_can_leave_ipv4_alone() -> None:
+    try:
+        opened = open_socket("::", 0, both=False)
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with opened, open_socket("0.0.0.0", opened.getsockname()[1]):
+        pass
+
+
+def test_what_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
+    result = run("--path", str(tmp_path / "no"))
+    assert result.returncode == 1
+    assert result.stderr == f"trioserve: --path: {tmp_path / 'no'} is not a directory\n"
+    (tmp_path / "bad.pem").write_text("nothing", encoding="utf-8")
+    bad = str(tmp_path / "bad.pem")
+    result = run("--ssl-key-file", bad, "--ssl-cert-file", bad)
+    assert result.returncode == 1
+    assert result.stderr.startswith("trioserve: the certificate or its key cannot be used: ")
+    assert result.stderr.count("\n") == 1
+    result = run("--log-file", str(tmp_path / "no" / "log"))
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"trioserve: the log file {tmp_path / 'no' / 'log'} cannot be opened: "
+        "No such file or directory\n"
+    )
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async with serving_script(timeout=0.05) as (url, _), connected(url) as stream:
+        head = b"POST /completion HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\n{"
+        await stream.send_all(head)
+        with trio.fail_after(10):
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 408 ")
+
+
+# -- below which path
+
+
+async def test_a_prefix_comes_before_all_routes() -> None:
+    async with served(api_prefix="/llm") as client:
+        assert (await client.get("/llm/health")).status_code == 200
+        assert (await client.get("/llm/")).status_code == 200
+        for path in ("/health", "/llm", "/llmhealth", "/"):
+            answer = await client.get(path)
+            assert answer.status_code == 404
+            assert answer.json()["error"]["type"] == "not_found_error"
+        chat = {"messages": [{"role": "user", "content": "Hi"}]}
+        headers = {"Prefer": "respond-async"}
+        parked = await client.post("/llm/v1/chat/completions", json=chat, headers=headers)
+        assert parked.headers["Location"].startswith("/llm/v1/stream/")
+        assert (await client.delete(parked.headers["Location"])).status_code == 204
+
+
+async def test_no_page() -> None:
+    async with served(ui=False) as client:
+        answer = await client.get("/")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == (
+            "This server has no page: it runs with --no-ui."
+        )
+
+
+async def test_files_are_served_in_place_of_the_page(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("<p>mine", encoding="utf-8")
+    (tmp_path / "site" / "sub").mkdir()
+    (tmp_path / "site" / "sub" / "a.js").write_text("1", encoding="utf-8")
+    (tmp_path / "secret").write_text("2", encoding="utf-8")
+    async with served(static_path=str(tmp_path / "site"), api_keys=("key",)) as client:
+        answer = await client.get("/")
+        assert answer.text == "<p>mine"
+        assert answer.headers["Content-Type"].startswith("text/html")
+        assert (await client.get("/sub/a.js")).status_code == 401
+        client.headers["Authorization"] = "Bearer key"
+        assert (await client.get("/sub/a.js")).text == "1"
+        for path in ("/sub/b.js", "/sub/", "/%2e%2e/secret", "/..%2fsecret", "/a%00"):
+            answer = await client.get(path)
+            assert answer.status_code == 404, path
+            assert answer.json()["error"]["type"] == "not_found_error"
+        assert (await client.post("/sub/a.js")).status_code == 404
+        assert (await client.get("/health")).json() == {"status": "ok"}
+
+
+# -- other origins
+
+
+HERE, THERE = "http://localhost:3000", "https://example.com"
+
+
+@pytest.mark.parametrize(
+    ("settings", "origin", "says"),
+    [
+        ({}, HERE, HERE),
+        ({}, THERE, None),
+        ({"cors_origins": THERE}, THERE, THERE),
+        ({"cors_origins": THERE}, HERE, None),
+        ({"cors_origins": f"{THERE}, localhost"}, HERE, HERE),
+        ({"cors_origins": "*"}, THERE, "*"),
+        ({"cors_origins": "*", "cors_credentials": True}, THERE, THERE),
+        ({"cors_origins": "*", "cors_credentials": True}, "", "*"),
+        ({"cors_origins": ""}, HERE, None),
+    ],
+)
+def test_which_origins_are_let_in(settings: dict[str, Any], origin: str, says: str | None) -> None:
+    assert cors.allowed(origin, Config(**settings)) == says
+
+
+async def test_a_preflight_says_what_is_allowed() -> None:
+    settings = {"cors_origins": "*", "cors_methods": "GET", "cors_headers": "*"}
+    async with served(**settings, cors_credentials=True, api_keys=("key",)) as client:
+        answer = await client.options("/completion", headers={"Origin": THERE})
+        assert answer.status_code == 204
+        said = {k: v for k, v in answer.headers.items() if k.startswith("access-control-allow")}
+        assert said == {
+            "access-control-allow-origin": THERE,
+            "access-control-allow-credentials": "true",
+            "access-control-allow-methods": "GET",
+            "access-control-allow-headers": "*",
+        }

@@ -1,0 +1,98 @@
+"""What the documentation says of the code is so."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import attrs
+import pytest
+
+import trioserve
+from trioserve.config import Config
+from trioserve.config.table import SETTINGS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+
+
+def _load_hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hooks = _load_hooks()
+
+
+def built(page: str) -> str:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return str(hooks.on_page_markdown(text))
+
+
+def test_the_map_has_every_folder() -> None:
+    rows = re.findall(
+        r"^\| `(trioserve[\w.]*)` \| (.+) \|$", built("architecture.md"), re.MULTILINE
+    )
+    folders = {
+        name
+        for name in hooks.module_names()
+        if hooks.PACKAGE.joinpath(*name.split(".")[1:]).is_dir()
+    }
+    assert folders - {"trioserve"} <= {name for name, _ in rows}
+    assert all(about.strip() for _, about in rows)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_module_that_a_page_names_exists(page: Path) -> None:
+    names = set(re.findall(r"`(trioserve(?:\.[a-z_]+)+)`", page.read_text(encoding="utf-8")))
+    assert names <= set(hooks.module_names())
+
+
+def test_the_configuration_reference_has_every_flag_and_variable() -> None:
+    page = built("configuration.md")
+    assert "<!-- generate" not in page
+    for one in SETTINGS:
+        for flag in one.flags:
+            assert f"`{flag}`" in page
+        if one.variable:
+            assert f"`{one.variable}`" in page
+    for field in attrs.fields(Config):
+        assert f"| `{field.name}` |" in page
+
+
+def test_the_page_of_errors_has_every_error() -> None:
+    page = built("errors.md")
+    for name in trioserve.__all__:
+        if name.endswith("Error"):
+            assert f"`{name}`" in page
+
+
+def _python_blocks() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        found += [(f"{page.name}-{i}", block) for i, block in enumerate(blocks, 1)]
+    return found
+
+
+@pytest.mark.parametrize(("where", "code"), _python_blocks(), ids=lambda value: value[:20])
+def test_python_in_a_page_uses_names_that_exist(where: str, code: str) -> None:
+    for node in ast.walk(ast.parse(code, where)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "trioserve":
+                assert node.attr in trioserve.__all__
+        elif isinstance(node, ast.ImportFrom) and node.module == "trioserve":
+            assert {alias.name for alias in node.names} <= set(trioserve.__all__)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,107 @@
+"""The radix tree against the simplest thing that is right: a dict of lists."""
+
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from trioserve.engine.cache.cells import CellLedger
+from trioserve.engine.cache.prefix_tree import PrefixTree, shared_length
+
+tokens = st.lists(st.integers(0, 2), max_size=8)
+keys = st.integers(0, 4)
+
+
+@given(a=tokens, b=tokens)
+def test_shared_length(a: list[int], b: list[int]) -> None:
+    n = shared_length(a, b)
+    assert a[:n] == b[:n]
+    assert n == min(len(a), len(b)) or a[n] != b[n]
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Extends, cuts and looks up; the model is a dict of token lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree: PrefixTree[int] = PrefixTree()
+        self.model: dict[int, list[int]] = {}
+
+    @rule(key=keys, more=tokens)
+    def extend(self, key: int, more: list[int]) -> None:
+        if more:
+            self.tree.extend(key, more)
+            self.model[key] = self.model.get(key, []) + more
+
+    @rule(key=keys, length=st.integers(0, 10))
+    def cut(self, key: int, length: int) -> None:
+        length = min(length, len(self.model.get(key, [])))
+        self.tree.cut(key, length)
+        self.model[key] = self.model.get(key, [])[:length]
+        if not length:
+            del self.model[key]
+
+    @rule(prompt=tokens)
+    def match(self, prompt: list[int]) -> None:
+        lengths = {key: shared_length(held, prompt) for key, held in self.model.items()}
+        best = max(lengths.values(), default=0)
+        found, holders = self.tree.match(prompt)
+        assert found == best
+        if best:
+            assert holders == {key for key, length in lengths.items() if length == best}
+
+    @rule(prompt=tokens)
+    def match_whole(self, prompt: list[int]) -> None:
+        whole = {key for key, held in self.model.items() if held == prompt[: len(held)]}
+        best = max((len(self.model[key]) for key in whole), default=0)
+        found, holders = self.tree.match_whole(prompt)
+        assert found == best
+        assert holders == {key for key in whole if len(self.model[key]) == best}
+
+    @invariant()
+    def agrees(self) -> None:
+        self.tree.check_integrity()
+        for key in range(5):
+            assert self.tree.tokens(key) == self.model.get(key, [])
+            assert (key in self.tree) == (key in self.model)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Cells as sets of numbers: a copy has the same ones, new tokens have new ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = CellLedger(4)
+        self.model: list[list[int]] = [[] for _ in range(4)]
+        self.next_cell = 0
+
+    @rule(seq=st.integers(0, 3), n=st.integers(1, 5))
+    def append(self, seq: int, n: int) -> None:
+        self.ledger.append(seq, n)
+        self.model[seq] += range(self.next_cell, self.next_cell + n)
+        self.next_cell += n
+
+    @rule(source=st.integers(0, 3), copy=st.integers(0, 3), n=st.integers(0, 20))
+    def copy(self, source: int, copy: int, n: int) -> None:
+        if source != copy and not self.model[copy]:
+            n = min(n, len(self.model[source]))
+            self.ledger.copy(source, copy, n)
+            self.model[copy] = self.model[source][:n]
+
+    @rule(seq=st.integers(0, 3), n=st.integers(0, 20))
+    def cut(self, seq: int, n: int) -> None:
+        n = min(n, len(self.model[seq]))
+        self.ledger.cut(seq, n)
+        del self.model[seq][n:]
+
+    @invariant()
+    def agrees(self) -> None:
+        self.ledger.check_integrity([len(cells) for cells in self.model])
+        assert self.ledger.taken == len(set().union(*self.model))
+        for seq in range(4):
+            others = set().union(*(self.model[i] for i in range(4) if i != seq))
+            assert self.ledger.freed_by(seq) == len(set(self.model[seq]) - others)
+
+
+TestTree = TreeMachine.TestCase
+TestLedger = LedgerMachine.TestCase

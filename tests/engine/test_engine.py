@@ -1,0 +1,497 @@
+"""The engine, ticking by hand on the scripted backend."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from trioserve.engine import DecodeMaximal, Engine
+from trioserve.errors import (
+    ContextLengthExceededError,
+    DecodeError,
+    EngineError,
+    InvalidRequestError,
+    KVCacheFullError,
+)
+from trioserve.testing import ScriptedBackend
+from trioserve.types import (
+    Admitted,
+    Chunk,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationParams,
+    Progress,
+    SamplingParams,
+    Task,
+)
+
+
+class Harness:
+    """An engine, and what it has said to each task."""
+
+    def __init__(
+        self,
+        backend: ScriptedBackend | None = None,
+        max_tick_ms: float = 50.0,
+        **settings: Any,
+    ) -> None:
+        self.backend = backend or ScriptedBackend()
+        self.rings = 0
+        self.engine = Engine(self.backend, DecodeMaximal(max_tick_ms), self._ring, **settings)
+        self.events: dict[int, list[Event]] = defaultdict(list)
+        self.admitted: list[int] = []
+
+    def _ring(self) -> None:
+        self.rings += 1
+
+    def submit(self, task_id: int, prompt: str, **options: object) -> None:
+        self.engine.submit(Task(task_id, tuple(prompt.encode()), GenerationParams(**options)))
+
+    def step(self) -> bool:
+        work_left = self.engine.tick()
+        self.engine.check_integrity()
+        for event in self.engine.take_events():
+            if isinstance(event, Admitted):
+                self.admitted.append(event.task_id)
+            else:
+                self.events[event.task_id].append(event)
+        return work_left
+
+    def run(self, limit: int = 10_000) -> None:
+        for _ in range(limit):
+            if not self.tick():
+                return
+        raise AssertionError("the engine does not come to an end")
+
+    def text(self, task_id: int) -> str:
+        return "".join(event.text for event in self.events[task_id] if isinstance(event, Chunk))
+
+    def finish(self, task_id: int) -> Finished:
+        last = self.events[task_id][-1]
+        assert isinstance(last, Finished)
+        return last
+
+    def states(self) -> list[str]:
+        return [slot.state for slot in self.engine.status().slots]
+
+
+def test_one_task_from_prompt_to_end() -> None:
+    harness = Harness()
+    harness.submit(1, "hello")
+    harness.run()
+    assert harness.text(1) == "HELLO"
+    finished = harness.finish(1)
+    assert finished.reason is FinishReason.EOS
+    assert (finished.timings.prompt_n, finished.timings.cache_n) == (5, 0)
+    assert finished.timings.predicted_n == 6  # the end token counts
+    assert harness.backend.n_samplers == 0
+    assert harness.states() == ["idle", "idle"]
+
+
+def test_the_bell_rings_once_a_tick() -> None:
+    harness = Harness(ScriptedBackend(n_slots=4))
+    for task_id in range(1, 5):
+        harness.submit(task_id, "hello")
+    harness.run()
+    assert harness.rings == harness.engine.status().counters.ticks
+
+
+def test_slots_go_from_idle_to_prefill_to_decode_to_idle() -> None:
+    harness = Harness(ScriptedBackend(n_batch=8))
+    harness.submit(1, "x" * 20, max_tokens=2)
+    states = [harness.states()[0]]
+    while harness.tick():
+        states.append(harness.states()[0])
+    states.append(harness.states()[0])
+    assert states == ["idle", "prefill", "prefill", "decode", "idle"]
+
+
+def test_streams_interleave_and_the_rest_wait_their_turn() -> None:
+    harness = Harness(ScriptedBackend(n_slots=2))
+    for task_id in (1, 2, 3):
+        harness.submit(task_id, f"text {task_id} is rather long")
+    for _ in range(5):
+        harness.tick()
+    assert harness.text(1) == harness.text(2).replace("2", "1") != ""
+    assert [task.task_id for task in harness.engine.status().waiting] == [3]
+    harness.run()
+    assert [harness.text(task_id)[:6] for task_id in (1, 2, 3)] == ["TEXT 1", "TEXT 2", "TEXT 3"]
+
+
+def test_a_long_prompt_does_not_stop_a_stream() -> None:
+    harness = Harness(ScriptedBackend(n_batch=256), max_tick_ms=0.001)
+    harness.submit(1, "a stream of many bytes")
+    harness.tick()
+    harness.submit(2, "x" * 200, max_tokens=1)
+    while not harness.events[2]:
+        before = len(harness.text(1))
+        harness.tick()
+        assert len(harness.text(1)) == before + 1
+    assert harness.backend.n_decodes > 200 // 64  # in small parts, though one batch holds it
+
+
+def test_alone_a_prompt_gets_whole_batches() -> None:
+    harness = Harness(ScriptedBackend(n_batch=64))
+    harness.submit(1, "x" * 128, max_tokens=1)
+    harness.run()
+    assert harness.backend.n_decodes == 2
+
+
+@pytest.mark.parametrize("ticks", [0, 1, 2, 5], ids=["queued", "prefill", "prefill", "decode"])
+def test_a_cancelled_task_is_gone_by_the_next_tick(ticks: int) -> None:
+    harness = Harness(ScriptedBackend(n_slots=1, n_batch=8))
+    if ticks == 0:
+        harness.submit(9, "in the only slot", max_tokens=1)
+        harness.tick()
+    harness.submit(1, "somewhat longer than a batch")
+    for _ in range(ticks):
+        harness.tick()
+    harness.engine.cancel(1)
+    harness.engine.cancel(1)
+    harness.tick()
+    harness.run()
+    assert harness.engine.status().waiting == ()
+    assert harness.states() == ["idle"]
+    assert not any(isinstance(event, Finished | Failed) for event in harness.events[1])
+    assert harness.backend.n_samplers == 0
+
+
+def test_a_cancel_does_not_change_the_neighbours() -> None:
+    harness = Harness(ScriptedBackend(n_slots=3))
+    for task_id in (1, 2, 3):
+        harness.submit(task_id, f"neighbour number {task_id}")
+    for _ in range(4):
+        harness.tick()
+    harness.engine.cancel(2)
+    harness.run()
+    assert harness.text(1) == "NEIGHBOUR NUMBER 1"
+    assert harness.text(3) == "NEIGHBOUR NUMBER 3"
+
+
+def test_the_prefix_that_a_slot_holds_is_not_prefilled_again() -> None:
+    harness = Harness(ScriptedBackend(n_slots=2))
+    harness.submit(1, "a shared beginning, one")
+    harness.run()
+    harness.submit(2, "a shared beginning, two")
+    harness.run()
+    assert harness.text(2) == "A SHARED BEGINNING, TWO"
+    assert harness.finish(2).timings.cache_n == len("a shared beginning, ")
+
+
+def test_the_same_prompt_again_prefills_one_token() -> None:
+    harness = Harness()
+    for task_id in (1, 2):
+        harness.submit(task_id, "the same")
+        harness.run()
+    assert harness.finish(2).timings.prompt_n == 1
+
+
+def test_cache_prompt_can_be_turned_off() -> None:
+    harness = Harness()
+    for task_id in (1, 2):
+        harness.submit(task_id, "the same", cache_prompt=False)
+        harness.run()
+    assert harness.finish(2).timings.cache_n == 0
+
+
+def test_a_model_that_cannot_be_cut_reuses_only_what_it_can_append_to() -> None:
+    backend = ScriptedBackend(lambda prompt: "!", can_cut=False)
+    harness = Harness(backend)
+    harness.submit(1, "hello", max_tokens=1)
+    harness.run()
+    harness.submit(2, "hello, and more", max_tokens=1)
+    harness.run()
+    assert harness.finish(2).timings.cache_n == 5
+    harness.submit(3, "hello, but not that", max_tokens=1)
+    harness.run()
+    assert harness.finish(3).timings.cache_n == 0
+
+
+def test_a_task_can_ask_for_a_slot() -> None:
+    harness = Harness()
+    harness.submit(1, "first", id_slot=1)
+    harness.submit(2, "second", id_slot=1)
+    harness.submit(3, "third")
+    harness.run()
+    assert [harness.finish(i).slot_id for i in (1, 2, 3)] == [1, 1, 0]
+
+
+def test_stop_strings_and_limits() -> None:
+    harness = Harness()
+    harness.submit(1, "one, two", stop=(", T",))
+    harness.submit(2, "one, two", max_tokens=3)
+    harness.submit(3, "one, two", max_tokens=0)
+    harness.run()
+    assert (harness.text(1), harness.finish(1).stopping_word) == ("ONE", ", T")
+    assert harness.finish(1).reason is FinishReason.WORD
+    assert (harness.text(2), harness.finish(2).reason) == ("ONE", FinishReason.LIMIT)
+    assert (harness.text(3), harness.finish(3).reason) == ("", FinishReason.LIMIT)
+    assert harness.finish(3).timings.predicted_n == 0
+
+
+def test_the_tokens_of_held_back_text_come_with_it() -> None:
+    harness = Harness(ScriptedBackend(lambda prompt: "a€b"))
+    harness.submit(1, "x", n_probs=1)
+    harness.run()
+    chunks = [event for event in harness.events[1] if isinstance(event, Chunk)]
+    assert [(chunk.text, len(chunk.tokens)) for chunk in chunks] == [
+        ("a", 1),
+        ("€", 3),
+        ("b", 1),
+        ("", 1),
+    ]
+    assert all(len(chunk.probs) == len(chunk.tokens) for chunk in chunks)
+
+
+def test_a_full_context_ends_the_output() -> None:
+    harness = Harness(ScriptedBackend(lambda prompt: "x" * 100, n_ctx=16, n_batch=16))
+    harness.submit(1, "12345678")
+    harness.run()
+    assert harness.text(1) == "x" * 8
+    assert harness.finish(1).reason is FinishReason.LIMIT
+    assert harness.finish(1).truncated
+
+
+@pytest.mark.parametrize("can_cut", [True, False])
+def test_a_full_context_can_go_on_without_its_older_half(can_cut: bool) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=16, can_cut=can_cut)
+    harness = Harness(backend, context_shift=True)
+    harness.submit(1, "12345678", max_tokens=100, n_keep=4)
+    while harness.tick():
+        assert bytes(backend.sequences[0][:4]) in (b"1234", b"")
+    assert harness.text(1) == "x" * 100
+    assert harness.finish(1).truncated
+    assert harness.finish(1).timings.predicted_n == 100
+    assert harness.finish(1).timings.prompt_n == 8
+
+
+def test_an_output_that_nobody_limits_has_an_end() -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=16)
+    harness = Harness(backend, context_shift=True)
+    harness.submit(1, "12345678")
+    harness.run()
+    assert harness.text(1) == "x" * 32
+    assert harness.finish(1).reason is FinishReason.LIMIT
+
+
+@pytest.mark.parametrize(("n_discard", "n_left"), [(0, 18), (3, 29), (10, 22)])
+def test_how_much_of_a_full_context_goes(n_discard: int, n_left: int) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=32)
+    harness = Harness(backend, context_shift=True)
+    harness.submit(1, "12345678", max_tokens=40, n_keep=4, n_discard=n_discard)
+    lengths = []
+    while harness.tick():
+        lengths.append(len(backend.sequences[0]))
+    after = [b for a, b in itertools.pairwise(lengths) if a == 4]  # what is kept of the prompt
+    assert after[0] == n_left
+    assert harness.text(1) == "x" * 40
+
+
+def test_the_time_limit_ends_at_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100_000))
+    monkeypatch.setattr("trioserve.engine.output.monotonic", lambda: next(now))
+    harness = Harness(ScriptedBackend(lambda prompt: "a\nb\nc\nd\n"))
+    harness.submit(1, "x", t_max_predict_ms=2500)  # the clock ticks once a token, in seconds
+    harness.run()
+    assert harness.text(1) == "a\nb\n"
+    assert harness.finish(1).reason is FinishReason.LIMIT
+
+
+def test_a_line_that_is_not_indented_ends_the_output() -> None:
+    harness = Harness(ScriptedBackend(lambda prompt: "x\n    y\n  E z END"))
+    harness.submit(1, "x", n_indent=4, stop=("END",))
+    harness.run()
+    assert harness.text(1) == "x\n    y\n  "
+    assert harness.finish(1).reason is FinishReason.LIMIT
+    assert harness.finish(1).stopping_word == ""
+
+
+def test_progress_is_reported_when_asked_for() -> None:
+    harness = Harness(ScriptedBackend(n_batch=8))
+    harness.submit(1, "x" * 20, return_progress=True, max_tokens=1)
+    harness.run()
+    progress = [event for event in harness.events[1] if isinstance(event, Progress)]
+    assert [(event.processed, event.total) for event in progress] == [(8, 20), (16, 20), (20, 20)]
+
+
+def test_a_paused_task_keeps_its_slot_and_waits() -> None:
+    harness = Harness(ScriptedBackend(n_slots=1))
+    harness.submit(1, "hello")
+    harness.tick()
+    harness.engine.pause(1)
+    assert not harness.tick()
+    assert harness.states() == ["decode"]
+    assert harness.text(1) == "H"
+    harness.engine.resume(1)
+    harness.run()
+    assert harness.text(1) == "HELLO"
+
+
+def test_when_the_cache_is_full_idle_slots_forget_first() -> None:
+    harness = Harness(ScriptedBackend(n_slots=2, n_ctx=40, n_batch=40))
+    harness.submit(1, "a" * 10)
+    harness.run()
+    harness.submit(2, "b" * 15)
+    harness.run()
+    assert harness.text(2) == "B" * 15
+    assert harness.backend.sequences[0] == []
+
+
+def held(harness: Harness) -> list[int]:
+    return sorted(len(seq) for seq in harness.backend.sequences if seq)
+
+
+def test_what_no_request_uses_makes_way_for_those_that_run() -> None:
+    backend = ScriptedBackend(n_slots=1, n_seqs=9, n_ctx=1000)
+    harness = Harness(backend, cache_ram=2**20, max_idle=50)
+    for task_id, letter in enumerate("abcd", 1):
+        harness.submit(task_id, letter * 40, max_tokens=1)
+        harness.run()
+    assert held(harness) == [40, 40]  # the last one, and one from before
+    harness.submit(5, "a" * 40 + "x", max_tokens=1)
+    harness.run()
+    assert harness.finish(5).timings.cache_n == 40  # it was in RAM
+
+
+def test_a_request_that_starts_sends_one_to_ram() -> None:
+    backend = ScriptedBackend(n_slots=1, n_seqs=9, n_ctx=1000)
+    harness = Harness(backend, cache_ram=2**20)
+    for task_id, letter in enumerate("abcdef", 1):
+        harness.submit(task_id, letter * 40, max_tokens=1)
+        harness.run()
+    assert held(harness) == [40] * 6
+    harness.engine.scheduler.cache.max_idle = 0
+    for task_id in (7, 8):
+        harness.submit(task_id, str(task_id) * 40, max_tokens=1)
+        harness.run()
+        assert held(harness) == [40] * 6
+
+
+def test_what_others_hold_nearly_all_of_is_not_copied_to_ram() -> None:
+    backend = ScriptedBackend(n_slots=2, n_seqs=9, n_ctx=2000)
+    harness = Harness(backend, cache_ram=2**20)
+    shared = "s" * 500
+    for task_id, own in enumerate(("a" * 20, "b" * 100, "c"), 1):
+        harness.submit(task_id, shared + own, max_tokens=1)
+        harness.run()
+    harness.engine.scheduler.cache.max_idle = 0
+    ram = harness.engine.scheduler.cache.ram
+    for task_id, n_saved in ((4, 0), (5, 1), (6, 2)):  # a, b, and c with what was shared
+        harness.submit(task_id, "x", max_tokens=1)
+        harness.run()
+        assert len(ram) == n_saved
+
+
+@pytest.mark.parametrize("why", ["no RAM", "split", "in one piece"])
+def test_what_no_request_uses_stays_where_it_costs_nothing_or_would_be_lost(why: str) -> None:
+    backend = ScriptedBackend(
+        n_slots=1,
+        n_seqs=9,
+        n_ctx=1000,
+        n_ctx_seq=100 if why == "split" else 1000,
+        can_cut=why != "in one piece",
+    )
+    harness = Harness(backend, cache_ram=0 if why == "no RAM" else 2**20, max_idle=50)
+    for task_id, letter in enumerate("abcd", 1):
+        harness.submit(task_id, letter * 40, max_tokens=1)
+        harness.run()
+    assert held(harness) == [40] * 4
+
+
+def test_when_runs_outgrow_the_cache_the_youngest_waits_and_goes_on() -> None:
+    harness = Harness(ScriptedBackend(n_slots=2, n_ctx=48, n_batch=48))
+    harness.submit(1, "a" * 16)
+    harness.submit(2, "b" * 16)
+    seen_waiting = False
+    while harness.tick():
+        waiting = [task.task_id for task in harness.engine.status().waiting]
+        seen_waiting = seen_waiting or waiting == [2]
+    assert seen_waiting
+    assert (harness.text(1), harness.text(2)) == ("A" * 16, "B" * 16)
+    assert harness.finish(2).timings.predicted_n == 17
+
+
+def test_a_cache_that_is_full_after_all_is_no_error() -> None:
+    harness = Harness()
+    harness.submit(1, "one")
+    harness.submit(2, "two")
+    harness.tick()
+    harness.backend.fail_next = KVCacheFullError("full")
+    harness.run()
+    assert (harness.text(1), harness.text(2)) == ("ONE", "TWO")
+
+
+def test_a_task_that_fills_the_cache_alone_fails() -> None:
+    harness = Harness()
+    harness.submit(1, "one")
+    harness.backend.fail_next = KVCacheFullError("full")
+    harness.run()
+    assert isinstance(harness.events[1][-1], Failed)
+
+
+def test_a_failed_decode_fails_its_batch_and_nothing_else() -> None:
+    harness = Harness(ScriptedBackend(n_slots=1))
+    harness.submit(1, "one")
+    harness.submit(2, "two")
+    harness.backend.fail_next = DecodeError("bad luck")
+    harness.run()
+    assert isinstance(harness.events[1][-1], Failed)
+    assert harness.text(2) == "TWO"
+    assert harness.backend.n_samplers == 0
+
+
+def test_a_broken_engine_fails_everything_from_then_on() -> None:
+    def explode(backend: ScriptedBackend) -> None:
+        raise RuntimeError("boom")
+
+    harness = Harness(ScriptedBackend(n_slots=1))
+    harness.submit(1, "one")
+    harness.submit(2, "two")
+    harness.backend.on_decode = explode
+    harness.engine.tick()
+    failed = {event.task_id: event for event in harness.engine.take_events()}
+    assert all(isinstance(failed[i], Failed) for i in (1, 2))
+    with pytest.raises(EngineError, match="boom"):
+        harness.submit(3, "three")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "param"),
+    [
+        ((), {}, InvalidRequestError, "prompt"),
+        ((1, 257), {}, InvalidRequestError, "prompt"),
+        ((-1,), {}, InvalidRequestError, "prompt"),
+        ((1,) * 1024, {}, ContextLengthExceededError, "prompt"),
+        ((1,), {"id_slot": 2}, InvalidRequestError, "id_slot"),
+        (
+            (1,),
+            {"sampling": SamplingParams(logit_bias=((999, 1.0),))},
+            InvalidRequestError,
+            "logit_bias",
+        ),
+    ],
+)
+def test_a_task_that_can_never_run_is_refused(
+    prompt: tuple[int, ...],
+    options: dict[str, object],
+    error: type[InvalidRequestError],
+    param: str,
+) -> None:
+    with pytest.raises(error) as caught:
+        Harness().engine.submit(Task(1, prompt, GenerationParams(**options)))
+    assert caught.value.param == param
+
+
+def test_the_thread_ends_when_told_and_frees_everything() -> None:
+    harness = Harness()
+    harness.submit(1, "hello")
+    harness.tick()
+    harness.engine.stop()
+    harness.engine.run()
+    assert harness.backend.closed
+    assert harness.backend.n_samplers == 0

@@ -1,0 +1,184 @@
+"""The engine on the bundled model: what llama.cpp does must not depend on who else is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import pytest
+
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.engine import DecodeMaximal, Engine
+from trioserve.engine.cache.prefix_tree import shared_length
+from trioserve.types import Chunk, Failed, Finished, GenerationParams, SamplingParams, Task
+
+#: A difference of two logits that rounding may turn around.
+NEAR_TIE = 0.2
+
+GREEDY = SamplingParams(temperature=0.0)
+
+PROMPTS = [
+    "<|im_start|>user\nCount from 1 to 10<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nTell me a story<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+    "Once upon a time",
+    "The capital of Italy is",
+    "1 2 3 4 5 6",
+    "a",
+    "<|im_start|>system\nYou are brief.<|im_end|>\n<|im_start|>user\nWho are you?<|im_end|>\n",
+    "Ünïcödé, 😀 and\n\n\ttabs",
+]
+
+
+class Bench:
+    """An engine on the bundled model, ticking by hand."""
+
+    def __init__(self, cache_ram: int = 0, **config: object) -> None:
+        self.backend = llama.load(Config(threads=1, **config))
+        self.engine = Engine(self.backend, DecodeMaximal(), lambda: None, cache_ram=cache_ram)
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, Finished] = {}
+        self.margins: list[float] = []
+
+    def submit(self, task_id: int, prompt: str, n: int = 24, **options: object) -> None:
+        options.setdefault("sampling", GREEDY)
+        tokens = self.backend.vocab.tokenize(prompt)
+        self.tokens[task_id] = []
+        self.engine.submit(Task(task_id, tokens, GenerationParams(max_tokens=n, **options)))
+
+    def step(self) -> bool:
+        work_left = self.engine.tick()
+        self.engine.check_integrity()
+        for event in self.engine.take_events():
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Chunk):
+                self.tokens[event.task_id] += event.tokens
+                self.margins += [p.top[0].logprob - p.top[1].logprob for p in event.probs]
+            elif isinstance(event, Finished):
+                self.finished[event.task_id] = event
+        return work_left
+
+    def run(self) -> None:
+        while self.tick():
+            pass
+
+    def alone(self, prompt: str, n: int = 24, **options: object) -> Alone:
+        self.margins.clear()
+        self.submit(0, prompt, n, cache_prompt=False, n_probs=2, **options)
+        self.run()
+        return Alone(self.tokens.pop(0), list(self.margins))
+
+
+@attrs.frozen
+class Alone:
+    """What a prompt gives alone, and how sure the model was of each token (in logits)."""
+
+    tokens: list[int]
+    margins: list[float]
+
+    def is_said_by(self, tokens: list[int]) -> bool:
+        """Whether another output is the same, up to the first token that was a near tie.
+
+        The shape of a batch changes the rounding of floats. Where two tokens are as good as equal
+        that decides, and what follows is another text.
+        """
+        n = shared_length(self.tokens, tokens)
+        return n == len(self.tokens) == len(tokens) or self.margins[n] < NEAR_TIE
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(**getattr(request, "param", {}))
+    yield bench
+    bench.backend.close()
+
+
+KINDS = pytest.mark.parametrize(
+    "bench",
+    [{"kv_unified": True}, {"kv_unified": False, "ctx_size": 4096}],
+    ids=["unified", "split"],
+    indirect=True,
+)
+
+
+@KINDS
+def test_in_company_the_output_is_what_it_is_alone(bench: Bench) -> None:
+    alone = [bench.alone(prompt) for prompt in PROMPTS]
+    for i, prompt in enumerate(PROMPTS, 1):
+        bench.submit(i, prompt)
+    bench.run()
+    assert all(said.is_said_by(bench.tokens[i]) for i, said in enumerate(alone, 1))
+
+
+@KINDS
+def test_with_the_cache_the_output_is_what_it_is_without(bench: Bench) -> None:
+    system = "<|im_start|>system\n" + "Be brief and friendly. " * 12 + "<|im_end|>\n"
+    prompts = [system + prompt for prompt in PROMPTS[:6]]
+    alone = [bench.alone(prompt) for prompt in prompts]
+    for i, prompt in enumerate(prompts, 1):
+        bench.submit(i, prompt)
+    bench.run()
+    assert all(said.is_said_by(bench.tokens[i]) for i, said in enumerate(alone, 1))
+    assert sum(bench.finished[i].timings.cache_n > 40 for i in range(1, len(prompts) + 1)) >= 5
+
+
+@KINDS
+def test_followers_start_from_the_one_that_leads(bench: Bench) -> None:
+    shared = "This is a long text that many requests begin with. " * 8
+    n_shared = len(bench.backend.vocab.tokenize(shared))
+    for i in range(1, 5):
+        bench.submit(i, shared + f" And this is number {i}.")
+    bench.run()
+    prefilled = [bench.finished[i].timings.prompt_n for i in range(1, 5)]
+    assert max(prefilled) >= n_shared
+    assert sum(prefilled) < n_shared + 4 * 20
+
+
+@pytest.mark.parametrize(
+    "bench", [{"ctx_size": 512, "parallel": 3, "cache_ram": 2**24}], indirect=True
+)
+def test_a_preempted_run_goes_on_as_if_nothing_had_happened(bench: Bench) -> None:
+    alone = [bench.alone(prompt, 200, sampling=_endless()) for prompt in PROMPTS[:3]]
+    for i in range(3):
+        bench.submit(i + 1, PROMPTS[i], 200, sampling=_endless())
+    preempted = False
+    while bench.tick():
+        status = bench.engine.status()
+        preempted = preempted or bool(status.waiting)
+    assert preempted
+    assert all(said.is_said_by(bench.tokens[i]) for i, said in enumerate(alone, 1))
+
+
+def _endless() -> SamplingParams:
+    return SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    "bench", [{"ctx_size": 512, "parallel": 1, "cache_seqs": 0, "cache_ram": 2**24}], indirect=True
+)
+def test_what_left_the_cache_comes_back_from_ram(bench: Bench) -> None:
+    long = "A text of some length, which is worth keeping around. " * 6
+    alone = bench.alone(long)
+    bench.submit(1, long)
+    bench.run()
+    bench.submit(2, "Something else entirely. " * 12)
+    bench.run()
+    bench.submit(3, long)
+    bench.run()
+    assert bench.finished[3].timings.prompt_n < 5
+    assert alone.is_said_by(bench.tokens[3])
+
+
+def test_a_cancel_in_prefill_and_decode_leaves_the_cache_right(bench: Bench) -> None:
+    bench.submit(1, "word " * 900)
+    bench.submit(2, PROMPTS[0])
+    bench.engine.cancel(1)
+    bench.tick()
+    bench.submit(3, PROMPTS[2])
+    bench.tick()
+    bench.tick()
+    bench.engine.cancel(3)
+    bench.run()
+    assert bench.alone(PROMPTS[0]).is_said_by(bench.tokens[2])

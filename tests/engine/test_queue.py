@@ -1,0 +1,110 @@
+"""Whose turn it is: priorities, ageing, fairness, and the order of arrival."""
+
+from __future__ import annotations
+
+from trioserve.engine.queue import AGEING_S, WaitingQueue
+from trioserve.engine.run import Run
+from trioserve.types import GenerationParams, Task
+
+
+class Queue(WaitingQueue):
+    """A queue with a clock of its own, and short words."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.time)
+        self.time = 0.0
+        self.last_id = 0
+
+    def arrive(self, client: str = "", priority: int = 0, weight: float = 1.0) -> Run:
+        self.last_id += 1
+        options = GenerationParams(priority=priority)
+        run = Run(Task(self.last_id, (1,), options, client, weight))
+        run.submitted_at = self.time
+        self.push(run)
+        return run
+
+    def ids(self) -> list[int]:
+        return [run.task.id for run in self]
+
+    def clients(self) -> str:
+        order = []
+        while len(self):
+            run = next(iter(self))
+            self.admit(run)
+            order.append(run.task.client)
+        return "".join(order)
+
+
+def test_first_come_first_served() -> None:
+    queue = Queue()
+    for _ in range(3):
+        queue.arrive()
+    assert queue.ids() == [1, 2, 3]
+    assert queue.remove(2) is not None
+    assert queue.remove(2) is None
+    assert queue.ids() == [1, 3]
+
+
+def test_a_higher_priority_goes_first() -> None:
+    queue = Queue()
+    for priority in (0, 5, -1, 5):
+        queue.arrive(priority=priority)
+    assert queue.ids() == [2, 4, 1, 3]
+
+
+def test_clients_take_turns() -> None:
+    queue = Queue()
+    for client in "aaaabb":
+        queue.arrive(client)
+    assert queue.clients() == "ababaa"
+
+
+def test_a_client_that_comes_later_does_not_wait_for_all_of_a_flood() -> None:
+    queue = Queue()
+    for _ in range(10):
+        queue.arrive("a")
+    for _ in range(4):
+        queue.admit(next(iter(queue)))
+    queue.arrive("b")
+    queue.time = 5 * AGEING_S  # waiting long gives a flood no precedence
+    assert "b" in queue.clients()[:2]
+
+
+def test_a_weight_gives_more_turns() -> None:
+    queue = Queue()
+    for client in "aaaaaaabbb":
+        queue.arrive(client, weight=2.0 if client == "a" else 1.0)
+    assert queue.clients()[:6].count("a") == 4
+
+
+def test_a_low_priority_rises_while_it_waits_but_not_above_the_others() -> None:
+    queue = Queue()
+    low = queue.arrive(priority=-3)
+    queue.time = 2.5 * AGEING_S
+    high = queue.arrive(priority=0)
+    assert [*queue] == [high, low]
+    queue.time = 3.5 * AGEING_S
+    assert [*queue] == [low, high]  # as high now, and older
+    queue.time = 99 * AGEING_S
+    higher = queue.arrive(priority=1)
+    assert queue.ids()[0] == low.task.id  # old enough for this one, too
+    assert higher in [*queue]
+
+
+def test_a_run_that_was_preempted_comes_before_all() -> None:
+    queue = Queue()
+    queue.arrive(priority=9)
+    preempted = Run(Task(77, (1,)))
+    preempted.admitted_at = 1.0
+    queue.push(preempted)
+    assert queue.ids() == [77, 1]
+
+
+def test_nobody_is_behind_after_the_queue_was_empty() -> None:
+    queue = Queue()
+    for _ in range(5):
+        queue.arrive("a")
+    assert queue.clients() == "aaaaa"
+    queue.arrive("a")
+    queue.arrive("b")
+    assert queue.clients() == "ab"

@@ -1,0 +1,238 @@
+"""Random arrivals, cancels and pauses: the invariants hold after every step."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from trioserve.engine import DecodeMaximal, Engine
+from trioserve.engine.turns import Turns
+from trioserve.errors import KVCacheFullError
+from trioserve.testing import ScriptedBackend
+from trioserve.types import (
+    AdapterInfo,
+    Adapters,
+    Chunk,
+    Failed,
+    Finished,
+    GenerationParams,
+    Task,
+    Thinking,
+    ThinkingBudget,
+)
+
+N_CTX = 160
+
+#: What ends the reasoning that all outputs are.
+THOUGHT = "..!"
+
+#: Prompts that share a beginning more often than not.
+prompts = st.builds(
+    str.__add__, st.sampled_from(["", "a" * 10, "a" * 20]), st.text("ab", min_size=1, max_size=10)
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Drives an engine with a cache so small that runs are preempted all the time.
+
+    Invariants: the slots hold what the backend holds; a task has at most one last event, and
+    nothing after it or after its cancel; what it says is a beginning of what it must say.
+    """
+
+    n_seqs = 7
+    n_ctx_seq = N_CTX
+    can_cut = True
+    cache_ram = 400
+    max_idle: int | None = 10
+    n_spare_cores = 0
+    n_adapters = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend = ScriptedBackend(
+            n_slots=5,
+            n_seqs=self.n_seqs,
+            n_ctx=N_CTX,
+            n_ctx_seq=self.n_ctx_seq,
+            n_batch=16,
+            can_cut=self.can_cut,
+            adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
+        )
+        self.backend.n_spare_cores = self.n_spare_cores
+        self.engine = Engine(
+            self.backend,
+            DecodeMaximal(),
+            lambda: None,
+            cache_ram=self.cache_ram,
+            max_idle=self.max_idle,
+        )
+        self.engine.scheduler.cache.min_shared = 3
+        if self.n_adapters:
+            self.engine.scheduler.turns = Turns(2, now=itertools.count().__next__)
+        self.prompts: dict[int, str] = {}
+        self.adapters: dict[int, Adapters] = {}
+        self.budgets: dict[int, int] = {}
+        self.said: dict[int, str] = {}
+        self.ended: set[int] = set()
+        self.cancelled: set[int] = set()
+        self.paused: set[int] = set()
+
+    @rule(
+        prompt=prompts,
+        id_slot=st.sampled_from([-1, -1, -1, 0, 4]),
+        cache_prompt=st.booleans(),
+        max_tokens=st.sampled_from([-1, 0, 1, 7]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        client=st.sampled_from("ab"),
+        adapters=st.sampled_from([(), ((0, 1.0),), ((0, 0.5),), ((0, 0.5), (1, -1.0))]),
+        n_thinking=st.sampled_from([-1, -1, 0, 3]),
+    )
+    def submit(
+        self, prompt: str, client: str, adapters: Adapters, n_thinking: int, **options: int
+    ) -> None:
+        task_id = len(self.prompts) + 1
+        adapters = adapters if self.n_adapters else ()
+        thinking = Thinking(start="", end=THOUGHT, begun=True)
+        closing = tuple(THOUGHT.encode())
+        budget = ThinkingBudget(thinking=thinking, n_tokens=n_thinking, closing=closing)
+        task = Task(
+            task_id,
+            tuple(prompt.encode()),
+            GenerationParams(**options),
+            client,
+            adapters=adapters,
+            budget=budget,
+        )
+        self.engine.submit(task)
+        self.budgets[task_id] = n_thinking
+        self.adapters[task_id] = adapters
+        self.prompts[task_id], self.said[task_id] = prompt, ""
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.prompts)))
+        self.engine.cancel(task_id)
+        self.cancelled.add(task_id)
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def pause_or_resume(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.prompts)))
+        if task_id in self.paused:
+            self.engine.resume(task_id)
+            self.paused.remove(task_id)
+        else:
+            self.engine.pause(task_id)
+            self.paused.add(task_id)
+
+    @rule(n=st.integers(1, 10))
+    def step(self, n: int) -> None:
+        for _ in range(n):
+            self.engine.tick()
+            self.engine.check_integrity()
+            self._read()
+
+    def _read(self) -> None:
+        for event in self.engine.take_events():
+            task_id = event.task_id
+            assert task_id not in self.ended, "an event after the last one"
+            assert task_id not in self.cancelled, "an event after the cancel"
+            if isinstance(event, Chunk):
+                self.said[task_id] += event.text
+            assert not isinstance(event, Failed)
+            if isinstance(event, Finished):
+                self.ended.add(task_id)
+
+    @invariant()
+    def speaks_its_own_text(self) -> None:
+        for task_id, text in self.said.items():
+            begun = "".join(f"<{id_}:{scale:g}>" for id_, scale in self.adapters[task_id])
+            whole = begun + self.prompts[task_id].upper()
+            if 0 <= (n := self.budgets[task_id]) <= len(whole):
+                whole = whole[:n] + THOUGHT + whole[n:]
+            assert whole.startswith(text)
+
+    @rule(slot_id=st.integers(0, 4), erase=st.booleans())
+    def save_restore_or_erase(self, slot_id: int, erase: bool) -> None:
+        scheduler = self.engine.scheduler
+        slot = scheduler.slots[slot_id]
+
+        def work() -> None:
+            if erase:
+                scheduler.erase(slot)
+                return
+            saved = scheduler.save(slot)
+            scheduler.erase(slot)
+            try:
+                scheduler.restore(slot, saved)
+            except KVCacheFullError:
+                return
+            assert slot.kept == list(saved.tokens)
+
+        self.engine.call_slot(slot_id, work)
+
+    def teardown(self) -> None:
+        """Whatever happened: everybody comes to an end, and everything is freed."""
+        for task_id in self.paused:
+            self.engine.resume(task_id)
+        for _ in range(10_000):
+            work_left = self.engine.tick()
+            self.engine.check_integrity()
+            self._read()
+            if not work_left:
+                break
+        assert self.ended | self.cancelled == set(self.prompts)
+        assert self.backend.n_samplers == 0
+        self.engine.stop()
+        self.engine.run()
+
+
+class SplitCacheMachine(EngineMachine):
+    """The same with a part of the cache for each sequence."""
+
+    n_seqs = 5
+    n_ctx_seq = N_CTX // 5
+
+
+class UncuttableMachine(EngineMachine):
+    """The same with a model that can only append or start anew."""
+
+    can_cut = False
+
+
+class SideBySideMachine(EngineMachine):
+    """The same with tokens that are sampled by several threads, and no end to what is kept."""
+
+    n_spare_cores = 2
+    max_idle = None
+
+
+class AdapterMachine(EngineMachine):
+    """The same with runs that cannot share a batch, nor what they compute."""
+
+    n_adapters = 2
+
+
+class NoSpareMachine(EngineMachine):
+    """The same with no sequences and no RAM to keep anything in."""
+
+    n_seqs = 5
+    cache_ram = 0
+
+
+quick = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = quick
+TestSplitCache = SplitCacheMachine.TestCase
+TestSplitCache.settings = quick
+TestSideBySide = SideBySideMachine.TestCase
+TestSideBySide.settings = quick
+TestAdapters = AdapterMachine.TestCase
+TestAdapters.settings = quick
+TestNoSpare = NoSpareMachine.TestCase
+TestNoSpare.settings = quick
+TestUncuttable = UncuttableMachine.TestCase
+TestUncuttable.settings = quick

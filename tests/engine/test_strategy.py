@@ -1,0 +1,132 @@
+"""What every strategy promises, and what the clock learns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trioserve.engine.strategy import STRATEGIES, DecodeMaximal, TickClock, load_strategy
+from trioserve.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@given(
+    pending=st.lists(st.integers(1, 5000), min_size=1, max_size=8),
+    n_decode=st.integers(0, 8),
+    budget=st.integers(1, 2048),
+    observed=st.lists(
+        st.tuples(st.integers(0, 2048), st.integers(0, 8), st.floats(1e-6, 10)), max_size=5
+    ),
+)
+def test_the_shares_are_sound(
+    name: str,
+    pending: list[int],
+    n_decode: int,
+    budget: int,
+    observed: list[tuple[int, int, float]],
+) -> None:
+    strategy = STRATEGIES[name](50.0)
+    for observation in observed:
+        strategy.observe(*observation)
+    shares = strategy.share(pending, n_decode, budget)
+    assert len(shares) == len(pending)
+    assert all(0 <= share <= needed for share, needed in zip(shares, pending, strict=True))
+    assert 1 <= sum(shares) <= budget
+
+
+def test_a_tick_is_filled_up_to_its_time() -> None:
+    strategy = DecodeMaximal(50.0)
+    strategy.observe(0, 4, 0.010)  # 10 ms to decode
+    strategy.observe(100, 0, 0.100)  # 1 ms a prompt token
+    assert strategy.share([3000], 4, 2048) == [40]
+    assert strategy.share([3000], 0, 2048) == [500]
+
+
+def test_the_oldest_prompt_is_not_starved_and_the_shortest_not_held_up() -> None:
+    assert DecodeMaximal().share([3000, 500, 20], 0, 100) == [50, 30, 20]
+    assert DecodeMaximal().share([3000, 20, 500], 0, 1000) == [64, 20, 44]
+
+
+def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.200)
+    clock.observe(100, 4, 0.300)  # 1 ms a token more
+    assert clock.prompt_tokens([3000], 4, 2048) == 200
+
+
+def test_prompts_get_a_tile_where_that_is_much_cheaper_a_token() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    clock.observe(16, 4, 0.180)  # 10 ms a token more: deep in a prompt
+    assert clock.prompt_tokens([3000], 4, 2048) == 60  # a tile, to see what it costs
+    clock.observe(60, 4, 0.260)  # 4 ms
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    assert clock.prompt_tokens([3000], 4, 20) == 20
+
+
+def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    clock.observe(16, 4, 0.180)
+    clock.observe(60, 4, 0.500)  # 8 ms
+    assert clock.prompt_tokens([3000], 4, 2048) == 16
+
+
+def test_the_next_prompt_begins_without_a_tile() -> None:
+    clock = TickClock(50.0)
+    clock.observe(128, 0, 1.0)  # a cold start: 8 ms a token
+    clock.observe(0, 4, 0.020)
+    clock.observe(16, 4, 0.100)
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    clock.observe(60, 4, 0.140)  # 2 ms
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([3000], 4, 2048) == 16
+    clock.observe(16, 4, 0.036)  # 1 ms
+    assert clock.prompt_tokens([3000], 4, 2048) == 30
+
+
+def test_a_quick_machine_goes_on_with_large_ticks() -> None:
+    clock = TickClock(50.0)
+    clock.observe(512, 0, 0.025)
+    clock.observe(0, 4, 0.010)
+    assert clock.prompt_tokens([3000], 4, 2048) > 512
+
+
+def test_a_tick_is_longer_where_more_wait_for_their_first_token_than_for_their_next() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 1, 0.010)
+    clock.observe(100, 0, 0.100)  # 1 ms a token
+    shares = [clock.prompt_tokens([900] * n, 1, 2048) for n in (1, 2, 7, 20)]
+    assert shares == [40, 90, 340, 490]
+    assert clock.prompt_tokens([900] * 4, 4, 2048) == 40
+
+
+def test_short_prompts_that_come_together_are_prefilled_together() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 1, 0.010)
+    clock.observe(100, 0, 0.100)
+    assert clock.prompt_tokens([60] * 7, 1, 2048) == 420
+    assert clock.prompt_tokens([60] * 7, 1, 400) == 340  # not all of them fit
+    assert clock.prompt_tokens([60] * 7, 7, 2048) == 40  # as many would be held up
+    clock.observe(0, 7, 0.010)
+    assert clock.prompt_tokens([60] * 7, 1, 2048) == 420  # it is still known what they cost
+
+
+def test_the_clock_follows_a_machine_that_slows_down() -> None:
+    clock = TickClock(50.0)
+    for _ in range(30):
+        clock.observe(100, 0, 0.100)
+    assert clock.prompt_tokens([3000], 1, 2048) == 50
+    for _ in range(30):
+        clock.observe(100, 0, 0.200)
+    assert clock.prompt_tokens([3000], 1, 2048) in (24, 25)
+
+
+def test_strategies_are_found_by_name_and_by_import_path() -> None:
+    assert isinstance(load_strategy("decode-maximal", 50.0), DecodeMaximal)
+    path = "trioserve.engine.strategy:DecodeMaximal"
+    assert isinstance(load_strategy(path, 50.0), DecodeMaximal)
+    for name in ("magic", "no_such_module:Class", "trioserve.engine:NoSuchClass"):
+        with pytest.raises(ConfigError, match=name):
+            load_strategy(name, 50.0)

@@ -1,0 +1,73 @@
+"""Text comes out whole and without stop strings, however the bytes are split."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, strategies as st
+
+from trioserve.engine.text.text import TextStream
+
+
+def stream(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[list[str], str]:
+    """Feed pieces; return what was shown after each, and the stop string that was found."""
+    text = TextStream(stops)
+    shown = []
+    for piece in pieces:
+        shown.append(text.feed(piece))
+        if text.stopping_word:
+            return shown, text.stopping_word
+    shown.append(text.flush())
+    return shown, text.stopping_word
+
+
+def test_characters_come_whole() -> None:
+    shown, _ = stream(["é".encode()[:1], "é".encode()[1:], b"!"])
+    assert shown == ["", "é", "!", ""]
+
+
+def test_what_never_becomes_a_character_is_replaced() -> None:
+    assert stream([b"a", b"\xc3"])[0] == ["a", "", "\ufffd"]
+    assert stream([b"a", b"\xff", b"b"])[0] == ["a", "\ufffd", "b", ""]
+
+
+def test_a_stop_string_over_three_tokens() -> None:
+    assert stream([b"Hi\n", b"Us", b"er:", b"x"], ("\nUser:",)) == (["Hi", "", ""], "\nUser:")
+
+
+def test_what_only_looked_like_a_stop_string_is_shown() -> None:
+    assert stream([b"Hi\n", b"Us", b"ual"], ("\nUser:",)) == (["Hi", "", "\nUsual", ""], "")
+    assert stream([b"Hi\nUs"], ("\nUser:",)) == (["Hi", "\nUs"], "")
+
+
+def test_the_stop_string_that_is_complete_first_wins() -> None:
+    assert stream([b"xabcd"], ("bcd", "abc")) == (["x"], "abc")
+    assert stream([b"xabc"], ("bc", "abc")) == (["x"], "abc")
+
+
+def test_an_unfinished_character_can_complete_a_stop_string() -> None:
+    assert stream([b"a\xc3"], ("\ufffd",)) == (["a", ""], "\ufffd")
+
+
+def test_an_empty_stop_string_means_nothing() -> None:
+    assert stream([b"abc"], ("",)) == (["abc", ""], "")
+
+
+text = st.text(alphabet="ab\né€😀", max_size=12)
+
+
+@given(text=text, stops=st.lists(text, max_size=3), data=st.data())
+def test_the_split_does_not_matter(text: str, stops: list[str], data: st.DataObject) -> None:
+    raw = text.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
+    edges = [0, *cuts, len(raw)]
+    pieces = [raw[start:end] for start, end in pairwise(edges)]
+    split, found = stream(pieces, tuple(stops))
+    byte_by_byte, found_by_byte = stream([raw[i : i + 1] for i in range(len(raw))], tuple(stops))
+    assert "".join(split) == "".join(byte_by_byte)
+    assert found == found_by_byte
+    if found:
+        assert text.startswith("".join(split) + found)
+    else:
+        assert "".join(split) == text
+        assert not any(stop and stop in text for stop in stops)

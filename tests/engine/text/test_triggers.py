@@ -1,0 +1,91 @@
+"""Texts in bytes that come in pieces: however they are split, the outcome is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from hypothesis import given, strategies as st
+
+from trioserve.engine.text.triggers import Spotter, ThoughtSpotter, TriggerScanner
+from trioserve.types import Thinking
+
+THINK = Thinking(start="<t>", end="</t>")
+BEGUN = Thinking(start="<t>", end="</t>", begun=True)
+
+texts = st.text(alphabet="<>/t ab\né", max_size=40)
+stages = st.lists(
+    st.lists(st.text(alphabet="<>/tab", min_size=1, max_size=4), min_size=1, max_size=3),
+    max_size=3,
+)
+
+
+def pieces_of(data: bytes, cuts: list[int]) -> Iterator[bytes]:
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for start, stop in pairwise(places):
+        yield data[start:stop]
+
+
+def feed(
+    spotter: Spotter | ThoughtSpotter | TriggerScanner, data: bytes, cuts: list[int]
+) -> bytes | None:
+    """Feed it piece by piece; what follows the end of the piece that was enough counts, too."""
+    rest: bytes | None = None
+    for piece in pieces_of(data, cuts):
+        if rest is None:
+            spotter = spotter.fork()
+            rest = spotter.feed(piece)
+        else:
+            rest += piece
+    return rest
+
+
+@given(texts, st.lists(st.text(alphabet="<>/tab", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_a_spotter_finds_the_text_that_is_complete_first(text: str, wanted: list[str]) -> None:
+    ends = [i for i in range(len(text) + 1) if any(text[:i].endswith(one) for one in wanted)]
+    expected = text[min(ends) :].encode() if ends else None
+    assert Spotter(wanted).feed(text.encode()) == expected
+
+
+@given(texts, st.lists(st.integers(0, 100)), stages, st.sampled_from([None, THINK, BEGUN]))
+def test_the_split_makes_no_difference(
+    text: str, cuts: list[int], wanted: list[list[str]], thinking: Thinking | None
+) -> None:
+    data = text.encode()
+    assert feed(TriggerScanner(thinking, wanted), data, cuts) == TriggerScanner(
+        thinking, wanted
+    ).feed(data)
+
+
+def test_reasoning_is_passed() -> None:
+    assert ThoughtSpotter(THINK).feed(b" \n<t>a</t>b") == b"b"
+    assert ThoughtSpotter(BEGUN).feed(b"a</t>b") == b"b"
+    assert ThoughtSpotter(THINK).feed(b"a<t>b</t>c") == b"a<t>b</t>c"
+
+
+def test_it_says_where_it_is() -> None:
+    spotter = ThoughtSpotter(THINK)
+    assert spotter.missing == b"<t>"
+    assert spotter.feed(b"\n<") is None
+    assert (spotter.missing, spotter.inside) == (b"t>", False)
+    assert spotter.feed(b"t>") is None
+    assert (spotter.missing, spotter.inside) == (b"", True)
+    assert spotter.feed(b"a</t>") == b""
+    assert not spotter.inside
+
+
+def test_a_marker_inside_of_reasoning_is_none() -> None:
+    gate = TriggerScanner(BEGUN, [["<call>"]])
+    assert gate.feed(b"I could write <call>.</t> But") is None
+    assert gate.feed(b" no. <call>{") == b"{"
+
+
+def test_stages_follow_one_another() -> None:
+    gate = TriggerScanner(None, [["a"], ["b", "cc"]])
+    assert gate.feed(b"b cc") is None
+    assert gate.feed(b"a c") is None
+    assert gate.feed(b"c!") == b"!"
+
+
+def test_without_stages_all_of_it_is_the_grammars() -> None:
+    assert TriggerScanner(None, []).feed(b"x") == b"x"

@@ -1,0 +1,154 @@
+"""Vectors and scores beside those of llama-server, on the same files.
+
+Runs where the variable LLAMA_SERVER names the binary:
+
+    LLAMA_SERVER=/path/to/llama-server python -m pytest tests/test_embedding_reference.py
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from gguf import PoolingType
+
+from tests.support.gguf_models import write_bert, write_decoder
+from tests.support.http_server import serving
+from trioserve.app import create_app
+from trioserve.config.parse import config_from
+
+LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
+pytestmark = pytest.mark.skipif(not LLAMA_SERVER, reason="LLAMA_SERVER names no binary")
+
+TEXTS = ["the cat sits on the mat", "What is a panda?", "", "x1 y2 bear.", "ba du ce " * 15]
+LONG = "bad ce " * 60  # more tokens than a batch of 64
+#: Differences in rounding are not what is compared.
+EXACT = ["-fa", "off", "-ctk", "f32", "-ctv", "f32", "-t", "1", "-c", "512"]
+
+Call = tuple[str, dict[str, Any]]
+
+EMBED: list[Call] = [
+    *(("/v1/embeddings", {"input": text or "a"}) for text in TEXTS),
+    ("/v1/embeddings", {"input": ["the cat", "dog"], "model": "m"}),
+    ("/v1/embeddings", {"input": [2, 5, 3]}),
+    ("/v1/embeddings", {"input": [[2, 5, 3], ["the", 5]]}),
+    ("/v1/embeddings", {"content": "the cat"}),
+    *(("/embedding", {"content": "the cat", "embd_normalize": norm}) for norm in (-1, 0, 1, 2, 3)),
+    ("/embeddings", {"input": ["the cat", "dog"]}),
+    ("/v1/embeddings", {"input": {"prompt_string": "cat"}}),
+    ("/v1/embeddings", {"input": [{"content": [{"type": "text", "text": "cat"}]}]}),
+]
+RANK: list[Call] = [
+    *(("/v1/rerank", {"query": "cat", "documents": [text]}) for text in TEXTS),
+    ("/v1/rerank", {"query": "cat", "documents": TEXTS[:3], "model": "m"}),
+    ("/v1/rerank", {"query": "cat", "documents": TEXTS[:3], "top_n": 2}),
+    ("/reranking", {"query": "", "texts": TEXTS[:3]}),
+    ("/rerank", {"query": "cat", "texts": TEXTS[:2], "return_text": True}),
+]
+
+MODELS: dict[str, tuple[list[str], list[Call]]] = {
+    "mean": (["--embedding"], EMBED),
+    "cls": (["--embedding"], EMBED),
+    "none": (["--embedding"], [call for call in EMBED if call[0] == "/embeddings"]),
+    "last": (["--embedding", "-ub", "64"], [*EMBED, ("/v1/embeddings", {"input": LONG})]),
+    "causal-mean": (["--embeddings"], EMBED),
+    "rank": (["--rerank"], RANK),
+    "judge": (
+        ["--embedding", "--pooling", "rank", "-ub", "64"],
+        [*RANK, ("/v1/rerank", {"query": "cat", "documents": [LONG]})],
+    ),
+}
+
+
+def write(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.gguf"
+    match name:
+        case "mean":
+            write_bert(path, context=128)
+        case "cls":
+            write_bert(path, context=128, pooling=PoolingType.CLS, seed=1)
+        case "none":
+            write_bert(path, context=128, pooling=None)
+        case "rank":
+            write_bert(path, context=128, pooling=PoolingType.RANK, labels=["relevant"], seed=2)
+        case "last":
+            write_decoder(path)
+        case "causal-mean":
+            write_decoder(path, pooling=PoolingType.MEAN)
+        case _:
+            write_decoder(
+                path,
+                pooling=PoolingType.RANK,
+                labels=["yes", "no"],
+                rerank_template="Q: {query}\nD: {document}\nA:",
+            )
+    return path
+
+
+@asynccontextmanager
+async def llama_server(flags: list[str]) -> AsyncIterator[str]:
+    assert LLAMA_SERVER is not None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = await trio.lowlevel.open_process(
+        [LLAMA_SERVER, *flags, "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient() as client:
+            with trio.fail_after(60):
+                while not await _is_ready(client, url):
+                    await trio.sleep(0.05)
+        yield url
+    finally:
+        process.terminate()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/health")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
+    """The same JSON, with numbers equal to 1e-4 of the largest there can be."""
+    if isinstance(theirs, dict):
+        assert set(ours) == set(theirs), where
+        for key, value in theirs.items():
+            assert_same(ours[key], value, f"{where}/{key}")
+    elif isinstance(theirs, list):
+        assert len(ours) == len(theirs), where
+        for i, value in enumerate(theirs):
+            assert_same(ours[i], value, f"{where}/{i}")
+    elif isinstance(theirs, float):
+        assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4), where
+    elif where != "/model" or ours == "m":
+        assert ours == theirs, where
+
+
+@pytest.mark.parametrize("name", MODELS)
+async def test_the_answers_are_the_same(tmp_path: Path, name: str) -> None:
+    flags, calls = MODELS[name]
+    flags = ["-m", str(write(name, tmp_path)), *flags, *EXACT]
+    app = create_app(config_from(flags, {}))
+    async with llama_server(flags) as theirs, serving(app) as ours:
+        await app.extensions["trioserve"].wait_loaded()
+        async with httpx.AsyncClient(timeout=30) as client:
+            for path, body in calls:
+                answers = [await client.post(url + path, json=body) for url in (ours, theirs)]
+                assert [answer.status_code for answer in answers] == [200, 200], (path, body)
+                assert_same(answers[0].json(), answers[1].json(), "")

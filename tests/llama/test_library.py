@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.errors import BackendMismatchError, ModelLoadError
+from trioserve.llama import library
+from trioserve.models import BUNDLED
+
+PACKAGE = Path(llama.__file__).parent
+
+
+# -- the check
+
+
+def test_the_installed_library_is_fine() -> None:
+    llama.check_library()
+
+
+def test_the_list_names_what_the_sources_call() -> None:
+    sources = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    called = set(re.findall(r"\b(?:lib|short|library)\.(llama_\w+)", sources))
+    structures = {
+        "llama_batch",
+        "llama_model_kv_override",
+        "llama_logit_bias",
+        "llama_token_data",
+        "llama_token_data_array",
+    }
+    callbacks = {"llama_log_callback", "llama_progress_callback"}
+    assert called - structures - callbacks == set(library.FUNCTIONS)
+    assert list(library.FUNCTIONS) == sorted(set(library.FUNCTIONS))
+    assert set(library.SHORT) <= set(library.FUNCTIONS)
+
+
+def test_only_this_package_imports_llama_cpp() -> None:
+    for path in PACKAGE.parent.rglob("*.py"):
+        if PACKAGE not in path.parents:
+            assert not re.search(r"^\s*(import|from) llama_cpp", path.read_text(), re.MULTILINE)
+
+
+def imitation(**changes: Any) -> SimpleNamespace:
+    """A library that has everything, with changes."""
+    functions: dict[str, Any] = dict.fromkeys(library.FUNCTIONS)
+    params = SimpleNamespace(type_k=1, type_v=1, n_samplers=0)
+    functions["llama_context_default_params"] = lambda: params
+    return SimpleNamespace(**{**functions, **changes})
+
+
+def test_missing_functions_are_named() -> None:
+    library.check_library(imitation())
+    old = imitation()
+    del old.llama_decode
+    del old.llama_n_ctx_seq
+    with pytest.raises(
+        BackendMismatchError, match=rf"lacks llama_decode, llama_n_ctx_seq; .* {library.WANTED}"
+    ):
+        library.check_library(old)
+
+
+def test_other_structures_are_told() -> None:
+    params = SimpleNamespace(type_k=0, type_v=1, n_samplers=1)
+    with pytest.raises(BackendMismatchError, match="structures"):
+        library.check_library(imitation(llama_context_default_params=lambda: params))
+
+
+def test_no_library_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "lib", None)
+    monkeypatch.setattr(library, "_import_error", OSError("undefined symbol: llama_decode"))
+    with pytest.raises(BackendMismatchError, match="undefined symbol: llama_decode"):
+        library.check_library()
+
+
+def test_without_a_library_there_are_no_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "lib", None)
+    assert vars(library._keep_gil()) == {}
+
+
+# -- log lines
+
+
+class Recorder:
+    """Stands in for the logger, whatever other tests have configured."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def __getattr__(self, level: str) -> Callable[[str], None]:
+        return lambda event: self.lines.append((level, event))
+
+
+@pytest.fixture(autouse=True)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(library, "_log", recorder)
+    monkeypatch.setattr(structlog, "is_configured", lambda: True)
+    library.take_errors()
+    return recorder
+
+
+def log(*parts: tuple[int, str]) -> None:
+    for level, text in parts:
+        library._on_log(level, text.encode(), None)
+    library.take_errors()
+
+
+def test_levels_are_mapped(recorder: Recorder) -> None:
+    log((1, "a\n"), (2, "b\n"), (3, "c\n"), (4, "d\n"), (0, "e\n"), (9, "f\n"))
+    assert recorder.lines == [
+        ("debug", "a"),
+        ("debug", "b"),
+        ("warning", "c"),
+        ("error", "d"),
+        ("debug", "e"),
+        ("debug", "f"),
+    ]
+
+
+def test_continued_lines_are_joined(recorder: Recorder) -> None:
+    log((3, "one "), (5, "two "), (5, "three\n"), (2, "next\n"))
+    assert recorder.lines == [
+        ("warning", "one two three"),
+        ("debug", "next"),
+    ]
+
+
+def test_a_line_without_an_end_is_written_with_the_next(recorder: Recorder) -> None:
+    log((4, "broken off"), (2, "next\n"))
+    assert recorder.lines == [("error", "broken off"), ("debug", "next")]
+
+
+def test_progress_bars_are_left_out(recorder: Recorder) -> None:
+    log((2, "."), (5, "."), (5, "."), (5, "\n"), (2, "\n"), (3, ""))
+    assert recorder.lines == []
+
+
+def test_bytes_that_are_no_text_are_marked(recorder: Recorder) -> None:
+    library._on_log(3, b"\xff\n", None)
+    library._on_log(3, None, None)
+    assert recorder.lines == [("warning", "\ufffd")]
+
+
+def test_where_structlog_is_not_configured_only_warnings_are_written(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structlog, "is_configured", lambda: False)
+    log((2, "much\n"), (3, "little\n"))
+    assert recorder.lines == [("warning", "little")]
+
+
+def test_errors_are_kept_for_the_thread_that_made_them() -> None:
+    library._on_log(4, b"f: error loading model: it is bad.\n", None)
+    library._on_log(3, b"only a warning\n", None)
+    other: list[list[str]] = []
+    thread = threading.Thread(target=lambda: other.append(library.take_errors()))
+    thread.start()
+    thread.join()
+    errors = library.take_errors()
+    assert other == [[]]
+    assert errors == ["f: error loading model: it is bad."]
+    assert library.take_errors() == []
+    assert library.reason(errors) == "it is bad"
+    assert library.reason([]) == "llama.cpp does not say why"
+
+
+def test_a_load_that_fails_is_logged(recorder: Recorder, tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    path.write_bytes(BUNDLED.read_bytes()[:20_000])
+    with pytest.raises(ModelLoadError):
+        llama.load(Config(model=str(path)))
+    assert [level for level, _ in recorder.lines if level == "error"]
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+
+
+def test_nothing_is_printed() -> None:
+    program = (
+        "from trioserve import llama; from trioserve.config import Config\n"
+        "with llama.load(Config(threads=1, ctx_size=256)) as b: b.batch.extend((1, 2), 0, 0); "
+        "b.decode()"
+    )
+    done = run(program)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_importing_the_package_does_not_import_llama_cpp() -> None:
+    done = run("import sys, trioserve.llama; print('llama_cpp' in sys.modules)")
+    assert done.stdout == "False\n"
+
+
+def test_there_is_nothing_else_in_the_package() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = llama.nothing

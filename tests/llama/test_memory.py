@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.errors import (
+    DecodeError,
+    EngineError,
+    InvalidRequestError,
+    KVCacheFullError,
+)
+from trioserve.llama import LlamaBackend
+from trioserve.types import SamplingParams
+
+TOKENS = tuple(range(300, 340))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["unified", "split"])
+def loaded(request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
+    config = Config(threads=1, ctx_size=1024, parallel=4, cache_seqs=0, kv_unified=request.param)
+    with llama.load(config) as backend:
+        yield backend
+
+
+@pytest.fixture
+def backend(loaded: LlamaBackend) -> LlamaBackend:
+    for seq in range(loaded.n_seqs):
+        loaded.seq_rm(seq, 0)
+    loaded.batch.clear()
+    return loaded
+
+
+def fill(backend: LlamaBackend, seq: int, tokens: tuple[int, ...] = TOKENS, pos: int = 0) -> int:
+    """Decode tokens into a sequence; returns the most probable token that follows."""
+    backend.batch.clear()
+    row = backend.batch.extend(tokens, pos, seq)
+    backend.batch.want_logits(row)
+    backend.decode()
+    with backend.sampler(SamplingParams(temperature=0), ()) as sampler:
+        return sampler.sample(row)
+
+
+def bounds(backend: LlamaBackend, seq: int) -> tuple[int, int]:
+    return backend.seq_pos_min(seq), backend.seq_pos_max(seq)
+
+
+def test_an_empty_sequence_has_no_positions(backend: LlamaBackend) -> None:
+    assert bounds(backend, 3) == (-1, -1)
+    assert backend.seq_rm(3, 0)
+
+
+def test_positions_are_those_decoded(backend: LlamaBackend) -> None:
+    fill(backend, 1)
+    assert bounds(backend, 1) == (0, 39)
+    assert bounds(backend, 0) == (-1, -1)
+
+
+def test_a_cut_sequence_goes_on_as_if_it_had_been_short(backend: LlamaBackend) -> None:
+    expected = fill(backend, 0)
+    assert backend.seq_rm(0, 10)
+    assert bounds(backend, 0) == (0, 9)
+    assert fill(backend, 0, TOKENS[10:], 10) == expected
+
+
+def test_a_range_can_be_removed(backend: LlamaBackend) -> None:
+    fill(backend, 0)
+    assert backend.seq_rm(0, 35, 38)
+    assert bounds(backend, 0) == (0, 39)
+    assert backend.seq_rm(0, 35)
+    assert bounds(backend, 0) == (0, 34)
+
+
+def test_a_copy_goes_on_as_the_original(backend: LlamaBackend) -> None:
+    fill(backend, 0)
+    backend.seq_cp(0, 2)
+    assert bounds(backend, 2) == (0, 39)
+    assert fill(backend, 2, (350, 351), 40) == fill(backend, 0, (350, 351), 40)
+
+
+def test_a_copy_can_be_cut_at_once_and_lives_on_its_own(backend: LlamaBackend) -> None:
+    fill(backend, 0)
+    backend.seq_cp(0, 3)
+    backend.seq_rm(3, 20)
+    backend.seq_rm(0, 0)
+    assert bounds(backend, 3) == (0, 19)
+    copied = fill(backend, 3, TOKENS[20:], 20)
+    assert copied == fill(backend, 0)
+
+
+def test_a_copy_over_a_sequence_that_is_not_empty_is_refused(backend: LlamaBackend) -> None:
+    fill(backend, 0)
+    fill(backend, 1)
+    with pytest.raises(EngineError, match="Sequence 1 is not empty"):
+        backend.seq_cp(0, 1)
+    with pytest.raises(EngineError, match="Sequence 0 is not empty"):
+        backend.seq_cp(0, 0)
+    assert bounds(backend, 1) == (0, 39)
+
+
+def test_positions_can_be_moved(backend: LlamaBackend) -> None:
+    fill(backend, 0)
+    backend.seq_rm(0, 0, 10)
+    backend.seq_add(0, 10, -1, -10)
+    assert bounds(backend, 0) == (0, 29)
+    fill(backend, 0, (350,), 30)
+    assert bounds(backend, 0) == (0, 30)
+    with pytest.raises(EngineError):
+        backend.seq_add(0, 5, -1, -6)
+
+
+def test_a_saved_sequence_can_be_restored_in_another(backend: LlamaBackend) -> None:
+    fill(backend, 1)
+    data = backend.state_get(1)
+    assert isinstance(data, bytes)
+    assert len(data) == backend.state_size(1)
+    fill(backend, 3, (5, 6, 7))
+    backend.state_set(3, data)
+    assert bounds(backend, 3) == (0, 39)
+    assert fill(backend, 3, (350,), 40) == fill(backend, 1, (350,), 40)
+
+
+def test_an_empty_sequence_can_be_saved(backend: LlamaBackend) -> None:
+    backend.state_set(1, backend.state_get(0))
+    assert bounds(backend, 1) == (-1, -1)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(keep=st.floats(0, 0.999), junk=st.binary(max_size=40))
+def test_a_state_that_does_not_fit_leaves_an_empty_sequence(
+    loaded: LlamaBackend, keep: float, junk: bytes
+) -> None:
+    loaded.seq_rm(0, 0)
+    fill(loaded, 0)
+    data = loaded.state_get(0)
+    for bad in (data[: int(len(data) * keep)], junk, b"\xff" * 4 + data[4:]):
+        with pytest.raises(InvalidRequestError, match="does not fit"):
+            loaded.state_set(0, bad)
+        assert bounds(loaded, 0) == (-1, -1)
+
+
+def test_a_copy_that_waits_for_the_next_decode_is_not_saved(backend: LlamaBackend) -> None:
+    fill(backend, 0)
+    backend.seq_cp(0, 1)
+    if backend.n_ctx == backend.n_ctx_seq:  # unified: it is complete at once
+        assert backend.state_get(1)
+        return
+    for wrong in (lambda: backend.state_get(1), lambda: backend.state_set(1, b"")):
+        with pytest.raises(EngineError, match="after the next decode"):
+            wrong()
+    fill(backend, 1, (350,), 40)
+    assert backend.state_get(1)
+
+
+@pytest.mark.parametrize("seq", [-1, 4, 10**6])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda backend, seq: backend.seq_rm(seq, 0),
+        lambda backend, seq: backend.seq_cp(seq, 0),
+        lambda backend, seq: backend.seq_cp(0, seq),
+        lambda backend, seq: backend.seq_add(seq, 0, -1, 1),
+        lambda backend, seq: backend.seq_pos_min(seq),
+        lambda backend, seq: backend.seq_pos_max(seq),
+        lambda backend, seq: backend.state_get(seq),
+        lambda backend, seq: backend.state_set(seq, b""),
+    ],
+)
+def test_a_sequence_that_does_not_exist_is_refused(
+    backend: LlamaBackend, use: Callable[[LlamaBackend, int], object], seq: int
+) -> None:
+    with pytest.raises(EngineError, match=f"There is no sequence {seq}; there are 4"):
+        use(backend, seq)
+
+
+def test_a_full_cache_is_told_and_left_as_it_was(backend: LlamaBackend) -> None:
+    room = backend.n_ctx_seq
+    fill(backend, 0, (5,) * (room - 2))
+    with pytest.raises(KVCacheFullError, match="no room for a batch of 3 tokens"):
+        fill(backend, 0, (5, 6, 7), room - 2)
+    assert bounds(backend, 0) == (0, room - 3)
+    fill(backend, 0, (5, 6), room - 2)
+
+
+def test_a_gap_in_the_positions_is_an_error_that_says_so(backend: LlamaBackend) -> None:
+    fill(backend, 0)
+    with pytest.raises(DecodeError, match=r"code -1: .*position"):
+        fill(backend, 0, (5,), 50)
+    with (
+        backend.sampler(SamplingParams(), ()) as sampler,
+        pytest.raises(EngineError, match="no logits"),
+    ):
+        sampler.sample(0)
+    assert bounds(backend, 0) == (0, 39)
+
+
+def test_an_empty_batch_does_nothing(backend: LlamaBackend) -> None:
+    fill(backend, 0)
+    backend.batch.clear()
+    backend.decode()
+    assert bounds(backend, 0) == (0, 39)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.errors import InvalidRequestError, ServerClosingError
+from trioserve.llama.vocab import Vocab, _word_limit
+
+
+@pytest.fixture(scope="module")
+def vocab() -> Iterator[Vocab]:
+    with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
+        yield backend.vocab
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(text=st.text(st.characters(codec="utf-8"), max_size=60))
+def test_text_comes_back(vocab: Vocab, text: str) -> None:
+    tokens = vocab.tokenize(text, parse_special=False)
+    assert vocab.detokenize(tokens) == text.encode()
+    assert all(0 <= token < vocab.n_tokens for token in tokens)
+
+
+@given(tokens=st.lists(st.integers(0, 2000), max_size=30))
+def test_detokenizing_joins_pieces(vocab: Vocab, tokens: list[int]) -> None:
+    assert vocab.detokenize(tokens, special=False) == b"".join(vocab.pieces[t] for t in tokens)
+
+
+def test_nul_characters_are_text(vocab: Vocab) -> None:
+    text = "a\0b\0"
+    assert vocab.detokenize(vocab.tokenize(text)) == text.encode()
+
+
+def test_nothing_is_no_tokens(vocab: Vocab) -> None:
+    assert vocab.tokenize("") == ()
+    assert vocab.detokenize(()) == b""
+
+
+def test_control_tokens_are_read_when_asked_for(vocab: Vocab) -> None:
+    [start] = vocab.tokenize("<|im_start|>")
+    assert len(vocab.tokenize("<|im_start|>", parse_special=False)) > 1
+    assert vocab.pieces[start] == b""
+    assert vocab.detokenize([start]) == b"<|im_start|>"
+    assert vocab.detokenize([start], special=False) == b""
+
+
+def test_the_end_of_a_turn_ends_the_output(vocab: Vocab) -> None:
+    [end] = vocab.tokenize("<|im_end|>")
+    assert end in vocab.end_of_generation
+    assert all(not vocab.pieces[token] for token in vocab.end_of_generation)
+
+
+def test_there_is_a_piece_for_each_token(vocab: Vocab) -> None:
+    assert len(vocab.pieces) == len(vocab.names) == vocab.n_tokens
+    assert vocab.name_of(-1) == ""
+
+
+def test_half_a_surrogate_pair_is_refused(vocab: Vocab) -> None:
+    with pytest.raises(InvalidRequestError, match="surrogate pair at character 2"):
+        vocab.tokenize("ab\ud800")
+
+
+@pytest.mark.parametrize("bad", [-1, 10**6, 2**70, True, 1.0, "1", None])
+def test_what_is_no_token_is_refused(vocab: Vocab, bad: object) -> None:
+    with pytest.raises(InvalidRequestError, match="token ids are integers from 0 to") as caught:
+        vocab.detokenize([1, bad])  # type: ignore[list-item]
+    assert caught.value.param == "tokens"
+
+
+def test_a_long_word_is_no_trouble_for_this_model(vocab: Vocab) -> None:
+    text = "a" * 200_000
+    assert vocab.detokenize(vocab.tokenize(text)) == text.encode()
+
+
+def test_many_threads_may_tokenize(vocab: Vocab) -> None:
+    texts = [f"thread {i} says {'hello ' * i}" for i in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(vocab.tokenize, texts)) == [vocab.tokenize(text) for text in texts]
+
+
+def test_closing_waits_for_the_calls_that_run_and_refuses_more() -> None:
+    backend = llama.load(Config(threads=1, ctx_size=256, parallel=1))
+    vocab, in_use, leave = backend.vocab, threading.Event(), threading.Event()
+
+    def use() -> None:
+        with vocab.in_use():
+            in_use.set()
+            leave.wait(10)
+
+    user = threading.Thread(target=use)
+    closer = threading.Thread(target=backend.close)
+    user.start()
+    assert in_use.wait(10)
+    closer.start()
+    while vocab.handle is not None:  # the closer has the lock, or waits in it
+        pass
+    assert closer.is_alive()
+    with pytest.raises(ServerClosingError):
+        vocab.tokenize("too late")
+    leave.set()
+    closer.join(10)
+    user.join(10)
+    assert not closer.is_alive()
+    assert vocab.detokenize([1]) == vocab.names[1]  # the tables stay
+
+
+# -- words that overrun the stack in std::regex
+
+
+def test_only_tokenizers_with_std_regex_have_a_limit() -> None:
+    assert _word_limit(2, {"tokenizer.ggml.pre": "qwen2"}) is None
+    assert _word_limit(1, {}) is None
+    assert _word_limit(2, {"tokenizer.ggml.pre": "tekken"}) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("a" * 10_000, True),
+        ("a " * 10_000, False),
+        (" " * 10_000, True),
+        (" \u3000" * 5_000, True),
+        ("_-" * 5_000, True),
+        ("a\x1c" * 5_000, True),
+        ("日本語 " * 5_000, False),
+        ("x" * 1000 + "\n" + "x" * 1000, False),
+    ],
+)
+def test_a_run_is_limited(text: str, refused: bool) -> None:
+    limit = _word_limit(2, {"tokenizer.ggml.pre": "tekken"})
+    assert limit is not None
+    assert (limit.search(text) is not None) is refused
+
+
+def test_a_refused_run_is_named(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocab, "_too_long", _word_limit(2, {"tokenizer.ggml.pre": "tekken"}))
+    with pytest.raises(InvalidRequestError, match="characters in a row, from character 3 on"):
+        vocab.tokenize("hi " + "a" * 20_000)

@@ -1,0 +1,210 @@
+"""`GET /metrics`: llama-server's names, our histograms, and what each request adds."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.http_server import connected, post, serving_script
+from trioserve.config import Config
+from trioserve.engine.counters import Counters
+from trioserve.server import Server
+from trioserve.server.observers.metrics import Metrics, RequestEnd
+from trioserve.testing import ScriptedBackend, scripted
+from trioserve.types import (
+    CancelReason,
+    EngineCounters,
+    EngineStatus,
+    FinishReason,
+    Timings,
+)
+
+#: Of llama-server, in its order: name and type.
+LLAMACPP = [
+    ("prompt_tokens_total", "counter"),
+    ("prompt_tokens_cached_total", "counter"),
+    ("prompt_seconds_total", "counter"),
+    ("tokens_predicted_total", "counter"),
+    ("tokens_predicted_seconds_total", "counter"),
+    ("n_decode_total", "counter"),
+    ("n_tokens_max", "counter"),
+    ("spec_decode_num_draft_tokens_total", "counter"),
+    ("spec_decode_num_accepted_tokens_total", "counter"),
+    ("spec_decode_num_drafts_total", "counter"),
+    ("prompt_tokens_seconds", "gauge"),
+    ("predicted_tokens_seconds", "gauge"),
+    ("requests_processing", "gauge"),
+    ("requests_deferred", "gauge"),
+    ("n_busy_slots_per_decode", "gauge"),
+]
+
+
+def read(text: str) -> dict[str, float]:
+    """The samples, by name and labels."""
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            assert name not in found, f"{name} is there twice"
+            found[name] = float(value)
+    return found
+
+
+def status(**counters: float) -> EngineStatus:
+    return EngineStatus(slots=(), waiting=(), counters=EngineCounters(**counters))
+
+
+def test_the_names_and_types_are_those_of_llama_server() -> None:
+    text = Metrics().render(status()).decode()
+    types = [line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE llamacpp:")]
+    assert types == [[f"llamacpp:{name}", kind] for name, kind in LLAMACPP]
+    helps = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP llamacpp:")]
+    assert helps == [f"llamacpp:{name}" for name, _ in LLAMACPP]
+
+
+def test_prometheus_can_read_it() -> None:
+    metrics = Metrics()
+    metrics.record(RequestEnd(n_prompt=3, n_output=0, total_s=0.5, error="server_error"))
+    families = list(text_string_to_metric_families(metrics.render(status()).decode()))
+    names = {family.name for family in families}
+    assert {"trioserve:time_to_first_token_seconds", "llamacpp:requests_deferred"} <= names
+    assert all(family.documentation for family in families)
+
+
+def test_a_request_is_counted_by_how_it_ended() -> None:
+    metrics = Metrics()
+    timings = Timings(queue_ms=20, prompt_n=7, prompt_ms=80, predicted_n=11, predicted_ms=500)
+    metrics.record(
+        RequestEnd(n_prompt=9, n_output=11, total_s=0.7, timings=timings, finish=FinishReason.LIMIT)
+    )
+    metrics.record(
+        RequestEnd(n_prompt=9, n_output=2, total_s=0.1, cancelled=CancelReason.DISCONNECT)
+    )
+    metrics.record(RequestEnd(n_prompt=9, n_output=0, total_s=0.1, error="server_error"))
+    seen = read(metrics.render(status()).decode())
+    assert seen['trioserve:request_success_total{reason="limit"}'] == 1
+    assert seen['trioserve:request_success_total{reason="eos"}'] == 0
+    assert seen['trioserve:request_cancelled_total{reason="disconnect"}'] == 1
+    assert seen['trioserve:request_failed_total{type="server_error"}'] == 1
+    assert seen["trioserve:time_to_first_token_seconds_sum"] == pytest.approx(0.1)
+    assert seen["trioserve:request_time_per_output_token_seconds_sum"] == pytest.approx(0.05)
+    assert seen["trioserve:request_queue_time_seconds_sum"] == pytest.approx(0.02)
+    assert seen["trioserve:e2e_request_latency_seconds_sum"] == pytest.approx(0.7)
+    assert seen["trioserve:e2e_request_latency_seconds_count"] == 1
+    assert seen["trioserve:request_prompt_tokens_count"] == 3
+    assert seen["trioserve:request_generation_tokens_sum"] == 13
+    assert seen['trioserve:time_to_first_token_seconds_bucket{le="0.05"}'] == 0
+    assert seen['trioserve:time_to_first_token_seconds_bucket{le="0.25"}'] == 1
+
+
+def test_speeds_are_means_since_the_last_look() -> None:
+    metrics = Metrics()
+    metrics.record(
+        RequestEnd(
+            n_prompt=1,
+            n_output=11,
+            total_s=1,
+            timings=Timings(predicted_n=11, predicted_ms=500),
+            finish=FinishReason.EOS,
+        )
+    )
+    first = read(metrics.render(status(prompt_tokens=100, prompt_s=0.5)).decode())
+    assert first["llamacpp:predicted_tokens_seconds"] == pytest.approx(20)
+    assert first["llamacpp:prompt_tokens_seconds"] == pytest.approx(200)
+    second = read(metrics.render(status(prompt_tokens=130, prompt_s=0.6)).decode())
+    assert second["llamacpp:predicted_tokens_seconds"] == 0
+    assert second["llamacpp:prompt_tokens_seconds"] == pytest.approx(300)
+    assert second["llamacpp:tokens_predicted_seconds_total"] == pytest.approx(0.5)
+
+
+def test_two_servers_do_not_mix() -> None:
+    one, other = Metrics(), Metrics()
+    one.record(RequestEnd(n_prompt=1, n_output=1, total_s=1, finish=FinishReason.EOS))
+    seen = read(other.render(status()).decode())
+    assert seen["trioserve:e2e_request_latency_seconds_count"] == 0
+
+
+async def test_without_the_flag_it_is_not_there() -> None:
+    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+        answer = await client.get("/metrics")
+        assert answer.status_code == 501
+        assert answer.json() == {
+            "error": {
+                "code": 501,
+                "message": "This server does not support metrics endpoint. "
+                "Start it with `--metrics`",
+                "type": "not_supported_error",
+                "param": None,
+            }
+        }
+
+
+async def test_over_http() -> None:
+    async with (
+        serving_script(metrics_endpoint=True) as (url, _),
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        for _ in range(2):
+            body = {"prompt": "p" * 40, "temperature": 0}
+            assert (await client.post("/completion", json=body)).status_code == 200
+        answer = await client.get("/metrics")
+        assert answer.status_code == 200
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert int(answer.headers["Process-Start-Time-Unix"]) > 1.7e9
+        assert (await client.get("/props")).json()["endpoint_metrics"] is True
+    seen = read(answer.text)
+    assert seen["llamacpp:prompt_tokens_total"] + seen["llamacpp:prompt_tokens_cached_total"] == 80
+    assert seen["llamacpp:prompt_tokens_cached_total"] >= 32
+    assert seen["llamacpp:tokens_predicted_total"] == 82  # and two ends
+    assert seen["llamacpp:n_tokens_max"] == 81
+    assert seen["llamacpp:n_busy_slots_per_decode"] == 1
+    assert seen["llamacpp:requests_processing"] == seen["llamacpp:requests_deferred"] == 0
+    assert seen["trioserve:prefix_cache_queries_total"] == 80
+    assert seen["trioserve:prefix_cache_hits_total"] == seen["llamacpp:prompt_tokens_cached_total"]
+    assert seen['trioserve:request_success_total{reason="eos"}'] == 2
+    assert seen["trioserve:request_generation_tokens_sum"] == 82
+    assert seen["trioserve:time_to_first_token_seconds_count"] == 2
+    assert 40 <= seen["trioserve:kv_cells_used"] <= seen["trioserve:kv_cells"] == 1024
+    assert seen["trioserve:ticks_total"] >= 82
+    assert seen["trioserve:tick_seconds_total"] > 0
+
+
+async def test_a_client_that_goes_away_is_counted() -> None:
+    endless = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
+    async with (
+        serving_script(endless, metrics_endpoint=True) as (url, service),
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        body = b'{"prompt": "p", "stream": true}'
+        async with connected(url) as connection:
+            await connection.send_all(post("/completion", body))
+            assert await connection.receive_some()
+        while len(service.server.dispatcher):
+            await trio.lowlevel.checkpoint()
+        seen = read((await client.get("/metrics")).text)
+        assert seen['trioserve:request_cancelled_total{reason="disconnect"}'] == 1
+
+
+async def test_who_runs_and_who_waits() -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_slots=1, n_ctx=2**17)
+    config = Config(metrics_endpoint=True)
+    async with Server(config, load=scripted(backend)) as server:
+        assert server.metrics is not None
+        async with server.stream("a") as one, server.stream("b"):
+            await one.__anext__()
+            seen = read(server.metrics.render(await server.status()).decode())
+            assert seen["trioserve:num_requests_running"] == 1
+            assert seen["trioserve:num_requests_waiting"] == 1
+            assert seen["llamacpp:requests_processing"] == 1
+            assert seen["llamacpp:requests_deferred"] == 1
+        seen = read(server.metrics.render(await server.status()).decode())
+        assert seen['trioserve:request_cancelled_total{reason="caller"}'] == 2
+
+
+def test_an_engine_that_has_done_nothing() -> None:
+    from trioserve.engine import DecodeMaximal, Engine
+
+    engine = Engine(ScriptedBackend(), DecodeMaximal(), lambda: None)
+    assert Counters().status(engine.scheduler) == EngineCounters(n_cells=1024)

@@ -1,0 +1,609 @@
+"""The server on the scripted backend: streams, cancellation, slow readers, drain.
+
+The engine is ticking on the event loop, and time is virtual.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trioserve.config import Config
+from trioserve.engine.backend import Backend
+from trioserve.errors import (
+    ConfigError,
+    ContextLengthExceededError,
+    DeadlineExceededError,
+    DecodeError,
+    EngineError,
+    InvalidRequestError,
+    ModelLoadError,
+    QueueFullError,
+    ServerClosingError,
+    StalledReaderError,
+    TemplateError,
+)
+from trioserve.server import Server
+from trioserve.server.stream import ChatChunk, Stream
+from trioserve.testing import ScriptedBackend, scripted, ticking
+from trioserve.types import CancelReason, Chunk, Finished, FinishReason, GenerationParams
+
+
+def serve(backend: ScriptedBackend | None = None, **config: object) -> Server:
+    backend = backend or ScriptedBackend()
+    config.setdefault("stream_interval_ms", 0)
+    return Server(Config(**config), load=scripted(backend), drive=ticking)
+
+
+async def read(stream: Stream) -> str:
+    return "".join([event.text async for event in stream if isinstance(event, Chunk)])
+
+
+async def assert_at_rest(server: Server) -> None:
+    """Nothing of a request is left: no slot, no task in the queue, no mailbox."""
+    status = await server.status()
+    assert [slot.state for slot in status.slots] == ["idle"] * server.n_slots
+    assert status.waiting == ()
+    assert len(server.dispatcher) == 0
+
+
+async def test_a_stream_from_start_to_end() -> None:
+    async with serve() as server:
+        async with server.stream("hello") as stream:
+            events = [event async for event in stream]
+        assert "".join(event.text for event in events if isinstance(event, Chunk)) == "HELLO"
+        assert events[-1] is stream.finished
+        assert stream.prompt == tuple(b"hello")
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        await assert_at_rest(server)
+
+
+async def test_complete_returns_everything() -> None:
+    async with serve() as server:
+        completion = await server.complete("hello", max_tokens=3, n_probs=1)
+    assert completion.text == "HEL"
+    assert completion.tokens == tuple(b"HEL")
+    assert [probs.chosen.piece for probs in completion.probs] == [b"H", b"E", b"L"]
+    assert completion.finished.reason is FinishReason.LIMIT
+
+
+async def test_chat_takes_the_output_apart() -> None:
+    backend = ScriptedBackend(
+        lambda prompt: "<think>\nhm\n</think>\n\nHi.",
+        chat_template="{{ messages[0].content }}{# writes <think>…</think> #}",
+    )
+    async with serve(backend) as server:
+        messages = [{"role": "user", "content": "Hello"}]
+        reply = await server.chat(messages)
+        assert "Hello" in reply.prompt_text
+        async with server.stream_chat(messages) as stream:
+            events = [event async for event in stream]
+    assert reply.message.content == "Hi."
+    assert reply.message.reasoning_content == "hm"
+    assert stream.message == reply.message
+    assert isinstance(events[0], ChatChunk)
+    assert isinstance(events[-1], Finished)
+    assert events[-1] is stream.finished
+
+
+async def test_chunks_that_pile_up_come_as_one() -> None:
+    async with serve() as server, server.stream("hello") as stream:
+        await wait_all_tasks_blocked()
+        events = [event async for event in stream]
+    assert [type(event) for event in events] == [Chunk, Finished]
+
+
+async def test_five_streams_interleave_and_more_wait_their_turn() -> None:
+    order: list[int] = []
+
+    async def follow(server: Server, name: int) -> None:
+        async with server.stream(f"this is stream number {name}") as stream:
+            async for event in stream:
+                if isinstance(event, Chunk):
+                    order.append(name)
+        assert stream.finished is not None
+
+    async with serve(ScriptedBackend(n_slots=5)) as server, trio.open_nursery() as nursery:
+        for name in range(8):
+            nursery.start_soon(follow, server, name)
+    running = list(dict.fromkeys(order))[:5]
+    first = [order.index(name) for name in running]
+    last = [len(order) - 1 - order[::-1].index(name) for name in running]
+    assert max(first) < min(last)
+    assert set(order) == set(range(8))
+
+
+# -- cancellation
+
+
+@pytest.mark.parametrize("stage", ["queued", "prefill", "decode"])
+async def test_leaving_the_block_frees_the_slot(stage: str) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 500, n_slots=2, n_batch=8)
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+        if stage == "queued":
+            nursery.start_soon(_fill_slots, server)
+            await wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            async with server.stream("y" * 64 if stage == "prefill" else "y") as stream:
+                if stage == "decode":
+                    await anext(stream)
+                elif stage == "prefill":
+                    await _decodes(backend, 3)
+                else:
+                    await wait_all_tasks_blocked()
+                before = await server.status()
+                scope.cancel()
+                await read(stream)
+        ticks = backend.n_decodes
+        after = await server.status()
+        assert scope.cancelled_caught
+        mine = [slot.state for slot in before.slots if slot.task_id == stream.task_id]
+        assert mine == ([] if stage == "queued" else [stage])
+        queue = [one.task_id for one in before.waiting]
+        assert queue == ([stream.task_id] if stage == "queued" else [])
+        assert stream.task_id not in [slot.task_id for slot in after.slots]
+        assert after.waiting == ()
+        assert after.counters.ticks <= ticks + 1
+        nursery.cancel_scope.cancel()
+    assert backend.n_samplers == 0
+
+
+async def _fill_slots(server: Server) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(server.n_slots):
+            nursery.start_soon(_hold_a_slot, server)
+
+
+async def _hold_a_slot(server: Server) -> None:
+    async with server.stream("busy"):
+        await trio.sleep_forever()
+
+
+async def _decodes(backend: ScriptedBackend, n: int) -> None:
+    """Wait until a backend begins its n-th decode."""
+    reached = trio.Event()
+
+    def count(backend: ScriptedBackend) -> None:
+        if backend.n_decodes >= n:
+            reached.set()
+
+    backend.on_decode = count
+    await reached.wait()
+
+
+async def test_a_deadline_around_a_stream_cancels_its_work(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 500)
+    async with serve(backend) as server:
+        with trio.move_on_after(1) as scope, capture_logs() as logs:
+            async with server.stream("a") as stream:
+                await anext(stream)
+                await trio.sleep(2)
+        assert scope.cancelled_caught
+        await assert_at_rest(server)
+    assert logs[-1]["event"] == "request ended"
+    assert logs[-1]["cancelled"] == "caller"
+
+
+async def test_a_cancelled_neighbour_changes_nothing() -> None:
+    async with serve(ScriptedBackend(n_slots=3)) as server, trio.open_nursery() as nursery:
+        texts: dict[int, str] = {}
+
+        async def follow(name: int) -> None:
+            texts[name] = (await server.complete(f"neighbour number {name}")).text
+
+        nursery.start_soon(follow, 1)
+        nursery.start_soon(follow, 2)
+        async with server.stream("a text that nobody reads to its end") as stream:
+            await anext(stream)
+    assert texts == {1: "NEIGHBOUR NUMBER 1", 2: "NEIGHBOUR NUMBER 2"}
+
+
+class CancelAtStep(trio.abc.Instrument):
+    """Cancels a scope when a task is about to take its n-th step, so at its n-th await."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.scope = trio.CancelScope()
+        self.task: trio.lowlevel.Task | None = None
+        self.steps = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is self.task:
+            self.steps += 1
+            if self.steps == self.n:
+                self.scope.cancel()
+
+
+async def _complete(server: Server) -> None:
+    await server.complete("some text", max_tokens=4)
+
+
+async def _chat(server: Server) -> None:
+    await server.chat([{"role": "user", "content": "some text"}], max_tokens=4)
+
+
+async def _long_prompt(server: Server) -> None:
+    await server.complete("tokenized in a thread, " * 200, max_tokens=2)
+
+
+async def _read_after_the_end(server: Server) -> None:
+    async with server.stream("some text", max_tokens=4) as stream:
+        await wait_all_tasks_blocked()
+        await read(stream)
+
+
+@pytest.mark.parametrize("request_path", [_complete, _chat, _long_prompt, _read_after_the_end])
+@pytest.mark.parametrize("drive", ["thread", "ticking"])
+async def test_cancellation_at_every_await_leaves_nothing(
+    request_path: Callable[[Server], object], drive: str
+) -> None:
+    backend = ScriptedBackend(n_ctx=8192, n_batch=512)
+    driver = {"drive": ticking} if drive == "ticking" else {}
+    async with Server(Config(), load=scripted(backend), **driver) as server:
+        for n in range(1, 10_000):
+            instrument = CancelAtStep(n)
+
+            async def run(instrument: CancelAtStep = instrument) -> None:
+                instrument.task = trio.lowlevel.current_task()
+                with instrument.scope:
+                    await request_path(server)
+
+            trio.lowlevel.add_instrument(instrument)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(run)
+            finally:
+                trio.lowlevel.remove_instrument(instrument)
+            await assert_at_rest(server)
+            assert backend.n_samplers == 0
+            if not instrument.scope.cancel_called:
+                break
+        assert n > 3
+        assert (await server.complete("still here")).text == "STILL HERE"
+
+
+# -- readers that are slow, or gone
+
+
+async def test_a_reader_that_stops_is_paused_then_cancelled(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(lambda prompt: prompt.upper() * 900, n_slots=2)
+    async with serve(backend, unread_tokens=50, stall_timeout=7) as server:
+        woken: list[bool] = []
+        async with server.stream("a") as stream:
+            stream.mailbox.on_stalled = lambda: woken.append(True)
+            await trio.sleep(6)
+            assert 50 <= stream.mailbox.n_unread <= 60
+            status = await server.status()
+            assert [slot.paused for slot in status.slots].count(True) == 1
+            assert (await server.complete("b", max_tokens=40)).text == "B" * 40
+            await trio.sleep(2)
+            assert woken == [True]
+            with pytest.raises(StalledReaderError, match="unread for 7 seconds"):
+                await read(stream)
+        await assert_at_rest(server)
+
+
+async def test_a_slow_reader_gets_everything(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 500)
+    async with (
+        serve(backend, unread_tokens=20, stall_timeout=10) as server,
+        server.stream("a") as stream,
+    ):
+        text = ""
+        async for event in stream:
+            if isinstance(event, Chunk):
+                text += event.text
+                assert len(event.tokens) <= 30
+                await trio.sleep(9)
+    assert text == "x" * 500
+
+
+# -- the queue, and deadlines
+
+
+def endless(prompt: str) -> str:
+    return "x" * 900
+
+
+async def _hold(server: Server, prompt: str = "busy", **options: object) -> None:
+    async with server.stream(prompt, **options):
+        await trio.sleep_forever()
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async with serve(ScriptedBackend(endless, n_slots=1), max_queue=2) as server:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(_hold, server)
+                await wait_all_tasks_blocked()
+            with pytest.raises(QueueFullError, match="limit is 2") as caught:
+                await server.complete("one too many")
+            assert caught.value.retry_after >= 1
+            nursery.cancel_scope.cancel()
+        assert (await server.complete("now", max_tokens=3)).text == "xxx"
+
+
+async def test_a_queue_is_bounded_in_tokens() -> None:
+    async with (
+        serve(ScriptedBackend(endless, n_slots=1), max_queue_tokens=20) as server,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(_hold, server, "this one runs, so it does not count")
+        await wait_all_tasks_blocked()
+        nursery.start_soon(_hold, server, "fifteen letters")
+        await wait_all_tasks_blocked()
+        with pytest.raises(QueueFullError, match="21 prompt tokens"):
+            await server.complete("six to")
+        nursery.cancel_scope.cancel()
+
+
+async def test_clients_and_priorities_decide_whose_turn_it_is() -> None:
+    done: list[str] = []
+
+    async def ask(server: Server, name: str, priority: int = 0) -> None:
+        await server.complete(name, client=name[0], priority=priority, max_tokens=3)
+        done.append(name)
+
+    backend = ScriptedBackend(endless, n_slots=1)
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with server.stream("x"):
+                await wait_all_tasks_blocked()
+                for name, priority in (("a1", 0), ("a2", 0), ("b1", 0), ("c1", 1)):
+                    nursery.start_soon(ask, server, name, priority)
+                    await wait_all_tasks_blocked()
+                scope.cancel()
+                await trio.sleep_forever()
+    assert done == ["c1", "a1", "b1", "a2"]
+
+
+@pytest.mark.parametrize("stage", ["queued", "decode", "unread"])
+async def test_a_deadline_is_reported_as_one(stage: str, autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(endless, n_slots=1)
+    async with serve(backend, unread_tokens=10, stall_timeout=60) as server:
+        async with trio.open_nursery() as nursery:
+            if stage == "queued":
+                nursery.start_soon(_hold, server)
+                await wait_all_tasks_blocked()
+            began = trio.current_time()
+            with capture_logs() as logs, pytest.raises(DeadlineExceededError):
+                async with server.stream("a", timeout=3) as stream:
+                    if stage == "unread":
+                        await trio.sleep(5)
+                    async for _ in stream:
+                        await trio.sleep(1)
+            assert trio.current_time() - began == pytest.approx(5 if stage == "unread" else 3)
+            assert logs[-1]["cancelled"] == "deadline"
+            nursery.cancel_scope.cancel()
+        await assert_at_rest(server)
+
+
+async def test_a_deadline_that_is_met_changes_nothing(autojump_clock: MockClock) -> None:
+    async with serve() as server:
+        assert (await server.complete("hi", timeout=3)).text == "HI"
+        messages = [{"role": "user", "content": "hi"}]
+        assert (await server.chat(messages, timeout=3)).finished is not None
+        await trio.sleep(10)
+        assert (await server.complete("hi")).text == "HI"
+
+
+# -- the end of a server
+
+
+async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(n_slots=2)
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+        texts: list[str] = []
+
+        async def follow() -> None:
+            async with server.stream("finish me") as stream:
+                await trio.sleep(3)
+                texts.append(await read(stream))
+
+        nursery.start_soon(follow)
+        await wait_all_tasks_blocked()
+        with trio.fail_after(4):
+            await server.drain(10)
+        assert texts == ["FINISH ME"]
+        with pytest.raises(ServerClosingError):
+            await server.complete("too late")
+
+
+async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000)
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+
+        async def follow() -> None:
+            with pytest.raises(ServerClosingError, match="5 seconds"):
+                async with server.stream("a") as stream:
+                    await anext(stream)
+                    await trio.sleep(6)
+                    await read(stream)
+
+        nursery.start_soon(follow)
+        await wait_all_tasks_blocked()
+        await server.drain(5)
+        await wait_all_tasks_blocked()
+
+
+async def test_leaving_the_server_ends_what_runs(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000)
+    ended = trio.Event()
+
+    async def follow(server: Server) -> None:
+        with pytest.raises(ServerClosingError):
+            async with server.stream("a") as stream:
+                await anext(stream)
+                await trio.sleep(1)
+                await read(stream)
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        async with serve(backend) as server:
+            nursery.start_soon(follow, server)
+            await wait_all_tasks_blocked()
+        assert backend.closed
+        await ended.wait()
+        with pytest.raises(ServerClosingError):
+            await server.complete("too late")
+        with pytest.raises(ServerClosingError):
+            await server.status()
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
+    backend = ScriptedBackend()
+    with pytest.raises(ZeroDivisionError):
+        async with serve(backend):
+            raise ZeroDivisionError
+    assert backend.closed
+
+
+async def test_a_server_is_entered_once() -> None:
+    async with serve() as server:
+        pass
+    with pytest.raises(RuntimeError, match="only once"):
+        await server.__aenter__()
+
+
+# -- loading
+
+
+async def test_a_model_that_cannot_be_loaded() -> None:
+    def load(config: Config, *, progress: object = None) -> Backend:
+        raise ModelLoadError("no such file")
+
+    with pytest.raises(ModelLoadError, match="no such file"):
+        async with Server(load=load):
+            raise AssertionError("unreachable")
+
+
+async def test_loading_can_be_cancelled() -> None:
+    loading, backend = threading.Event(), ScriptedBackend()
+
+    def load(config: Config, *, progress: Callable[[float], bool]) -> Backend:
+        loading.set()
+        while progress(0.5):
+            pass
+        return backend  # too late to give up: it must be freed
+
+    async def cancel_when_loading(scope: trio.CancelScope) -> None:
+        await trio.to_thread.run_sync(loading.wait)
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        server = Server(load=load)
+        nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
+        async with server:
+            raise AssertionError("unreachable")
+    assert server.load_progress == 0.5
+    assert backend.closed
+
+
+async def test_the_thread_is_joined() -> None:
+    backend = ScriptedBackend()
+    async with Server(load=scripted(backend)) as server:
+        names = [thread.name for thread in threading.enumerate()]
+        assert "trioserve-engine" in names
+        assert (await server.complete("hi")).text == "HI"
+    assert backend.closed
+    assert "trioserve-engine" not in [thread.name for thread in threading.enumerate()]
+
+
+async def test_an_unknown_strategy_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="strategy"):
+        async with serve(strategy="magic"):
+            pass
+
+
+# -- bad requests and bad luck
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"no_such_thing": 1}, "no_such_thing"),
+        ({"stop": [1]}, "stop"),
+        ({"cache_prompt": 1}, "cache_prompt"),
+        ({"samplers": ["magic"]}, "samplers"),
+        ({"logit_bias": [[1]]}, "logit_bias"),
+        ({"id_slot": 99}, "id_slot"),
+    ],
+)
+async def test_a_bad_setting_is_named(settings: dict[str, object], param: str) -> None:
+    async with serve() as server:
+        with pytest.raises(InvalidRequestError) as caught:
+            await server.complete("x", **settings)
+        assert caught.value.param == param
+        await assert_at_rest(server)
+
+
+async def test_a_prompt_that_is_too_long() -> None:
+    async with serve() as server:
+        with pytest.raises(ContextLengthExceededError) as caught:
+            await server.complete("x" * 1024)
+    assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (1024, 1024)
+
+
+async def test_settings_change_single_options() -> None:
+    async with serve(n_predict=5) as server:
+        assert server.options({}).max_tokens == 5
+        options = server.options({"temperature": 0.0, "stop": "x"}, GenerationParams(max_tokens=9))
+    assert (options.max_tokens, options.stop) == (9, ("x",))
+    assert options.sampling.temperature == 0.0
+    assert options.sampling.top_k == 40
+
+
+async def test_a_failed_decode_is_raised_to_its_reader() -> None:
+    backend = ScriptedBackend()
+    async with serve(backend) as server:
+        backend.fail_next = DecodeError("bad luck")
+        with capture_logs() as logs, pytest.raises(DecodeError, match="bad luck"):
+            await server.complete("x")
+        assert (await server.complete("x")).text == "X"
+    assert logs[-1]["event"] == "request failed"
+
+
+async def test_a_broken_engine_answers_with_errors() -> None:
+    def explode(backend: ScriptedBackend) -> None:
+        raise RuntimeError("boom")
+
+    backend = ScriptedBackend()
+    async with serve(backend) as server:
+        backend.on_decode = explode
+        for _ in range(2):
+            with pytest.raises(EngineError, match="boom"):
+                await server.complete("x")
+
+
+async def test_the_log_tells_the_story() -> None:
+    async with serve() as server:
+        with capture_logs() as logs:
+            await server.complete("hello")
+            with trio.CancelScope() as scope:
+                async with server.stream("hello", on_cancel=CancelReason.DISCONNECT):
+                    scope.cancel()
+                    await trio.sleep_forever()
+    started, ended, _, cancelled = logs
+    assert started["event"] == "request started"
+    assert started["prompt_tokens"] == 5
+    assert ended["completion_tokens"] == 6
+    assert ended["finish"] == "eos"
+    assert {"ttft_ms", "total_ms", "prefill_tokens_per_s", "decode_tokens_per_s"} < set(ended)
+    assert cancelled["cancelled"] == "disconnect"
+
+
+async def test_text_goes_both_ways() -> None:
+    async with serve() as server:
+        assert server.detokenize(await server.tokenize("häßlich")) == "häßlich"
+        assert server.detokenize([0xC3]) == "\ufffd"
+        with pytest.raises((TemplateError, InvalidRequestError)):
+            await server.render([{"role": "user"}])

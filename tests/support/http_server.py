@@ -1,0 +1,74 @@
+"""Serves an app on a real socket within a test."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import hypercorn
+import hypercorn.trio
+import trio
+from quart_trio import QuartTrio
+
+from trioserve.api.base.service import Service
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.testing import ScriptedBackend, scripted
+
+
+def hypercorn_config() -> hypercorn.Config:
+    """Any free port, no access log, and a short farewell."""
+    config = hypercorn.Config()
+    config.bind = ["127.0.0.1:0"]
+    config.accesslog = None
+    config.errorlog = logging.getLogger("hypercorn.error")
+    config.graceful_timeout = 0.5
+    return config
+
+
+@asynccontextmanager
+async def serving(app: QuartTrio) -> AsyncIterator[str]:
+    """Serve an app; gives its base URL. The model may still be loading."""
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        binds = await nursery.start(
+            partial(hypercorn.trio.serve, app, hypercorn_config(), shutdown_trigger=stop.wait)
+        )
+        yield str(binds[0])
+        stop.set()
+
+
+@asynccontextmanager
+async def serving_script(
+    backend: ScriptedBackend | None = None, **settings: object
+) -> AsyncIterator[tuple[str, Service]]:
+    """Serve a scripted backend with these settings; gives the base URL and the service."""
+    settings.setdefault("stream_interval_ms", 0)
+    app = create_app(Config(**settings), load=scripted(backend or ScriptedBackend()))
+    service = app.extensions["trioserve"]
+    async with serving(app) as url:
+        await service.wait_loaded()
+        yield url, service
+
+
+async def slots_in_use(service: Service) -> int:
+    """How many slots have a task."""
+    status = await service.server.status()
+    return sum(slot.task_id is not None for slot in status.slots)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[trio.SocketStream]:
+    """Open a raw connection to a server."""
+    host, port = url.removeprefix("http://").split(":")
+    stream = await trio.open_tcp_stream(host, int(port))
+    async with stream:
+        yield stream
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """Write a request by hand."""
+    head = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*head, "", ""]).encode() + body

@@ -1,0 +1,105 @@
+"""An embedding backend without a model: vectors that tell what was in the batch.
+
+The vector of a token is ``(token, position, 1)``. With pooling "mean" the vector of a text is
+their mean, with "cls" the first, with "last" and "rank" the last.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trioserve.engine import EmbeddingBackend
+from trioserve.engine.embedding.backend import Matrix
+from trioserve.errors import DecodeError, KVCacheFullError
+from trioserve.testing import ScriptedBackend
+from trioserve.types import TokenId
+
+
+class RecordingBatch:
+    """The rows of the next `compute`: token, position, sequence."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.rows: list[tuple[TokenId, int, int]] = []
+
+    def clear(self) -> None:
+        self.rows = []
+
+    def extend(self, tokens: tuple[TokenId, ...], pos: int, seq: int) -> int:
+        assert tokens
+        self.rows += [(token, pos + i, seq) for i, token in enumerate(tokens)]
+        assert len(self.rows) <= self.capacity
+        return len(self.rows) - 1
+
+    def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
+        raise AssertionError("texts are added whole")
+
+    def want_logits(self, row: int) -> None:
+        raise AssertionError("all rows are wanted")
+
+
+class ScriptedEmbedder(EmbeddingBackend):
+    """Checks each batch as llama.cpp would, and keeps what was in it in `batches`."""
+
+    def __init__(
+        self,
+        *,
+        pooling: str = "mean",
+        n_slots: int = 2,
+        n_seqs: int = 4,
+        n_batch: int = 16,
+        n_ctx: int = 64,
+        can_split: bool = True,
+    ) -> None:
+        scripted = ScriptedBackend()
+        self.info, self.vocab = scripted.info, scripted.vocab
+        self.pooling, self.can_split, self.width = pooling, can_split, 3
+        self.n_slots, self.n_seqs, self.n_batch = n_slots, n_seqs, n_batch
+        self.n_ctx = self.n_ctx_seq = n_ctx
+        self._recording = RecordingBatch(n_batch)
+        self.batch = self._recording
+        self.batches: list[list[tuple[TokenId, int, int]]] = []
+        #: What each sequence holds: how many tokens.
+        self.held: dict[int, int] = {}
+        #: Raised by the next calls of `compute`, one each.
+        self.failures: list[DecodeError] = []
+        self.n_full = 0  # how often there was no room
+        self.closed = False
+
+    def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
+        return self.vocab.tokenize(query + document)
+
+    def compute(self) -> None:
+        rows = self._recording.rows
+        assert rows
+        if self.failures:
+            raise self.failures.pop(0)
+        if sum(self.held.values()) + len(rows) > self.n_ctx:
+            self.n_full += 1
+            raise KVCacheFullError("full")
+        for _, pos, seq in rows:
+            assert 0 <= seq < self.n_seqs
+            assert pos == self.held.get(seq, 0), "a gap, or a sequence that was not forgotten"
+            self.held[seq] = pos + 1
+        self.batches.append(rows)
+
+    def _vectors(self, seq: int) -> Matrix:
+        return np.array(
+            [(token, pos, 1) for token, pos, own in self.batches[-1] if own == seq], np.float32
+        )
+
+    def pooled(self, seq: int) -> Matrix:
+        vectors = self._vectors(seq)
+        if self.pooling == "mean":
+            return vectors.mean(axis=0, keepdims=True)
+        return vectors[:1] if self.pooling == "cls" else vectors[-1:]
+
+    def rows(self, start: int, stop: int) -> Matrix:
+        rows = self.batches[-1][start:stop]
+        return np.array([(token, pos, 1) for token, pos, _ in rows], np.float32)
+
+    def forget(self, seq: int) -> None:
+        self.held.pop(seq, None)
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,73 @@
+"""The public names, said once: type checkers read this, and ``__init__`` loads them from here."""
+
+from ._version import __version__ as __version__
+from .chat.parse.deltas import (
+    ContentDelta as ContentDelta,
+    Delta as Delta,
+    Message as Message,
+    ReasoningDelta as ReasoningDelta,
+    ToolCall as ToolCall,
+    ToolCallArguments as ToolCallArguments,
+    ToolCallStart as ToolCallStart,
+)
+from .config import (
+    Config as Config,
+)
+from .errors import (
+    AuthenticationError as AuthenticationError,
+    BackendMismatchError as BackendMismatchError,
+    BridgeError as BridgeError,
+    ConfigError as ConfigError,
+    ContextLengthExceededError as ContextLengthExceededError,
+    DeadlineExceededError as DeadlineExceededError,
+    DecodeError as DecodeError,
+    EngineError as EngineError,
+    InputTooLongError as InputTooLongError,
+    InvalidRequestError as InvalidRequestError,
+    KVCacheFullError as KVCacheFullError,
+    MethodNotAllowedError as MethodNotAllowedError,
+    ModelLoadError as ModelLoadError,
+    ModelLoadingError as ModelLoadingError,
+    NotFoundError as NotFoundError,
+    NotSupportedError as NotSupportedError,
+    PayloadTooLargeError as PayloadTooLargeError,
+    QueueFullError as QueueFullError,
+    RequestEndedError as RequestEndedError,
+    ServerClosingError as ServerClosingError,
+    StalledReaderError as StalledReaderError,
+    TemplateError as TemplateError,
+    TrioServeError as TrioServeError,
+    UnavailableError as UnavailableError,
+    UnsupportedFieldError as UnsupportedFieldError,
+)
+from .server import (
+    Server as Server,
+)
+from .server.embedding_results import (
+    Embeddings as Embeddings,
+    Ranking as Ranking,
+)
+from .server.stream import (
+    ChatChunk as ChatChunk,
+    ChatCompletion as ChatCompletion,
+    ChatStream as ChatStream,
+    Completion as Completion,
+    Stream as Stream,
+)
+from .types import (
+    CancelReason as CancelReason,
+    Chunk as Chunk,
+    EngineStatus as EngineStatus,
+    Finished as Finished,
+    FinishReason as FinishReason,
+    GenerationParams as GenerationParams,
+    Grammar as Grammar,
+    ModelInfo as ModelInfo,
+    Options as Options,
+    Progress as Progress,
+    SamplingParams as SamplingParams,
+    SlotStatus as SlotStatus,
+    Timings as Timings,
+    TokenProb as TokenProb,
+    TokenProbs as TokenProbs,
+)

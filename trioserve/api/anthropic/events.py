@@ -1,0 +1,283 @@
+"""How Anthropic's messages are written: as blocks, streamed or whole.
+
+Both are made of the same events, so they are equal. A block begins, grows, and ends before the
+next one begins.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import attrs
+
+from trioserve.api.anthropic import errors as anthropic_errors
+from trioserve.api.anthropic.messages import sign
+from trioserve.api.base import errors, sse
+from trioserve.api.base.request_id import current_request_id
+from trioserve.chat.parse.deltas import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from trioserve.errors import TrioServeError
+from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.types import Finished, FinishReason, Progress
+
+#: One of Anthropic's events, as JSON.
+Event: TypeAlias = dict[str, Any]
+
+# -- blocks
+
+
+class Blocks:
+    """Turns deltas into the events of content blocks.
+
+    Args:
+        show_thinking: whether the text of thinking is part of its block. Where it is not, the
+            signature carries it, and is read when the block comes back.
+    """
+
+    def __init__(self, *, show_thinking: bool = True) -> None:
+        self._show_thinking = show_thinking
+        self._index = -1
+        self._open = ""  # the type of the block that grows
+        self._hidden: list[str] = []
+
+    def feed(self, delta: Delta) -> list[Event]:
+        """Write the next delta."""
+        match delta:
+            case ContentDelta(text):
+                begun = self._begin_unless_open({"type": "text", "text": ""})
+                return [*begun, self._grow({"type": "text_delta", "text": text})]
+            case ReasoningDelta(text):
+                begin = {"type": "thinking", "thinking": "", "signature": ""}
+                begun = self._begin_unless_open(begin)
+                if self._show_thinking:
+                    return [*begun, self._grow({"type": "thinking_delta", "thinking": text})]
+                self._hidden.append(text)
+                return begun
+            case ToolCallStart(_, id_, name):
+                return self._begin({"type": "tool_use", "id": id_, "name": name, "input": {}})
+            case ToolCallArguments(_, text):
+                assert self._open == "tool_use"
+                return [self._grow({"type": "input_json_delta", "partial_json": text})]
+
+    def end(self) -> list[Event]:
+        """End the block that is open, if one is."""
+        if not self._open:
+            return []
+        events = [{"type": "content_block_stop", "index": self._index}]
+        if self._open == "thinking":
+            signature = sign("".join(self._hidden), shown=self._show_thinking)
+            events.insert(0, self._grow({"type": "signature_delta", "signature": signature}))
+            self._hidden.clear()
+        self._open = ""
+        return events
+
+    def _begin_unless_open(self, block: dict[str, Any]) -> list[Event]:
+        return [] if self._open == block["type"] else self._begin(block)
+
+    def _begin(self, block: dict[str, Any]) -> list[Event]:
+        ended = self.end()
+        self._index += 1
+        self._open = block["type"]
+        begun = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return [*ended, begun]
+
+    def _grow(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Add the events of content blocks up, as clients do."""
+    blocks: list[dict[str, Any]] = []
+    grown: list[list[str]] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks.append(dict(event["content_block"]))
+            grown.append([])
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            if delta["type"] == "signature_delta":
+                blocks[-1]["signature"] = delta["signature"]
+            else:
+                grown[-1].append(delta[_GROWS_BY[delta["type"]]])
+    for block, parts in zip(blocks, grown, strict=True):
+        text = "".join(parts)
+        if block["type"] == "tool_use":
+            block["input"] = read_input(text)
+        else:
+            block[block["type"]] = text
+    return blocks
+
+
+_GROWS_BY = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "input_json_delta": "partial_json",
+}
+
+
+# -- the arguments of a call
+
+
+def read_input(text: str) -> Any:
+    """Read the arguments of a call. Of those cut short, take what is complete, as the SDKs do."""
+    head, closing = _cut(text)
+    for candidate in (text, text + closing, head):
+        try:
+            return json.loads(candidate, parse_int=_integer)
+        except ValueError:
+            continue
+    return {}  # it was cut before there was anything
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) < 4000 else digits  # Python refuses longer ones
+
+
+def _cut(text: str) -> tuple[str, str]:
+    """Cut JSON after its last complete member, closed; and tell what would close all of it."""
+    open_: list[str] = []
+    at, closing = 0, ""
+    in_string = escaped = False
+    for i, character in enumerate(text):
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = not escaped and character == "\\"
+        elif character == '"':
+            in_string = True
+        elif character in "{[":
+            open_.append("}" if character == "{" else "]")
+            at, closing = i + 1, "".join(reversed(open_))
+        elif character in "}]":
+            open_.pop()
+            at, closing = i + 1, "".join(reversed(open_))
+        elif character == ",":
+            at, closing = i, "".join(reversed(open_))
+    return text[:at] + closing, "".join(reversed(open_))
+
+
+# -- messages
+
+
+def stop_reason(finished: Finished, *, called: bool) -> str:
+    """Say why the output ended, in Anthropic's words."""
+    if finished.reason is FinishReason.WORD:
+        return "stop_sequence"
+    if finished.reason is FinishReason.LIMIT:
+        return "model_context_window_exceeded" if finished.truncated else "max_tokens"
+    return "tool_use" if called else "end_turn"
+
+
+@attrs.frozen
+class Head:
+    """What a message says of itself before its content: its model and the length of its prompt."""
+
+    model: str
+    n_prompt: int
+    id: str = attrs.field(factory=lambda: f"msg_{secrets.token_hex(16)}")
+
+    def message(
+        self, usage: dict[str, Any], content: list[dict[str, Any]], **end: Any
+    ) -> dict[str, Any]:
+        """Write the message."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+            **end,
+        }
+
+    def usage(self, n_cached: int, n_output: int) -> dict[str, Any]:
+        """Count tokens. What the cache keeps of a prompt costs nothing extra, so it counts once."""
+        return {
+            "input_tokens": self.n_prompt - n_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": n_cached,
+            "output_tokens": n_output,
+        }
+
+    def end(self, finished: Finished, *, called: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Say how the message ended, and count."""
+        ending = {
+            "stop_reason": stop_reason(finished, called=called),
+            "stop_sequence": finished.stopping_word or None,
+        }
+        return ending, self.usage(finished.timings.cache_n, finished.timings.predicted_n)
+
+
+async def whole_message(stream: ChatStream, head: Head, blocks: Blocks) -> dict[str, Any]:
+    """Read a stream to its end, and write all of the message.
+
+    Raises:
+        TrioServeError: the request failed.
+    """
+    events: list[Event] = []
+    async for event in stream:
+        if isinstance(event, ChatChunk):
+            for delta in event.deltas:
+                events += blocks.feed(delta)
+    events += blocks.end()
+    content = content_of(events)
+    assert stream.finished is not None
+    called = any(block["type"] == "tool_use" for block in content)
+    ending, usage = head.end(stream.finished, called=called)
+    return head.message(usage, content, **ending)
+
+
+class MessageEvents:
+    """Writes the events of a streamed message, from when the first part of its prompt is done."""
+
+    def __init__(self, head: Head, blocks: Blocks) -> None:
+        self._head, self._blocks = head, blocks
+        self._begun = False
+        self._called = False
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        """Write an event."""
+        if isinstance(event, Progress):
+            return b"" if self._begun else self._begin(event.cached)
+        begin = b"" if self._begun else self._begin(0)
+        if isinstance(event, Finished):
+            return begin + self._last(event)
+        assert isinstance(event, ChatChunk)
+        events: list[Event] = []
+        for delta in event.deltas:
+            self._called |= isinstance(delta, ToolCallStart)
+            events += self._blocks.feed(delta)
+        return begin + b"".join(map(_write, events))
+
+    def end(self) -> bytes:
+        """Write nothing: the last event was the end."""
+        return b""
+
+    def _begin(self, n_cached: int) -> bytes:
+        self._begun = True
+        message = self._head.message(self._head.usage(n_cached, 0), [])
+        return _write({"type": "message_start", "message": message}) + _write({"type": "ping"})
+
+    def _last(self, event: Finished) -> bytes:
+        ending, usage = self._head.end(event, called=self._called)
+        delta = {"type": "message_delta", "delta": ending, "usage": usage}
+        return b"".join(map(_write, [*self._blocks.end(), delta, {"type": "message_stop"}]))
+
+
+def _write(event: Event) -> bytes:
+    return f"event: {event['type']}\n".encode() + sse.event(event)
+
+
+def last_event(error: Exception) -> bytes:
+    """Make the event that ends a stream which had begun."""
+    known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
+    return _write(anthropic_errors.body(known, current_request_id()))

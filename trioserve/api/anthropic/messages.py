@@ -1,0 +1,356 @@
+"""Anthropic's messages and tools, checked and brought into the form that `Server` takes: OpenAI's.
+
+A message there is a list of blocks. Neighbours of one role are one turn. What a tool returned
+becomes a message of its own, and thinking becomes `reasoning_content`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from trioserve.api.base import sse
+from trioserve.api.base.fields import (
+    MismatchError,
+    boolean,
+    json_type,
+    mapping,
+    named,
+    objects,
+    text,
+)
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+
+_T = TypeVar("_T")
+
+#: A block and where it stands in the request: ``messages[0].content[1]``.
+_Block: TypeAlias = tuple[str, Mapping[str, Any]]
+
+#: Stands before the result of a tool that failed, as templates have no field for that.
+ERROR_MARK = "Error: "
+
+
+def required(fields: Mapping[str, Any], name: str, read: Callable[[Any], _T], path: str = "") -> _T:
+    """Read a field of an object that stands at `path`. Raises InvalidRequestError, naming it."""
+    where = f"{path}.{name}" if path else name
+    if (value := fields.get(name)) is None:
+        raise InvalidRequestError(f"'{where}' is required.", param=where)
+    result: _T = named(read, value, where)
+    return result
+
+
+# -- thinking that was not shown
+
+_SIGNATURE = "trioserve"
+
+
+def sign(thinking: str, *, shown: bool) -> str:
+    """Make the signature of a thinking block; it carries the thinking where that is not shown."""
+    if shown:
+        return _SIGNATURE
+    return f"{_SIGNATURE}.{base64.b64encode(thinking.encode()).decode()}"
+
+
+def _signed(signature: str) -> str:
+    """Read the thinking that a signature of ours carries. That of another maker is sealed."""
+    head, _, data = signature.partition(".")
+    try:
+        return base64.b64decode(data, validate=True).decode() if head == _SIGNATURE else ""
+    except (binascii.Error, UnicodeDecodeError):
+        raise MismatchError("as it was received") from None
+
+
+# -- messages
+
+
+_BLOCKS = {"type": ["string", "array"], "items": {"type": "object"}}
+
+
+@json_type(
+    properties={
+        "system": _BLOCKS,
+        "messages": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "role": {"enum": ["user", "assistant", "system"]},
+                    "content": _BLOCKS,
+                },
+                "required": ["role", "content"],
+            },
+        },
+    }
+)
+def read_messages(body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Read ``system`` and ``messages`` of a request.
+
+    Raises:
+        UnsupportedFieldError: a block is of a kind that this server cannot read.
+        InvalidRequestError: something is missing or has the wrong type. Both name it.
+    """
+    messages: list[dict[str, Any]] = []
+    if (system := body.get("system")) is not None:
+        messages.append({"role": "system", "content": _system(system)})
+    names: dict[str, str] = {}
+    for role, blocks in _turns(required(body, "messages", objects)):
+        if role == "assistant":
+            messages.append(_assistant(blocks, names))
+        else:
+            messages += _user(role, blocks, names)
+    return tuple(messages)
+
+
+@json_type()
+def is_begun(body: Mapping[str, Any]) -> bool:
+    """Whether the last message is the assistant's, which the model then goes on with.
+
+    Raises:
+        InvalidRequestError: it calls a tool, and so waits for a result.
+    """
+    if body.get("continue_final_message") is False:  # as the configuration may have it
+        return False
+    given = body.get("messages")
+    last = given[-1] if isinstance(given, list) and given else None
+    if not isinstance(last, dict) or last.get("role") != "assistant":
+        return False
+    content = last.get("content")
+    for j, block in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(block, dict) and block.get("type") == "tool_use":
+            path = f"messages[{len(given) - 1}].content[{j}]"  # type: ignore[arg-type]
+            raise InvalidRequestError(f"'{path}' needs a 'tool_result' after it.", param=path)
+    return True
+
+
+def _turns(messages: tuple[dict[str, Any], ...]) -> list[tuple[str, list[_Block]]]:
+    """Gather the blocks of messages, those of neighbours with one role together."""
+    if not messages:
+        raise InvalidRequestError("'messages' must not be empty.", param="messages")
+    turns: list[tuple[str, list[_Block]]] = []
+    for i, message in enumerate(messages):
+        path = f"messages[{i}]"
+        role = required(message, "role", _role, path)
+        blocks = _blocks(required(message, "content", _content, path), f"{path}.content")
+        if turns and turns[-1][0] == role:
+            _part(turns[-1][1], blocks)
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((role, blocks))
+    return turns
+
+
+def _part(before: list[_Block], after: list[_Block]) -> None:
+    """Put an empty line between two messages that become one, where text meets text."""
+    if before and after and before[-1][1].get("type") == after[0][1].get("type") == "text":
+        path, last = before[-1]
+        before[-1] = (path, {**last, "text": _text(last, path) + "\n\n"})
+
+
+def _role(value: Any) -> str:
+    if value not in ("user", "assistant", "system"):
+        raise MismatchError('"user", "assistant" or "system"')
+    return str(value)
+
+
+def _content(value: Any) -> str | tuple[dict[str, Any], ...]:
+    try:
+        return value if isinstance(value, str) else objects(value)
+    except MismatchError:
+        raise MismatchError("a string or a list of blocks") from None
+
+
+def _blocks(content: str | tuple[dict[str, Any], ...], path: str) -> list[_Block]:
+    if isinstance(content, str):
+        return [(path, {"type": "text", "text": content})]
+    return [(f"{path}[{j}]", block) for j, block in enumerate(content)]
+
+
+def _text(block: Mapping[str, Any], path: str) -> str:
+    if block.get("citations"):
+        raise UnsupportedFieldError(
+            f"'{path}.citations' is not supported; leave it out.", param=f"{path}.citations"
+        )
+    return required(block, "text", text, path)
+
+
+def _unsupported(kind: str, path: str, owner: str) -> UnsupportedFieldError:
+    return UnsupportedFieldError(
+        f"'{path}.type' is {kind!r}, which is not supported in {owner}.", param=f"{path}.type"
+    )
+
+
+def _texts(blocks: Iterable[_Block], owner: str) -> list[str]:
+    """Take the texts of blocks that can be nothing else."""
+    texts = []
+    for path, block in blocks:
+        if (kind := required(block, "type", text, path)) != "text":
+            raise _unsupported(kind, path, owner)
+        texts.append(_text(block, path))
+    return texts
+
+
+def _as_content(texts: list[str]) -> str | list[dict[str, Any]]:
+    """Make the content of a message: several texts stay apart, as the template has it."""
+    if len(texts) < 2:
+        return "".join(texts)
+    return [{"type": "text", "text": each} for each in texts]
+
+
+#: A head that some clients put before a system prompt, with a number that changes each time.
+_BILLING = re.compile(r"\A(x-anthropic-billing-header:[^\n]*?cch=)[^;\n]{5}(?=;)")
+
+
+def _system(value: Any) -> str:
+    """Read a system prompt. What would keep its prefix from being found again is made constant."""
+    blocks = _blocks(named(_content, value, "system"), "system")
+    texts = _texts(blocks, "a system prompt")
+    return "".join(_BILLING.sub(r"\1fffff", each) for each in texts)
+
+
+def _assistant(blocks: list[_Block], names: dict[str, str]) -> dict[str, Any]:
+    """Read a turn of the assistant, and note the names of the tools that it calls by their ids."""
+    texts: list[str] = []
+    thinking: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for path, block in blocks:
+        match required(block, "type", text, path):
+            case "text":
+                texts.append(_text(block, path))
+            case "thinking":
+                thinking.append(_thinking(block, path))
+            case "redacted_thinking":
+                thinking.append(required(block, "data", lambda data: _signed(text(data)), path))
+            case "tool_use":
+                calls.append(_call(block, path))
+                names[calls[-1]["id"]] = calls[-1]["function"]["name"]
+            case kind:
+                raise _unsupported(kind, path, "a message of the assistant")
+    message: dict[str, Any] = {"role": "assistant", "content": _as_content(texts)}
+    if calls:
+        message["tool_calls"] = calls
+    if reasoning := "".join(thinking):
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def _thinking(block: Mapping[str, Any], path: str) -> str:
+    shown = required(block, "thinking", text, path)
+    return shown or named(
+        lambda value: _signed(text(value or "")), block.get("signature"), f"{path}.signature"
+    )
+
+
+def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
+    function = {
+        "name": required(block, "name", text, path),
+        "arguments": sse.encode(required(block, "input", mapping, path)),
+    }
+    return {"id": required(block, "id", text, path), "type": "function", "function": function}
+
+
+def _user(role: str, blocks: list[_Block], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Read a turn of the user or the system: results of tools and texts, in their order."""
+    messages: list[dict[str, Any]] = []
+    texts: list[str] = []
+
+    def say() -> None:
+        if texts:
+            messages.append({"role": role, "content": _as_content(texts)})
+            texts.clear()
+
+    for path, block in blocks:
+        kind = required(block, "type", text, path)
+        if kind == "text":
+            texts.append(_text(block, path))
+        elif kind == "tool_result" and role == "user":
+            say()
+            messages.append(_result(block, path, names))
+        else:
+            raise _unsupported(kind, path, f"a message of the {role}")
+    say()
+    return messages
+
+
+def _result(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> dict[str, Any]:
+    id_ = required(block, "tool_use_id", text, path)
+    given = block.get("content")
+    said = ""
+    if given is not None:
+        content = named(_content, given, f"{path}.content")
+        said = "".join(_texts(_blocks(content, f"{path}.content"), "the result of a tool"))
+    failed = block.get("is_error")
+    if failed is not None and named(boolean, failed, f"{path}.is_error"):
+        said = ERROR_MARK + said
+    message = {"role": "tool", "tool_call_id": id_, "content": said}
+    return {**message, "name": names[id_]} if id_ in names else message
+
+
+# -- tools
+
+#: Fields of a tool that have no effect, and the only value that asks for none.
+_NEUTRAL_IN_TOOLS: Mapping[str, Any] = {
+    "allowed_callers": ["direct"],
+    "defer_loading": False,
+    "input_examples": [],
+}
+
+
+@json_type(
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 1},
+                "description": {"type": ["string", "null"]},
+                "input_schema": {"type": "object"},
+            },
+            "required": ["name", "input_schema"],
+        },
+    }
+)
+def read_tools(value: Any) -> tuple[dict[str, Any], ...]:
+    """Read ``tools``: functions that the client runs.
+
+    Raises:
+        MismatchError: it is no list of objects.
+        UnsupportedFieldError: a tool would have to be run by the server.
+        InvalidRequestError: something is missing or has the wrong type. Both name it.
+    """
+    return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(value)))
+
+
+def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind is not None and kind != "custom":
+        raise UnsupportedFieldError(
+            f"'{path}.type' is {kind!r}: this server has no tools of its own.",
+            param=f"{path}.type",
+        )
+    for name, neutral in _NEUTRAL_IN_TOOLS.items():
+        if tool.get(name) not in (None, neutral):
+            raise UnsupportedFieldError(
+                f"'{path}.{name}' is not supported with this value; leave it out.",
+                param=f"{path}.{name}",
+            )
+    description = tool.get("description")
+    function = {
+        "name": required(tool, "name", _filled, path),
+        "description": ""
+        if description is None
+        else named(text, description, f"{path}.description"),
+        "parameters": required(tool, "input_schema", mapping, path),
+    }
+    if tool.get("strict") is not None:
+        function["strict"] = named(boolean, tool["strict"], f"{path}.strict")
+    return {"type": "function", "function": function}
+
+
+def _filled(value: Any) -> str:
+    if not text(value):
+        raise MismatchError("a string, and not empty")
+    return str(value)

@@ -1,0 +1,283 @@
+"""What requests to Anthropic's routes may hold, made by `fields.structure`.
+
+Beside Anthropic's fields they take those that all routes share, such as ``seed`` or ``timeout``.
+Fields that nobody knows are ignored; one of Anthropic's that asks for what this server does not do
+is refused, unless its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trioserve.api.anthropic.messages import is_begun, read_messages, read_tools, required
+from trioserve.api.base import values
+from trioserve.api.base.fields import (
+    MismatchError,
+    boolean,
+    how,
+    json_type,
+    mapping,
+    named,
+    strings,
+    structure,
+    text,
+)
+from trioserve.api.base.json_types import of_fields
+from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
+from trioserve.api.base.schema import Generation
+from trioserve.chat.tool_choice import Mode, ToolChoice
+from trioserve.types import Grammar
+
+#: The most tokens of an answer to a request that does not say; llama-server's number.
+MAX_TOKENS = 4096
+
+#: The most tokens of thinking where it is switched on without a number; llama-server's, too.
+BUDGET_TOKENS = 10_000
+
+#: Known fields without effect, and which of their values change nothing. Null never does.
+_NEUTRAL: Mapping[str, Neutral] = {
+    "container": only(),
+    "diagnostics": only({"previous_message_id": None}),
+    "inference_geo": only("global"),
+    "mcp_servers": only([]),
+    "n": only(1),
+    "n_cmpl": only(1),
+    "return_progress": only(False),
+    "speed": only("standard"),
+    "timings_per_token": only(False),
+    "user_profile_id": only(),
+}
+
+# -- tools
+
+
+@attrs.frozen
+class Calling:
+    """Which tools the model calls, and whether several at once; None: as its template has it."""
+
+    choice: ToolChoice = attrs.field(factory=ToolChoice)
+    parallel: bool | None = None
+
+
+@json_type(
+    {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["auto", "any", "tool", "none"]},
+            "name": {"type": "string"},
+            "disable_parallel_tool_use": {"type": ["boolean", "null"]},
+        },
+        "required": ["type"],
+    }
+)
+def _calling(value: Any) -> Calling:
+    fields = mapping(value)
+    kind = required(fields, "type", _choice_kind, "tool_choice")
+    single = fields.get("disable_parallel_tool_use")
+    if single is not None:
+        single = named(boolean, single, "tool_choice.disable_parallel_tool_use")
+    parallel = None if single is None else not single
+    if kind == "tool":
+        name = required(fields, "name", text, "tool_choice")
+        return Calling(ToolChoice("required", (name,)), parallel)
+    return Calling(ToolChoice(_MODES[kind]), parallel)
+
+
+_MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def _choice_kind(value: Any) -> str:
+    if value not in ("auto", "any", "tool", "none"):
+        raise MismatchError('"auto", "any", "tool" or "none"')
+    return str(value)
+
+
+# -- thinking, and the form of the answer
+
+
+@attrs.frozen
+class Thinking:
+    """Whether the model thinks, how long, and who may read it.
+
+    It does not unless it is asked to: clients that do not ask read the first block as text.
+    """
+
+    enabled: bool | None = None  # None: nothing was said
+    budget: int | None = None
+    shown: bool = True
+
+
+@json_type(
+    {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["enabled", "disabled", "adaptive"]},
+            "budget_tokens": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**31 - 1},
+            "display": {"enum": ["summarized", "omitted", None]},
+        },
+        "required": ["type"],
+    }
+)
+def _thinking(value: Any) -> Thinking:
+    fields = mapping(value)
+    kind = required(fields, "type", _thinking_kind, "thinking")
+    if kind == "disabled":
+        return Thinking(enabled=False)
+    display = fields.get("display") or "summarized"
+    shown = named(_display, display, "thinking.display")
+    if kind == "adaptive":
+        return Thinking(enabled=True, shown=shown)
+    given = fields.get("budget_tokens")
+    budget = BUDGET_TOKENS
+    if given is not None:
+        budget = named(values.count, given, "thinking.budget_tokens")
+    return Thinking(enabled=True, budget=budget, shown=shown)
+
+
+def _thinking_kind(value: Any) -> str:
+    if value not in ("enabled", "disabled", "adaptive"):
+        raise MismatchError('"enabled", "disabled" or "adaptive"')
+    return str(value)
+
+
+def _display(value: Any) -> bool:
+    if value not in ("summarized", "omitted"):
+        raise MismatchError('"summarized" or "omitted"')
+    return bool(value == "summarized")
+
+
+_FORMAT = {
+    "type": ["object", "null"],
+    "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+    "required": ["type", "schema"],
+}
+
+
+@json_type(
+    properties={
+        "output_config": {
+            "type": "object",
+            "properties": {"effort": {"type": ["string", "null"]}, "format": _FORMAT},
+        }
+    }
+)
+def _effort(body: Mapping[str, Any]) -> str | None:
+    effort = _output_config(body).get("effort")
+    return None if effort is None else named(text, effort, "output_config.effort")
+
+
+def _output_config(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = body.get("output_config")
+    return {} if given is None else named(mapping, given, "output_config")
+
+
+@json_type(properties={"output_format": _FORMAT})
+def _format(body: Mapping[str, Any]) -> Grammar | None:
+    """Read ``output_config.format``, or ``output_format`` as older clients have it."""
+    path, given = "output_config.format", _output_config(body).get("format")
+    if given is None:
+        path, given = "output_format", body.get("output_format")
+    if given is None:
+        return None
+    fields = named(mapping, given, path)
+    required(fields, "type", _format_kind, path)
+    schema = required(fields, "schema", mapping, path)
+    return Grammar("json_schema", json.dumps(schema), param=f"{path}.schema")
+
+
+def _format_kind(value: Any) -> str:
+    if value != "json_schema":
+        raise MismatchError('"json_schema"')
+    return str(value)
+
+
+# -- the routes
+
+
+@attrs.frozen(kw_only=True)
+class CountTokensRequest:
+    """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
+
+    messages: tuple[dict[str, Any], ...] = attrs.field(metadata=how(whole=read_messages))
+    begun: bool = attrs.field(metadata=how(whole=is_begun))
+    tools: tuple[dict[str, Any], ...] = attrs.field(default=(), metadata=how(read=read_tools))
+    calling: Calling = attrs.field(factory=Calling, metadata=how("tool_choice", read=_calling))
+    thinking: Thinking = attrs.field(factory=Thinking, metadata=how(read=_thinking))
+    effort: str | None = attrs.field(metadata=how(whole=_effort))
+    chat_template_kwargs: dict[str, Any] = attrs.field(
+        factory=dict, metadata=how(read=values.template_kwargs)
+    )
+
+    def rendering(self) -> dict[str, Any]:
+        """What `Server.render` takes beside the messages."""
+        kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
+        if self.thinking.enabled is not None:
+            kwargs["enable_thinking"] = self.thinking.enabled
+        if self.effort is not None:
+            kwargs["reasoning_effort"] = self.effort
+        return {
+            "tools": self.tools or None,
+            "add_generation_prompt": not self.begun,
+            "continue_final_message": "auto" if self.begun else None,
+            "template_kwargs": kwargs,
+        }
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> CountTokensRequest:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        return structure(cls, body)
+
+
+@json_type(properties=of_fields(CountTokensRequest))
+def _prompt(body: Mapping[str, Any]) -> CountTokensRequest:
+    return CountTokensRequest.parse(body)
+
+
+@attrs.frozen(kw_only=True)
+class Metadata:
+    """Who asks, for a provider that watches. Nothing here depends on it."""
+
+    user_id: str | None = None
+
+
+@json_type({"type": "array", "items": {"type": "string"}})
+def _stop_sequences(value: Any) -> tuple[str, ...]:
+    return tuple(word for word in strings(value) if word)
+
+
+@attrs.frozen(kw_only=True)
+class MessagesRequest(Generation):
+    """``POST /v1/messages``."""
+
+    prompt: CountTokensRequest = attrs.field(metadata=how(whole=_prompt))
+    metadata: Metadata = attrs.field(factory=Metadata)
+    max_tokens: int | None = attrs.field(default=MAX_TOKENS, metadata=how(read=values.limit))
+    stop: tuple[str, ...] | None = attrs.field(
+        default=None, metadata=how("stop_sequences", read=_stop_sequences)
+    )
+    grammar: Grammar | None = attrs.field(metadata=how(whole=_format))
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether the engine is to report its progress: the first event of a stream has counts."""
+        return self.stream
+
+    def chat_arguments(self) -> dict[str, Any]:
+        """What `Server.stream_chat` takes beside the messages, the options and the terms."""
+        budget = self.prompt.thinking.budget
+        return self.prompt.rendering() | {
+            "reasoning_budget": -1 if budget is None else budget,
+            "parse_tools": bool(self.prompt.tools),
+            "tool_choice": self.prompt.calling.choice,
+            "parallel_tool_calls": self.prompt.calling.parallel,
+        }
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> MessagesRequest:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        refuse_unsupported(body, _NEUTRAL)
+        return structure(cls, body)

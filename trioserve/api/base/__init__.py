@@ -1,0 +1,1 @@
+"""What all routes share: the connection, the body, errors, keys, and server-sent events."""

@@ -1,0 +1,270 @@
+"""One HTTP request, from ASGI messages to the end of its response.
+
+quart-trio runs a request in a nursery and cancels it when the client goes away. This subclass
+keeps that, and mends four things around it:
+
+- The last message of a response is sent under a shield. Hypercorn closes the connection within
+  that call, and tells of the disconnect first: without a shield the cancel that follows would
+  leave the socket open.
+- What a handler opens for its response (a stream of tokens, say) is kept in `Request.resources`,
+  and closed in the same task once the response has been sent, or was cut off.
+- A client that sends more than is read (a body over the limit) gets the response before the
+  connection closes, and Hypercorn's reader is not left waiting for someone to take the rest.
+- A client that stops reading is cut off after a time. Hypercorn sends under a shield that no
+  cancel scope reaches, so its socket is closed instead.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import structlog
+import trio
+from quart.utils import encode_headers
+from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.wrappers import TrioRequest
+
+from trioserve.types import CancelReason
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+    from quart import Request as QuartRequest
+
+    from trioserve.server.dispatch import Mailbox
+
+_log = structlog.stdlib.get_logger("trioserve.api")
+
+#: `app.config` key: seconds that one send may take before the client is cut off.
+SEND_TIMEOUT = "TRIOSERVE_SEND_TIMEOUT"
+
+#: `app.config` key: the path that comes before all routes.
+PREFIX = "TRIOSERVE_PREFIX"
+
+#: Seconds in which a client may go on sending a body that nobody reads, after the response.
+LINGER = 2.0
+
+#: Seconds that a send in progress gets when its request was cancelled.
+GRACE = 1.0
+
+
+@attrs.frozen
+class Beat:
+    """What is sent after `interval` seconds of silence in a response. `data` makes it then."""
+
+    interval: float
+    data: Callable[[], Awaitable[bytes]]
+
+
+class Request(TrioRequest):
+    """A request with what belongs to its response.
+
+    `arrived` is when its head had been read (`trio.current_time`). `api_key` is the valid key that
+    it showed; empty when none was needed. `resources` is unwound after the response, in the
+    request's own task. `abort` closes the connection without waiting for the client; it may be
+    called from any task. `mailboxes` are those whose events it sends. `beat` keeps a connection
+    alive while the response is silent.
+    """
+
+    arrived: float
+    api_key: str = ""
+    resources: AsyncExitStack
+    abort: Callable[[], None]
+    mailboxes: list[Mailbox]
+    beat: Beat | None = None
+
+    def sends(self, mailbox: Mailbox) -> None:
+        """Have a client that stops reading cut off, whether mailbox or socket shows it first."""
+        mailbox.on_stalled = self.abort
+        self.mailboxes.append(mailbox)
+
+    def blame_client(self) -> None:
+        """Note that what is cancelled from now on was not read, and not given up."""
+        for mailbox in self.mailboxes:
+            mailbox.cancel_reason = mailbox.cancel_reason or CancelReason.STALLED
+
+
+def abort(send: Callable[..., Awaitable[None]]) -> bool:
+    """Close the socket under an ASGI `send`, so that a send in progress fails at once.
+
+    ASGI has no message for this. Hypercorn's callables are bound methods, and lead from the
+    HTTP stream over the protocol to the server of the connection, which holds the transport.
+    Returns False, and warns, where they do not: then the client's socket stays as it is.
+    """
+    try:
+        http_stream = send.__self__  # type: ignore[attr-defined]
+        protocol = http_stream.send.__self__
+        stream = protocol.send.__self__.stream
+        transport = getattr(stream, "transport_stream", stream)  # under TLS
+        sock = transport.socket
+    except AttributeError:
+        _log.warning("cannot close a stalled connection: this is not Hypercorn's Trio server")
+        return False
+    if sock.fileno() != -1:
+        # Drop what the kernel has buffered for a client that does not read it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+    return True
+
+
+class Sender:
+    """Sends ASGI messages, one at a time.
+
+    It cuts off a client that takes too long to receive one, and fills silence with beats.
+    """
+
+    def __init__(
+        self, send: ASGISendCallable, timeout: float, on_stalled: Callable[[], None]
+    ) -> None:
+        self._send = send
+        self._timeout = timeout
+        self._on_stalled = on_stalled
+        self._since: float | None = None  # when the send in progress began
+        self._last = -math.inf  # when the last one began
+        self._idle: trio.Event | None = None  # set when the send in progress has ended
+        self._closing = False
+
+    def abort(self) -> None:
+        """Close the connection now, if this is Hypercorn's."""
+        abort(self._send)
+
+    async def __call__(self, message: Any) -> None:
+        while self._since is not None:  # a beat is on its way
+            await self._until_idle()
+        self._since = self._last = trio.current_time()
+        await self._send(message)
+        self._since = None
+        if self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
+    async def close(self, message: Any) -> None:
+        """Send the last message, not to be interrupted; there are no beats after it."""
+        self._closing = True
+        with trio.CancelScope(shield=True):
+            await self(message)
+
+    async def _until_idle(self) -> None:
+        if self._idle is None:
+            self._idle = trio.Event()
+        await self._idle.wait()
+
+    async def beat(self, beat: Beat) -> None:
+        """Send a beat after each `interval` without a message. Runs until cancelled."""
+        while not self._closing:
+            last = self._last
+            await trio.sleep_until(last + beat.interval)
+            if self._since is not None:
+                await self._until_idle()
+            elif self._is_silent_since(last):
+                data = await beat.data()
+                if self._is_silent_since(last):
+                    await self(_part(data))
+
+    def _is_silent_since(self, last: float) -> bool:
+        return self._last == last and self._since is None and not self._closing
+
+    async def watch(self) -> None:
+        """Abort when a send takes longer than the timeout. Runs until cancelled.
+
+        When cancelled while a message is on its way, that one gets `GRACE` seconds.
+        """
+        try:
+            while self._since is None or trio.current_time() < self._since + self._timeout:
+                since = trio.current_time() if self._since is None else self._since
+                await trio.sleep_until(since + self._timeout)
+            _log.warning("client stopped reading", seconds=self._timeout)
+            self._on_stalled()
+            self.abort()
+        finally:
+            if self._since is not None:
+                await self._finish()
+
+    async def _finish(self) -> None:
+        with trio.move_on_after(GRACE, shield=True) as scope:
+            await self._until_idle()
+        if scope.cancelled_caught:
+            self.abort()
+
+
+class Connection(TrioASGIHTTPConnection):
+    """Handles one request. See the text at the top of the module."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Run the request. Returns when the response has been sent, or the client has gone."""
+        if prefix := self.app.config.get(PREFIX):
+            inside = self.scope["path"].startswith(f"{prefix}/")
+            path = self.scope["path"] if inside else " "  # which no route has
+            self.scope = {**self.scope, "root_path": prefix, "path": path}
+        request = self._create_request_from_scope(send)
+        assert isinstance(request, Request)
+        request.arrived = trio.current_time()
+        self._received = trio.Event()  # the whole body, or the client's farewell
+        timeout = self.app.config.get(SEND_TIMEOUT) or math.inf
+        sender = Sender(send, timeout, request.blame_client)
+        request.abort = sender.abort
+        request.mailboxes = []
+        request.resources = AsyncExitStack()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.handle_messages, nursery, request, receive)
+            nursery.start_soon(sender.watch)
+            await self.handle_request(nursery, request, sender)
+
+    async def handle_messages(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: QuartRequest, receive: ASGIReceiveCallable
+    ) -> None:
+        """Feed the body to the request, and cancel it when the client goes away."""
+        while True:
+            message = await receive()
+            if message["type"] == "http.request":
+                request.body.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    request.body.set_complete()
+                    self._received.set()
+            elif message["type"] == "http.disconnect":
+                self._received.set()
+                nursery.cancel_scope.cancel()
+                return
+
+    async def handle_request(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: QuartRequest, send: ASGISendCallable
+    ) -> None:
+        """Call the handler and send its response; then end the request."""
+        assert isinstance(request, Request)
+        assert isinstance(send, Sender)
+        async with request.resources:
+            response = await self.app.handle_request(request)
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": response.status_code,
+                    "headers": encode_headers(response.headers),
+                }
+            )
+            if request.beat is not None:
+                nursery.start_soon(send.beat, request.beat)
+            await self._send_body(send, response)
+        nursery.cancel_scope.cancel()
+
+    async def _send_body(self, send: Sender, response: Any) -> None:
+        async with response.response as parts:
+            async for part in parts:
+                await send(_part(part.encode() if isinstance(part, str) else part))
+        await self._linger()
+        await send.close(_part(b"", more=False))
+        await self._linger()  # until Hypercorn has closed the connection, take what comes
+
+    async def _linger(self) -> None:
+        """Give a client some time that still sends its body."""
+        if not self._received.is_set():
+            with trio.move_on_after(LINGER):
+                await self._received.wait()
+
+
+def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -1,0 +1,71 @@
+"""Pages from other origins: which may use the API, as ``--cors-origins`` and its like say.
+
+A page that `trioserve` serves itself needs nothing of this. llama-server lets every origin in
+unless told otherwise; here the default is those on this machine, because a web page somewhere
+must not be able to use a server without keys.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from quart import Quart, request
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base.service import service_of
+from trioserve.config import Config
+
+#: Seconds that a browser may remember the answer to a preflight request.
+_MAX_AGE = "600"
+
+_EXPOSED = "Location, Request-Id, Retry-After, X-Request-Id"
+
+
+def is_local(origin: str) -> bool:
+    """Whether an origin is a page that this machine serves."""
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed(origin: str, config: Config) -> str | None:
+    """What ``Access-Control-Allow-Origin`` says to a page of this origin; None: it says nothing."""
+    names = [name.strip() for name in config.cors_origins.split(",")]
+    if "*" in names:
+        # With credentials, browsers do not take the star.
+        return origin if origin and config.cors_credentials else "*"
+    if origin in names or ("localhost" in names and is_local(origin)):
+        return origin
+    return None
+
+
+def install(app: Quart) -> None:
+    """Answer preflight requests, and mark answers for the pages that may read them."""
+
+    async def preflight() -> Response | None:
+        # Without a key: browsers send none with these.
+        if request.method == "OPTIONS":
+            return Response(status=204)
+        return None
+
+    async def mark(response: Response) -> Response:
+        config = service_of(app).config
+        response.headers.add("Vary", "Origin")
+        origin = allowed(request.headers.get("Origin", ""), config)
+        if not origin:
+            return response
+        response.headers["Access-Control-Allow-Origin"] = origin
+        response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+        if config.cors_credentials:
+            response.headers["Access-Control-Allow-Credentials"] = "true"
+        if request.method == "OPTIONS":
+            response.headers["Access-Control-Allow-Methods"] = config.cors_methods
+            response.headers["Access-Control-Allow-Headers"] = config.cors_headers
+            response.headers["Access-Control-Max-Age"] = _MAX_AGE
+        return response
+
+    app.before_request(preflight)
+    app.after_request(mark)

@@ -1,0 +1,109 @@
+"""Errors as clients see them: ``{"error": {"code", "message", "type", "param"}}``.
+
+On Anthropic's routes they have the form of `anthropic_errors`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import structlog
+from quart import Quart, request
+from quart_trio.wrappers import TrioResponse as Response
+from werkzeug.exceptions import HTTPException
+
+from trioserve.api.anthropic import errors as anthropic_errors
+from trioserve.api.base import sse
+from trioserve.api.base.request_id import current_request_id
+from trioserve.errors import (
+    ContextLengthExceededError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    PayloadTooLargeError,
+    QueueFullError,
+    TrioServeError,
+)
+
+_log = structlog.stdlib.get_logger("trioserve.api")
+
+
+class InternalError(TrioServeError):
+    """Something that nobody expected. The log has the traceback, under the request's id."""
+
+
+def body(error: TrioServeError) -> dict[str, Any]:
+    """Make the JSON body of an error."""
+    fields: dict[str, Any] = {
+        "code": error.code or error.status,
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+    }
+    if isinstance(error, ContextLengthExceededError):
+        fields |= {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
+    return {"error": fields}
+
+
+def last_event(error: Exception) -> bytes:
+    """Make the event that ends a stream which had begun."""
+    return sse.event(body(error if isinstance(error, TrioServeError) else unexpected(error)))
+
+
+def unexpected(error: BaseException) -> InternalError:
+    """Log an exception that should not have happened, and make what the client may know."""
+    _log.error("unexpected error", exc_info=error)
+    return InternalError(f"Internal error. The log has more, under {current_request_id()}.")
+
+
+def response(error: TrioServeError) -> Response:
+    """Make the response of a request that failed before it had one."""
+    headers = {}
+    if isinstance(error, QueueFullError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if anthropic_errors.apply_to(request.path):
+        written = anthropic_errors.body(error, current_request_id())
+    else:
+        written = body(error)
+    return Response(
+        sse.encode(written),
+        status=error.status,
+        headers=headers,
+        content_type="application/json",
+    )
+
+
+def _translate(error: HTTPException, limit: int | None) -> TrioServeError:
+    """Turn an error of Quart's into one of ours."""
+    if error.code == 404:
+        return NotFoundError("File Not Found")
+    if error.code == 405:
+        return MethodNotAllowedError("This route does not take this method.")
+    if error.code == 413:
+        return PayloadTooLargeError(
+            f"The body is larger than max_body_size, which is {limit} bytes."
+        )
+    translated = InvalidRequestError(error.description or error.name)
+    translated.status = error.code or 400  # type: ignore[misc]
+    return translated
+
+
+def install(app: Quart) -> None:
+    """Make an app answer all errors in this form."""
+
+    async def on_own(error: TrioServeError) -> Response:
+        return response(error)
+
+    async def on_http(error: HTTPException) -> Response:
+        answer = response(_translate(error, app.config["MAX_CONTENT_LENGTH"]))
+        if allowed := getattr(error, "valid_methods", None):
+            answer.headers["Allow"] = ", ".join(sorted(allowed))
+        return answer
+
+    async def on_any(error: Exception) -> Response:
+        return response(unexpected(error))
+
+    app.register_error_handler(TrioServeError, on_own)
+    app.register_error_handler(HTTPException, on_http)
+    app.register_error_handler(Exception, on_any)

@@ -1,0 +1,176 @@
+"""``GET /openapi.json``: the API as an OpenAPI description, made from the app's routes and classes.
+
+A handler says with `takes` which class its body becomes; all else is found in the app: paths and
+methods in the table of routes, what a route does in its docstring, fields in the class, errors in
+`trioserve.errors`. So the description has what the app has.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from quart import Blueprint, Quart, current_app, request
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve._version import __version__
+from trioserve.api.anthropic import errors as anthropic_errors
+from trioserve.api.base import json_types
+from trioserve.api.base.auth import PUBLIC, PUBLIC_PREFIX
+from trioserve.api.base.request import json_response
+from trioserve.api.base.service import current_service
+from trioserve.errors import TrioServeError
+
+blueprint = Blueprint("openapi", __name__)
+
+_NAME = "trioserve.openapi"  # in `app.extensions`: the description, once it was asked for
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "code": {"type": ["integer", "string"]},
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type"],
+        }
+    },
+    "required": ["error"],
+}
+
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+_ANYTHING: Mapping[str, Any] = {"schema": {}}
+
+
+def takes(
+    request_class: type | None, *, query: Mapping[str, str] | None = None
+) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler what body it reads: an attrs class for `fields.structure`, or none.
+
+    Args:
+        request_class: the class that is made from the body.
+        query: the parameters in the URL that the handler reads, with what each does.
+    """
+
+    def tell(handler: _Handler) -> _Handler:
+        handler.takes = request_class  # type: ignore[attr-defined]
+        handler.query = dict(query or {})  # type: ignore[attr-defined]
+        return handler
+
+    return tell
+
+
+@blueprint.get("/openapi.json")
+async def serve() -> Response:
+    """Describe the API."""
+    described = current_app.extensions.get(_NAME)
+    if described is None:
+        described = describe(current_app, with_keys=bool(current_service().config.api_keys))
+        current_app.extensions[_NAME] = described
+    return json_response(described | {"servers": [{"url": request.root_path or "/"}]})
+
+
+def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
+    """Make the description of an app, as an OpenAPI 3.1 document without servers."""
+    paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    classes = set()
+    for path, method, handler in routes(app):
+        paths[path][method.lower()] = _operation(path, method, handler)
+        if (wanted := getattr(handler, "takes", None)) is not None:
+            classes |= json_types.classes_in(wanted)
+    schemas = {
+        cls.__name__: json_types.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "trioserve", "version": __version__},
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": {**schemas, "Error": {"anyOf": [_ERROR, anthropic_errors.SCHEMA]}},
+            "responses": _errors(),
+            "securitySchemes": _KEYS,
+        },
+        "security": [{name: []} for name in _KEYS] if with_keys else [],
+    }
+
+
+def routes(app: Quart) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Each route as OpenAPI writes its path, each of its methods, and its handler."""
+    for rule in app.url_map.iter_rules():
+        path = re.sub(r"<(?:[^:<>]*:)?(\w+)>", r"{\1}", rule.rule)
+        for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
+            yield path, method, app.view_functions[rule.endpoint]
+
+
+def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str, Any]:
+    wanted = getattr(handler, "takes", None)
+    first, _, rest = (inspect.getdoc(handler) or "").partition("\n\n")
+    operation: dict[str, Any] = {
+        "operationId": f"{method.lower()}{re.sub('[^a-zA-Z0-9]+', '_', path)}",
+        "summary": " ".join(first.split()),
+    }
+    if rest:
+        operation["description"] = rest
+    if parameters := _parameters(path, getattr(handler, "query", {})):
+        operation["parameters"] = parameters
+    kinds: dict[str, Any] = {"application/json": _ANYTHING}
+    if wanted is not None:
+        body = {"schema": {"$ref": json_types.COMPONENTS + wanted.__name__}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+        if "stream" in json_types.of_fields(wanted):
+            kinds["text/event-stream"] = _ANYTHING
+    operation["responses"] = {
+        "2XX": {"description": "What was asked for.", "content": kinds},
+        **{status: {"$ref": f"#/components/responses/{status}"} for status in _errors()},
+    }
+    if path in PUBLIC or path.startswith(PUBLIC_PREFIX):
+        operation["security"] = []
+    return operation
+
+
+def _parameters(path: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
+    text = {"type": "string"}
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": text}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+    in_query = [
+        {"name": name, "in": "query", "description": about, "schema": text}
+        for name, about in query.items()
+    ]
+    return in_path + in_query
+
+
+@cache
+def _errors() -> dict[str, Any]:
+    """A response for each status that an error has, with what the errors mean."""
+    meanings: defaultdict[str, list[str]] = defaultdict(list)
+    for kind in _tree(TrioServeError):
+        about = " ".join((kind.__doc__ or "").split())
+        meanings[str(kind.status)].append(f"{kind.type}: {about}")
+    content = {"application/json": {"schema": {"$ref": f"{json_types.COMPONENTS}Error"}}}
+    return {
+        status: {"description": "\n".join(dict.fromkeys(about)), "content": content}
+        for status, about in sorted(meanings.items())
+    }
+
+
+def _tree(kind: type[TrioServeError]) -> Iterator[type[TrioServeError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__.startswith("trioserve."):
+            yield from _tree(child)

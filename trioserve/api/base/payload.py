@@ -1,0 +1,214 @@
+"""The parts that the JSON of several routes has in common. The names are llama-server's."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from trioserve._version import __version__
+from trioserve.api.base.schema import Generation
+from trioserve.types import (
+    FinishReason,
+    GenerationParams,
+    Progress,
+    SamplingParams,
+    Timings,
+    TokenProbs,
+)
+
+#: What made a response, for `system_fingerprint` and `build_info`.
+FINGERPRINT = f"trioserve-{__version__}"
+
+#: Stands for a probability of 0, whose logarithm JSON has no number for.
+_LOWEST = -3.4028234663852886e38
+
+#: Stands for a seed that is drawn anew for each output, as -1 does.
+RANDOM_SEED = 2**32 - 1
+
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def new_id(prefix: str) -> str:
+    """Make the id of a response."""
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def timings(value: Timings) -> dict[str, Any]:
+    """Write how long the parts took. The first output token counts as the prompt's."""
+    n_decoded = value.predicted_n - 1
+    return {
+        "cache_n": value.cache_n,
+        "prompt_n": value.prompt_n,
+        "prompt_ms": value.prompt_ms,
+        "prompt_per_token_ms": _ratio(value.prompt_ms, value.prompt_n),
+        "prompt_per_second": _ratio(value.prompt_n * 1e3, value.prompt_ms),
+        "predicted_n": value.predicted_n,
+        "predicted_ms": value.predicted_ms,
+        "predicted_per_token_ms": _ratio(value.predicted_ms, n_decoded),
+        "predicted_per_second": _ratio(n_decoded * 1e3, value.predicted_ms),
+    }
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if a > 0 and b > 0 else 0.0
+
+
+def progress(value: Progress) -> dict[str, Any]:
+    """Write how much of the prompt is done."""
+    return {
+        "total": value.total,
+        "cache": value.cached,
+        "processed": value.processed,
+        "time_ms": round(value.time_ms),
+    }
+
+
+def usage(n_prompt: int, values: Sequence[Timings], *, copies: int = 1) -> dict[str, Any]:
+    """Count tokens, as OpenAI does: those of a prompt once, however many outputs it has.
+
+    Args:
+        n_prompt: tokens of all prompts.
+        values: the timings of all outputs, those of one prompt together.
+        copies: outputs of each prompt.
+    """
+    n_output = sum(each.predicted_n for each in values)
+    # Of the outputs of one prompt, one computes it, and the others find it in the cache.
+    groups = (values[start : start + copies] for start in range(0, len(values), copies))
+    n_cached = sum(min(each.cache_n for each in group) for group in groups)
+    return {
+        "completion_tokens": n_output,
+        "prompt_tokens": n_prompt,
+        "total_tokens": n_prompt + n_output,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+    }
+
+
+def finish_reason(reason: FinishReason, *, tool_calls: bool = False) -> str:
+    """Say why the output ended, in OpenAI's words."""
+    if reason is FinishReason.LIMIT:
+        return "length"
+    return "tool_calls" if tool_calls else "stop"
+
+
+def probs(
+    values: Sequence[TokenProbs], *, post_sampling: bool, n_top: int | None = None
+) -> list[dict[str, Any]]:
+    """Write the candidates for each token; `n_top` of them, where not all are wanted."""
+    key, list_key = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
+
+    def one(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
+        figure = math.exp(logprob) if post_sampling else max(logprob, _LOWEST)
+        return {
+            "id": token,
+            "token": _decode(piece),
+            "bytes": list(piece),
+            key: figure,
+        }
+
+    return [
+        {
+            **one(each.chosen.id, each.chosen.piece, each.chosen.logprob),
+            list_key: [one(top.id, top.piece, top.logprob) for top in each.top[:n_top]],
+        }
+        for each in values
+    ]
+
+
+def _decode(piece: bytes) -> str:
+    """Make text of a token, without what is only the beginning of a character."""
+    return _Utf8Decoder("replace").decode(piece)
+
+
+def generation_settings(
+    options: GenerationParams, wanted: Generation | None = None, *, reasoning_format: str = "none"
+) -> dict[str, Any]:
+    """Write how a request is continued, with all defaults.
+
+    Without `wanted` it is the short form, which llama-server uses where it speaks of no request.
+    """
+    if reasoning_format == "auto":
+        reasoning_format = "deepseek"  # which is the same
+    sampling = attrs.asdict(options.sampling, recurse=False)
+    sampling["seed"] = RANDOM_SEED if options.sampling.seed == -1 else options.sampling.seed
+    del sampling["logit_bias"]
+    settings = sampling | {
+        "stop": list(options.stop),
+        "samplers": list(options.sampling.samplers),
+        "dry_sequence_breakers": list(options.sampling.dry_sequence_breakers),
+        "logit_bias": _biases(options.sampling),
+        "max_tokens": options.max_tokens,
+        "n_predict": options.max_tokens,
+        "n_keep": options.n_keep,
+        "n_discard": options.n_discard,
+        "stream": wanted.stream if wanted else False,
+        "n_probs": options.n_probs,
+        "grammar": options.grammar.source if options.grammar else "",
+        "grammar_lazy": False,
+        "grammar_triggers": [],
+        "preserved_tokens": [],
+        "chat_format": "Content-only",
+        "reasoning_format": reasoning_format,
+        "reasoning_in_content": bool(wanted and wanted.stream)
+        and reasoning_format == "deepseek-legacy",
+        "generation_prompt": "",
+        "speculative.types": "none",
+        "timings_per_token": wanted.timings_per_token if wanted else False,
+        "post_sampling_probs": options.post_sampling_probs,
+        "backend_sampling": False,
+        "lora": [{"id": id_, "scale": scale} for id_, scale in options.lora],
+    }
+    if wanted is None:
+        for name in _ONLY_LONG:
+            del settings[name]
+    return settings
+
+
+_ONLY_LONG = (
+    "stop",
+    "dry_sequence_breakers",
+    "logit_bias",
+    "grammar",
+    "grammar_lazy",
+    "grammar_triggers",
+    "preserved_tokens",
+)
+
+
+def _biases(sampling: SamplingParams) -> list[dict[str, Any]]:
+    """JSON has no number for what forbids a token, and llama-server writes null."""
+    return [
+        {"bias": bias if math.isfinite(bias) else None, "token": token}
+        for token, bias in sampling.logit_bias
+    ]
+
+
+class LiveTimings:
+    """The timings of a request that is still running, as far as its events tell them."""
+
+    def __init__(self, n_prompt: int, clock: Any) -> None:
+        self._clock = clock
+        self._prompt = Progress(0, n_prompt, 0, 0, 0.0)
+        self._first: float | None = None
+
+    def on_progress(self, value: Progress) -> None:
+        """Note how far the prompt is."""
+        self._prompt = value
+
+    def at(self, n_predicted: int) -> Timings:
+        """The timings now that so many tokens are there."""
+        now = self._clock()
+        if self._first is None:
+            self._first = now
+        return Timings(
+            cache_n=self._prompt.cached,
+            prompt_n=self._prompt.total - self._prompt.cached,
+            prompt_ms=self._prompt.time_ms,
+            predicted_n=n_predicted,
+            predicted_ms=(now - self._first) * 1e3,
+        )

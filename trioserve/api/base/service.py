@@ -1,0 +1,127 @@
+"""`Service`: the life of a `Server` within the life of an app."""
+
+from __future__ import annotations
+
+import structlog
+import trio
+from quart import Quart, current_app
+
+from trioserve.config import Config
+from trioserve.errors import ModelLoadingError, ServerClosingError, TrioServeError
+from trioserve.server import Server
+from trioserve.server.lifecycle import Loader
+
+_log = structlog.stdlib.get_logger("trioserve.api")
+
+_NAME = "trioserve"  # in `app.extensions`
+
+
+class Service:
+    """Holds the `Server` of an app, which answers while the model is still loading.
+
+    Making one loads nothing; `run` does.
+
+    Args:
+        config: what to serve. May be set until `run` is called.
+        load: loads the model; the default is that of `Server`.
+    """
+
+    def __init__(self, config: Config | None = None, *, load: Loader | None = None) -> None:
+        self.config = config or Config()
+        #: Why there is no server: the model cannot be loaded, or the engine broke.
+        self.failure: TrioServeError | None = None
+        self._load = load
+        self._server: Server | None = None
+        self._scope = trio.CancelScope()
+        self._stopping = False
+        self._loaded = trio.Event()
+        self._ended = trio.Event()
+
+    @property
+    def server(self) -> Server:
+        """The server, for requests.
+
+        Raises:
+            ModelLoadingError: the model is still loading.
+            ServerClosingError: the service is stopping.
+            TrioServeError: `failure`, when there is one.
+        """
+        if self._server is not None:
+            return self._server
+        if self.failure is not None:
+            raise self.failure
+        if self._stopping:
+            raise ServerClosingError
+        raise ModelLoadingError
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self._server is not None and self._server.ready and not self._server.draining
+
+    async def wait_loaded(self) -> None:
+        """Wait until the model is loaded. Waits on when it cannot be."""
+        await self._loaded.wait()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Load the model and serve it until `stop` is called. Reports started once loaded.
+
+        Raises:
+            ModelLoadError: the model cannot be loaded. Written to the log, and kept in `failure`.
+            TrioServeError: the same for whatever else ends the server.
+        """
+        server = Server(self.config) if self._load is None else Server(self.config, load=self._load)
+        try:
+            with self._scope:
+                async with server:
+                    self._server = server
+                    self._loaded.set()
+                    task_status.started()
+                    await trio.sleep_forever()
+        except TrioServeError as error:
+            self.failure = error
+            _log.error(error.message)
+            raise
+        finally:
+            self._server = None
+            self._stopping = True
+            self._ended.set()
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Take nothing new, and wait for what runs; what is left after `timeout` ends with an
+        error. The default is the configuration's `drain_timeout`, in seconds.
+        """
+        self._stopping = True
+        if self._server is None:
+            self._scope.cancel()  # gives up loading
+        else:
+            await self._server.drain(self.config.drain_timeout if timeout is None else timeout)
+
+    async def stop(self) -> None:
+        """End the server, if `run` was called, and wait until its memory is free."""
+        self._stopping = True
+        self._scope.cancel()
+        with trio.CancelScope(shield=True):
+            await self._ended.wait()
+
+
+def attach(app: Quart, service: Service) -> None:
+    """Make `service` the one of an app."""
+    app.extensions[_NAME] = service
+
+
+def service_of(app: Quart) -> Service:
+    """The service of an app."""
+    service = app.extensions[_NAME]
+    assert isinstance(service, Service)
+    return service
+
+
+def current_service() -> Service:
+    """The service of the app that handles the current request."""
+    return service_of(current_app)
+
+
+def current_server() -> Server:
+    """The server, for the current request. Raises as `Service.server`."""
+    return current_service().server

@@ -1,0 +1,220 @@
+"""Server-sent events: how they are written, and how streams of tokens become a response."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import trio
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base.connection import Beat, Request
+from trioserve.api.base.queue import Waiting
+from trioserve.errors import RequestEndedError, TrioServeError
+from trioserve.server.concurrency import alongside
+from trioserve.server.stream import ChatChunk, ChatStream, Stream
+from trioserve.types import Chunk, Finished, Progress
+
+Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
+
+#: Makes JSON without spaces; characters beyond ASCII stay as they are.
+encode: Callable[[Any], str] = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False
+).encode
+
+#: The last event of OpenAI's streams.
+DONE = b"data: [DONE]\n\n"
+
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(payload: Any) -> bytes:
+    """Write one event."""
+    return f"data: {encode(payload)}\n\n".encode()
+
+
+class Encoder(Protocol):
+    """Turns the events of a response into bytes."""
+
+    def encode(self, index: int, event: Event) -> bytes:
+        """Write an event of stream number `index`; empty when there is nothing to say."""
+
+    def end(self) -> bytes:
+        """Write what follows the last event of all streams."""
+
+
+@attrs.frozen
+class Feed:
+    """The events of one or more streams as they come, each with the number of its stream.
+
+    `next` waits for the next one, and raises what the streams raise. Cancelling it loses nothing.
+    There are `n_streams` `Finished` in all.
+    """
+
+    n_streams: int
+    next: Callable[[], Awaitable[tuple[int, Event]]]
+
+
+def feed_of(stream: Stream | ChatStream) -> Feed:
+    """Make the feed of a single stream."""
+    take: Callable[[], Awaitable[Event]] = stream.__anext__
+
+    async def next_event() -> tuple[int, Event]:
+        return 0, await take()
+
+    return Feed(1, next_event)
+
+
+async def open_feed(resources: AsyncExitStack, streams: Sequence[Stream | ChatStream]) -> Feed:
+    """Make the feed of several streams, which `resources` keeps running."""
+    if len(streams) == 1:
+        return feed_of(streams[0])
+    return await resources.enter_async_context(_merged(streams))
+
+
+class Stop:
+    """A feed that another task can end. It costs a cancel scope an event."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = Feed(feed.n_streams, self._next)
+        self._source = feed
+        self._waiting = trio.CancelScope()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Make `feed` raise `RequestEndedError`, now and later."""
+        self._stopped = True
+        self._waiting.cancel()
+
+    async def _next(self) -> tuple[int, Event]:
+        if not self._stopped:
+            with trio.CancelScope() as self._waiting:
+                return await self._source.next()
+        raise RequestEndedError("The request was cancelled.")
+
+
+@asynccontextmanager
+async def _merged(streams: Sequence[Stream | ChatStream]) -> AsyncGenerator[Feed, None]:
+    # No buffer: who does not read must leave the tokens in the mailboxes, which are watched.
+    into, out = trio.open_memory_channel[tuple[int, Event | TrioServeError]](0)
+
+    async def pump(index: int, stream: Stream | ChatStream) -> None:
+        try:
+            async for event in stream:
+                await into.send((index, event))
+        except TrioServeError as error:
+            await into.send((index, error))
+
+    async def take() -> tuple[int, Event]:
+        index, event = await out.receive()
+        if isinstance(event, TrioServeError):
+            raise event
+        return index, event
+
+    async def pump_all() -> None:
+        async with trio.open_nursery() as nursery:
+            for index, stream in enumerate(streams):
+                nursery.start_soon(pump, index, stream)
+
+    async with alongside(pump_all):
+        yield Feed(len(streams), take)
+
+
+#: Seconds that a stream which tells its place in the queue waits before it does, and between two
+#: looks. A request that gets a slot at once has nothing to tell.
+SOON = 0.1
+LOOK_INTERVAL = 1.0
+
+
+@attrs.frozen
+class Pings:
+    """What a response says while its streams are silent.
+
+    `interval` is the silence, in seconds, before a ping; infinite: none are sent. With
+    `tell_place`, the place in the queue is told soon, and again when it has changed.
+    """
+
+    interval: float
+    waiting: Waiting
+    tell_place: bool = False
+
+    def pause(self) -> float:
+        """Seconds until the next comment, for as long as nothing else was sent."""
+        return LOOK_INTERVAL if self.tell_place and self.waiting.is_queued() else math.inf
+
+
+#: Turns an error that ends a response which had begun into bytes.
+OnError: TypeAlias = Callable[[Exception], bytes]
+
+
+async def respond(
+    request: Request, feed: Feed, encoder: Encoder, on_error: OnError, pings: Pings
+) -> Response:
+    """Make the response that streams a feed.
+
+    Waits for the first event, but not longer than until the first ping: so an error before any
+    output still has a status of its own.
+
+    Args:
+        request: the request that is answered.
+        feed: what to stream.
+        encoder: how to write it.
+        on_error: how to write what ends a stream that has begun.
+        pings: what to say in silence.
+
+    Raises:
+        TrioServeError: the request failed before it had any output.
+    """
+    first = await _first(feed, pings)
+    request.beat = Beat(pings.interval, pings.waiting.comment)
+    return Response(
+        _write(feed, first, encoder, on_error, pings),
+        headers=HEADERS,
+        content_type="text/event-stream",
+    )
+
+
+async def _first(feed: Feed, pings: Pings) -> tuple[int, Event] | None:
+    """Wait for the first event; None when it is time to say something before."""
+    if pings.tell_place:
+        with trio.move_on_after(SOON):
+            return await feed.next()
+        if pings.waiting.is_queued():
+            return None
+    with trio.move_on_after(pings.interval):
+        return await feed.next()
+    return None
+
+
+async def _write(
+    feed: Feed,
+    item: tuple[int, Event] | None,
+    encoder: Encoder,
+    on_error: OnError,
+    pings: Pings,
+) -> AsyncGenerator[bytes, None]:
+    # An async generator, so no nursery or cancel scope may be open at a `yield`.
+    running = feed.n_streams
+    try:
+        said = b""
+        while item is None:
+            if (comment := await pings.waiting.comment()) != said:
+                yield comment
+            said = comment
+            with trio.move_on_after(pings.pause()):
+                item = await feed.next()
+        while True:
+            data = encoder.encode(*item)
+            running -= isinstance(item[1], Finished)
+            if not running:
+                yield data + encoder.end()
+                return
+            if data:
+                yield data
+            item = await feed.next()
+    except Exception as error:  # the status is sent: an event has to say it
+        yield on_error(error)

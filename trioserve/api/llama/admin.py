@@ -1,0 +1,160 @@
+"""Routes about the server: health, models, properties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import payload
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.request import json_response
+from trioserve.api.base.service import current_server, current_service
+from trioserve.errors import NotFoundError, NotSupportedError, ServerClosingError
+from trioserve.server import Server
+
+blueprint = Blueprint("admin", __name__)
+
+#: Seconds that one tick may take while the engine counts as live. A batch of 2,048 prompt tokens
+#: takes that long where a large model runs at 7 tokens a second.
+TICK_TIMEOUT = 300.0
+
+
+@blueprint.get("/health")
+@blueprint.get("/v1/health")
+@blueprint.get("/health/ready")
+async def ready() -> Response:
+    """Say whether requests are taken."""
+    service = current_service()
+    server = service.server  # raises while there is none
+    if not service.ready or server.draining:
+        raise ServerClosingError
+    return json_response({"status": "ok"})
+
+
+@blueprint.get("/health/live")
+async def live() -> Response:
+    """Say whether the engine ticks while there is work. A model that loads is alive."""
+    service = current_service()
+    if service.ready:
+        await service.server.check_live(TICK_TIMEOUT)
+    return json_response({"status": "ok"})
+
+
+@blueprint.get("/models")
+@blueprint.get("/v1/models")
+async def models() -> Response:
+    """List the one model: in OpenAI's form, and in Ollama's, as llama-server does."""
+    server = current_server()
+    return json_response(
+        {
+            "models": [_ollama_model(server.info.name)],
+            "object": "list",
+            "data": [_openai_model(server)],
+        }
+    )
+
+
+@blueprint.get("/models/<path:name>")
+@blueprint.get("/v1/models/<path:name>")
+async def model(name: str) -> Response:
+    """Describe the one model, by any of its names."""
+    server = current_server()
+    if name not in (server.info.name, *server.config.aliases):
+        raise NotFoundError(
+            f"There is no model {name!r} here. The model is {server.info.name!r}.", param="model"
+        )
+    return json_response(_openai_model(server))
+
+
+def _openai_model(server: Server) -> dict[str, Any]:
+    return {
+        "id": server.info.name,
+        "aliases": list(server.config.aliases) or [server.info.name],
+        "tags": list(server.config.tags),
+        "object": "model",
+        "created": server.info.modified,
+        "owned_by": "trioserve",
+        "meta": _meta(server),
+    }
+
+
+def _ollama_model(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
+def _meta(server: Server) -> dict[str, Any]:
+    info = server.info
+    return {
+        "vocab_type": info.vocab_type,
+        "n_vocab": info.n_vocab,
+        "n_ctx": server.n_ctx_seq,
+        "n_ctx_train": info.n_ctx_train,
+        "n_embd": info.n_embd,
+        "n_params": info.n_params,
+        "size": info.size,
+        "ftype": info.ftype,
+    }
+
+
+@blueprint.get("/props")
+async def props() -> Response:
+    """Describe the model, and the defaults of requests."""
+    server = current_server()
+    info = server.info
+    return json_response(
+        {
+            "default_generation_settings": {
+                "params": payload.generation_settings(server.options({})),
+                "n_ctx": server.n_ctx_seq,
+            },
+            "total_slots": server.n_slots,
+            "model_alias": info.name,
+            "model_ftype": info.ftype,
+            "model_path": info.path,
+            "modalities": {"vision": False, "video": False, "audio": False},
+            "endpoint_slots": server.config.slots_endpoint,
+            "endpoint_props": server.config.props_endpoint,
+            "endpoint_metrics": server.config.metrics_endpoint,
+            "ui": True,
+            "ui_settings": {},
+            "chat_template": server.template.source,
+            "chat_template_caps": server.template.capabilities.as_flags(),
+            "bos_token": info.bos_token,
+            "eos_token": info.eos_token,
+            "build_info": payload.FINGERPRINT,
+            "is_sleeping": False,
+            "cors_proxy_enabled": False,
+        }
+    )
+
+
+@blueprint.post("/props")
+@takes(None)
+async def set_props() -> Response:
+    """Say yes and change nothing, as llama-server does: there is no property to change yet."""
+    if not current_server().config.props_endpoint:
+        raise NotSupportedError(
+            "This server does not support changing global properties. Start it with `--props`"
+        )
+    return json_response({"success": True})

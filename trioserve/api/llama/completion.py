@@ -1,0 +1,241 @@
+"""llama-server's own routes, for completion, tokens and templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import errors, payload, sse
+from trioserve.api.base.fields import read_body, structure
+from trioserve.api.base.generation import check_token, options_for, pings_for, read_chat, tokens_for
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.prompts import Job, complete_all, jobs_for, open_all
+from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.schema import (
+    DetokenizeRequest,
+    LlamaCompletionRequest,
+    LlamaRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from trioserve.api.base.service import current_server
+from trioserve.api.base.terms import Terms, terms_of
+from trioserve.server import Server
+from trioserve.server.stream import Completion
+from trioserve.types import Chunk, Finished, Progress, TokenId, TokenProbs
+
+blueprint = Blueprint("llama", __name__)
+
+
+# -- text and tokens
+
+
+@blueprint.post("/tokenize")
+@takes(TokenizeRequest)
+async def tokenize() -> Response:
+    """Turn text into token ids, or check ids."""
+    wanted = structure(TokenizeRequest, await read_body())
+    server = current_server()
+    tokens = await tokens_for(
+        server,
+        wanted.content,
+        param="content",
+        add_special=wanted.add_special,
+        parse_special=wanted.parse_special,
+    )
+    if not wanted.with_pieces:
+        return json_response({"tokens": tokens})
+    pieces = [
+        {"id": token, "piece": _text_or_bytes(server.vocab.detokenize([token]))} for token in tokens
+    ]
+    return json_response({"tokens": pieces})
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+@blueprint.post("/detokenize")
+@takes(DetokenizeRequest)
+async def detokenize() -> Response:
+    """Turn token ids into text."""
+    wanted = structure(DetokenizeRequest, await read_body())
+    server = current_server()
+    for token in wanted.tokens:
+        check_token(server, token, "tokens")
+    return json_response({"content": server.detokenize(wanted.tokens)})
+
+
+@blueprint.post("/apply-template")
+@takes(TemplateRequest)
+async def apply_template() -> Response:
+    """Render a chat, and do no more."""
+    wanted = structure(TemplateRequest, await read_chat())
+    prompt = await current_server().render(
+        wanted.messages,
+        tools=wanted.tools or None,
+        add_generation_prompt=wanted.ending.add_generation_prompt,
+        continue_final_message=wanted.ending.continue_final_message,
+        template_kwargs=wanted.template_kwargs,
+    )
+    return json_response({"prompt": prompt})
+
+
+# -- completion
+
+
+@blueprint.post("/completion")
+@blueprint.post("/completions")
+@takes(LlamaCompletionRequest)
+async def completion() -> Response:
+    """Continue one or more prompts."""
+    wanted = LlamaCompletionRequest.parse(await read_body())
+    server = current_server()
+    options, terms = await options_for(server, wanted), terms_of(wanted)
+    jobs = await jobs_for(server, wanted.prompts, options, wanted.n_copies)
+    return await answer(server, wanted, jobs, terms)
+
+
+async def answer(
+    server: Server, wanted: LlamaRequest, jobs: Sequence[Job], terms: Terms
+) -> Response:
+    """Do jobs, and write their outputs: one is an object, more are a list.
+
+    Raises:
+        TrioServeError: one of them failed.
+    """
+    outputs = [Output(server, wanted, index, job) for index, job in enumerate(jobs)]
+    if not wanted.stream:
+        done = await complete_all(server, jobs, terms)
+        results = [output.whole(each) for output, each in zip(outputs, done, strict=True)]
+        return json_response(results[0] if len(results) == 1 else results)
+    request = current_request()
+    streams = await open_all(request, server, jobs, terms)
+    feed = await sse.open_feed(request.resources, streams)
+    events, pings = CompletionEvents(outputs), pings_for(server, wanted, streams)
+    return await sse.respond(request, feed, events, errors.last_event, pings)
+
+
+class Output:
+    """Writes one output, in parts or whole."""
+
+    def __init__(self, server: Server, wanted: LlamaRequest, index: int, job: Job) -> None:
+        self._server, self._wanted, self._options = server, wanted, job.options
+        self._index, self._prompt = index, job.prompt
+        self._n_predicted = 0
+        self._has_new_line = False
+        self._timings = payload.LiveTimings(len(job.prompt), monotonic)
+
+    def whole(self, done: Completion) -> dict[str, Any]:
+        """Write an output that has ended."""
+        self._has_new_line = "\n" in done.text
+        extra = self._probs(done.probs)
+        return self._last(done.finished, done.text, done.tokens, extra)
+
+    def part(self, event: Progress | Chunk | Finished) -> dict[str, Any]:
+        """Write an event of a stream."""
+        if isinstance(event, Finished):
+            return self._last(event, "", (), {})
+        if isinstance(event, Progress):
+            self._timings.on_progress(event)
+            return self._partial("", ()) | {"prompt_progress": payload.progress(event)}
+        self._n_predicted += len(event.tokens)
+        self._has_new_line = self._has_new_line or "\n" in event.text
+        part = self._partial(event.text, event.tokens) | self._probs(event.probs)
+        if self._wanted.timings_per_token:
+            part["timings"] = payload.timings(self._timings.at(self._n_predicted))
+        return part
+
+    def is_silent(self, event: Progress | Chunk | Finished) -> bool:
+        """Whether an event is for us alone, or says nothing."""
+        if isinstance(event, Progress):
+            self._timings.on_progress(event)
+            return not self._wanted.return_progress
+        return isinstance(event, Chunk) and not event.tokens and not event.text
+
+    def _partial(self, text: str, tokens: Sequence[TokenId]) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "content": text,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._n_predicted,
+            "tokens_evaluated": len(self._prompt),
+        }
+
+    def _probs(self, values: Sequence[TokenProbs]) -> dict[str, Any]:
+        if not values:
+            return {}
+        post = self._options.post_sampling_probs
+        return {"completion_probabilities": payload.probs(values, post_sampling=post)}
+
+    def _last(
+        self, finished: Finished, text: str, tokens: Sequence[TokenId], extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        n_predicted = finished.timings.predicted_n
+        result = {
+            "index": self._index,
+            "content": text,
+            "tokens": tokens if self._wanted.return_tokens else (),
+            "id_slot": finished.slot_id,
+            "stop": True,
+            "model": self._server.info.name,
+            "tokens_predicted": n_predicted,
+            "tokens_evaluated": len(self._prompt),
+            "generation_settings": payload.generation_settings(
+                self._options,
+                self._wanted,
+                reasoning_format=self._server.config.reasoning_format,
+            ),
+            "prompt": self._server.detokenize(self._prompt),
+            "has_new_line": self._has_new_line,
+            "truncated": finished.truncated,
+            "stop_type": finished.reason.value,
+            "stopping_word": finished.stopping_word,
+            # The last token was sampled, and not decoded.
+            "tokens_cached": len(self._prompt) + max(n_predicted - 1, 0),
+            "timings": payload.timings(finished.timings),
+            **extra,
+        }
+        return _select(result, self._wanted.response_fields)
+
+
+def _select(result: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Keep the fields at these paths, such as ``generation_settings/seed``; no paths: all."""
+    if not paths:
+        return dict(result)
+    selected = {}
+    for path in paths:
+        value: Any = result
+        for name in path.split("/"):
+            if not isinstance(value, Mapping) or name not in value:
+                break
+            value = value[name]
+        else:
+            selected[path] = value
+    return selected
+
+
+class CompletionEvents:
+    """Writes the events of one or more outputs as they come."""
+
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        self._outputs = outputs
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        """Write an event of one output."""
+        assert isinstance(event, Progress | Chunk | Finished)
+        output = self._outputs[index]
+        return b"" if output.is_silent(event) else sse.event(output.part(event))
+
+    def end(self) -> bytes:
+        """Write nothing: the last part of each output says that it is the last."""
+        return b""

@@ -1,0 +1,141 @@
+"""Ranking documents: in the form of Jina and Cohere, and in that of text-embeddings-inference.
+
+A request with `texts` is of the latter kind, one with `documents` of the former.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import values
+from trioserve.api.base.fields import MismatchError, how, json_type, structure
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.request import json_response
+from trioserve.api.base.service import current_server
+from trioserve.api.base.terms import terms_of
+from trioserve.api.openai.embeddings import read_as
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.server.embedding_results import Ranking
+
+blueprint = Blueprint("rerank", __name__)
+
+#: Fields of other servers that would have to change the scores.
+_UNSUPPORTED = ("truncate", "rank_fields", "max_chunks_per_doc", "max_tokens_per_doc")
+
+
+@json_type({"type": "array", "items": {"type": ["string", "object"]}, "minItems": 1})
+def _documents(value: Any) -> tuple[str, ...]:
+    """Read strings, or objects with a `text`."""
+    if not isinstance(value, list) or not value:
+        raise MismatchError("a list of strings, and not empty")
+    return tuple(_document(each) for each in value)
+
+
+def _document(value: Any) -> str:
+    inner = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(inner, str):
+        raise MismatchError("a list of strings, or of objects with a 'text'")
+    return inner
+
+
+@attrs.frozen(kw_only=True)
+class RerankRequest:
+    """``POST /v1/rerank``."""
+
+    query: str
+    documents: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=_documents))
+    texts: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=_documents))
+    top_n: int | None = attrs.field(default=None, metadata=how(read=values.count))
+    return_documents: bool = False
+    return_text: bool = False
+    raw_scores: bool = True
+    priority: int = 0
+    model: str | None = None
+    timeout: float | None = attrs.field(default=None, metadata=how(read=values.seconds))
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> RerankRequest:
+        """Read a request.
+
+        Raises:
+            InvalidRequestError: a field is wrong, or belongs to the other form.
+        """
+        for name in _UNSUPPORTED:
+            if body.get(name) not in (None, False):
+                raise UnsupportedFieldError(
+                    f"'{name}' is not supported: documents are ranked whole.", param=name
+                )
+        wanted = structure(cls, body)
+        if (wanted.documents is None) == (wanted.texts is None):
+            raise InvalidRequestError(
+                "Either 'documents' or 'texts' is required.", param="documents"
+            )
+        form, other = ("documents", "texts") if wanted.texts is None else ("texts", "documents")
+        for name in _OF_FORM[other]:
+            if body.get(name) is not None:
+                raise InvalidRequestError(f"'{name}' does not go with '{form}'.", param=name)
+        return wanted
+
+
+#: Fields that have a meaning in one form only.
+_OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_scores")}
+
+
+@blueprint.post("/rerank")
+@blueprint.post("/reranking")
+@blueprint.post("/v1/rerank")
+@blueprint.post("/v1/reranking")
+@takes(RerankRequest)
+async def rerank() -> Response:
+    """Score how well documents fit a query."""
+    server = current_server()
+    server.check_ranks()
+    wanted = await read_as(RerankRequest.parse)
+    given = wanted.documents or wanted.texts or ()
+    ranking = await server.rerank(
+        wanted.query, given, priority=wanted.priority, **terms_of(wanted).arguments()
+    )
+    if wanted.texts is not None:
+        return json_response(_tei(wanted, ranking))
+    n_tokens = sum(ranking.n_tokens)
+    return json_response(
+        {
+            "model": wanted.model or server.info.name,
+            "object": "list",
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+            "results": _jina(wanted, ranking),
+        }
+    )
+
+
+def _jina(wanted: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
+    results = []
+    for index in ranking.best(wanted.top_n):
+        result: dict[str, Any] = {"index": index, "relevance_score": ranking.scores[index]}
+        if wanted.return_documents and wanted.documents is not None:
+            result["document"] = {"text": wanted.documents[index]}
+        results.append(result)
+    return results
+
+
+def _tei(wanted: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
+    results = []
+    for index in ranking.best(wanted.top_n):
+        score = ranking.scores[index]
+        score = score if wanted.raw_scores else _sigmoid(score)
+        result: dict[str, Any] = {"index": index, "score": score}
+        if wanted.return_text and wanted.texts is not None:
+            result["text"] = wanted.texts[index]
+        results.append(result)
+    return results
+
+
+def _sigmoid(score: float) -> float:
+    """Map a score to 0…1, without overflow."""
+    return 0.5 * (1 + math.tanh(score / 2))

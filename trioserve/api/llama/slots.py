@@ -1,0 +1,114 @@
+"""Slots: what each of them does, and what it has computed, to a file and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from quart import Blueprint, request
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import payload, queue
+from trioserve.api.base.fields import read_body, structure
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.request import json_response
+from trioserve.api.base.service import current_server
+from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
+from trioserve.types import SlotStatus
+
+blueprint = Blueprint("slots", __name__)
+
+
+@blueprint.get("/slots")
+@takes(
+    None,
+    query={
+        "fail_on_no_slot": "with any value: 503 when no slot is idle",
+        "queue": "with any value: an object with the slots, and with the requests that wait",
+    },
+)
+async def slots() -> Response:
+    """Tell what each slot does. ``?fail_on_no_slot=1``: 503 when none is idle.
+
+    ``?queue=1``: an object with these slots, and with the requests that wait for one.
+    """
+    server = current_server()
+    if not server.config.slots_endpoint:
+        raise NotSupportedError(
+            "This server does not support slots endpoint. Start it with `--slots`"
+        )
+    status = await server.status()
+    if request.args.get("fail_on_no_slot") and all(s.task_id is not None for s in status.slots):
+        raise UnavailableError("no slot available")
+    written = [_slot(slot) for slot in status.slots]
+    if not request.args.get("queue"):
+        return json_response(written)
+    return json_response({"slots": written, "queue": [queue.place(one) for one in status.waiting]})
+
+
+def _slot(slot: SlotStatus) -> dict[str, Any]:
+    """Write a slot. An idle one still tells of its last request."""
+    written: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": slot.n_ctx,
+        "speculative": False,
+        "is_processing": slot.task_id is not None,
+        "state": slot.state,
+        "paused": slot.paused,
+    }
+    if slot.task is None:
+        return written
+    runs = slot.task_id is not None
+    limit = slot.task.params.max_tokens
+    written |= {
+        "id_task": slot.task.id,
+        "n_prompt_tokens": slot.n_prompt if runs else slot.n_past,
+        "n_prompt_tokens_processed": max(min(slot.n_past, slot.n_prompt) - slot.n_cached, 0),
+        "n_prompt_tokens_cache": slot.n_cached,
+        "params": payload.generation_settings(slot.task.params),
+        "next_token": [
+            {
+                "has_next_token": runs,
+                "has_new_line": slot.has_new_line,
+                "n_remain": limit - slot.n_decoded if runs and limit >= 0 else -1,
+                "n_decoded": slot.n_decoded,
+            }
+        ],
+    }
+    return written
+
+
+@attrs.frozen(kw_only=True)
+class SlotRequest:
+    """``POST /slots/{id}`` with ``save`` or ``restore``; ``erase`` takes no body."""
+
+    filename: str
+
+
+@blueprint.post("/slots/<id_slot>")
+@takes(SlotRequest, query={"action": "save, restore or erase"})
+async def act(id_slot: str) -> Response:
+    """Save what a slot computed last to a file, restore it from one, or erase it.
+
+    A slot that runs is waited for.
+    """
+    files = current_server().slot_files
+    files.check()
+    if not id_slot.isdecimal() or len(id_slot) > 9:
+        raise InvalidRequestError("Invalid slot ID", param="id_slot")
+    slot_id, action = int(id_slot), request.args.get("action")
+    if action == "erase":
+        return json_response({"id_slot": slot_id, "n_erased": await files.erase(slot_id)})
+    if action not in ("save", "restore"):
+        raise InvalidRequestError("Invalid action", param="action")
+    filename = structure(SlotRequest, await read_body()).filename
+    head = {"id_slot": slot_id, "filename": filename}
+    if action == "save":
+        moved = await files.save(slot_id, filename)
+        names = ("n_saved", "n_written", "save_ms")
+    else:
+        moved = await files.restore(slot_id, filename)
+        names = ("n_restored", "n_read", "restore_ms")
+    tokens, size, time = names
+    figures = {tokens: moved.n_tokens, size: moved.n_bytes, "timings": {time: moved.ms}}
+    return json_response(head | figures)

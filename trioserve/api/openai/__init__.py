@@ -1,0 +1,1 @@
+"""OpenAI's APIs: chats, completions, embeddings, and `responses`."""

@@ -1,0 +1,240 @@
+"""Embeddings in OpenAI's form and in llama-server's own."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+import trio
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import sse, values
+from trioserve.api.base.fields import (
+    MismatchError,
+    how,
+    integer,
+    json_type,
+    objects,
+    read_body,
+    structure,
+    text,
+)
+from trioserve.api.base.generation import tokens_for
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.request import current_request
+from trioserve.api.base.service import current_server
+from trioserve.api.base.terms import terms_of
+from trioserve.api.base.values import Prompt
+from trioserve.errors import InvalidRequestError
+from trioserve.server import Server
+from trioserve.server.embedding_results import Array, Embeddings
+from trioserve.types import TokenId
+
+blueprint = Blueprint("embeddings", __name__)
+
+_T = TypeVar("_T")
+
+#: Bodies up to this length (bytes) are looked through on the event loop.
+_SHORT_BODY = 65536
+
+#: Vectors with more numbers than this, all together, are written in a thread.
+_MANY_NUMBERS = 4096
+
+_WANTED = (
+    "a string, a list of token ids, a list of ids and strings, an object with a list as "
+    "'content', or a list of these"
+)
+
+
+@json_type({"type": ["string", "array", "object"]})
+def inputs(value: Any) -> tuple[Prompt, ...]:
+    """Read `input`: one text or a list of them; any number.
+
+    Raises:
+        MismatchError: it is something else.
+    """
+    if not isinstance(value, list):
+        return (_input(value),)
+    if not value:
+        raise MismatchError(f"{_WANTED}, and not empty")
+    kinds = {type(each) for each in value}
+    if kinds <= {int, str} and kinds != {str}:
+        return (tuple(value),)
+    return tuple(_input(each) for each in value)
+
+
+def _input(value: Any) -> Prompt:
+    if isinstance(value, dict) and isinstance(value.get("content"), list):
+        return "".join(_part(part) for part in objects(value["content"]))
+    if isinstance(value, dict) and "prompt_string" in value:
+        if value.get("multimodal_data"):
+            raise MismatchError("text; this model reads nothing else")
+        return text(value["prompt_string"])
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(each) in (int, str) for each in value):
+        return tuple(value)
+    raise MismatchError(_WANTED)
+
+
+def _part(part: dict[str, Any]) -> str:
+    if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise MismatchError("made of parts of type 'text'; this model reads nothing else")
+    return str(part["text"])
+
+
+@json_type({"enum": ["float", "base64"]})
+def _encoding(value: Any) -> str:
+    if value not in ("float", "base64"):
+        raise MismatchError("'float' or 'base64'")
+    return str(value)
+
+
+@json_type({"type": "integer", "minimum": 1})
+def _width(value: Any) -> int:
+    if integer(value) < 1:
+        raise MismatchError("at least 1")
+    return integer(value)
+
+
+@json_type({"type": "integer", "minimum": -1})
+def _norm(value: Any) -> int:
+    if not -1 <= integer(value) < 2**31:
+        raise MismatchError("-1, 0 or a positive integer")
+    return integer(value)
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingsRequest:
+    """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
+
+    input: tuple[Prompt, ...] | None = attrs.field(default=None, metadata=how(read=inputs))
+    content: tuple[Prompt, ...] | None = attrs.field(default=None, metadata=how(read=inputs))
+    model: str | None = None
+    encoding_format: str = attrs.field(default="float", metadata=how(read=_encoding))
+    dimensions: int | None = attrs.field(default=None, metadata=how(read=_width))
+    embd_normalize: int | None = attrs.field(default=None, metadata=how(read=_norm))
+    priority: int = 0
+    timeout: float | None = attrs.field(default=None, metadata=how(read=values.seconds))
+
+
+@blueprint.post("/v1/embeddings")
+@takes(EmbeddingsRequest)
+async def openai() -> Response:
+    """Make a vector of each text."""
+    server = current_server()
+    if server.check_embeds().backend.pooling == "none":
+        raise InvalidRequestError(
+            "This server makes a vector of each token, because its pooling is 'none', and this "
+            "route has one for each text. POST /embeddings gives them."
+        )
+    wanted = await read_as(partial(structure, EmbeddingsRequest))
+    if wanted.input is None:
+        return await _own(server, wanted)
+    done = await _embed(server, wanted)
+    n_tokens = sum(done.n_tokens)
+    head = {
+        "model": wanted.model or server.info.name,
+        "object": "list",
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    }
+    write = _as_base64 if wanted.encoding_format == "base64" else _as_numbers
+    items = (write(index, vector) for index, vector in enumerate(done.vectors))
+    return await _respond(lambda: f'{sse.encode(head)[:-1]},"data":{_list(items)}}}', done)
+
+
+@blueprint.post("/embedding")
+@blueprint.post("/embeddings")
+@takes(EmbeddingsRequest)
+async def own() -> Response:
+    """Make a vector of each text, or of each token, in llama-server's own form."""
+    server = current_server()
+    server.check_embeds()
+    wanted = await read_as(partial(structure, EmbeddingsRequest))
+    return await _own(server, wanted)
+
+
+async def read_as(parse: Callable[[dict[str, Any]], _T]) -> _T:
+    """Read the body, and make of it what `parse` does; in a thread when it is long.
+
+    Raises:
+        InvalidRequestError: from `parse`, or the body is not a JSON object.
+    """
+    body = await read_body()
+    if (current_request().content_length or math.inf) <= _SHORT_BODY:
+        return parse(body)
+    return await trio.to_thread.run_sync(parse, body)
+
+
+async def _embed(server: Server, wanted: EmbeddingsRequest) -> Embeddings:
+    terms = terms_of(wanted)
+    prompts = wanted.content if wanted.input is None else wanted.input
+    if prompts is None:
+        raise InvalidRequestError("'input' or 'content' must be provided.", param="input")
+    return await server.embed(
+        [await _tokens(server, prompt) for prompt in prompts],
+        dimensions=wanted.dimensions,
+        normalize=wanted.embd_normalize,
+        priority=wanted.priority,
+        **terms.arguments(),
+    )
+
+
+async def _tokens(server: Server, prompt: Prompt) -> str | tuple[TokenId, ...]:
+    """Tokenize ids and text mixed; all else is left to `Server.embed`."""
+    if isinstance(prompt, str):
+        return prompt
+    ids = tuple(each for each in prompt if isinstance(each, int))
+    return ids if len(ids) == len(prompt) else await tokens_for(server, prompt, param="input")
+
+
+# -- the answer
+
+
+def _as_numbers(index: int, vector: Array) -> str:
+    return sse.encode({"embedding": vector.tolist(), "index": index, "object": "embedding"})
+
+
+def _as_base64(index: int, vector: Array) -> str:
+    return sse.encode(
+        {
+            "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode(),
+            "index": index,
+            "object": "embedding",
+            "encoding_format": "base64",
+        }
+    )
+
+
+async def _own(server: Server, wanted: EmbeddingsRequest) -> Response:
+    """Answer with a list that has a matrix for each text: one row, or a row for each token."""
+    if wanted.encoding_format == "base64":
+        raise InvalidRequestError(
+            "'encoding_format' base64 is for OpenAI's form, with 'input'.", param="encoding_format"
+        )
+    done = await _embed(server, wanted)
+    items = (
+        f'{{"index":{index},"embedding":'
+        f"{_list(sse.encode(row.tolist()) for row in np.atleast_2d(vectors))}}}"
+        for index, vectors in enumerate(done.vectors)
+    )
+    return await _respond(lambda: _list(items), done)
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"[{','.join(items)}]"
+
+
+async def _respond(write: Callable[[], str], done: Embeddings) -> Response:
+    """Answer with the JSON that `write` makes, vector by vector, so that others get a turn."""
+    if sum(vector.size for vector in done.vectors) <= _MANY_NUMBERS:
+        written = write()
+    else:
+        written = await trio.to_thread.run_sync(write)
+    return Response(written, content_type="application/json")

@@ -1,0 +1,331 @@
+"""How OpenAI's streams are written. This is the hot path: one call a token and client.
+
+What is the same in all chunks of a response is written once; each chunk adds its delta.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from time import monotonic
+from typing import Any
+
+from trioserve.api.base import payload, sse
+from trioserve.api.base.schema import ChatRequest, CompletionRequest
+from trioserve.chat.parse.deltas import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from trioserve.chat.template.prefill import begun
+from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.types import (
+    Chunk,
+    Finished,
+    GenerationParams,
+    Progress,
+    Timings,
+    TokenId,
+    TokenProbs,
+)
+
+
+def chat_logprobs(
+    values: Sequence[TokenProbs], wanted: ChatRequest, options: GenerationParams
+) -> dict[str, Any]:
+    """Write the candidates for each token, as OpenAI's chat API does."""
+    post = options.post_sampling_probs
+    content = payload.probs(values, post_sampling=post, n_top=wanted.top_logprobs)
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(
+    values: Sequence[TokenProbs], options: GenerationParams, *, offset: int = 0
+) -> dict[str, Any]:
+    """Write the candidates for each token, as OpenAI's older API does, and as llama-server does.
+
+    `offset` says where in the text the first token begins, in characters.
+    """
+    post = options.post_sampling_probs
+    content = payload.probs(values, post_sampling=post)
+    key, list_key = ("prob", "top_probs") if post else ("logprob", "top_logprobs")
+    tokens = [each["token"] for each in content]
+    return {
+        "content": content,
+        "tokens": tokens,
+        "token_logprobs": [each[key] for each in content],
+        "top_logprobs": [{top["token"]: top[key] for top in each[list_key]} for each in content],
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
+    }
+
+
+class _Frame:
+    """What all chunks of a response share."""
+
+    def __init__(self, model: str, object_: str, prefix: str) -> None:
+        self.id = payload.new_id(prefix)
+        shared = {
+            "created": int(time.time()),
+            "id": self.id,
+            "model": model,
+            "system_fingerprint": payload.FINGERPRINT,
+            "object": object_,
+        }
+        self._shared = sse.encode(shared)[1:-1]
+        self._tail = f"],{self._shared}}}\n\n"
+
+    def chunk(self, choice: str, **extra: Any) -> str:
+        """Write a chunk with one choice, or with none."""
+        if not extra:
+            return f'data: {{"choices":[{choice}{self._tail}'
+        return f'data: {{"choices":[{choice}],{self._shared},{sse.encode(extra)[1:-1]}}}\n\n'
+
+
+class ChatEvents:
+    """Writes the chunks of a streamed chat completion, of one or more choices.
+
+    Without ``include_usage`` the last chunk of each choice carries its timings, as in
+    llama-server; with it, one more chunk carries the usage of all, as in OpenAI's API.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        wanted: ChatRequest,
+        options: GenerationParams,
+        streams: Sequence[ChatStream],
+    ) -> None:
+        self._wanted = wanted
+        self._n_prompt = len(streams[0].prompt)
+        self._frame = _Frame(model, "chat.completion.chunk", "chatcmpl")
+        self.id = self._frame.id
+        self._opened = False
+        self._choices = [
+            _Choice(i, self._frame, wanted, options, self._n_prompt) for i in range(len(streams))
+        ]
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        """Write an event of one choice."""
+        choice = self._choices[index]
+        if isinstance(event, Progress) and not self._wanted.return_progress:
+            choice.note(event)
+            return b""
+        opening = self._open()
+        if isinstance(event, ChatChunk):
+            return (opening + choice.chunk(event)).encode()
+        if isinstance(event, Finished):
+            return (opening + choice.last(event)).encode()
+        assert isinstance(event, Progress)
+        return (opening + choice.progress(event)).encode()
+
+    def _open(self) -> str:
+        """Begin several choices in their order, before the first event: OpenAI's client wants it.
+
+        One that is alone begins with its own first event.
+        """
+        if self._opened or len(self._choices) == 1:
+            return ""
+        self._opened = True
+        return "".join(choice.begin() for choice in self._choices)
+
+    def end(self) -> bytes:
+        """Write the usage, where it was asked for, and the last line."""
+        if not self._wanted.stream_options.include_usage:
+            return sse.DONE
+        timings = [choice.timings for choice in self._choices]
+        usage = payload.usage(self._n_prompt, timings, copies=len(timings))
+        first = payload.timings(timings[0])
+        return self._frame.chunk("", usage=usage, timings=first).encode() + sse.DONE
+
+
+class _Choice:
+    """Writes the chunks of one choice."""
+
+    def __init__(
+        self,
+        index: int,
+        frame: _Frame,
+        wanted: ChatRequest,
+        options: GenerationParams,
+        n_prompt: int,
+    ) -> None:
+        self.timings = Timings()  # known at the end
+        self._index = index
+        self._frame, self._wanted, self._options = frame, wanted, options
+        self._live = payload.LiveTimings(n_prompt, monotonic)
+        self._echo = begun(wanted.messages) if wanted.ending.echo else ()
+        self._began = False
+        self._called = False
+        self._n_predicted = 0
+        self._probs: list[TokenProbs] = []  # of tokens whose text is held back
+
+    def note(self, event: Progress) -> None:
+        """Note how far the prompt is."""
+        self._live.on_progress(event)
+
+    def progress(self, event: Progress) -> str:
+        """Write how far the prompt is."""
+        self.note(event)
+        self._began = True
+        return self._frame.chunk(self._choice(_ROLE), prompt_progress=payload.progress(event))
+
+    def chunk(self, event: ChatChunk) -> str:
+        """Write what is new."""
+        self._n_predicted += len(event.tokens)
+        self._probs += event.probs
+        deltas = [*self._begin(), *map(self._delta, event.deltas)]
+        if not deltas:
+            return ""
+        *first, last = deltas
+        written = [self._frame.chunk(self._choice(delta)) for delta in first]
+        return "".join(written) + self._with_extras(last)
+
+    def last(self, event: Finished) -> str:
+        """Write why it ended."""
+        self.timings = event.timings
+        reason = payload.finish_reason(event.reason, tool_calls=self._called)
+        choice: dict[str, Any] = {"finish_reason": reason, "index": self._index, "delta": {}}
+        if self._probs:
+            choice["logprobs"] = chat_logprobs(self._probs, self._wanted, self._options)
+        begin = self.begin()
+        if self._wanted.stream_options.include_usage:
+            return begin + self._frame.chunk(sse.encode(choice))
+        timings = payload.timings(event.timings)
+        return begin + self._frame.chunk(sse.encode(choice), timings=timings)
+
+    def begin(self) -> str:
+        """Write what comes before all that is new, once."""
+        return "".join(self._frame.chunk(self._choice(delta)) for delta in self._begin())
+
+    def _begin(self) -> list[str]:
+        """The deltas that come before all that is new."""
+        role = [] if self._began else [_ROLE]
+        self._began = True
+        echo, self._echo = self._echo, ()
+        return role + [self._delta(each) for each in echo]
+
+    def _with_extras(self, delta: str) -> str:
+        """Write the last delta of an event, and with it what else was asked for."""
+        probs = ""
+        if self._probs:
+            logprobs = chat_logprobs(self._probs, self._wanted, self._options)
+            probs = f',"logprobs":{sse.encode(logprobs)}'
+            self._probs = []
+        choice = self._choice(delta, probs)
+        if not self._wanted.timings_per_token:
+            return self._frame.chunk(choice)
+        live = payload.timings(self._live.at(self._n_predicted))
+        return self._frame.chunk(choice, timings=live)
+
+    def _choice(self, delta: str, more: str = "") -> str:
+        return f'{{"finish_reason":null,"index":{self._index},"delta":{delta}{more}}}'
+
+    def _delta(self, delta: Delta) -> str:
+        if isinstance(delta, ContentDelta):
+            return f'{{"content":{sse.encode(delta.text)}}}'
+        if isinstance(delta, ReasoningDelta):
+            return f'{{"reasoning_content":{sse.encode(delta.text)}}}'
+        self._called = True
+        return sse.encode({"tool_calls": [_tool_call(delta)]})
+
+
+#: The first delta of a choice.
+_ROLE = '{"role":"assistant","content":null}'
+
+
+def _tool_call(delta: ToolCallStart | ToolCallArguments) -> dict[str, Any]:
+    if isinstance(delta, ToolCallStart):
+        return {
+            "index": delta.index,
+            "id": delta.id,
+            "type": "function",
+            "function": {"name": delta.name, "arguments": ""},
+        }
+    return {"index": delta.index, "function": {"arguments": delta.text}}
+
+
+class CompletionEvents:
+    """Writes the chunks of a streamed completion, of one or more prompts.
+
+    Without ``include_usage`` the last chunk of each output carries its own usage, as in
+    llama-server; with it, one more chunk carries that of all, as in OpenAI's API.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        wanted: CompletionRequest,
+        options: GenerationParams,
+        prompts: Sequence[Sequence[TokenId]],
+        echoes: Sequence[str],
+    ) -> None:
+        self._wanted, self._options = wanted, options
+        self._frame = _Frame(model, "text_completion", "cmpl")
+        self._n_prompts = [len(prompt) for prompt in prompts]
+        self._echoes = list(echoes)
+        self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
+        self._n_predicted = [0] * len(prompts)
+        self._live = [payload.LiveTimings(n, monotonic) for n in self._n_prompts]
+        self._timings = [Timings()] * len(prompts)  # known at the end
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        """Write an event of one output."""
+        if isinstance(event, Chunk):
+            return self._chunk(index, event).encode()
+        if isinstance(event, Finished):
+            return self._last(index, event).encode()
+        assert isinstance(event, Progress)
+        self._live[index].on_progress(event)
+        if not self._wanted.return_progress:
+            return b""
+        extra = {"prompt_progress": payload.progress(event)}
+        return self._frame.chunk(self._choice(index, ""), **extra).encode()
+
+    def end(self) -> bytes:
+        """Write the usage, where it was asked for, and the last line."""
+        if not self._wanted.stream_options.include_usage:
+            return sse.DONE
+        n = self._wanted.n_copies
+        usage = payload.usage(sum(self._n_prompts[::n]), self._timings, copies=n)
+        return self._frame.chunk("", usage=usage).encode() + sse.DONE
+
+    def _chunk(self, index: int, event: Chunk) -> str:
+        self._n_predicted[index] += len(event.tokens)
+        if not event.text and not event.probs:
+            return ""
+        choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.probs))
+        if not self._wanted.timings_per_token:
+            return self._frame.chunk(choice)
+        live = self._live[index].at(self._n_predicted[index])
+        return self._frame.chunk(choice, timings=payload.timings(live))
+
+    def _logprobs(self, index: int, probs: Sequence[TokenProbs]) -> dict[str, Any] | None:
+        if not probs:
+            return None
+        written = text_logprobs(probs, self._options, offset=self._offsets[index])
+        self._offsets[index] += sum(map(len, written["tokens"]))
+        return written
+
+    def _last(self, index: int, event: Finished) -> str:
+        self._timings[index] = event.timings
+        choice = self._choice(index, "", finish=payload.finish_reason(event.reason))
+        extra = {"timings": payload.timings(event.timings)}
+        if not self._wanted.stream_options.include_usage:
+            extra["usage"] = payload.usage(self._n_prompts[index], [event.timings])
+        return self._frame.chunk(choice, **extra)
+
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+    ) -> str:
+        text, self._echoes[index] = self._echoes[index] + text, ""
+        return sse.encode(
+            {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
+        )

@@ -1,0 +1,248 @@
+"""How a response is put together, and how its stream is written.
+
+A whole response and a streamed one are made by the same steps: without a stream, nobody is told
+of them.
+"""
+
+from __future__ import annotations
+
+import time
+from time import monotonic
+from typing import Any
+
+from trioserve.api.base import errors, payload, sse
+from trioserve.api.base.schema import ChatRequest
+from trioserve.api.openai.responses.items import (
+    CallItem,
+    Event,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    new_id,
+)
+from trioserve.api.openai.responses.request import ResponsesRequest
+from trioserve.api.openai.responses.tokens import TokensOfText
+from trioserve.chat.parse.deltas import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from trioserve.chat.template.prefill import begun
+from trioserve.engine.backend import Vocab
+from trioserve.errors import TrioServeError
+from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.types import Finished, FinishReason, GenerationParams, Progress, TokenProbs
+
+
+class ResponseBuilder:
+    """Turns the events of a chat into those of a response, and keeps the response as it is.
+
+    Args:
+        model: the name that the response gives.
+        wanted: what was asked for; the response repeats most of it.
+        chat: the same, as a chat.
+        options: how it is answered.
+        stream: where the events come from.
+        vocab: what the tokens stand for.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        wanted: ResponsesRequest,
+        chat: ChatRequest,
+        options: GenerationParams,
+        stream: ChatStream,
+        vocab: Vocab,
+    ) -> None:
+        self._chat, self._options = chat, options
+        self._n_prompt = len(stream.prompt)
+        self._tokens = TokensOfText(vocab.pieces)
+        self._n_reasoning = 0
+        self._items: list[Item] = []
+        self._written: list[dict[str, Any]] = []
+        self._fields = _repeated(wanted, options) | {
+            "id": new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+        }
+        self.begun = False
+        self.response = self._response("in_progress")
+
+    def begin(self) -> list[Event]:
+        """Tell that the response is being made, and what it goes on with, unless that was told."""
+        if self.begun:
+            return []
+        self.begun = True
+        events: list[Event] = [
+            {"type": "response.created", "response": self.response},
+            {"type": "response.in_progress", "response": self.response},
+        ]
+        if self._chat.ending.echo:
+            events += self.add(ChatChunk(begun(self._chat.messages), ()))
+        return events
+
+    def add(self, chunk: ChatChunk) -> list[Event]:
+        """Take the next part of the message."""
+        events: list[Event] = []
+        self._tokens.add(chunk.tokens, chunk.probs)
+        found = self._tokens.take(chunk.deltas)
+        for delta, (n_tokens, probs) in zip(chunk.deltas, found, strict=True):
+            if isinstance(delta, ReasoningDelta):
+                self._n_reasoning += n_tokens
+            events += self._open_for(delta)
+            if not isinstance(delta, ToolCallStart):
+                events.append(self._items[-1].grown(delta.text, self._logprobs(probs)))
+        return events
+
+    def finish(self, last: Finished) -> list[Event]:
+        """Take the end."""
+        cut = last.reason is FinishReason.LIMIT
+        status = "incomplete" if cut else "completed"
+        events = self._close(status)
+        n_output = last.timings.predicted_n
+        self.response = self._response(
+            status,
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            completed_at=None if cut else int(time.time()),
+            usage={
+                "input_tokens": self._n_prompt,
+                "input_tokens_details": {
+                    "cached_tokens": last.timings.cache_n,
+                    "cache_write_tokens": last.timings.prompt_n,
+                },
+                "output_tokens": n_output,
+                "output_tokens_details": {"reasoning_tokens": self._n_reasoning},
+                "total_tokens": self._n_prompt + n_output,
+            },
+        )
+        return [*events, {"type": f"response.{status}", "response": self.response}]
+
+    def fail(self, error: TrioServeError) -> list[Event]:
+        """Take an error in place of the end."""
+        self._close("incomplete")
+        code = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
+        self.response = self._response("failed", error={"code": code, "message": error.message})
+        return [{"type": "response.failed", "response": self.response}]
+
+    def _open_for(self, delta: Delta) -> list[Event]:
+        """Make sure that the last item is one for a delta."""
+        last = self._items[-1] if self._items else None
+        index = len(self._items)
+        item: Item
+        match delta, last:
+            case (
+                (ContentDelta(), MessageItem())
+                | (ReasoningDelta(), ReasoningItem())
+                | (ToolCallArguments(), CallItem())
+            ):
+                return []
+            case ContentDelta(), _:
+                item = MessageItem(index)
+            case ReasoningDelta(), _:
+                item = ReasoningItem(index)
+            case ToolCallStart(), _:
+                item = CallItem(index, delta)
+            case _:
+                raise AssertionError(f"{delta} belongs to no call")
+        events = self._close("completed")
+        self._items.append(item)
+        return events + item.opened()
+
+    def _close(self, status: str) -> list[Event]:
+        """Close the last item, if it is open."""
+        if len(self._written) == len(self._items):
+            return []
+        item = self._items[-1]
+        self._written.append(item.written(status))
+        return item.closed(status)
+
+    def _logprobs(self, probs: list[TokenProbs]) -> list[dict[str, Any]]:
+        if not probs:
+            return []
+        post = self._options.post_sampling_probs
+        return payload.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs)
+
+    def _response(self, status: str, **fields: Any) -> dict[str, Any]:
+        empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+        return {**self._fields, "status": status, "output": list(self._written), **empty, **fields}
+
+
+def _repeated(wanted: ResponsesRequest, options: GenerationParams) -> dict[str, Any]:
+    """What a response repeats of its request, and what it says of things that are not here."""
+    return {
+        "background": False,
+        "instructions": wanted.instructions,
+        "max_output_tokens": wanted.max_output_tokens,
+        "max_tool_calls": wanted.max_tool_calls,
+        "metadata": wanted.metadata,
+        "parallel_tool_calls": wanted.parallel_tool_calls,
+        "previous_response_id": None,
+        "prompt_cache_key": wanted.prompt_cache_key,
+        "reasoning": {"effort": wanted.reasoning.get("effort"), "summary": None},
+        "safety_identifier": wanted.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": options.sampling.temperature,
+        "text": {"format": {"type": "text"}, **wanted.text},
+        "tool_choice": wanted.tool_choice,
+        "tools": list(wanted.tools),
+        "top_logprobs": wanted.top_logprobs,
+        "top_p": options.sampling.top_p,
+        "truncation": "disabled",
+        "user": wanted.user,
+    }
+
+
+class ResponseEvents:
+    """Writes the stream of a response."""
+
+    def __init__(self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> None:
+        self._builder, self._chat = builder, chat
+        self._live = payload.LiveTimings(n_prompt, monotonic)
+        self._n_predicted = 0
+        self._n_events = 0
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        """Write an event."""
+        events = self._builder.begin()
+        extra: dict[str, Any] = {}
+        if isinstance(event, ChatChunk):
+            events += self._builder.add(event)
+            self._n_predicted += len(event.tokens)
+            if self._chat.timings_per_token:
+                extra["timings"] = payload.timings(self._live.at(self._n_predicted))
+        elif isinstance(event, Finished):
+            events += self._builder.finish(event)
+            extra["timings"] = payload.timings(event.timings)
+        else:
+            assert isinstance(event, Progress)
+            self._live.on_progress(event)
+            if self._chat.return_progress:
+                running = {"type": "response.in_progress", "response": self._builder.response}
+                events = events or [running]
+                extra["prompt_progress"] = payload.progress(event)
+        if events:
+            events[-1] = events[-1] | extra
+        return b"".join(map(self._write, events))
+
+    def end(self) -> bytes:
+        """Nothing follows the last event."""
+        return b""
+
+    def fail(self, error: Exception) -> bytes:
+        """Write what ends a stream that had begun: the response as it failed, and the error."""
+        known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
+        body = errors.body(known)
+        flat = {"code": known.code or known.type, "message": known.message, "param": known.param}
+        events = self._builder.fail(known) if self._builder.begun else []
+        return b"".join(map(self._write, [*events, {"type": "error", **flat, **body}]))
+
+    def _write(self, event: Event) -> bytes:
+        kind = event["type"]
+        numbered = {"type": kind, "sequence_number": self._n_events, **event}
+        self._n_events += 1
+        return f"event: {kind}\ndata: {sse.encode(numbered)}\n\n".encode()

@@ -1,0 +1,254 @@
+"""The input of ``/v1/responses``: from its items to the messages of a chat.
+
+Items of the assistant that follow one another (reasoning, a message, calls) are one message of a
+chat, as in llama-server. Each message remembers which field it came from, for error messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from trioserve.api.base.fields import convert
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+
+Item = Mapping[str, Any]
+
+#: The types of text parts for each role, and the field that holds their text.
+_INPUT_PARTS = {"input_text": "text"}
+_OUTPUT_PARTS = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
+
+_ROLES = {
+    "user": _INPUT_PARTS,
+    "system": _INPUT_PARTS,
+    "developer": _INPUT_PARTS,
+    "assistant": _OUTPUT_PARTS,
+}
+
+#: How a chat's error messages name its fields.
+_IN_CHAT = re.compile(
+    r"'(?P<field>messages|response_format|reasoning_effort)'"
+    r"|messages\[(?P<message>\d+)\][\w.\[\]]*"
+    r"|(?P<tool>tools\[\d+\])\.function"
+)
+_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "prompt": "input",
+}
+
+
+@attrs.define
+class Conversation:
+    """The messages of a chat, and for each the field that it begins with: ``input[2]``."""
+
+    messages: list[dict[str, Any]] = attrs.field(factory=list)
+    places: list[str] = attrs.field(factory=list)
+
+    def add(self, place: str, role: str, content: Any, **fields: Any) -> None:
+        """Add a message."""
+        self.messages.append({"role": role, "content": content, **fields})
+        self.places.append(place)
+
+    def answer(self, place: str) -> dict[str, Any]:
+        """Give the message of the assistant that the next item belongs to."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.add(place, "assistant", [])
+        return self.messages[-1]
+
+    @contextmanager
+    def naming_items(self) -> Iterator[None]:
+        """Make errors about the chat name the fields of this API."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            error.message = _IN_CHAT.sub(self._rename, error.message)
+            if error.param is not None:
+                param = _IN_CHAT.sub(self._rename, error.param)
+                error.param = _NAMES.get(param, param)
+            raise
+
+    def _rename(self, match: re.Match[str]) -> str:
+        if match["field"]:
+            return f"'{_NAMES[match['field']]}'"
+        return match["tool"] or self.places[int(match["message"])]
+
+
+def read_input(body: Mapping[str, Any]) -> Conversation:
+    """Read ``instructions`` and ``input``.
+
+    Raises:
+        UnsupportedFieldError: an item or a part of one is of a type that cannot be given here.
+        InvalidRequestError: something is missing or of the wrong type.
+        Both name the field in `param`, such as ``input[2].content[0].text``.
+    """
+    chat = Conversation()
+    if (instructions := body.get("instructions")) is not None:
+        chat.add("instructions", "system", convert(instructions, str, "instructions"))
+    given = body.get("input")
+    if isinstance(given, str):
+        chat.add("input", "user", given)
+    elif isinstance(given, list):
+        for i, item in enumerate(given):
+            _read_item(chat, item, f"input[{i}]")
+    else:
+        problem = "is required" if given is None else "must be a string or a list of items"
+        raise InvalidRequestError(f"'input' {problem}.", param="input")
+    if not chat.messages:
+        raise InvalidRequestError("'input' must not be empty.", param="input")
+    for message in chat.messages:
+        message["content"] = _as_short_as_can_be(message["content"])
+    return chat
+
+
+def _as_short_as_can_be(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """Write no part, or a single one, as plain text."""
+    if isinstance(content, str) or len(content) > 1:
+        return content
+    return content[0]["text"] if content else ""
+
+
+def _read_item(chat: Conversation, item: object, path: str) -> None:
+    if not isinstance(item, Mapping):
+        raise InvalidRequestError(f"'{path}' must be an object.", param=path)
+    kind = item.get("type")
+    if kind is None:
+        kind = "message" if "role" in item else "item_reference" if "id" in item else None
+    if kind == "item_reference":
+        raise UnsupportedFieldError(
+            f"'{path}' refers to a stored item, and nothing is stored here; send the item itself.",
+            param=path,
+        )
+    if not isinstance(kind, str) or kind not in _READERS:
+        types = ", ".join(_READERS)
+        raise UnsupportedFieldError(
+            f"'{path}.type' is {kind!r:.80}; it must be one of {types}.", param=f"{path}.type"
+        )
+    _READERS[kind](chat, item, path)
+
+
+def _read_message(chat: Conversation, item: Item, path: str) -> None:
+    role = _text(item, "role", path)
+    if role not in _ROLES:
+        raise InvalidRequestError(
+            f"'{path}.role' must be one of {', '.join(_ROLES)}.", param=f"{path}.role"
+        )
+    content = _content(item, "content", path, _ROLES[role])
+    if role != "assistant":
+        chat.add(path, role, content)
+        return
+    parts = chat.answer(path)["content"]
+    parts += [_part(content)] if isinstance(content, str) else content
+
+
+def _read_call(chat: Conversation, item: Item, path: str) -> None:
+    call = {
+        "id": _text(item, "call_id", path),
+        "type": "function",
+        "function": {
+            "name": _text(item, "name", path),
+            "arguments": _arguments(item, path),
+        },
+    }
+    chat.answer(path).setdefault("tool_calls", []).append(call)
+
+
+def _arguments(item: Item, path: str) -> str:
+    """Read the arguments of a call: the text of a JSON object. None at all are an empty one."""
+    text = _text(item, "arguments", path)
+    if not text:
+        return "{}"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(
+            f"'{path}.arguments' must be the text of a JSON object.", param=f"{path}.arguments"
+        )
+    return text
+
+
+def _read_result(chat: Conversation, item: Item, path: str) -> None:
+    output = _content(item, "output", path, _INPUT_PARTS)
+    chat.add(path, "tool", output, tool_call_id=_text(item, "call_id", path))
+
+
+def _read_reasoning(chat: Conversation, item: Item, path: str) -> None:
+    """Read what the model thought; without it, what it told of that."""
+    texts = _thoughts(item, "content", path) or _thoughts(item, "summary", path)
+    if not texts:
+        if item.get("encrypted_content"):
+            raise UnsupportedFieldError(
+                f"'{path}.encrypted_content' cannot be read here; send 'content'.",
+                param=f"{path}.encrypted_content",
+            )
+        return
+    message = chat.answer(path)
+    before = [message["reasoning_content"]] if "reasoning_content" in message else []
+    message["reasoning_content"] = "\n".join(before + texts)
+
+
+def _thoughts(item: Item, name: str, path: str) -> list[str]:
+    parts = item.get(name)
+    if parts is None:
+        return []
+    where = f"{path}.{name}"
+    if not isinstance(parts, list):
+        raise InvalidRequestError(f"'{where}' must be a list of parts.", param=where)
+    kinds = {"reasoning_text": "text", "summary_text": "text"}
+    return [_read_part(part, f"{where}[{i}]", kinds)["text"] for i, part in enumerate(parts)]
+
+
+_READERS: Mapping[str, Callable[[Conversation, Item, str], None]] = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_result,
+    "reasoning": _read_reasoning,
+}
+
+
+# -- values
+
+
+def _content(
+    item: Item, name: str, path: str, kinds: Mapping[str, str]
+) -> str | list[dict[str, str]]:
+    where = f"{path}.{name}"
+    value = item.get(name)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        problem = "is missing" if value is None else "must be a string or a list of parts"
+        raise InvalidRequestError(f"'{where}' {problem}.", param=where)
+    return [_read_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(value)]
+
+
+def _read_part(part: object, path: str, kinds: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(part, Mapping):
+        raise InvalidRequestError(f"'{path}' must be an object.", param=path)
+    kind = _text(part, "type", path)
+    if kind not in kinds:
+        raise UnsupportedFieldError(
+            f"'{path}.type' is {kind!r:.80}; only text can be given here, as {', '.join(kinds)}.",
+            param=f"{path}.type",
+        )
+    return _part(_text(part, kinds[kind], path))
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _text(fields: Item, name: str, path: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        problem = "is missing" if value is None else "must be a string"
+        raise InvalidRequestError(f"'{path}.{name}' {problem}.", param=f"{path}.{name}")
+    return value

@@ -1,0 +1,178 @@
+"""The items of a response: reasoning, messages and calls, each written while it grows.
+
+An item tells of itself in events: that it begins, each piece that it gets, and that it is done.
+Events are dicts with a ``type``, as OpenAI's SDK knows them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from trioserve.chat.parse.deltas import ToolCallStart
+
+Event = dict[str, Any]
+
+
+def new_id(prefix: str) -> str:
+    """Make the id of a response or an item of one."""
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+class Item(ABC):
+    """An item of the output. `index` is its place there."""
+
+    def __init__(self, index: int, id: str) -> None:
+        self.index, self.id = index, id
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """What it holds so far."""
+        return "".join(self._texts)
+
+    @abstractmethod
+    def written(self, status: str) -> dict[str, Any]:
+        """Write the item as it is: "in_progress", "completed" or "incomplete"."""
+
+    @abstractmethod
+    def opened(self) -> list[Event]:
+        """Tell that it begins."""
+
+    @abstractmethod
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+        """Add a piece, and tell of it."""
+
+    @abstractmethod
+    def closed(self, status: str) -> list[Event]:
+        """Tell that it ends, and how."""
+
+    def _item_event(self, kind: str, status: str) -> Event:
+        return {
+            "type": f"response.output_item.{kind}",
+            "output_index": self.index,
+            "item": self.written(status),
+        }
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        place = {"item_id": self.id, "output_index": self.index}
+        return {"type": f"response.{kind}", **place, **fields}
+
+
+class _TextItem(Item):
+    """An item with one part of text in its content."""
+
+    event: ClassVar[str]
+
+    @abstractmethod
+    def _part(self) -> dict[str, Any]: ...
+
+    def _content(self, status: str) -> list[dict[str, Any]]:
+        return [] if status == "in_progress" else [self._part()]
+
+    def opened(self) -> list[Event]:
+        return [
+            self._item_event("added", "in_progress"),
+            self._event("content_part.added", content_index=0, part=self._part()),
+        ]
+
+    def closed(self, status: str) -> list[Event]:
+        part = self._part()
+        text = {name: value for name, value in part.items() if name in ("text", "logprobs")}
+        return [
+            self._event(f"{self.event}.done", content_index=0, **text),
+            self._event("content_part.done", content_index=0, part=part),
+            self._item_event("done", status),
+        ]
+
+
+class ReasoningItem(_TextItem):
+    """What the model thought."""
+
+    event = "reasoning_text"
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, new_id("rs"))
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+        """Add a piece. Its tokens have no place in this item."""
+        self._texts.append(text)
+        return self._event("reasoning_text.delta", content_index=0, delta=text)
+
+    def written(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "summary": [],
+            "content": self._content(status),
+            "encrypted_content": "",
+            "status": status,
+        }
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+
+class MessageItem(_TextItem):
+    """What the model said."""
+
+    event = "output_text"
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, new_id("msg"))
+        self._logprobs: list[dict[str, Any]] = []
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        return self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def written(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "content": self._content(status),
+            "status": status,
+        }
+
+    def _part(self) -> dict[str, Any]:
+        return {
+            "type": "output_text",
+            "annotations": [],
+            "logprobs": self._logprobs,
+            "text": self.text,
+        }
+
+
+class CallItem(Item):
+    """A function that the model wants called."""
+
+    def __init__(self, index: int, start: ToolCallStart) -> None:
+        super().__init__(index, f"fc_{start.id}")
+        self._start = start
+
+    def opened(self) -> list[Event]:
+        return [self._item_event("added", "in_progress")]
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+        """Add a piece of the arguments. Its tokens have no place in this item."""
+        self._texts.append(text)
+        return self._event("function_call_arguments.delta", delta=text)
+
+    def closed(self, status: str) -> list[Event]:
+        done = self._event(
+            "function_call_arguments.done", name=self._start.name, arguments=self.text
+        )
+        return [done, self._item_event("done", status)]
+
+    def written(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "call_id": self._start.id,
+            "name": self._start.name,
+            "arguments": self.text,
+            "status": status,
+        }

@@ -1,0 +1,276 @@
+"""What ``POST /v1/responses`` may hold, and the chat request that it amounts to.
+
+As in llama-server, a request of this API is turned into one for a chat. Fields of its own are
+read here; all others mean what they mean for a chat, such as ``temperature``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trioserve.api.base import values
+from trioserve.api.base.fields import (
+    MismatchError,
+    how,
+    json_type,
+    mapping,
+    named,
+    objects,
+    strings,
+    structure,
+    text,
+)
+from trioserve.api.base.json_types import of_fields
+from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
+from trioserve.api.base.schema import ChatRequest
+from trioserve.api.openai.responses.input import Conversation, read_input
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+
+#: Known fields without effect, and which of their values change nothing. Null never does.
+_NEUTRAL: Mapping[str, Neutral] = {
+    "background": only(False),
+    "context_management": only([]),
+    "conversation": only(),
+    "image": only({}),
+    "moderation": only(),
+    "n": only(1),
+    "n_cmpl": only(1),
+    "previous_response_id": only(""),
+    "prompt": only(),
+    "reasoning_format": only("auto", "deepseek", "none"),
+    "truncation": only("disabled"),
+}
+
+#: The same, of the fields within ``reasoning`` and ``stream_options``.
+_NEUTRAL_IN_REASONING: Mapping[str, Neutral] = {
+    "context": only("auto"),
+    "generate_summary": only("auto"),
+    "mode": only("standard"),
+    "summary": only("auto"),
+}
+_NEUTRAL_IN_STREAM_OPTIONS: Mapping[str, Neutral] = {"include_obfuscation": only(False)}
+
+_LOGPROBS = "message.output_text.logprobs"
+
+#: What may be asked to be included. Reasoning always is, as it is and not encrypted.
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
+
+
+# -- readers of single fields
+
+
+def _within(value: Any, path: str, neutral: Mapping[str, Neutral]) -> dict[str, Any]:
+    """Check the fields of an object that is a field itself."""
+    fields = mapping(value)
+    for name, is_neutral in neutral.items():
+        if fields.get(name) is not None and not is_neutral(fields[name]):
+            raise UnsupportedFieldError(
+                f"'{path}.{name}' is not supported with this value; leave it out.",
+                param=f"{path}.{name}",
+            )
+    return fields
+
+
+@json_type({"type": "object", "properties": {"effort": {"type": "string"}}})
+def _reasoning(value: Any) -> dict[str, Any]:
+    fields = _within(value, "reasoning", _NEUTRAL_IN_REASONING)
+    if (effort := fields.get("effort")) is not None:
+        named(text, effort, "reasoning.effort")
+    return fields
+
+
+@json_type({"type": "object"})
+def _stream_options(value: Any) -> dict[str, Any]:
+    return _within(value, "stream_options", _NEUTRAL_IN_STREAM_OPTIONS)
+
+
+@json_type(
+    {
+        "type": "object",
+        "properties": {"format": {"type": "object"}, "verbosity": {"type": "string"}},
+    }
+)
+def _text_config(value: Any) -> dict[str, Any]:
+    fields = mapping(value)
+    if (verbosity := fields.get("verbosity")) is not None:
+        named(text, verbosity, "text.verbosity")
+    if (format := fields.get("format")) is not None:
+        named(mapping, format, "text.format")
+    return fields
+
+
+@json_type({"type": "array", "items": {"type": "string", "enum": list(_INCLUDED)}})
+def _include(value: Any) -> tuple[str, ...]:
+    for i, name in enumerate(strings(value)):
+        if name not in _INCLUDED:
+            raise UnsupportedFieldError(
+                f"'include' has {name!r:.80}; of what can be included, this server has "
+                f"{' and '.join(_INCLUDED)}.",
+                param=f"include[{i}]",
+            )
+    return strings(value)
+
+
+@json_type({"type": "object", "additionalProperties": {"type": "string"}})
+def _metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+        raise MismatchError("an object whose values are strings")
+    return value
+
+
+@json_type({"type": "array", "items": {"type": "object"}})
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    """Read functions in the flat form that this API has for them."""
+    for i, tool in enumerate(objects(value)):
+        if tool.get("type") != "function":
+            raise UnsupportedFieldError(
+                f"'tools[{i}].type' is {tool.get('type')!r:.80}; this server has no tools of its "
+                'own, and takes those of type "function".',
+                param=f"tools[{i}].type",
+            )
+        named(text, tool.get("name"), f"tools[{i}].name")
+    return objects(value)
+
+
+@json_type({"type": ["string", "object"]})
+def _tool_choice(value: Any) -> str | dict[str, Any]:
+    """Read a choice, and give it as it was given."""
+    if isinstance(value, dict):
+        kind = value.get("type")
+        if kind == "function":
+            named(text, value.get("name"), "tool_choice.name")
+            return value
+        if kind == "allowed_tools":
+            if value.get("mode") not in ("auto", "required"):
+                raise InvalidRequestError(
+                    '\'tool_choice.mode\' must be "auto" or "required".', param="tool_choice.mode"
+                )
+            for i, tool in enumerate(named(objects, value.get("tools"), "tool_choice.tools")):
+                named(text, tool.get("name"), f"tool_choice.tools[{i}].name")
+            return value
+        raise UnsupportedFieldError(
+            f'\'tool_choice.type\' is {kind!r:.80}; it must be "function" or "allowed_tools".',
+            param="tool_choice.type",
+        )
+    if value not in ("auto", "none", "required"):
+        raise MismatchError('"auto", "none", "required" or an object')
+    return str(value)
+
+
+# -- the request
+
+#: Fields of a chat whose place others take here.
+_REPLACED = ("messages", "logprobs")
+
+
+@json_type(
+    properties={
+        name: schema for name, schema in of_fields(ChatRequest).items() if name not in _REPLACED
+    }
+)
+def _for_chats(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in _REPLACED}
+
+
+@attrs.frozen(kw_only=True)
+class ResponsesRequest:
+    """``POST /v1/responses``. `for_chats` holds what a chat request understands as it is."""
+
+    for_chats: dict[str, Any] = attrs.field(metadata=how(whole=_for_chats))
+    input: Conversation = attrs.field(
+        metadata=how(
+            whole=json_type(
+                properties={
+                    "input": {"type": ["string", "array"]},
+                    "instructions": {"type": "string"},
+                }
+            )(read_input)
+        )
+    )
+    instructions: str | None = None
+    max_output_tokens: int | None = attrs.field(default=None, metadata=how(read=values.limit))
+    max_tool_calls: int | None = attrs.field(default=None, metadata=how(read=values.count))
+    metadata: dict[str, str] = attrs.field(factory=dict, metadata=how(read=_metadata))
+    tools: tuple[dict[str, Any], ...] = attrs.field(default=(), metadata=how(read=_tools))
+    tool_choice: str | dict[str, Any] = attrs.field(default="auto", metadata=how(read=_tool_choice))
+    parallel_tool_calls: bool = True
+    reasoning: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_reasoning))
+    text: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_text_config))
+    include: tuple[str, ...] = attrs.field(default=(), metadata=how(read=_include))
+    top_logprobs: int = attrs.field(default=0, metadata=how(read=values.count))
+    stream_options: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_stream_options))
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
+        """Read a body, and make the chat request of it.
+
+        Raises:
+            InvalidRequestError: `param` names the field at fault.
+        """
+        refuse_unsupported(body, _NEUTRAL)
+        wanted = structure(cls, body)
+        if wanted.top_logprobs and _LOGPROBS not in wanted.include:
+            raise InvalidRequestError(
+                f"'top_logprobs' needs {_LOGPROBS!r} in 'include'.", param="top_logprobs"
+            )
+        fields = wanted._in_chat()
+        with wanted.input.naming_items():
+            chat = ChatRequest.parse(fields)
+        if chat.grammar is not None and chat.grammar.param == "response_format":
+            chat = attrs.evolve(chat, grammar=attrs.evolve(chat.grammar, param="text.format"))
+        return wanted, chat
+
+    def _in_chat(self) -> dict[str, Any]:
+        """The body of a chat request that asks for the same."""
+        own = {
+            "messages": self.input.messages,
+            "tools": [_chat_tool(tool) for tool in self.tools],
+            "tool_choice": self._chat_tool_choice(),
+            "response_format": self._format(),
+            "logprobs": _LOGPROBS in self.include,
+            "top_logprobs": self.top_logprobs if _LOGPROBS in self.include else None,
+            "stream_options": None,
+        }
+        others = {
+            "max_tokens": self.max_output_tokens,
+            "reasoning_effort": self.reasoning.get("effort"),
+            "verbosity": self.text.get("verbosity"),
+        }
+        own |= {name: value for name, value in others.items() if value is not None}
+        return self.for_chats | own
+
+    def _format(self) -> Any:
+        """What the text must look like; llama-server takes the name of chats, too."""
+        ours, of_chats = self.text.get("format"), self.for_chats.get("response_format")
+        if ours is not None and of_chats is not None:
+            raise InvalidRequestError(
+                "'text.format' and 'response_format' exclude each other.", param="text.format"
+            )
+        return of_chats if ours is None else ours
+
+    def _chat_tool_choice(self) -> str | dict[str, Any]:
+        choice = self.tool_choice
+        if isinstance(choice, str):
+            return choice
+        if choice["type"] == "function":
+            return {"type": "function", "function": {"name": choice["name"]}}
+        allowed = [{"type": "function", "function": {"name": t["name"]}} for t in choice["tools"]]
+        return {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice["mode"], "tools": allowed},
+        }
+
+
+#: What the model is told of a function.
+_TOLD = ("name", "description", "parameters")
+
+
+def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a function as chats have it. `strict` says nothing new: all arguments are checked."""
+    return {"type": "function", "function": {name: tool[name] for name in _TOLD if name in tool}}

@@ -1,0 +1,1 @@
+"""How families of models write reasoning and tool calls, as data."""

@@ -1,0 +1,308 @@
+"""The schemas of arguments, as the grammars of tool calls need them.
+
+Where a model writes arguments as JSON, llguidance enforces their schema. Where it writes text
+between markers, the schema is taken apart here: what is text, and which text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from trioserve.chat.grammar.lark import ANYTHING, quoted
+from trioserve.chat.grammar.tool_types import is_text, resolve
+from trioserve.chat.parse.parameters import as_json
+from trioserve.errors import InvalidRequestError
+
+_NO_STRINGS = {"type": ["object", "array", "number", "boolean", "null"]}
+#: What JSON readers would take for something else than a string.
+_LIKE_WORD = r"/\s*(-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?|[tT]rue|[fF]alse|null|None)\s*/"
+_LIKE_CONTAINER = r"/\s*[\[{](?s:.*)/"
+_MOST_LENGTH = 2**16
+_MOST_PATTERN = 2**12
+_MOST_DEPTH = 100  # values in values
+
+_TEXT_KEYWORDS = frozenset({"minLength", "maxLength", "pattern"})
+#: Keywords that only narrow a schema down, and that no grammar can enforce.
+_NOT_ENFORCED = frozenset(
+    {
+        *("not", "if", "then", "else"),
+        *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"),
+        *("dependencies", "dependentRequired", "dependentSchemas"),
+        *("propertyNames", "unevaluatedProperties"),
+    }
+)
+#: Keywords whose values are no schemas.
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+#: The formats of text that llguidance knows.
+_FORMATS = frozenset(
+    {
+        *("date", "date-time", "duration", "email", "hostname"),
+        *("ipv4", "ipv6", "time", "uri", "uuid"),
+    }
+)
+_COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+
+
+@attrs.frozen
+class Part:
+    """A part of the schema of a tool's arguments.
+
+    `root` is what references lead into; `param` names the part in the request.
+    """
+
+    schema: Any
+    root: Any
+    param: str
+
+    @property
+    def resolved(self) -> Any:
+        """The schema that a reference leads to."""
+        return resolve(self.schema, self.root)
+
+    @property
+    def is_text(self) -> bool | None:
+        """Whether a value is a string; None: it may or may not be."""
+        return is_text(self.schema, self.root)
+
+    @property
+    def whole(self) -> Any:
+        """The schema on its own, with what it refers to."""
+        if self.schema is self.root or not _refers(self.schema):
+            return self.schema
+        return {"$ref": "#/$defs/_", "$defs": {"_": _moved(self.schema), "root": _moved(self.root)}}
+
+    @property
+    def without_strings(self) -> Any:
+        """The schema of those values that are no strings."""
+        if self.is_text is False:
+            return self.whole
+        if self.schema is True or self.schema == {}:
+            return _NO_STRINGS
+        whole = dict(self.whole)
+        definitions = {"$defs": whole.pop("$defs")} if "$defs" in whole else {}
+        return {"allOf": [whole, _NO_STRINGS], **definitions}
+
+    def at(self, schema: Any, *steps: str) -> Part:
+        """Go on to a part of this part."""
+        return Part(schema, self.root, ".".join((self.param, *steps)))
+
+    def refuse(self, problem: str) -> InvalidRequestError:
+        """Make the error that says that the schema cannot be enforced."""
+        return InvalidRequestError(f"'{self.param}' cannot be used: {problem}.", param=self.param)
+
+
+@attrs.frozen
+class Object:
+    """The members of an object: each with whether it must be there, and others, or None."""
+
+    members: tuple[tuple[str, Part, bool], ...]
+    others: Part | None
+
+
+def check_depth(part: Part) -> None:
+    """Check that a schema is not nested so deeply that recursion could not follow it.
+
+    Raises:
+        InvalidRequestError: it is.
+    """
+    level = [part.schema]
+    for _ in range(_MOST_DEPTH):
+        inner = (one.values() if isinstance(one, Mapping) else one for one in level)
+        level = [one for values in inner for one in values if isinstance(one, Mapping | list)]
+        if not level:
+            return
+    raise part.refuse(f"it is nested more than {_MOST_DEPTH} deep")
+
+
+#: Keywords whose values are schemas by name: the names are no keywords.
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+
+
+def enforceable(schema: Any, *, strict: bool) -> Any:
+    """Leave out formats of texts that nobody enforces: JSON Schema takes them for notes.
+
+    Unless the function is `strict`, other keywords that only narrow its arguments down are left
+    out where no grammar can enforce them: many tools have them, and check their arguments anyway.
+    """
+    if isinstance(schema, list):
+        return [enforceable(part, strict=strict) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VALUES:
+            kept[key] = value
+        elif key in _NAMED and isinstance(value, Mapping):
+            kept[key] = {name: enforceable(one, strict=strict) for name, one in value.items()}
+        elif key == "format" and isinstance(value, str) and value not in _FORMATS:
+            continue
+        elif strict or key not in _NOT_ENFORCED:
+            kept[key] = enforceable(value, strict=strict)
+    return kept
+
+
+def closed(part: Part) -> Part:
+    """Allow no arguments but those that are declared, where the schema leaves that open."""
+    schema = part.schema
+    if (
+        isinstance(schema, Mapping)
+        and schema.get("properties") is not None
+        and "additionalProperties" not in schema
+        and "patternProperties" not in schema
+        and not _COMBINING & schema.keys()
+    ):
+        schema = {**schema, "additionalProperties": False}
+    return attrs.evolve(part, schema=schema, root=schema)
+
+
+def check_is_object(part: Part) -> Part:
+    """Check that arguments are an object, and say so where the schema does not.
+
+    Raises:
+        InvalidRequestError: they are something else.
+    """
+    schema = part.resolved
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if kind is not None and kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise part.refuse("arguments are an object")
+    if kind == "object" or not isinstance(part.schema, Mapping):
+        return part
+    schema = {**part.schema, "type": "object"}
+    return attrs.evolve(part, schema=schema, root=schema)
+
+
+def object_of(part: Part) -> Object:
+    """Take the schema of an object apart.
+
+    Raises:
+        InvalidRequestError: it is combined of others, or limits what cannot be limited here.
+    """
+    schema = part.resolved
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise part.refuse("a schema is an object")
+    odd = (_COMBINING | {"patternProperties", "minProperties", "maxProperties"}) & schema.keys()
+    if odd:
+        raise part.refuse(f"with this model, '{min(odd)}' is not supported for an object")
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise part.refuse("'properties' is an object and 'required' a list")
+    for name in required:
+        if name not in properties:
+            raise part.refuse(f"with this model, {name!r} must be in 'properties' to be required")
+    more = schema.get("additionalProperties", not properties)
+    return Object(
+        tuple(
+            (key, part.at(value, "properties", key), key in required)
+            for key, value in properties.items()
+        ),
+        None if more is False else part.at(more, "additionalProperties"),
+    )
+
+
+def texts(part: Part, end: str, *, like_json: bool) -> Iterator[str]:
+    """Give the regular expressions, in Lark, of the strings that a schema allows.
+
+    Args:
+        part: the schema.
+        end: what follows a string, and cannot be in it.
+        like_json: whether a string may look like another value, such as ``12``.
+
+    Raises:
+        InvalidRequestError: it says what cannot be enforced.
+    """
+    schema = {} if part.resolved is True else part.resolved
+    if not isinstance(schema, Mapping):
+        raise part.refuse("a schema is an object, and not false")
+    if "const" in schema or "enum" in schema:
+        for value in [schema["const"]] if "const" in schema else schema["enum"]:
+            if not isinstance(value, str) or end.strip() in value:
+                continue
+            if like_json or as_json(value).startswith('"'):
+                yield quoted(value) if value else '""'
+        return
+    if "allOf" in schema or "$ref" in schema:
+        word = "allOf" if "allOf" in schema else "$ref"
+        raise part.refuse(f"with this model, '{word}' is not supported here")
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            if _TEXT_KEYWORDS & schema.keys():
+                raise part.refuse(f"with this model, '{word}' cannot have limits beside it")
+            for i, one in enumerate(schema[word]):
+                yield from texts(part.at(one, word, str(i)), end, like_json=like_json)
+            return
+    kinds = schema.get("type", "string")
+    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
+        yield from _bodies(schema, part, like_json=like_json)
+
+
+def _bodies(schema: Mapping[str, Any], part: Part, *, like_json: bool) -> Iterator[str]:
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    for name, length in (("minLength", least), ("maxLength", most)):
+        if length is not None and not (type(length) is int and 0 <= length <= _MOST_LENGTH):
+            raise part.refuse(f"'{name}' must be an integer between 0 and {_MOST_LENGTH}")
+    conditions = []
+    if least or most is not None:
+        conditions.append(f"/(?s:.{{{least},{'' if most is None else most}}})/")
+    if "pattern" in schema:
+        conditions.append(_pattern(schema["pattern"], part))
+    if not like_json:
+        conditions += [f"~{_LIKE_WORD}", f"~{_LIKE_CONTAINER}"]
+    yield " & ".join([ANYTHING, *conditions])
+
+
+def _pattern(pattern: object, part: Part) -> str:
+    """Write a pattern, which may be found anywhere in a text, for a whole text.
+
+    Raises:
+        InvalidRequestError: it is none, or has anchors inside.
+    """
+    try:
+        if not isinstance(pattern, str) or len(pattern) > _MOST_PATTERN:
+            raise part.refuse(f"'pattern' must be text of at most {_MOST_PATTERN} characters")
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise part.refuse(f"'pattern' is not a regular expression: {error}") from None
+    at_start = pattern.startswith("^")
+    at_end = bool(re.search(r"(?<!\\)(?:\\\\)*\$$", pattern))
+    inner = pattern[at_start : len(pattern) - at_end]
+    bare = re.sub(r"\\[^bB1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]", "", inner, flags=re.DOTALL)
+    if re.search(r"\(\?(?:[=!<(]|P[=<])|\\[1-9]", bare):
+        raise part.refuse("with this model, 'pattern' may not look around or back")
+    if re.search(r"[$^]|\\[bB]", bare) or ((at_start or at_end) and "|" in _outside(bare)):
+        raise part.refuse("with this model, 'pattern' may have anchors at its ends only")
+    body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner).replace("\n", r"\n")
+    free = "(?s:.*)"
+    return f"/{'' if at_start else free}({body}){'' if at_end else free}/"
+
+
+def _outside(pattern: str) -> str:
+    """Leave out what stands in parentheses."""
+    while (shorter := re.sub(r"\([^()]*\)", "", pattern)) != pattern:
+        pattern = shorter
+    return pattern
+
+
+def _refers(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "$ref" in value or any(_refers(one) for one in value.values())
+    return isinstance(value, list) and any(_refers(one) for one in value)
+
+
+def _moved(value: Any) -> Any:
+    """Copy a schema so that its references lead to ``#/$defs/root``."""
+    if isinstance(value, list):
+        return [_moved(one) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    copy = {key: _moved(one) for key, one in value.items() if key not in ("$schema", "$id")}
+    reference = copy.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        copy["$ref"] = f"#/$defs/root{reference[1:]}"
+    return copy

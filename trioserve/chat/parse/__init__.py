@@ -1,0 +1,1 @@
+"""Takes generated text apart, piece by piece, into content, reasoning and tool calls."""

@@ -1,0 +1,143 @@
+"""Parses output that is a row of messages, each with a header that says where its body goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from trioserve.chat.formats.formats import Channels
+from trioserve.chat.formats.syntax import JsonArguments
+from trioserve.chat.parse.cursor import first_of, held_back
+from trioserve.chat.parse.json_scanner import WHITESPACE, State
+from trioserve.chat.parse.output import Output
+from trioserve.chat.parse.reader import CallReader
+
+#: Longer headers are none: their text is content.
+_MAX_HEADER = 500
+
+
+class ChannelMachine:
+    """Holds the text that is not certain yet; each state takes from it."""
+
+    def __init__(
+        self, channels: Channels, out: Output, *, parse_tools: bool, prompt_tail: str
+    ) -> None:
+        self._channels = channels
+        self._out = out
+        self._parse_tools = parse_tools
+        self._stops = (*channels.ends, channels.start)
+        self._buffer = ""
+        self._raw = ""  # what the model wrote of a header
+        self._header = ""
+        self._skip = ""  # characters that are dropped until another one comes
+        self._write: Callable[[str], None] = out.content
+        self._reader = CallReader((), {})
+        self._step: Callable[[bool], bool] = self._in_header
+        begun = prompt_tail.rfind(channels.start)
+        if begun >= 0:
+            self._continue(prompt_tail[begun + len(channels.start) :])
+
+    def _continue(self, text: str) -> None:
+        """Take over from a prompt that ends in the middle of a message."""
+        place = text.find(self._channels.message)
+        if place < 0:
+            self._header = text.strip(WHITESPACE)
+        elif first_of(text, self._stops)[0] < 0:
+            # A call is not taken over: it might be the text of a user that looks like one.
+            reasons = self._channels.reasoning and re.search(self._channels.reasoning, text[:place])
+            self._write = self._reason if reasons else self._out.content
+            self._step = self._in_body
+
+    def feed(self, text: str) -> None:
+        """Take more text."""
+        self._buffer += text
+        while self._buffer and self._step(False):
+            pass
+
+    def finish(self) -> None:
+        """Say that no more text comes."""
+        while self._step(True):
+            pass
+
+    def _drop(self, count: int) -> str:
+        """Take characters off the buffer."""
+        dropped, self._buffer = self._buffer[:count], self._buffer[count:]
+        return dropped
+
+    # -- states: each takes from the buffer, and says whether to go on
+
+    def _in_header(self, final: bool) -> bool:
+        message = self._channels.message
+        marks = (message, *self._stops)
+        place, mark = first_of(self._buffer, marks)
+        end = place if place >= 0 else len(self._buffer) - held_back(self._buffer, marks)
+        if end > _MAX_HEADER or (place < 0 and final) or (place >= 0 and mark != message):
+            self._out.content(self._raw)  # it is no header
+            self._raw = ""
+            self._plain()
+            return bool(self._buffer)
+        if place < 0:
+            return False
+        text = self._drop(place)
+        self._header += text
+        self._route(self._raw + text + self._drop(len(message)))
+        return True
+
+    def _route(self, raw: str) -> None:
+        """Choose where the body goes. `raw` is what the model wrote up to it."""
+        channels, header = self._channels, self._header
+        self._header = self._raw = ""
+        call = re.search(channels.call, header)
+        if call is not None and self._parse_tools:
+            self._out.start_call(call.group(1))
+            self._reader = CallReader((JsonArguments(),), {})
+            self._step = self._in_call
+        elif channels.reasoning and re.search(channels.reasoning, header):
+            self._out.raw_reasoning(raw)
+            self._write = self._reason
+            self._step = self._in_body
+        else:
+            if call is not None or not re.search(channels.content, header):
+                self._out.content(raw)
+            self._plain()
+
+    def _reason(self, text: str) -> None:
+        self._out.reasoning(text)
+        self._out.raw_reasoning(text)
+
+    def _plain(self) -> None:
+        self._write = self._out.content
+        self._step = self._in_body
+
+    def _in_body(self, final: bool) -> bool:
+        self._drop(len(self._buffer) - len(self._buffer.lstrip(self._skip)) if self._skip else 0)
+        if self._buffer:
+            self._skip = ""
+        place, stop = first_of(self._buffer, self._stops)
+        if place < 0:
+            held = 0 if final else held_back(self._buffer, self._stops)
+            self._write(self._drop(len(self._buffer) - held))
+            return False
+        self._write(self._drop(place))
+        marker = self._drop(len(stop))
+        if stop == self._channels.start:
+            self._raw = marker
+            self._step = self._in_header
+        else:
+            if self._write == self._reason:
+                self._out.raw_reasoning(marker)
+            self._plain()
+        return True
+
+    def _in_call(self, final: bool) -> bool:
+        reader = self._reader
+        self._drop(reader.feed(self._buffer, final=final))
+        self._out.arguments(reader.take())
+        if reader.state is State.OPEN and not final:
+            return False
+        if reader.state is State.FAILED:
+            self._out.content(reader.unread)
+        else:
+            self._skip = WHITESPACE
+        self._plain()
+        return bool(self._buffer)

@@ -1,0 +1,160 @@
+"""A place in text that comes piece by piece, for readers that are written as generators.
+
+A generator reads on until it needs more text, and yields. It decides only what further text cannot
+change, so that the result does not depend on the pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from trioserve.chat.parse.json_scanner import WHITESPACE, JsonScanner, State
+
+Reading: TypeAlias = Iterator[None]
+
+
+class Refused(Exception):  # noqa: N818 - it says what the text is, and is no error
+    """The text is not what the reader is for."""
+
+
+class Cursor:
+    """Reads text and gives arguments.
+
+    `loose` is what has been read since the name, or arguments, were last given.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.final = False  # whether no more text comes
+        self.name: str | None = None
+        self.loose = ""
+        self._given: list[str] = []
+
+    # -- what has been read
+
+    def give(self, arguments: str) -> None:
+        """Add to the arguments what all text so far stands for."""
+        self._given.append(arguments)
+        self.loose = ""
+
+    def give_name(self, name: str) -> None:
+        """Set the name, which all text so far stands for."""
+        if not name or not is_text(name):
+            raise Refused
+        self.name = name
+        self.loose = ""
+
+    def taken(self) -> str:
+        """Give the arguments since the last time."""
+        given, self._given = "".join(self._given), []
+        return given
+
+    # -- reading
+
+    @property
+    def rest(self) -> str:
+        """What has come and is not read."""
+        return self.text[self.at :]
+
+    def skip(self, count: int) -> str:
+        """Read characters, and give them."""
+        read = self.text[self.at : self.at + count]
+        self.at += len(read)
+        self.loose += read
+        return read
+
+    def character(self) -> Iterator[None]:
+        """Wait until there is a character to look at."""
+        while self.at == len(self.text):
+            yield
+
+    def space(self) -> Iterator[None]:
+        """Read whitespace, and wait for what follows it."""
+        yield from self.character()
+        while self.text[self.at] in WHITESPACE:
+            self.skip(1)
+            yield from self.character()
+
+    def find(self, texts: tuple[str, ...]) -> int | None:
+        """Find which of the texts comes, without reading it; None while that is open.
+
+        Gives the index of the text, or -1. The first that fits counts.
+        """
+        rest = self.rest
+        for index, text in enumerate(texts):
+            if rest.startswith(text):
+                return index
+            if len(rest) < len(text) and text.startswith(rest):
+                return None
+        return -1
+
+    def one_of(self, texts: tuple[str, ...]) -> Iterator[None]:
+        """Read one of the texts, after whitespace.
+
+        Raises:
+            Refused: none of them comes.
+        """
+        yield from self.space()
+        while (found := self.find(texts)) is None:
+            if self.final:  # a text that was cut off
+                self.skip(len(self.rest))
+            yield
+        if found < 0:
+            raise Refused
+        self.skip(len(texts[found]))
+
+    def maybe(self, texts: tuple[str, ...]) -> Iterator[None]:
+        """Read one of the texts, if it comes, and the whitespace before them."""
+        yield from self.space()
+        while (found := self.find(texts)) is None:
+            if self.final and self.name is not None:
+                self.skip(len(self.rest))
+            yield
+        if found >= 0:
+            self.skip(len(texts[found]))
+
+    def string(self) -> Iterator[None]:
+        """Read a JSON string, after whitespace. It is then in `value`."""
+        yield from self.space()
+        if self.text[self.at] != '"':
+            raise Refused
+        scanner = JsonScanner()
+        while scanner.state is State.OPEN:
+            self.skip(scanner.feed(self.text, self.at) - self.at)
+            if scanner.state is State.OPEN:
+                yield
+        if scanner.state is State.FAILED:
+            raise Refused
+        self.value: str = json.loads(scanner.text)
+
+
+def held_back(text: str, markers: tuple[str, ...]) -> int:
+    """Count the characters at the end of a text that may be the beginning of a marker."""
+    longest = max((len(marker) for marker in markers), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        end = text[-length:]
+        if any(marker.startswith(end) and len(marker) > length for marker in markers):
+            return length
+    return 0
+
+
+def first_of(text: str, markers: tuple[str, ...]) -> tuple[int, str]:
+    """Find the first of the markers in a text: its place, or -1, and which it is.
+
+    Of those at the same place the first one counts.
+    """
+    found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
+    return min(found, key=lambda one: one[0], default=(-1, ""))
+
+
+def is_text(value: str) -> bool:
+    """Whether a string has no half of a surrogate pair, which could not be sent on."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def json_characters(text: str) -> str:
+    """Write text as the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

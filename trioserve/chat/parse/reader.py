@@ -1,0 +1,236 @@
+"""Reads a tool call by the steps that describe it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import assert_never
+
+from trioserve.chat.formats.syntax import (
+    Choice,
+    Elements,
+    Ignore,
+    JsonArguments,
+    JsonCall,
+    Literals,
+    Maybe,
+    Name,
+    OneOf,
+    Parameters,
+    QuotedName,
+    Said,
+    Step,
+    Text,
+)
+from trioserve.chat.parse.calls import JsonCallReader
+from trioserve.chat.parse.cursor import Cursor, Reading, Refused, first_of, held_back, is_text
+from trioserve.chat.parse.elements import ElementReader
+from trioserve.chat.parse.json_scanner import WHITESPACE, JsonScanner, State
+from trioserve.chat.parse.literals import LiteralReader
+from trioserve.chat.parse.parameters import ParameterReader
+
+#: For each tool and parameter, whether it is text or not, as far as the tools' schemas say so.
+Texts = Mapping[str, Mapping[str, bool]]
+
+_MAX_NAME = 200
+_NO_NAME = re.compile(r"[\s<>{}()\[\]\"'`]")
+_COUNTER = re.compile(r":[0-9]+$")
+
+
+#: The first half of a surrogate pair, written as an escape.
+_HALF = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}$")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _Complete(Exception):  # noqa: N818 - it says that no more steps follow
+    """The call has ended early."""
+
+
+class CallReader:
+    """Reads one call.
+
+    `name` is set as soon as it is known; from then on `take` gives the arguments as they come.
+    Or else it turns out to be content, and `is_content` is set; then `take` gives that.
+    """
+
+    def __init__(self, steps: tuple[Step, ...], texts: Texts) -> None:
+        self.state = State.OPEN
+        self.is_content = False
+        self._cursor = Cursor()
+        self._texts = texts
+        self._run = self._steps(steps)
+
+    @property
+    def name(self) -> str | None:
+        """The name of the function, once it is known."""
+        return self._cursor.name
+
+    @property
+    def unread(self) -> str:
+        """What has been read, but is in neither `name` nor what `take` gave."""
+        return self._cursor.loose
+
+    def take(self) -> str:
+        """Give the arguments that have come since the last time."""
+        return self._cursor.taken()
+
+    def feed(self, text: str, *, final: bool = False) -> int:
+        """Read on. Gives the number of characters read; the others must come again, with more.
+
+        With `final` no more text comes, and `take` gives what was held back too.
+        """
+        cursor = self._cursor
+        cursor.text, cursor.at, cursor.final = text, 0, final
+        try:
+            next(self._run)
+        except (StopIteration, _Complete):
+            self.state = State.DONE
+        except Refused:
+            self.state = State.FAILED
+        return cursor.at
+
+    def _steps(self, steps: tuple[Step, ...]) -> Reading:
+        for step in steps:
+            yield from self._step(step)
+
+    def _step(self, step: Step) -> Reading:
+        cursor = self._cursor
+        match step:
+            case Text(text):
+                return cursor.one_of((text,))
+            case OneOf(texts):
+                return cursor.one_of(texts)
+            case Maybe(texts):
+                return cursor.maybe(texts)
+            case Ignore():
+                return self._ignore(step)
+            case Name():
+                return self._name(step)
+            case QuotedName():
+                return self._quoted_name()
+            case JsonArguments():
+                return self._json_arguments()
+            case JsonCall():
+                return self._json_call(step)
+            case Parameters():
+                return ParameterReader(cursor, step, self._texts.get(self.name or "", {})).read()
+            case Literals():
+                return LiteralReader(cursor, step).read()
+            case Elements():
+                return ElementReader(cursor, step, self._texts.get(self.name or "", {})).read()
+            case Said():
+                return self._said()
+            case Choice():
+                return self._choice(step)
+        assert_never(step)
+
+    def _choice(self, step: Choice) -> Iterator[None]:
+        cursor = self._cursor
+        yield from cursor.space()
+        while (found := cursor.find((step.start,))) is None:
+            yield
+        yield from self._steps(step.steps if found == 0 else step.otherwise)
+
+    def _ignore(self, step: Ignore) -> Iterator[None]:
+        cursor = self._cursor
+        while (place := first_of(cursor.rest, step.until)[0]) < 0:
+            if len(cursor.rest) - held_back(cursor.rest, step.until) > _MAX_NAME:
+                raise Refused
+            yield
+        if place > _MAX_NAME:
+            raise Refused
+        cursor.skip(place)
+
+    def _name(self, step: Name) -> Iterator[None]:
+        cursor = self._cursor
+        yield from cursor.space()
+        while True:
+            place, _ = first_of(cursor.rest, step.until)
+            end = place
+            if place < 0:
+                end = len(cursor.rest) - held_back(cursor.rest, step.until)
+            name = cursor.rest[:end]
+            # Whitespace may follow the name, and only then is there an end to it.
+            if _NO_NAME.search(name.rstrip(WHITESPACE)) or len(name) > _MAX_NAME:
+                raise Refused
+            if place >= 0:
+                break
+            yield
+        cursor.skip(place)
+        name = name.rstrip(WHITESPACE).removeprefix(step.prefix)
+        cursor.give_name(_COUNTER.sub("", name) if step.counted else name)
+
+    def _quoted_name(self) -> Iterator[None]:
+        yield from self._cursor.string()
+        self._cursor.give_name(self._cursor.value)
+
+    def _json_arguments(self) -> Iterator[None]:
+        cursor = self._cursor
+        yield from cursor.space()
+        if cursor.text[cursor.at] != "{":
+            cursor.give("{}")
+            return
+        scanner = JsonScanner()
+        while scanner.state is State.OPEN:
+            cursor.skip(scanner.feed(cursor.text, cursor.at) - cursor.at)
+            cursor.give(scanner.take())
+            cursor.loose = scanner.pending
+            if scanner.state is State.OPEN:
+                if cursor.final:
+                    cursor.give(scanner.pending)
+                yield
+        if scanner.state is State.FAILED:
+            raise Refused
+
+    def _said(self) -> Iterator[None]:
+        cursor = self._cursor
+        yield from cursor.space()
+        if cursor.text[cursor.at] != '"':
+            raise Refused
+        scanner = JsonScanner()
+        held = ""
+        opened = False  # whether the quote has been dropped
+        self.is_content = True
+        while True:
+            cursor.skip(scanner.feed(cursor.text, cursor.at) - cursor.at)
+            held += scanner.take()
+            if not opened:
+                opened, held = True, held[1:]
+            state = scanner.state
+            if state is State.DONE:
+                cursor.give(_unescaped(held[:-1]))
+                raise _Complete
+            half = 6 if state is State.OPEN and not cursor.final and _HALF.search(held) else 0
+            ready, held = held[: len(held) - half], held[len(held) - half :]
+            cursor.give(_unescaped(ready))
+            cursor.loose = held + scanner.pending
+            if state is State.FAILED:
+                raise Refused
+            if cursor.final:
+                cursor.give(scanner.pending)
+            yield
+
+    def _json_call(self, step: JsonCall) -> Iterator[None]:
+        cursor = self._cursor
+        reader = JsonCallReader(step)
+        while True:
+            cursor.skip(reader.feed(cursor.text, cursor.at) - cursor.at)
+            if reader.name is not None:
+                if cursor.name is None:
+                    cursor.give_name(reader.name)
+                cursor.give(reader.take())
+                cursor.loose = reader.unread
+            if reader.state is State.FAILED:
+                raise Refused
+            if reader.state is State.DONE:
+                return
+            if cursor.final and cursor.name is not None:
+                cursor.give(reader.cut_off())
+            yield
+
+
+def _unescaped(text: str) -> str:
+    """Read a part of the inside of a JSON string. Halves of surrogate pairs cannot be sent on."""
+    value: str = json.loads(f'"{text}"')
+    return value if is_text(value) else _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)

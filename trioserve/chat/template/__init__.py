@@ -1,0 +1,1 @@
+"""Chat templates: found or chosen, compiled once, rendered in a sandbox."""

@@ -1,0 +1,356 @@
+"""A chat template: compiled once, rendered in a metered sandbox, its messages adapted to it."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import jinja2
+from jinja2.meta import find_undeclared_variables
+
+from trioserve.chat.formats.call_formats import GENERIC
+from trioserve.chat.formats.formats import ChatFormat, detect
+from trioserve.chat.messages import (
+    ROLES,
+    Message,
+    Tool,
+    join_text,
+    parse_messages,
+    parse_tools,
+)
+from trioserve.chat.template import generic
+from trioserve.chat.template.budget import Limits, Meter, running, size_of_input
+from trioserve.chat.template.capabilities import PRESERVE_REASONING, Capabilities, find
+from trioserve.chat.template.rewrite import meter_in
+from trioserve.chat.template.sandbox import BoundedEnvironment
+from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
+
+#: For models that bring no template of their own.
+CHATML = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+#: The longest template, in characters. Those of known models have up to 17,000.
+MAX_SOURCE = 200_000
+
+#: What the render of a few short messages may spend while the capabilities are found out.
+_PROBE_LIMITS = Limits(value=1 << 20, made=8 << 20, work=200_000, seconds=5.0)
+
+_OURS = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+class ChatTemplate:
+    """Turns messages into a prompt, by a template in jinja2 that need not be trusted.
+
+    It may be used from several threads at once.
+
+    Raises:
+        TemplateError: the template is not valid.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        limits: Limits | None = None,
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        self.source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._limits = Limits() if limits is None else limits
+        self._now = now
+        self._template, self._wants = _compile(source, BoundedEnvironment(now))
+
+    @functools.cached_property
+    def capabilities(self) -> Capabilities:
+        """What the template can do. The first look renders it a few dozen times."""
+        return find(self._probe)
+
+    @functools.cached_property
+    def format(self) -> ChatFormat:
+        """How the model writes its messages."""
+        found = detect(self.source)
+        if self.capabilities.supports_tools:
+            return found
+        return attrs.evolve(found, tool_calls=GENERIC)  # as it is told to
+
+    def render(
+        self,
+        messages: object,
+        *,
+        tools: object = None,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render OpenAI's messages, and tools if there are any, to a prompt.
+
+        `kwargs` are variables of the template, such as ``enable_thinking``. One that is not given
+        is not defined, so the template decides. Where the template has no place for tools, the
+        model is told of them by text, and how to call them.
+
+        Raises:
+            TemplateError: the template refuses the messages, or does more than it may.
+            UnsupportedFieldError: something is not text, or the template has a place for fewer
+                tool calls.
+            InvalidRequestError: `param` names what is wrong.
+        """
+        for name in _OURS & (kwargs or {}).keys():
+            raise InvalidRequestError(
+                f"'chat_template_kwargs' may not set {name!r}.",
+                param=f"chat_template_kwargs.{name}",
+            )
+        variables: dict[str, Any] = {**self._absent, **(kwargs or {})}
+        parsed_tools = parse_tools(tools)
+        has_place = self.capabilities.supports_tools
+        adapted = self._adapt(parse_messages(messages), [] if has_place else parsed_tools)
+        self._set_thinking(variables)
+        variables["add_generation_prompt"] = add_generation_prompt
+        if parsed_tools and has_place:
+            variables["tools"] = parsed_tools
+        prompt = self._run(
+            [message for _, message in adapted],
+            variables,
+            [index for index, _ in adapted],
+            self._limits,
+        )
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                "'messages' hold half of a surrogate pair, which is not a character.",
+                param="messages",
+            ) from error
+        return prompt
+
+    # -- adapting messages to what the template takes
+
+    def _adapt(self, messages: list[Message], tools: list[Tool]) -> list[tuple[int, Message]]:
+        """Give the messages as the template wants them, each with its place in the request.
+
+        The model is told of `tools` by text.
+        """
+        placed = list(enumerate(messages))
+        if tools:
+            told = generic.with_tools(messages, tools)
+            placed = [(0, told[0]), *placed[1 - (len(told) - len(messages)) :]]
+        adapted = [(place, self._adapt_message(place, message)) for place, message in placed]
+        if not self._shows_results and any(
+            message["role"] in ("tool", "function") for message in messages
+        ):
+            adapted = generic.merged(adapted)
+        if self.capabilities.supports_system_role or adapted[0][1]["role"] != "system":
+            return adapted
+        if len(adapted) == 1 or adapted[1][1]["role"] != "user":
+            raise TemplateError(
+                "The chat template of this model has no place for a system message, "
+                "and no message of the user follows that could carry it.",
+                param="messages[0].role",
+            )
+        system, (index, first) = generic.as_text(adapted[0][1]["content"]), adapted[1]
+        content = first["content"]
+        if isinstance(content, str):
+            content = f"{system}\n{content}"
+        else:
+            content = [{"type": "text", "text": system}, *content]
+        return [(index, {**first, "content": content}), *adapted[2:]]
+
+    def _adapt_message(self, index: int, message: Message) -> Message:
+        path = f"messages[{index}]"
+        message = self._with_text_for_tools(message)
+        adapted = dict(message)
+        adapted["role"] = role = self._role(message["role"], path)
+        can = self.capabilities
+        content = message["content"]
+        typed, strings = role in can.typed_roles, role in can.string_roles
+        if isinstance(content, list) and not typed:
+            adapted["content"] = join_text(content)
+        elif isinstance(content, str) and typed and not strings:
+            adapted["content"] = [{"type": "text", "text": content}]
+        if "tool_calls" in message:
+            adapted["tool_calls"] = self._calls(message["tool_calls"], f"{path}.tool_calls")
+        field = can.reasoning_field
+        if field is not None and field not in adapted and "reasoning_content" in message:
+            adapted[field] = adapted.pop("reasoning_content")
+        return adapted
+
+    def _with_text_for_tools(self, message: Message) -> Message:
+        """Write calls and their results as text, where the template has no place for them.
+
+        Where it has none for tools, the model writes calls as text, and so it must see them.
+        """
+        can = self.capabilities
+        if message["role"] in ("tool", "function") and not self._shows_results:
+            return generic.with_result_as_text(message)
+        if "tool_calls" in message and not (can.supports_tools and can.supports_tool_calls):
+            return generic.with_calls_as_text(message)
+        return message
+
+    @property
+    def _shows_results(self) -> bool:
+        return self.capabilities.supports_tools and self.capabilities.supports_tool_results
+
+    def _role(self, role: str, path: str) -> str:
+        if f"'{role}'" in self.source or f'"{role}"' in self.source:
+            return role
+        if role not in ROLES:
+            raise InvalidRequestError(
+                f"'{path}.role' is {role!r}, which the chat template of this model does not know.",
+                param=f"{path}.role",
+            )
+        return {"developer": "system", "function": "tool"}.get(role, role)
+
+    def _calls(self, calls: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+        if len(calls) > 1 and not self.capabilities.supports_parallel_tool_calls:
+            raise UnsupportedFieldError(
+                "The chat template of this model has a place for one tool call a message.",
+                param=f"{path}[1]",
+            )
+        if not self.capabilities.supports_object_arguments:
+            return calls
+        adapted = []
+        for i, call in enumerate(calls):
+            function = call["function"]
+            arguments = _read_object(function["arguments"], f"{path}[{i}].function.arguments")
+            adapted.append({**call, "function": {**function, "arguments": arguments}})
+        return adapted
+
+    def _set_thinking(self, variables: dict[str, Any]) -> None:
+        """Give llama-server's variables under the names that templates have for them."""
+        name = self.capabilities.thinking_variable
+        if name is not None and "enable_thinking" in variables:
+            variables.setdefault(name, variables["enable_thinking"])
+        if "reasoning_effort" in variables:
+            variables.setdefault("reasoning_strength", variables["reasoning_effort"])
+        if isinstance(keep := variables.get("preserve_reasoning"), bool):
+            for other, value in PRESERVE_REASONING.items():
+                variables.setdefault(other, value if keep else not value)
+
+    # -- rendering
+
+    def _run(
+        self,
+        messages: list[Message],
+        variables: Mapping[str, Any],
+        places: list[int],
+        limits: Limits,
+    ) -> str:
+        """Render. `places` are the places of the messages in the request, for error messages."""
+        given = {**self._tokens, **self._unusual(variables), **variables, "messages": messages}
+        meter = Meter(limits.for_input(size_of_input(given)))
+        pieces: list[str] = []
+        size = 0
+        try:
+            with running(meter):
+                for piece in self._template.generate(**given):
+                    pieces.append(piece)
+                    size += len(piece)
+                    meter.plan(size)
+        except Exception as error:
+            raise _explain(error, _place(meter.item, messages, places)) from error
+        return "".join(pieces)
+
+    def _unusual(self, variables: Mapping[str, Any]) -> dict[str, str]:
+        """Give what one family of models wants instead of the tools themselves."""
+        if not {"functions", "datetime"} <= self._wants:
+            return {}
+        functions = json.dumps(variables.get("tools") or [], ensure_ascii=False, indent=4)
+        return {"functions": functions, "datetime": self._now().strftime("%b %d %Y")}
+
+    @functools.cached_property
+    def _absent(self) -> dict[str, None]:
+        """What stands for tools and documents when there are none.
+
+        The library that models are trained with sets them to none. A few templates only work
+        when they are not defined at all.
+        """
+        absent = {"tools": None, "documents": None}
+        messages: list[Message] = [{"role": "user", "content": "Hello"}]
+        for candidate in (absent, {}):
+            try:
+                self._run(messages, candidate, [0], _PROBE_LIMITS)
+            except TemplateError:
+                continue
+            return candidate
+        return absent
+
+    def _probe(self, messages: list[Message], **variables: Any) -> str | None:
+        variables = {**self._absent, "add_generation_prompt": True, **variables}
+        places = list(range(len(messages)))
+        try:
+            return self._run(messages, variables, places, _PROBE_LIMITS)
+        except TemplateError:
+            return None
+
+
+def _compile(
+    source: str, environment: BoundedEnvironment
+) -> tuple[jinja2.Template, frozenset[str]]:
+    """Give a template, and the names of the variables that it takes."""
+    if len(source) > MAX_SOURCE:
+        raise TemplateError(
+            f"The chat template has {len(source)} characters, and {MAX_SOURCE} are allowed.",
+            param="chat_template",
+        )
+    try:
+        tree = environment.parse(source)
+        wants = frozenset(find_undeclared_variables(tree))
+        code = environment.compile(meter_in(tree, environment))
+        made = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(
+            f"The chat template is not valid in line {error.lineno}: "
+            f"{(error.message or '').rstrip('.')}.",
+            param="chat_template",
+        ) from error
+    except Exception as error:  # such as RecursionError, and SyntaxError from Python's compiler
+        raise TemplateError(
+            f"The chat template cannot be compiled: {_describe(error)}", param="chat_template"
+        ) from error
+    return made, wants
+
+
+def _place(item: object, messages: list[Message], places: list[int]) -> int | None:
+    """Find the place in the request of the message that was being rendered."""
+    for message, place in zip(messages, places, strict=True):
+        if message is item:
+            return place
+    return None
+
+
+def _explain(error: Exception, place: int | None) -> TemplateError:
+    param = "messages" if place is None else f"messages[{place}]"
+    if isinstance(error, TemplateError):
+        message = error.message
+    else:
+        message = f"The chat template failed: {_describe(error)}"
+    if place is not None:
+        message = f"{param}: {message}"
+    return TemplateError(message, param=param)
+
+
+def _describe(error: Exception) -> str:
+    text = str(error)[:300]
+    if isinstance(error, jinja2.TemplateError):
+        return text
+    return f"{type(error).__name__}: {text}"
+
+
+def _read_object(text: str, path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"'{path}' is not valid JSON: {error}", param=path) from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"'{path}' must hold a JSON object.", param=path)
+    return value

@@ -1,0 +1,130 @@
+"""What ``--help``, ``--version``, ``--list-devices`` and ``--completion-bash`` print."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import textwrap
+from importlib.metadata import version
+
+from trioserve import llama
+from trioserve._version import __version__
+from trioserve.config import GROUPS
+from trioserve.config.parse import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
+from trioserve.config.table import SETTINGS, Setting
+
+_COLUMN = 30
+
+_HEAD = """\
+usage: trioserve [flags]
+
+Serves a GGUF model over HTTP, with OpenAI's API and llama-server's own. Without -m it serves the
+small model that comes with it. The flags are llama-server's; variables do the same, and flags win.
+"""
+
+_TAIL = f"""
+  {CONFIG_FLAG} FILE               read settings from TOML: the long flags, without dashes in front;
+                              variables and flags win ({CONFIG_VARIABLE})
+  -h, --help                  print this and exit
+  --version                   print the versions and exit
+  --list-devices              print what there is to compute on, and exit
+  --completion-bash           print what makes bash complete flags, and exit
+"""
+
+_COMPLETION = """\
+complete -o default -W '{words}' trioserve
+"""
+
+
+def help_text(width: int | None = None) -> str:
+    """Every flag, in groups, folded to `width` columns (those of the terminal, at most 100)."""
+    width = width or min(shutil.get_terminal_size((100, 24)).columns, 100)
+    parts = [_HEAD]
+    for group in GROUPS:
+        lines = [_entry(one, width) for one in SETTINGS if one.group == group]
+        parts.append(f"\n{group}\n" + "\n".join(lines) + "\n")
+    return "".join(parts) + _TAIL
+
+
+def value_name(setting: Setting) -> str:
+    """What stands for the value in a usage line, such as ``N``; empty for a switch."""
+    if setting.read is None:
+        return ""
+    if setting.choices is not None:
+        return "{" + ",".join(setting.choices) + "}"
+    return "N" if isinstance(setting.default, int | float) else "TEXT"
+
+
+def default_text(setting: Setting) -> str:
+    """The default as a person would type it; empty when there is none to name."""
+    value = setting.default
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int | float):
+        return f"{value:g}" if abs(value) < 1e6 else str(value)
+    return value if isinstance(value, str) else ""
+
+
+def _entry(setting: Setting, width: int) -> str:
+    names = ", ".join(setting.flags)
+    if setting.negative:
+        names += ", " + setting.negative[-1]
+    left = f"  {names} {value_name(setting)}".rstrip()
+    notes = []
+    if setting.field not in _OWN_FLAG or _OWN_FLAG[setting.field] is setting:
+        default = default_text(setting)
+        notes += [f"default {default}"] if default else []
+    notes += [setting.variable] if setting.variable else []
+    text = setting.help + (f" ({'; '.join(notes)})" if notes else "")
+    lines = textwrap.wrap(text, max(width - _COLUMN, 20), break_long_words=False)
+    if len(left) + 2 <= _COLUMN:
+        lines[0] = left.ljust(_COLUMN) + lines[0]
+        return ("\n" + " " * _COLUMN).join(lines)
+    return ("\n" + " " * _COLUMN).join([left, *lines])
+
+
+def _first_of_each_field() -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for one in SETTINGS:
+        found.setdefault(one.field, one)
+    return found
+
+
+#: Fields that several flags set: the default is told once.
+_OWN_FLAG = _first_of_each_field()
+
+
+def version_text() -> str:
+    """The versions of what matters when something goes wrong. Loads no model.
+
+    Raises:
+        BackendMismatchError: llama.cpp cannot be used.
+    """
+    llama.check_library()
+    from trioserve.llama import devices
+
+    return (
+        f"trioserve {__version__}\n"
+        f"llama-cpp-python {version('llama-cpp-python')}\n"
+        f"{devices.versions()}\n"
+        f"{devices.system()}\n"
+        f"Python {platform.python_version()} on {platform.machine()} {platform.system()}\n"
+    )
+
+
+def devices_text() -> str:
+    """What llama.cpp can compute on, one a line, as names for ``--device``.
+
+    Raises:
+        BackendMismatchError: llama.cpp cannot be used.
+    """
+    llama.check_library()
+    from trioserve.llama import devices
+
+    return "".join(f"{one.name}: {one.description}\n" for one in devices.devices())
+
+
+def completion_text() -> str:
+    """A line for bash that completes flags, and names of files after them."""
+    flags = [flag for one in SETTINGS for flag in (*one.flags, *one.negative)]
+    return _COMPLETION.format(words=" ".join([*flags, CONFIG_FLAG, *ACTIONS]))

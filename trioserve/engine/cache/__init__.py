@@ -1,0 +1,1 @@
+"""What every KV sequence holds: the prefix tree, the cells, and what was moved to RAM."""

@@ -1,0 +1,1 @@
+"""The engine for embeddings: texts of several requests, packed into one batch a tick."""

@@ -1,0 +1,131 @@
+"""EmbeddingRun: a request for vectors on its way, and Piece: what of it is in a batch."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import attrs
+import numpy as np
+
+from trioserve.engine.embedding.backend import Matrix
+from trioserve.types import EmbeddingTask, SlotStatus, Timings, WaitingStatus
+
+
+@attrs.define(eq=False)
+class Piece:
+    """Tokens ``start <= i < stop`` of one text of a run, in a batch.
+
+    They are rows ``first_row, first_row + 1, …`` of it, and of the sequence `seq`.
+    """
+
+    run: EmbeddingRun
+    index: int  # of the text
+    start: int
+    stop: int
+    seq: int
+    first_row: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens are in the batch."""
+        return self.stop - self.start
+
+    @property
+    def n_text(self) -> int:
+        """How many tokens the whole text has."""
+        return len(self.run.task.texts[self.index])
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the text ends here."""
+        return self.stop == self.n_text
+
+
+class EmbeddingRun:
+    """What the engine knows of one task.
+
+    The next token for a batch is number `start` of text `index`.
+    """
+
+    def __init__(self, task: EmbeddingTask) -> None:
+        self.task = task
+        self.submitted_at = monotonic()
+        self.admitted_at: float | None = None
+        self.slot = -1
+        self.index = 0
+        self.start = 0
+        self.n_missing = len(task.texts)
+        self.n_done = 0  # tokens
+        self._parts: list[list[Matrix]] = [[] for _ in task.texts]
+
+    def advance(self, piece: Piece) -> None:
+        """Note that a piece is in the batch."""
+        self.index, self.start = (
+            (piece.index + 1, 0) if piece.is_last else (piece.index, piece.stop)
+        )
+
+    def go_back(self, piece: Piece) -> None:
+        """Undo `advance`. The last piece goes first."""
+        self.index, self.start = piece.index, piece.start
+
+    def take(self, piece: Piece, vectors: Matrix, pooling: str) -> None:
+        """Take the vectors of a piece.
+
+        Where a text came in parts, they become those of the whole: the mean of all tokens is that
+        of the parts, weighted; the first vector is that of the first part, and what comes from
+        the last token is that of the last.
+        """
+        parts = self._parts[piece.index]
+        self.n_done += piece.n_tokens
+        if pooling == "mean" and not (piece.start == 0 and piece.is_last):
+            share = vectors * np.float32(piece.n_tokens / piece.n_text)
+            parts[:] = [parts[0] + share] if parts else [share]
+        elif pooling == "none":
+            parts.append(vectors)
+        elif pooling != "cls" or not parts:
+            parts[:] = [vectors]
+        self.n_missing -= piece.is_last
+
+    def vectors(self) -> tuple[Matrix, ...]:
+        """Return a matrix for each text, once all are there."""
+        return tuple(
+            parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in self._parts
+        )
+
+    def is_finite(self) -> bool:
+        """Whether all that the model made are numbers."""
+        return all(bool(np.isfinite(part).all()) for parts in self._parts for part in parts)
+
+    def timings(self) -> Timings:
+        """How long it took, at its end."""
+        assert self.admitted_at is not None
+        return Timings(
+            queue_ms=(self.admitted_at - self.submitted_at) * 1e3,
+            prompt_n=self.n_done,
+            prompt_ms=(monotonic() - self.admitted_at) * 1e3,
+        )
+
+    @staticmethod
+    def slot_status(slot: int, n_ctx: int, run: EmbeddingRun | None) -> SlotStatus:
+        """Describe a slot, with the run that has it, if one has."""
+        return SlotStatus(
+            id=slot,
+            state="idle" if run is None else "prefill",
+            n_ctx=n_ctx,
+            task_id=None if run is None else run.task.id,
+            n_prompt=0 if run is None else sum(map(len, run.task.texts)),
+            n_past=0 if run is None else run.n_done,
+            n_cached=0,
+            n_decoded=0,
+            paused=False,
+        )
+
+    def waiting_status(self, position: int, now: float) -> WaitingStatus:
+        """Describe it while it waits."""
+        return WaitingStatus(
+            task_id=self.task.id,
+            position=position,
+            n_prompt=sum(map(len, self.task.texts)),
+            priority=self.task.priority,
+            waited_s=now - self.submitted_at,
+        )

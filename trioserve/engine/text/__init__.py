@@ -1,0 +1,1 @@
+"""From sampled tokens to text that may be shown: whole characters, stop strings, reasoning."""

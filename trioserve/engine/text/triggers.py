@@ -1,0 +1,120 @@
+"""Finding texts in an output whose bytes come in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trioserve.types import Thinking
+
+_BLANKS = b" \t\n\r"
+
+
+class Spotter:
+    """Finds one of some texts: the one that is complete first.
+
+    However the output is split into pieces, the outcome is the same.
+    """
+
+    __slots__ = ("_held", "_n_held", "_texts")
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = tuple(text.encode() for text in texts)
+        self._n_held = max(map(len, self._texts)) - 1
+        self._held = b""
+
+    def fork(self) -> Spotter:
+        """Copy it, to go on in another way."""
+        other = Spotter.__new__(Spotter)
+        other._texts, other._n_held, other._held = self._texts, self._n_held, self._held
+        return other
+
+    def feed(self, piece: bytes) -> bytes | None:
+        """Take the next bytes; return what follows the text, or None while there is none."""
+        data = self._held + piece
+        ends = [at + len(text) for text in self._texts if (at := data.find(text)) >= 0]
+        if ends:
+            return data[min(ends) :]
+        self._held = data[-self._n_held :] if self._n_held else b""
+        return None
+
+
+class ThoughtSpotter:
+    """Follows an output to the end of the reasoning that it may begin with.
+
+    Blanks before the reasoning belong to it.
+    """
+
+    __slots__ = ("_end", "_head", "_start", "inside")
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._start = thinking.start.encode()
+        self._end = Spotter((thinking.end,))
+        self._head = b""  # what there is before it is clear whether reasoning begins
+        self.inside = thinking.begun
+
+    def fork(self) -> ThoughtSpotter:
+        """Copy it, to go on in another way."""
+        other = ThoughtSpotter.__new__(ThoughtSpotter)
+        other._start, other._end, other._head = self._start, self._end.fork(), self._head
+        other.inside = self.inside
+        return other
+
+    @property
+    def missing(self) -> bytes:
+        """What is still to come for reasoning to begin; empty once it has."""
+        return b"" if self.inside else self._start[len(self._head.lstrip(_BLANKS)) :]
+
+    def feed(self, piece: bytes) -> bytes | None:
+        """Take the next bytes; return what follows the reasoning, or all if there is none.
+
+        None while it is not over, or not clear whether there is any.
+        """
+        if not self.inside:
+            self._head += piece
+            text = self._head.lstrip(_BLANKS)
+            if not text.startswith(self._start):
+                return None if self._start.startswith(text) else self._head
+            self.inside = True
+            piece = text[len(self._start) :]
+        rest = self._end.feed(piece)
+        if rest is not None:
+            self.inside = False
+        return rest
+
+
+class TriggerScanner:
+    """Follows an output to the place where its grammar begins: after reasoning, and then stages.
+
+    Args:
+        thinking: what the output may begin with.
+        stages: each waits for one of its texts.
+    """
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, thinking: Thinking | None, stages: Sequence[Sequence[str]]) -> None:
+        self._steps: list[Spotter | ThoughtSpotter] = [Spotter(texts) for texts in stages]
+        if thinking is not None:
+            self._steps.insert(0, ThoughtSpotter(thinking))
+
+    def fork(self) -> TriggerScanner:
+        """Copy it, to go on in another way."""
+        other = TriggerScanner.__new__(TriggerScanner)
+        other._steps = [step.fork() for step in self._steps]
+        return other
+
+    @property
+    def missing(self) -> bytes:
+        """What is still to come for reasoning to begin; empty once it has, or cannot."""
+        first = self._steps[0] if self._steps else None
+        return first.missing if isinstance(first, ThoughtSpotter) else b""
+
+    def feed(self, piece: bytes) -> bytes | None:
+        """Take the next bytes; return what the grammar begins with, or None while it does not."""
+        while self._steps:
+            rest = self._steps[0].feed(piece)
+            if rest is None:
+                return None
+            piece = rest
+            del self._steps[0]
+        return piece

@@ -1,0 +1,1 @@
+"""Grammars: which tokens may come next, by llguidance."""

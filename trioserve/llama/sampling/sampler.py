@@ -1,0 +1,284 @@
+"""Sampler: chooses the tokens of one task, and tells how probable they were."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioserve.errors import EngineError
+from trioserve.llama.context import Context
+from trioserve.llama.grammar.lazy import LazyMatcher
+from trioserve.llama.grammar.mask import Mask
+from trioserve.llama.grammar.matcher import Matcher
+from trioserve.llama.library import lib, short
+from trioserve.llama.sampling import chain
+from trioserve.llama.sampling.shortlist import Shortlist
+from trioserve.llama.vocab import Vocab
+from trioserve.types import SamplingParams, TokenId, TokenProb, TokenProbs
+
+#: llama.cpp's ``llama_token_data``.
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class _Scratch:
+    """Room for candidates, with all that ctypes takes long to make."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        room = np.zeros(size, dtype=_CANDIDATE)
+        self.ids, self.logits, self.probs = room["id"], room["logit"], room["p"]
+        self.data: Any = room.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
+        self.array: Any = lib.llama_token_data_array()
+        self.reference: Any = ctypes.byref(self.array)
+
+
+class Sampler:
+    """A sampler chain with its random numbers and what it remembers of the task's tokens.
+
+    To be used by the thread that decodes, and closed before the context.
+
+    Args:
+        context: whose logits it reads.
+        vocab: of the model.
+        params: what the request asks for.
+        prompt: what the task begins with; the penalties look back at it.
+        n_ctx: the most tokens that the task's sequence can hold.
+        matcher: follows the output through a grammar; it is closed with the sampler.
+        on_close: called once, when it is closed.
+
+    Raises:
+        InvalidRequestError: a parameter cannot be used with this model.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        vocab: Vocab,
+        params: SamplingParams,
+        prompt: Sequence[TokenId],
+        *,
+        n_ctx: int,
+        matcher: Matcher | LazyMatcher | None = None,
+        on_close: Callable[[Sampler], object] = lambda _: None,
+    ) -> None:
+        self._context = context
+        self._vocab = vocab
+        self._on_close = on_close
+        self._matcher = matcher
+        # The typical sampler makes NaNs of candidates without probability.
+        self._compact = params.typical_p < 1
+        self._scratch: _Scratch | None = None
+        self._chain: Any = chain.build(params, vocab, n_ctx=n_ctx)
+        self._shortlist = Shortlist(params, chain.biases(params, vocab), vocab.n_tokens)
+        if size := chain.window(params, n_ctx):
+            for token in prompt[-size:]:
+                short.llama_sampler_accept(self._chain, token)
+
+    def sample(self, row: int) -> TokenId:
+        """Choose a token from the logits of a row of the last batch, and accept it.
+
+        Raises:
+            EngineError: the row has no logits, or the sampler is closed.
+        """
+        rows = self._context.rows
+        if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
+            self._refuse(row)
+        while True:
+            mask = None if self._matcher is None else self._matcher.mask()
+            token = self._draw(row) if mask is None else self._constrained(row, mask)
+            # One that is refused stays among the tokens that penalties look back at.
+            if self._matcher is None or self._matcher.accept(token):
+                return token
+
+    def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
+        """Like `sample`, and chooses the same token, with the `n` most probable candidates.
+
+        They come from the raw logits, as if there were no grammar, or with `post` from what the
+        grammar and the samplers left; these can be fewer, and those of probability 0 are left out.
+
+        Raises:
+            EngineError: as `sample`.
+        """
+        rows = self._context.rows
+        if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
+            self._refuse(row)
+        logits = self._logits(row)
+        if post:
+            token, ids, probs = self._apply_all(logits)
+            best = [i for i in _largest(probs, n) if probs[i] > 0]
+            chosen = self._prob(token, probs[ids == token][0])
+            return token, TokenProbs(chosen, tuple(self._prob(ids[i], probs[i]) for i in best))
+        token = self.sample(row)
+        return token, self.probs(row, token, n, post=False)
+
+    def accept(self, token: TokenId) -> None:
+        """Note a token that comes next without having been sampled.
+
+        Raises:
+            EngineError: the grammar does not allow it, or the sampler is closed.
+        """
+        if self._chain is None:
+            raise EngineError("The sampler is closed.")
+        if self._matcher is not None and not self._matcher.accept(token):
+            raise EngineError(f"The grammar does not allow token {token}, which was to come next.")
+        short.llama_sampler_accept(self._chain, token)
+
+    def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
+        """Give the probabilities for a token that comes next without having been sampled.
+
+        With `post` they are those of a token that is certain.
+        """
+        if post:
+            chosen = self._prob(token, 1.0)
+            return TokenProbs(chosen, (chosen,) * min(n, 1))
+        raw = _softmax(self._logits(row))
+        best = tuple(self._prob(i, raw[i]) for i in _largest(raw, n))
+        return TokenProbs(self._prob(token, raw[token]), best)
+
+    def names(self) -> tuple[str, ...]:
+        """The samplers of the chain, in order; a ``?`` before a name says that it is off."""
+        count = lib.llama_sampler_chain_n(self._chain)
+        each = (lib.llama_sampler_chain_get(self._chain, i) for i in range(count))
+        return tuple(lib.llama_sampler_name(sampler).decode() for sampler in each)
+
+    def close(self) -> None:
+        """Free it. Closing twice is fine."""
+        handle, self._chain = self._chain, None
+        if handle is not None:
+            lib.llama_sampler_free(handle)
+            if self._matcher is not None:
+                self._matcher.close()
+            self._on_close(self)
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_chain", None) is not None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+    def _refuse(self, row: int) -> None:
+        if self._chain is None:
+            raise EngineError("The sampler is closed.")
+        raise EngineError(f"Row {row} of the last batch has no logits.")
+
+    def _logits(self, row: int) -> NDArray[np.float32]:
+        """Look at the logits of a row where they are; valid until the next decode."""
+        pointer = short.llama_get_logits_ith(self._context.handle, row)
+        address = ctypes.addressof(pointer.contents)
+        floats: Any = (ctypes.c_float * self._vocab.n_tokens).from_address(address)
+        view: NDArray[np.float32] = np.frombuffer(floats, dtype=np.float32)
+        return view
+
+    def _draw(self, row: int) -> TokenId:
+        if self._shortlist.is_useful:
+            logits = self._logits(row)
+            ids = self._shortlist.places(logits)
+            if ids is not None:
+                return self._choose(ids, logits[ids])
+        token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
+        return token
+
+    def _constrained(self, row: int, mask: Mask) -> TokenId:
+        """Choose from the tokens of a mask, and leave the logits as they are."""
+        if mask.only is not None:
+            short.llama_sampler_accept(self._chain, mask.only)
+            return mask.only
+        logits = self._logits(row)
+        best = self._shortlist.best(logits)
+        if best is not None and best in mask:
+            ids = np.array([best])
+            return self._choose(ids, logits[ids])
+        if not mask.most or self._compact:
+            ids = mask.ids
+            allowed = logits[ids]
+            places = self._shortlist.places(allowed, ids) if self._shortlist.is_useful else None
+            if places is not None:
+                ids, allowed = ids[places], allowed[places]
+            return self._choose(ids, allowed)
+        forbidden = mask.forbidden
+        hidden = logits[forbidden]
+        logits[forbidden] = -np.inf
+        try:
+            return self._draw(row)
+        finally:
+            logits[forbidden] = hidden
+
+    def _choose(self, ids: NDArray[np.integer[Any]], logits: NDArray[np.float32]) -> TokenId:
+        """Do what `llama_sampler_sample` does, with some tokens."""
+        size = len(ids)
+        if self._scratch is None or self._scratch.size < size:
+            self._scratch = _Scratch(size)
+        scratch = self._scratch
+        scratch.ids[:size], scratch.logits[:size], scratch.probs[:size] = ids, logits, 0
+        array = scratch.array
+        array.data, array.size, array.selected, array.sorted = scratch.data, size, -1, False
+        lib.llama_sampler_apply(self._chain, scratch.reference)
+        token: int = array.data[array.selected].id  # of what the samplers have left
+        short.llama_sampler_accept(self._chain, token)
+        return token
+
+    def _apply_all(
+        self, logits: NDArray[np.float32]
+    ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
+        """Do what `sample` does, and return the candidates that are left, too."""
+        while True:
+            mask = None if self._matcher is None else self._matcher.mask()
+            if mask is None:
+                chosen = self._apply(np.arange(len(logits), dtype=np.int32), logits)
+            else:
+                ids = mask.ids
+                chosen = self._apply(ids, logits[ids])
+            if self._matcher is None or self._matcher.accept(chosen[0]):
+                return chosen
+
+    def _apply(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32]
+    ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
+        """Do what `llama_sampler_sample` does with some tokens, and return what is left of them."""
+        data = np.empty(len(ids), dtype=_CANDIDATE)
+        data["id"], data["logit"], data["p"] = ids, logits, 0
+        array = lib.llama_token_data_array()
+        array.data = data.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
+        array.size, array.selected, array.sorted = len(logits), -1, False
+        lib.llama_sampler_apply(self._chain, ctypes.byref(array))
+        # Samplers shorten the array, and may move its beginning.
+        first = (ctypes.addressof(array.data.contents) - data.ctypes.data) // _CANDIDATE.itemsize
+        left = data[first : first + array.size]
+        token = int(left["id"][array.selected])
+        short.llama_sampler_accept(self._chain, token)
+        return token, left["id"], np.nan_to_num(left["p"], copy=False)
+
+    def _prob(self, token: int | np.integer[Any], probability: float) -> TokenProb:
+        logprob = math.log(probability) if probability > 0 else -math.inf
+        return TokenProb(int(token), self._vocab.pieces[token], logprob)
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    probs: NDArray[np.float64] = np.exp(logits - logits.max(), dtype=np.float64)
+    probs /= probs.sum()
+    return probs
+
+
+def _largest(probs: NDArray[Any], n: int) -> list[int]:
+    """Return the places of the `n` largest, in order; equal ones as they stand."""
+    n = min(n, len(probs))
+    if n <= 0:
+        return []
+    if n < len(probs):
+        # All that may be among the n, in the order in which they stand, so that ties are stable.
+        least = np.partition(probs, len(probs) - n)[len(probs) - n]
+        places = np.flatnonzero(probs >= least)
+    else:
+        places = np.arange(n)
+    best: list[int] = places[np.argsort(-probs[places], kind="stable")][:n].tolist()
+    return best

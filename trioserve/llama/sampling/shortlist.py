@@ -1,0 +1,111 @@
+"""A shortlist: the few candidates that a sampler chain can choose from.
+
+With a large vocabulary a chain spends most of its time on making a candidate of every token, to
+keep 40 of them or one. Where it is certain which can be chosen, finding these first is quicker.
+What the chain chooses stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioserve.llama.sampling import chain
+from trioserve.types import SamplingParams, TokenId
+
+#: Logits are looked at in this many rows, a column a block.
+_BLOCK = 128
+#: With fewer tokens, making a candidate of each takes no longer than choosing the best 40.
+_LEAST = 65_536
+
+
+class Shortlist:
+    """Which tokens a chain has to look at.
+
+    Args:
+        params: what the request asks for.
+        biases: what the chain adds to logits before all else, by token.
+        n_vocab: tokens in the vocabulary.
+    """
+
+    __slots__ = ("_is_greedy", "_lowered", "_n_best", "is_useful")
+
+    def __init__(
+        self, params: SamplingParams, biases: Mapping[TokenId, float], n_vocab: int
+    ) -> None:
+        self._lowered = frozenset(biases)
+        best = n_best(params)
+        # Tokens that are lowered may have been before those that stay.
+        self._n_best = best + len(biases)
+        possible = best > 0 and all(bias <= 0 for bias in biases.values())
+        self._is_greedy = possible and best == 1
+        #: Whether to use it; else the chain looks at all tokens.
+        self.is_useful = possible and (self._is_greedy or n_vocab >= _LEAST)
+
+    def best(self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> int | None:
+        """Return the place of the one logit to look at; None where there are more."""
+        if not self._is_greedy:
+            return None
+        best = int(logits.argmax())  # or the first NaN
+        token = best if ids is None else int(ids[best])
+        return best if token not in self._lowered and logits[best] == logits[best] else None
+
+    def places(
+        self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None
+    ) -> NDArray[np.intp] | None:
+        """Return the places of the logits to look at; None: all.
+
+        Args:
+            logits: of all tokens, or of those that a grammar allows.
+            ids: which tokens these are; None: all.
+        """
+        best = self.best(logits, ids)
+        if best is not None:
+            return np.array([best])
+        n_blocks = len(logits) // _BLOCK
+        if self._n_best > n_blocks // 2:
+            return None
+        blocks = logits[: n_blocks * _BLOCK].reshape(_BLOCK, n_blocks)
+        # As many tokens as there are blocks above it are above it, so it cuts off none of the best.
+        bound = np.partition(blocks.max(axis=0), -self._n_best)[-self._n_best]
+        places = np.flatnonzero(logits >= bound)
+        return places if len(places) else None  # NaNs are not above anything
+
+
+def n_best(params: SamplingParams) -> int:
+    """Return how many of the largest logits a chain can choose from, biases apart; 0: of all."""
+    if params.mirostat:
+        return 0
+    n = 0
+    exact = True  # what comes next has not been told how probable all tokens are together
+    for name in params.samplers:
+        if name == "top_k" and params.top_k > 0:
+            n = n or (params.top_k if exact else 0)
+        elif name == "temperature":
+            if params.temperature <= 0 and not params.dynatemp_range:
+                return 1
+            exact &= not params.dynatemp_range
+        elif name == "top_p":
+            exact &= params.top_p >= 1
+        elif name != "min_p" and _is_on(name, params):
+            break  # it may drop the most probable ones
+    return n
+
+
+def _is_on(name: str, params: SamplingParams) -> bool:
+    match name:
+        case "penalties":
+            return chain.uses_penalties(params)
+        case "dry":
+            return chain.uses_dry(params)
+        case "top_n_sigma":
+            return params.top_n_sigma > 0
+        case "typ_p":
+            return params.typical_p < 1
+        case "xtc":
+            return params.xtc_probability > 0
+        case "top_k":
+            return params.top_k > 0
+    return True

@@ -1,0 +1,238 @@
+"""From the engine's outbox to the requests: one mailbox a request, with a bound.
+
+A mailbox that its reader leaves to fill up has its slot paused; one that stays full for too
+long has its task cancelled. Neither needs the reader to be awake.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import outcome
+import trio
+
+from trioserve.engine.loop import Loop
+from trioserve.errors import DeadlineExceededError, StalledReaderError, TrioServeError
+from trioserve.server.bridge import Bridge
+from trioserve.types import Admitted, CancelReason, Chunk, EngineEvent, Event, Failed, Finished
+
+_T = TypeVar("_T")
+
+
+class Mailbox:
+    """The unread events of one task. One reader."""
+
+    def __init__(self, task_id: int, n_prompt: int) -> None:
+        self.task_id = task_id
+        self.n_prompt = n_prompt
+        self.queued = True  # the task has no slot yet
+        self.n_unread = 0  # tokens
+        self.ended = False  # the engine has sent the last event, or was told to drop the task
+        self.cancel_reason: CancelReason | None = None
+        #: Called when the reader was found stalled, to wake it where Trio cannot.
+        self.on_stalled: Callable[[], None] | None = None
+        self._events: list[Event] = []
+        self._error: TrioServeError | None = None
+        self._reader = trio.lowlevel.ParkingLot()
+
+    def put(self, event: Event) -> None:
+        """Add an event and wake the reader."""
+        if isinstance(event, Chunk):
+            self.n_unread += len(event.tokens)
+        elif isinstance(event, Finished | Failed):
+            self.ended = True
+        self._events.append(event)
+        self._reader.unpark()
+
+    def fail(self, error: TrioServeError) -> None:
+        """Make the reader raise `error`, ahead of what it has not read."""
+        self._error = error
+        self.ended = True
+        self._reader.unpark()
+
+    async def take(self) -> list[Event]:
+        """Wait until there are events, and take them all. Nothing is lost when cancelled.
+
+        Raises:
+            TrioServeError: what `fail` was called with.
+        """
+        if self._events or self._error is not None:
+            await trio.lowlevel.checkpoint()
+        while not self._events and self._error is None:
+            await self._reader.park()
+        if self._error is not None:
+            raise self._error
+        events, self._events = self._events, []
+        self.n_unread = 0
+        return events
+
+
+class Dispatcher:
+    """Sorts the engine's events into mailboxes, and watches over the readers.
+
+    Args:
+        engine: where events come from, and where pauses and cancels go.
+        bridge: rings when there are events.
+        unread_tokens: tokens in a mailbox above which its slot is paused.
+        stall_timeout: seconds that a slot may stay paused.
+    """
+
+    def __init__(
+        self, engine: Loop, bridge: Bridge, *, unread_tokens: int, stall_timeout: float
+    ) -> None:
+        self._engine = engine
+        self._bridge = bridge
+        self._unread_tokens = unread_tokens
+        self._stall_timeout = stall_timeout
+        self._mailboxes: dict[int, Mailbox] = {}
+        # Paused mailboxes and when their time is up: the first one is always the next.
+        self._paused: OrderedDict[Mailbox, float] = OrderedDict()
+        self._someone_paused = trio.Event()
+        self._deadlines: list[tuple[float, int]] = []  # a heap; ended tasks may still be in it
+        self._new_deadline = trio.Event()
+        self.n_queued = 0  # requests without a slot
+        self.n_queued_tokens = 0  # and what their prompts add up to
+
+    def __len__(self) -> int:
+        return len(self._mailboxes)
+
+    @property
+    def mailboxes(self) -> Iterable[Mailbox]:
+        """The mailboxes of all requests that are open."""
+        return tuple(self._mailboxes.values())
+
+    def open(self, task_id: int, n_prompt: int, deadline: float = math.inf) -> Mailbox:
+        """Make the mailbox of a task. Call it before the task is submitted.
+
+        At the `deadline` (`trio.current_time`) the task is cancelled, wherever it is.
+        """
+        mailbox = Mailbox(task_id, n_prompt)
+        if deadline < math.inf:
+            heapq.heappush(self._deadlines, (deadline, task_id))
+            self._new_deadline.set()
+        self._mailboxes[task_id] = mailbox
+        self.n_queued += 1
+        self.n_queued_tokens += n_prompt
+        return mailbox
+
+    def _leave_queue(self, mailbox: Mailbox) -> None:
+        if mailbox.queued:
+            mailbox.queued = False
+            self.n_queued -= 1
+            self.n_queued_tokens -= mailbox.n_prompt
+
+    def close(self, mailbox: Mailbox) -> None:
+        """Drop a mailbox, and cancel its task unless that has ended."""
+        del self._mailboxes[mailbox.task_id]
+        self._paused.pop(mailbox, None)
+        self._leave_queue(mailbox)
+        if not mailbox.ended:
+            mailbox.ended = True
+            self._engine.cancel(mailbox.task_id)
+
+    def end(self, mailbox: Mailbox, error: TrioServeError, reason: CancelReason) -> None:
+        """Cancel a task whose reader did not ask for it; the reader gets `error`."""
+        if not mailbox.ended:
+            mailbox.cancel_reason = reason
+            mailbox.fail(error)
+            self._engine.cancel(mailbox.task_id)
+
+    async def take(self, mailbox: Mailbox) -> list[Event]:
+        """Take the events of a mailbox, and let its slot go on if it was paused."""
+        events = await mailbox.take()
+        if self._paused.pop(mailbox, None) is not None:
+            self._engine.resume(mailbox.task_id)
+        return events
+
+    async def call(
+        self,
+        function: Callable[[], _T],
+        *,
+        post: Callable[[Callable[[], None]], None] | None = None,
+    ) -> _T:
+        """Call a function on the inference thread, between two ticks; returns or raises as it does.
+
+        When cancelled before it was called, it is not called any more. `post` hands it over; the
+        default is the engine's `call`.
+        """
+        done = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        results: list[outcome.Outcome[_T]] = []
+        wanted = True
+
+        def work() -> None:
+            if wanted:
+                results.append(outcome.capture(function))
+                token.run_sync_soon(done.set)
+
+        (post or self._engine.call)(work)
+        try:
+            await done.wait()
+        finally:
+            wanted = False
+        return results[0].unwrap()
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_readers)
+            nursery.start_soon(self._watch_deadlines)
+            while True:
+                await self._bridge.wait()
+                self._dispatch(self._engine.take_events())
+
+    def _dispatch(self, events: list[EngineEvent]) -> None:
+        for event in events:
+            mailbox = self._mailboxes.get(event.task_id)
+            if mailbox is None or mailbox.ended:
+                continue  # cancelled while the event was on its way
+            if isinstance(event, Admitted):
+                self._leave_queue(mailbox)
+                continue
+            mailbox.put(event)
+            if mailbox.n_unread >= self._unread_tokens and not mailbox.ended:
+                self._pause(mailbox)
+
+    def _pause(self, mailbox: Mailbox) -> None:
+        if mailbox not in self._paused:
+            self._engine.pause(mailbox.task_id)
+            self._paused[mailbox] = trio.current_time() + self._stall_timeout
+            self._someone_paused.set()
+
+    async def _watch_readers(self) -> None:
+        """Cancel the tasks of readers that stay behind for too long."""
+        while True:
+            while not self._paused:
+                self._someone_paused = trio.Event()
+                await self._someone_paused.wait()
+            mailbox, deadline = next(iter(self._paused.items()))
+            await trio.sleep_until(deadline)
+            if self._paused.get(mailbox) == deadline:
+                self._give_up(mailbox)
+
+    async def _watch_deadlines(self) -> None:
+        """Cancel the tasks whose time is up. Their readers may be anywhere, or stuck."""
+        while True:
+            next_one = self._deadlines[0][0] if self._deadlines else math.inf
+            with trio.move_on_at(next_one):
+                await self._new_deadline.wait()
+                self._new_deadline = trio.Event()
+            while self._deadlines and self._deadlines[0][0] <= trio.current_time():
+                _, task_id = heapq.heappop(self._deadlines)
+                mailbox = self._mailboxes.get(task_id)
+                if mailbox is not None:
+                    error = DeadlineExceededError("The request's deadline has passed.")
+                    self.end(mailbox, error, CancelReason.DEADLINE)
+
+    def _give_up(self, mailbox: Mailbox) -> None:
+        del self._paused[mailbox]
+        error = StalledReaderError(
+            f"{mailbox.n_unread} tokens were left unread for {self._stall_timeout:g} seconds."
+        )
+        self.end(mailbox, error, CancelReason.STALLED)
+        if mailbox.on_stalled is not None:
+            mailbox.on_stalled()

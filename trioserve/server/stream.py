@@ -1,0 +1,168 @@
+"""What a caller of `Server` holds: a stream of events, or the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import attrs
+
+from trioserve.chat.parse.deltas import Delta, Message, MessageBuilder
+from trioserve.chat.parse.parser import MessageParser
+from trioserve.server.dispatch import Dispatcher, Mailbox
+from trioserve.types import Chunk, Failed, Finished, Progress, TokenId, TokenProbs
+
+
+class Stream:
+    """The events of one request, as they come: `Progress`, `Chunk`, and at last `Finished`.
+
+    Iterate over it within the block that opened it. Chunks that piled up come as one. Cancelling
+    an iteration loses nothing; leaving the block cancels the request.
+
+    Raises:
+        TrioServeError: from the iteration, when the request fails or is ended by the server.
+    """
+
+    def __init__(self, prompt: tuple[TokenId, ...], mailbox: Mailbox, dispatcher: Dispatcher):
+        self.prompt = prompt
+        self.finished: Finished | None = None
+        self.n_tokens = 0  # generated and read so far
+        self.mailbox = mailbox
+        self._dispatcher = dispatcher
+        self._unread: list[Progress | Chunk | Finished | Failed] = []
+
+    @property
+    def task_id(self) -> int:
+        """The number of the request in this server."""
+        return self.mailbox.task_id
+
+    def __aiter__(self) -> AsyncIterator[Progress | Chunk | Finished]:
+        return self
+
+    async def __anext__(self) -> Progress | Chunk | Finished:
+        if self.finished is not None:
+            raise StopAsyncIteration
+        if not self._unread:
+            self._unread = _merge(await self._dispatcher.take(self.mailbox))
+            self._unread.reverse()
+        event = self._unread.pop()
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Finished):
+            self.finished = event
+        elif isinstance(event, Chunk):
+            self.n_tokens += len(event.tokens)
+        return event
+
+
+def _merge(
+    events: list[Progress | Chunk | Finished | Failed],
+) -> list[Progress | Chunk | Finished | Failed]:
+    """Join the chunks that follow one another."""
+    if len(events) == 1:
+        return events
+    merged: list[Progress | Chunk | Finished | Failed] = []
+    for event in events:
+        last = merged[-1] if merged else None
+        if isinstance(event, Chunk) and isinstance(last, Chunk):
+            merged[-1] = Chunk(
+                event.task_id,
+                last.text + event.text,
+                last.tokens + event.tokens,
+                last.probs + event.probs,
+            )
+        else:
+            merged.append(event)
+    return merged
+
+
+@attrs.frozen
+class ChatChunk:
+    """Newly generated parts of a message, and the tokens they came from."""
+
+    deltas: tuple[Delta, ...]
+    tokens: tuple[TokenId, ...]
+    probs: tuple[TokenProbs, ...] = ()
+
+
+class ChatStream:
+    """Like `Stream`, with the output taken apart into content, reasoning and tool calls.
+
+    `prompt_text` is the rendered prompt.
+    """
+
+    def __init__(self, stream: Stream, parser: MessageParser, prompt_text: str) -> None:
+        self.stream = stream
+        self.prompt_text = prompt_text
+        self._parser = parser
+        self._builder = MessageBuilder()
+        self._last: Finished | None = None  # comes after what the parser held back
+
+    @property
+    def prompt(self) -> tuple[TokenId, ...]:
+        """The token ids of the prompt."""
+        return self.stream.prompt
+
+    @property
+    def task_id(self) -> int:
+        """The number of the request in this server."""
+        return self.stream.task_id
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Where the events come in."""
+        return self.stream.mailbox
+
+    @property
+    def finished(self) -> Finished | None:
+        """The last event, once it has been read."""
+        return self.stream.finished if self._last is None else None
+
+    @property
+    def message(self) -> Message:
+        """The message as far as it has been read."""
+        return self._builder.build()
+
+    def __aiter__(self) -> AsyncIterator[Progress | ChatChunk | Finished]:
+        return self
+
+    async def __anext__(self) -> Progress | ChatChunk | Finished:
+        if self._last is not None:
+            last, self._last = self._last, None
+            return last
+        event = await self.stream.__anext__()
+        if isinstance(event, Chunk):
+            return self._chunk(self._parser.feed(event.text), event.tokens, event.probs)
+        if isinstance(event, Finished) and (deltas := self._parser.finish()):
+            self._last = event
+            return self._chunk(deltas, (), ())
+        return event
+
+    def _chunk(
+        self, deltas: list[Delta], tokens: tuple[TokenId, ...], probs: tuple[TokenProbs, ...]
+    ) -> ChatChunk:
+        for delta in deltas:
+            self._builder.add(delta)
+        return ChatChunk(tuple(deltas), tokens, probs)
+
+
+@attrs.frozen(kw_only=True)
+class Completion:
+    """A whole output."""
+
+    text: str
+    tokens: tuple[TokenId, ...]
+    probs: tuple[TokenProbs, ...]
+    prompt: tuple[TokenId, ...]
+    finished: Finished
+
+
+@attrs.frozen(kw_only=True)
+class ChatCompletion:
+    """A whole message."""
+
+    message: Message
+    tokens: tuple[TokenId, ...]
+    probs: tuple[TokenProbs, ...]
+    prompt: tuple[TokenId, ...]
+    prompt_text: str
+    finished: Finished
