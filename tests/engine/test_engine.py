@@ -52,7 +52,7 @@ class Harness:
     def submit(self, task_id: int, prompt: str, **options: object) -> None:
         self.engine.submit(Task(task_id, tuple(prompt.encode()), GenerationParams(**options)))
 
-    def step(self) -> bool:
+    def tick(self) -> bool:
         work_left = self.engine.tick()
         self.engine.check_integrity()
         for event in self.engine.take_events():

@@ -48,7 +48,7 @@ class Bench:
         self.tokens[task_id] = []
         self.engine.submit(Task(task_id, tokens, GenerationParams(max_tokens=n, **options)))
 
-    def step(self) -> bool:
+    def tick(self) -> bool:
         work_left = self.engine.tick()
         self.engine.check_integrity()
         for event in self.engine.take_events():

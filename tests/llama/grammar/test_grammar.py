@@ -65,7 +65,7 @@ class Bench:
         )
         self.engine.submit(task)
 
-    def step(self) -> bool:
+    def tick(self) -> bool:
         more = self.engine.tick()
         for event in self.engine.take_events():
             if isinstance(event, Chunk):
