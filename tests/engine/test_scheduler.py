@@ -129,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.paused.add(task_id)
 
     @rule(n=st.integers(1, 10))
-    def step(self, n: int) -> None:
+    def tick(self, n: int) -> None:
         for _ in range(n):
             self.engine.tick()
             self.engine.check_integrity()
