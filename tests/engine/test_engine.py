@@ -365,7 +365,7 @@ def test_a_request_that_starts_sends_one_to_ram() -> None:
         harness.submit(task_id, letter * 40, max_tokens=1)
         harness.run()
     assert held(harness) == [40] * 6
-    harness.engine.scheduler.cache.max_idle = 0
+    harness.engine._scheduler.cache.max_idle = 0
     for task_id in (7, 8):
         harness.submit(task_id, str(task_id) * 40, max_tokens=1)
         harness.run()
@@ -379,8 +379,8 @@ def test_what_others_hold_nearly_all_of_is_not_copied_to_ram() -> None:
     for task_id, own in enumerate(("a" * 20, "b" * 100, "c"), 1):
         harness.submit(task_id, shared + own, max_tokens=1)
         harness.run()
-    harness.engine.scheduler.cache.max_idle = 0
-    ram = harness.engine.scheduler.cache.ram
+    harness.engine._scheduler.cache.max_idle = 0
+    ram = harness.engine._scheduler.cache.ram
     for task_id, n_saved in ((4, 0), (5, 1), (6, 2)):  # a, b, and c with what was shared
         harness.submit(task_id, "x", max_tokens=1)
         harness.run()

@@ -68,9 +68,9 @@ class EngineMachine(RuleBasedStateMachine):
             cache_ram=self.cache_ram,
             max_idle=self.max_idle,
         )
-        self.engine.scheduler.cache.min_shared = 3
+        self.engine._scheduler.cache.min_shared = 3
         if self.n_adapters:
-            self.engine.scheduler.turns = Turns(2, now=itertools.count().__next__)
+            self.engine._scheduler.turns = Turns(2, now=itertools.count().__next__)
         self.prompts: dict[int, str] = {}
         self.adapters: dict[int, Adapters] = {}
         self.budgets: dict[int, int] = {}
@@ -157,7 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(slot_id=st.integers(0, 4), erase=st.booleans())
     def save_restore_or_erase(self, slot_id: int, erase: bool) -> None:
-        scheduler = self.engine.scheduler
+        scheduler = self.engine._scheduler
         slot = scheduler.slots[slot_id]
 
         def work() -> None:

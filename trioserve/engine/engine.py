@@ -7,6 +7,7 @@ A tick is schedule, run, postprocess: decide, decode one batch, sample. Everythi
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 
 from trioserve.engine.backend import Backend
@@ -32,12 +33,15 @@ from trioserve.errors import (
 from trioserve.types import (
     Adapters,
     Admitted,
+    Constraint,
     EmbeddingTask,
     EngineStatus,
     Failed,
     Finished,
     FinishReason,
+    Grammar,
     Progress,
+    SlotState,
     Task,
 )
 
@@ -69,9 +73,10 @@ class Engine(Loop):
         context_shift: bool = False,
         flush_interval: float = 0.0,
     ) -> None:
-        super().__init__(notify, flush_interval=flush_interval)
-        self.backend = backend
-        self.scheduler = Scheduler(
+        super().__init__(backend, notify, flush_interval=flush_interval)
+        self.adapters = backend.adapters
+        self._backend = backend
+        self._scheduler = Scheduler(
             n_slots=backend.n_slots,
             n_ctx=backend.n_ctx,
             n_ctx_seq=backend.n_ctx_seq,
@@ -85,17 +90,16 @@ class Engine(Loop):
         self._strategy = strategy
         self._context_shift = context_shift
         self._samplers = SamplerPool(min(backend.n_spare_cores, backend.n_slots))
-        self._n_ctx_seq = backend.n_ctx_seq
         self._counters = Counters()
 
-    # -- from the event loop's thread
+    # -- from any thread
 
     def end_thinking(self, task_id: int) -> bool:
         """Have a task close the reasoning that it is in. From the inference thread.
 
         Returns whether it runs, with a budget; one that is not in its reasoning goes on as it is.
         """
-        run = self.scheduler.find(task_id)
+        run = self._scheduler.find(task_id)
         if run is None or run.watch is None:
             return False
         run.watch.end()
@@ -103,8 +107,26 @@ class Engine(Loop):
         return True
 
     def call_slot(self, slot_id: int, function: Callable[[], None]) -> None:
-        """Call a function on the inference thread, as soon as a slot is idle."""
+        """Call a function on the inference thread, as soon as a slot is idle.
+
+        Raises:
+            InvalidRequestError: there is no such slot.
+        """
+        if not 0 <= slot_id < self.n_slots:
+            raise InvalidRequestError("Invalid slot ID", param="id_slot")
         self.inbox.put(SlotCall(slot_id, function))
+
+    def compile(self, grammar: Grammar) -> Constraint:
+        """Compile a grammar for `Task.constraint`; see `Backend.compile`. In a worker thread."""
+        return self._backend.compile(grammar)
+
+    def write_slot_file(self, path: Path, saved: SlotState) -> int:
+        """Write what `save_slot` returned; see `Backend.write_state`. In a worker thread."""
+        return self._backend.write_state(path, saved)
+
+    def read_slot_file(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
+        """Read a file for `restore_slot`; see `Backend.read_state`. In a worker thread."""
+        return self._backend.read_state(path, adapters)
 
     def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run; raises what `submit` raises."""
@@ -112,7 +134,7 @@ class Engine(Loop):
             raise self.failure
         if not isinstance(task, Task):
             raise NotSupportedError("This engine makes text, and no embeddings.")
-        n_ctx_seq, n_vocab = self.backend.n_ctx_seq, self.backend.vocab.n_tokens
+        n_ctx_seq, n_vocab = self.n_ctx_seq, self.vocab.n_tokens
         if not task.prompt:
             raise InvalidRequestError("The prompt has no tokens.", param="prompt")
         if len(task.prompt) >= n_ctx_seq:
@@ -120,14 +142,14 @@ class Engine(Loop):
         if min(task.prompt) < 0 or max(task.prompt) >= n_vocab:
             ids = f"token ids run from 0 to {n_vocab - 1}"
             raise InvalidRequestError(f"The prompt has an unknown token: {ids}.", param="prompt")
-        self.backend.check_sampling(task.params.sampling)
+        self._backend.check_sampling(task.params.sampling)
         if task.params.grammar is not None and task.constraint is None:
             raise EngineError("The grammar of the task was not compiled.")
-        if task.params.id_slot >= self.backend.n_slots:
+        if task.params.id_slot >= self.n_slots:
             raise InvalidRequestError(
-                f"'id_slot' must be less than {self.backend.n_slots}.", param="id_slot"
+                f"'id_slot' must be less than {self.n_slots}.", param="id_slot"
             )
-        if task.adapters and task.adapters[-1][0] >= len(self.backend.adapters):
+        if task.adapters and task.adapters[-1][0] >= len(self.adapters):
             raise InvalidRequestError(
                 f"There is no LoRA adapter {task.adapters[-1][0]}.", param="lora"
             )
@@ -137,17 +159,17 @@ class Engine(Loop):
     @property
     def has_work(self) -> bool:
         """Whether a task runs or waits."""
-        return self.scheduler.has_work
+        return self._scheduler.has_work
 
     def _close(self) -> None:
-        for run in self.scheduler.runs():
+        for run in self._scheduler.runs():
             run.close()
         self._samplers.close()
-        self.backend.close()
+        self._backend.close()
 
     def _tick(self) -> None:
-        work = self.scheduler.schedule()
-        for slot in self.scheduler.take_admitted():
+        work = self._scheduler.schedule()
+        for slot in self._scheduler.take_admitted():
             self._note_admission(slot)
         rows = self._decode(work)
         if rows:
@@ -172,11 +194,11 @@ class Engine(Loop):
         match command:
             case Submit(Task() as task):
                 if self.failure is None:
-                    self.scheduler.add(Run(task))
+                    self._scheduler.add(Run(task))
                 else:
                     self._tell(Failed(task.id, self.failure))
             case Cancel(task_id):
-                run = self.scheduler.remove(task_id)
+                run = self._scheduler.remove(task_id)
                 if run is not None:
                     self._end(run)
                     self._unsay(task_id)
@@ -195,7 +217,7 @@ class Engine(Loop):
 
     def _call_idle_slots(self) -> None:
         """Make the calls whose slots are idle now, before another run takes them."""
-        slots, waiting = self.scheduler.slots, []
+        slots, waiting = self._scheduler.slots, []
         for call in self._slot_calls:
             if slots[call.slot_id].run is None:
                 call.function()
@@ -204,7 +226,7 @@ class Engine(Loop):
         self._slot_calls = waiting
 
     def _set_paused(self, task_id: int, paused: bool) -> None:
-        run = self.scheduler.find(task_id)
+        run = self._scheduler.find(task_id)
         if run is not None:
             run.paused = paused
 
@@ -212,17 +234,17 @@ class Engine(Loop):
 
     def _decode(self, work: list[Work]) -> list[int]:
         """Decode one batch; returns the last row of each piece of work, or none if it failed."""
-        batch = self.backend.batch
+        batch = self._backend.batch
         batch.clear()
         rows = [self._fill(piece) for piece in work]
         if not rows:
             return rows
         try:
-            adapters = self.scheduler.adapters
+            adapters = self._scheduler.adapters
             if adapters != self._adapters:
-                self.backend.set_adapters(adapters)
+                self._backend.set_adapters(adapters)
                 self._adapters = adapters
-            self.backend.decode()
+            self._backend.decode()
         except KVCacheFullError as error:
             self._make_room(work, error)
             return []
@@ -234,7 +256,7 @@ class Engine(Loop):
 
     def _fill(self, work: Work) -> int:
         """Put the next tokens of a slot into the batch."""
-        slot, batch = work.slot, self.backend.batch
+        slot, batch = work.slot, self._backend.batch
         assert slot.run is not None and slot.seq is not None
         tokens, pos, seq = slot.run.tokens, slot.n_held, slot.seq.id
         is_last = work.n_tokens == slot.n_pending
@@ -252,7 +274,7 @@ class Engine(Loop):
         """
         slots = [piece.slot for piece in work]
         if len(slots) > 1:
-            self.scheduler.preempt(least(slots))
+            self._scheduler.preempt(least(slots))
         else:
             self._fail(slots[0], error)
 
@@ -265,7 +287,7 @@ class Engine(Loop):
             slot, run, seq = piece.slot, piece.slot.run, piece.slot.seq
             assert run is not None and seq is not None
             start = len(seq.held)
-            self.scheduler.cache.append(seq, run.tokens[start : start + piece.n_tokens])
+            self._scheduler.cache.append(seq, run.tokens[start : start + piece.n_tokens])
             if not piece.in_decode:
                 self._note_prefill(slot, run, piece.n_tokens)
             if slot.n_pending == 0 and self._has_sampler(slot, run):
@@ -286,7 +308,7 @@ class Engine(Loop):
             self._finish(slot, run)
         elif run.sampler is None:
             try:
-                run.sampler = self.backend.sampler(
+                run.sampler = self._backend.sampler(
                     task.params.sampling, task.prompt, task.constraint
                 )
             except TrioServeError as error:
@@ -313,15 +335,15 @@ class Engine(Loop):
 
     def _next_token(self, slot: Slot, run: Run, draw: Draw) -> None:
         """Add one token to a run, and end the run if that was the last."""
-        vocab, shifts = self.backend.vocab, self._context_shift
-        chunk = accept(run, draw, vocab, self._n_ctx_seq, shifts=shifts)
+        vocab, shifts = self.vocab, self._context_shift
+        chunk = accept(run, draw, vocab, self.n_ctx_seq, shifts=shifts)
         if chunk is not None:
             self._fresh.append(chunk)
             if len(chunk.tokens) == run.n_output:
                 self._urgent = self._is_first = True
         if run.finish_reason is not None:
             self._finish(slot, run)
-        elif len(run.tokens) >= self._n_ctx_seq:
+        elif len(run.tokens) >= self.n_ctx_seq:
             self._shift(slot, run)
 
     def _shift(self, slot: Slot, run: Run) -> None:
@@ -332,16 +354,16 @@ class Engine(Loop):
         """
         assert slot.seq is not None
         n_keep = run.task.params.n_keep
-        n_keep = run.n_prompt if n_keep < 0 else n_keep + self.backend.info.add_bos
-        n_keep = min(n_keep, self._n_ctx_seq - 4)
+        n_keep = run.n_prompt if n_keep < 0 else n_keep + self.info.add_bos
+        n_keep = min(n_keep, self.n_ctx_seq - 4)
         run.shift(n_keep)
         run.truncated = True
-        self.scheduler.cache.cut(slot.seq, n_keep if self.backend.can_cut else 0)
+        self._scheduler.cache.cut(slot.seq, n_keep if self._backend.can_cut else 0)
         slot.in_decode = False
 
     def _finish(self, slot: Slot, run: Run) -> None:
         assert run.finish_reason is not None
-        self.scheduler.release(slot)
+        self._scheduler.release(slot)
         self._end(run)
         finished = Finished(
             task_id=run.task.id,
@@ -360,30 +382,49 @@ class Engine(Loop):
 
     def _fail(self, slot: Slot, error: TrioServeError) -> None:
         """End the run of a slot with an error, and forget its KV cache."""
-        run = self.scheduler.discard(slot)
+        run = self._scheduler.discard(slot)
         self._end(run)
         self._tell(Failed(run.task.id, error))
 
     def _fail_all(self, error: EngineError) -> None:
-        for run in list(self.scheduler.runs()):
-            self.scheduler.remove(run.task.id)
+        for run in list(self._scheduler.runs()):
+            self._scheduler.remove(run.task.id)
             self._end(run)
             self._tell(Failed(run.task.id, error))
+
+    # -- what an idle slot has computed. Use these three through `call_slot`
+
+    def save_slot(self, slot_id: int) -> SlotState:
+        """Read what a slot ran last, or what the caches still hold of it."""
+        return self._scheduler.save(self._scheduler.slots[slot_id])
+
+    def restore_slot(self, slot_id: int, saved: SlotState) -> None:
+        """Make a saved text that of a slot, for later prompts that begin with it, in any slot.
+
+        Raises:
+            KVCacheFullError: what runs leaves no room for it.
+            InvalidRequestError: the state does not fit the context, or is of other tokens.
+        """
+        self._scheduler.restore(self._scheduler.slots[slot_id], saved)
+
+    def erase_slot(self, slot_id: int) -> int:
+        """Forget what a slot ran last; returns how many of its tokens the caches held."""
+        return self._scheduler.erase(self._scheduler.slots[slot_id])
 
     # -- a look at it, from the inference thread
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
-        n_ctx, now = self.scheduler.n_ctx_seq, monotonic()
+        n_ctx, now = self.n_ctx_seq, monotonic()
         return EngineStatus(
-            slots=tuple(slot.status(n_ctx) for slot in self.scheduler.slots),
+            slots=tuple(slot.status(n_ctx) for slot in self._scheduler.slots),
             waiting=tuple(
                 run.waiting_status(position, now)
-                for position, run in enumerate(self.scheduler.waiting, start=1)
+                for position, run in enumerate(self._scheduler.waiting, start=1)
             ),
-            counters=self._counters.status(self.scheduler),
+            counters=self._counters.status(self._scheduler),
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless slots, cache and backend agree on what the cache holds."""
-        self.scheduler.check_integrity()
+        self._scheduler.check_integrity()

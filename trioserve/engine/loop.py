@@ -4,28 +4,59 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, sleep
+from typing import Protocol
 
+from trioserve.engine.backend import Vocab
 from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, Stop, Submit
 from trioserve.errors import EngineError
-from trioserve.types import EmbeddingTask, EngineEvent, EngineStatus, Task
+from trioserve.types import AdapterInfo, EmbeddingTask, EngineEvent, EngineStatus, ModelInfo, Task
 
 #: Seconds for which the inference thread rests after a first token. Without a rest the event loop
 #: competes with `llama_decode` for a core, and whoever waits for that token waits 1 to 2 ms longer.
 REST = 1e-4
 
 
+class LoopBackend(Protocol):
+    """What the backends of all engines have."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model."""
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """The most tokens of one text."""
+
+    @property
+    def n_slots(self) -> int:
+        """How many requests are worked on at the same time."""
+
+
 class Loop(abc.ABC):
     """Runs ticks while there is work. Everything but `run` is code that a test can step.
 
     Args:
+        backend: the model.
         notify: called, from the engine's thread, once after each tick that left events in the
             outbox. It must not block.
         flush_interval: seconds within which events leave together that are not urgent.
     """
 
-    def __init__(self, notify: Callable[[], None], *, flush_interval: float = 0.0) -> None:
+    def __init__(
+        self, backend: LoopBackend, notify: Callable[[], None], *, flush_interval: float = 0.0
+    ) -> None:
+        self.info = backend.info
+        self.vocab = backend.vocab
+        self.n_ctx_seq = backend.n_ctx_seq  # the most tokens of one text
+        self.n_slots = backend.n_slots  # requests that are worked on at the same time
+        #: The LoRA adapters that were loaded. Their ids are their places.
+        self.adapters: Sequence[AdapterInfo] = ()
         self.inbox = Inbox()
         self.failure: EngineError | None = None
         #: When the last tick began (monotonic). While there is work, it advances.

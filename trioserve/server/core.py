@@ -25,7 +25,6 @@ from trioserve.chat.template.template import CHATML, ChatTemplate
 from trioserve.config import Config
 from trioserve.engine import (
     MAX_IDLE,
-    AnyBackend,
     EmbeddingBackend,
     EmbeddingEngine,
     Engine,
@@ -148,7 +147,7 @@ class Core:
                 stall_timeout=self.config.stall_timeout,
             )
             async with self._drive(self._loop):
-                await trio.to_thread.run_sync(self._introduce, backend)
+                await trio.to_thread.run_sync(self._introduce)
                 async with self._serve():
                     yield
         finally:
@@ -157,12 +156,13 @@ class Core:
     def _note_progress(self, share: float) -> None:
         self.load_progress = share
 
-    def _introduce(self, backend: AnyBackend) -> None:
+    def _introduce(self) -> None:
         """Get to know the model. In a thread: a template takes a while to compile and probe."""
-        self.info, self.vocab = backend.info, backend.vocab
-        self.n_ctx_seq, self.n_slots = backend.n_ctx_seq, backend.n_slots
+        engine = self._loop
+        self.info, self.vocab = engine.info, engine.vocab
+        self.n_ctx_seq, self.n_slots = engine.n_ctx_seq, engine.n_slots
         #: The LoRA adapters, and which of them requests get that name none.
-        self.lora = AdapterScales(() if isinstance(backend, EmbeddingBackend) else backend.adapters)
+        self.lora = AdapterScales(engine.adapters)
         try:
             self.template = ChatTemplate(
                 source_of(self.config.chat_template or self.info.chat_template or CHATML),

@@ -32,7 +32,7 @@ class Vectors(Core):
             raise NotSupportedError(
                 "This server does not support embeddings. Start it with `--embeddings`"
             )
-        if self._loop.backend.pooling == "rank":
+        if self._loop.pooling == "rank":
             raise NotSupportedError("This server ranks documents, and has no vectors for them.")
         return self._loop
 
@@ -42,7 +42,7 @@ class Vectors(Core):
         Raises:
             NotSupportedError: the server was not started with `reranking`.
         """
-        if not isinstance(self._loop, EmbeddingEngine) or self._loop.backend.pooling != "rank":
+        if not isinstance(self._loop, EmbeddingEngine) or self._loop.pooling != "rank":
             raise NotSupportedError(
                 "This server does not support reranking. Start it with `--reranking`"
             )
@@ -81,7 +81,7 @@ class Vectors(Core):
         """
         self._check_open()
         engine = self.check_embeds()
-        pooled = engine.backend.pooling != "none"
+        pooled = engine.pooling != "none"
         if not pooled and not (normalize in (None, -1) and dimensions is None):
             raise InvalidRequestError(
                 "Vectors of single tokens are neither cut nor normalized.",
@@ -91,7 +91,7 @@ class Vectors(Core):
             normalize=self.config.embd_normalize if normalize is None else normalize,
             dimensions=dimensions,
         )
-        shape.check(engine.backend.width)
+        shape.check(engine.width)
         deadline = math.inf if timeout is None else trio.current_time() + timeout
 
         def tokens_of(text: str | Sequence[TokenId]) -> tuple[TokenId, ...]:
@@ -106,7 +106,7 @@ class Vectors(Core):
             done = await _embedded(stream)
             vectors = done.vectors
             if pooled:
-                size = len(inputs) * engine.backend.width
+                size = len(inputs) * engine.width
                 apply = partial(shape.apply, vectors)
                 vectors = (
                     await trio.to_thread.run_sync(apply, limiter=self._worker)
@@ -135,7 +135,7 @@ class Vectors(Core):
             ServerClosingError: the server drains, or is closed.
         """
         self._check_open()
-        pair = self.check_ranks().backend.pair
+        pair = self.check_ranks().pair
         deadline = math.inf if timeout is None else trio.current_time() + timeout
         documents = [documents] if isinstance(documents, str) else documents
         texts = (pair(query, document) for document in documents)

@@ -13,7 +13,6 @@ import attrs
 import trio
 
 from trioserve.engine import Engine
-from trioserve.engine.slot import Slot
 from trioserve.errors import (
     InvalidRequestError,
     KVCacheFullError,
@@ -22,7 +21,6 @@ from trioserve.errors import (
 )
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.dispatch import Dispatcher
-from trioserve.types import SlotState
 
 _T = TypeVar("_T")
 
@@ -88,8 +86,8 @@ class SlotFiles:
         await self._until_idle(slot_id)
         async with self._one:
             began = monotonic()
-            saved = await self._at(slot_id, self._engine.scheduler.save)
-            write = partial(self._engine.backend.write_state, path, saved)
+            saved = await self._at(slot_id, self._engine.save_slot)
+            write = partial(self._engine.write_slot_file, path, saved)
             try:
                 n_bytes = await trio.to_thread.run_sync(write)
             except OSError as error:
@@ -108,10 +106,10 @@ class SlotFiles:
         await self._until_idle(slot_id)
         async with self._one:
             began = monotonic()
-            read = partial(self._engine.backend.read_state, path, self._adapters.current)
+            read = partial(self._engine.read_slot_file, path, self._adapters.current)
             try:
                 saved, n_bytes = await trio.to_thread.run_sync(read)
-                await self._at(slot_id, partial(self._fill, saved))
+                await self._at(slot_id, partial(self._engine.restore_slot, saved=saved))
             except OSError as error:
                 raise _refusal(f"the file cannot be read: {error.strerror}.") from error
             except (InvalidRequestError, KVCacheFullError) as error:
@@ -119,9 +117,6 @@ class SlotFiles:
                     raise  # it says already which file
                 raise _refusal(error.message) from error
         return Moved(len(saved.tokens), n_bytes, (monotonic() - began) * 1e3)
-
-    def _fill(self, saved: SlotState, slot: Slot) -> None:
-        self._engine.scheduler.restore(slot, saved)
 
     async def erase(self, slot_id: int) -> int:
         """Forget what a slot ran last; returns how many tokens of it there were.
@@ -131,18 +126,15 @@ class SlotFiles:
             NotSupportedError: the server was started without a directory for files.
         """
         self.check()
-        return await self._at(slot_id, self._engine.scheduler.erase)
+        return await self._at(slot_id, self._engine.erase_slot)
 
     async def _until_idle(self, slot_id: int) -> None:
         """Wait for a slot, before those behind have to wait for it as well."""
-        await self._at(slot_id, lambda _slot: None)
+        await self._at(slot_id, lambda _slot_id: None)
 
-    async def _at(self, slot_id: int, function: Callable[[Slot], _T]) -> _T:
-        slots = self._engine.scheduler.slots
-        if not 0 <= slot_id < len(slots):
-            raise InvalidRequestError("Invalid slot ID", param="id_slot")
+    async def _at(self, slot_id: int, function: Callable[[int], _T]) -> _T:
         post = partial(self._engine.call_slot, slot_id)
-        return await self._dispatcher.call(partial(function, slots[slot_id]), post=post)
+        return await self._dispatcher.call(partial(function, slot_id), post=post)
 
     def _path(self, filename: str) -> Path:
         directory = self.check()

@@ -123,7 +123,7 @@ class Texts(Core):
         until = min(deadline, trio.current_time() + _COMPILE_TIMEOUT)
         with trio.move_on_at(until):
             return await trio.to_thread.run_sync(
-                self._engine.backend.compile,
+                self._engine.compile,
                 grammar,
                 limiter=self._compiler,
                 abandon_on_cancel=True,

@@ -174,7 +174,7 @@ async def test_what_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
         async with service.server.stream("b" * 49) as stream:  # the other one has to go
             assert (await stream.__anext__()) is not None
         # The slot's last text is the second one now; the first is in RAM alone.
-        scheduler = service.server._engine.scheduler
+        scheduler = service.server._engine._scheduler
         found = scheduler.cache.export([97] * 40 + [65] * 30, ())
         assert len(found.tokens) > 32
         assert (await act(client, 0, "save"))["n_saved"] >= 49
@@ -325,7 +325,7 @@ async def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 def test_a_cache_without_room() -> None:
     backend = ScriptedBackend(n_slots=2, n_ctx=100)
     engine = Engine(backend, DecodeMaximal(), lambda: None)
-    scheduler, (one, other) = engine.scheduler, engine.scheduler.slots
+    scheduler, (one, other) = engine._scheduler, engine._scheduler.slots
     engine.submit(Task(1, (97,) * 40, GenerationParams(id_slot=0)))
     while engine.tick():
         pass

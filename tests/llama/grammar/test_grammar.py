@@ -521,8 +521,8 @@ def test_a_preempted_task_goes_on_where_it_was(backend: LlamaBackend) -> None:
     again.submit(1, schema(SCHEMAS["nested"]), sampling=GREEDY)
     for _ in range(6):
         again.tick()
-    (slot,) = [slot for slot in again.engine.scheduler.slots if slot.run is not None]
-    again.engine.scheduler.preempt(slot)
+    (slot,) = [slot for slot in again.engine._scheduler.slots if slot.run is not None]
+    again.engine._scheduler.preempt(slot)
     again.run()
     assert is_valid(json.loads(again.text[1]), SCHEMAS["nested"])
     assert again.text[1] == bench.text[1]
@@ -537,7 +537,7 @@ def test_cancelling_in_the_middle(backend: LlamaBackend) -> None:
     for task_id in range(4):
         bench.engine.cancel(task_id)
     bench.tick()
-    assert not bench.engine.scheduler.has_work
+    assert not bench.engine._scheduler.has_work
     assert generate(backend, Grammar("regex", "abc")) == ("abc", FinishReason.EOS)
 
 

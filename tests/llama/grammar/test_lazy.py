@@ -353,10 +353,10 @@ def test_preempted_tasks_go_on(backend: LlamaBackend) -> None:
     submit(bench, 1, wanted(thinking=BEGUN), budget=7)
     for _ in range(40):
         if bench.tick():
-            slots = bench.engine.scheduler.slots
+            slots = bench.engine._scheduler.slots
             busy = next((slot for slot in slots if slot.run is not None), None)
             if busy is not None and busy.in_decode:
-                bench.engine.scheduler.preempt(busy)
+                bench.engine._scheduler.preempt(busy)
     bench.run()
     assert bench.text[1] == whole
 

@@ -207,4 +207,4 @@ def test_an_engine_that_has_done_nothing() -> None:
     from trioserve.engine import DecodeMaximal, Engine
 
     engine = Engine(ScriptedBackend(), DecodeMaximal(), lambda: None)
-    assert Counters().status(engine.scheduler) == EngineCounters(n_cells=1024)
+    assert Counters().status(engine._scheduler) == EngineCounters(n_cells=1024)

@@ -129,7 +129,7 @@ class EmbeddingsRequest:
 async def openai() -> Response:
     """Make a vector of each text."""
     server = current_server()
-    if server.check_embeds().backend.pooling == "none":
+    if server.check_embeds().pooling == "none":
         raise InvalidRequestError(
             "This server makes a vector of each token, because its pooling is 'none', and this "
             "route has one for each text. POST /embeddings gives them."

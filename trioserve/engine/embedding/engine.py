@@ -33,6 +33,7 @@ from trioserve.types import (
     EngineStatus,
     Failed,
     Task,
+    TokenId,
 )
 
 
@@ -46,8 +47,10 @@ class EmbeddingEngine(Loop):
     """
 
     def __init__(self, backend: EmbeddingBackend, notify: Callable[[], None]) -> None:
-        super().__init__(notify)
-        self.backend = backend
+        super().__init__(backend, notify)
+        self.pooling = backend.pooling
+        self.width = backend.width  # numbers in an embedding
+        self._backend = backend
         self._waiting: WaitingQueue[EmbeddingRun] = WaitingQueue()
         #: Those that share the batches; the first one begins the next batch.
         self._running: deque[EmbeddingRun] = deque()
@@ -60,7 +63,11 @@ class EmbeddingEngine(Loop):
         self._counts = dict.fromkeys(("ticks", "decodes", "busy_slots", "prompt_tokens"), 0)
         self._seconds = 0.0
 
-    # -- from the event loop's thread
+    # -- from any thread
+
+    def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
+        """Make of a query and a document what a ranking model scores; see `EmbeddingBackend`."""
+        return self._backend.pair(query, document)
 
     def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run; raises what `submit` raises."""
@@ -68,7 +75,7 @@ class EmbeddingEngine(Loop):
             raise self.failure
         if not isinstance(task, EmbeddingTask):
             raise NotSupportedError("This engine makes embeddings, and no text.")
-        backend, param = self.backend, task.param
+        backend, param = self._backend, task.param
         shortest, longest = task.lengths
         if not task.texts:
             raise InvalidRequestError(f"'{param}' has no texts.", param=param)
@@ -134,7 +141,7 @@ class EmbeddingEngine(Loop):
         self._running.remove(run)
         self._free_slots.append(run.slot)
         if self._long is not None and self._long.run is run:
-            self.backend.forget(self._long.seq)
+            self._backend.forget(self._long.seq)
             self._long = None
         if self._next_long is run:
             self._next_long = None
@@ -165,16 +172,16 @@ class EmbeddingEngine(Loop):
 
     def _pack(self) -> list[Piece]:
         """Put texts into the batch, from one run after another, until nothing more fits."""
-        batch, pieces = self.backend.batch, list[Piece]()
+        batch, pieces = self._backend.batch, list[Piece]()
         batch.clear()
         seqs = [
             seq
-            for seq in reversed(range(self.backend.n_seqs))
+            for seq in reversed(range(self._backend.n_seqs))
             if self._long is None or seq != self._long.seq
         ]
         # What the long text has and will have is kept for it, so that it can go on.
-        n_cells = self.backend.n_ctx - (0 if self._long is None else self._long.n_text)
-        n_free = self.backend.n_batch
+        n_cells = self._backend.n_ctx - (0 if self._long is None else self._long.n_text)
+        n_free = self._backend.n_batch
         turns = deque(self._running)
         while turns and len(pieces) < self._most_pieces:
             run = turns.popleft()
@@ -184,7 +191,7 @@ class EmbeddingEngine(Loop):
             if piece.start == 0:
                 n_cells -= piece.n_text
             tokens = run.task.texts[piece.index][piece.start : piece.stop]
-            piece.first_row = self.backend.n_batch - n_free
+            piece.first_row = self._backend.n_batch - n_free
             batch.extend(tokens, piece.start, piece.seq)
             n_free -= piece.n_tokens
             run.advance(piece)
@@ -205,7 +212,7 @@ class EmbeddingEngine(Loop):
             return Piece(run, run.index, run.start, min(run.start + n_free, n_text), self._long.seq)
         if not seqs:
             return None
-        is_long = n_text > self.backend.n_batch
+        is_long = n_text > self._backend.n_batch
         if n_text > n_free and not is_long:
             return None
         if is_long and self._next_long not in (None, run):
@@ -223,7 +230,7 @@ class EmbeddingEngine(Loop):
         """Run the batch; returns whether there are results."""
         assert pieces, "a tick without work: what was let in does not fit"
         try:
-            self.backend.compute()
+            self._backend.compute()
         except KVCacheFullError as error:
             if len(pieces) > 1:
                 self._most_pieces = len(pieces) // 2  # nothing was computed: try with less
@@ -234,11 +241,11 @@ class EmbeddingEngine(Loop):
             return False
         except DecodeError as error:
             for piece in pieces:
-                self.backend.forget(piece.seq)
+                self._backend.forget(piece.seq)
             for run in {id(piece.run): piece.run for piece in pieces}.values():
                 self._fail(run, error)
             return False
-        self._most_pieces = self.backend.n_seqs
+        self._most_pieces = self._backend.n_seqs
         return True
 
     def _fail(self, run: EmbeddingRun, error: TrioServeError) -> None:
@@ -249,7 +256,7 @@ class EmbeddingEngine(Loop):
 
     def _collect(self, pieces: list[Piece]) -> None:
         """Take the vectors out, and end the runs that have all of theirs."""
-        backend = self.backend
+        backend = self._backend
         for piece in pieces:
             if backend.pooling == "none":
                 vectors = backend.rows(piece.first_row, piece.first_row + piece.n_tokens)
@@ -287,13 +294,13 @@ class EmbeddingEngine(Loop):
         self._running.clear()
 
     def _close(self) -> None:
-        self.backend.close()
+        self._backend.close()
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
-        n_ctx, now = self.backend.n_ctx_seq, monotonic()
+        n_ctx, now = self._backend.n_ctx_seq, monotonic()
         running = {run.slot: run for run in self._running}
-        slots = range(self.backend.n_slots)
+        slots = range(self._backend.n_slots)
         return EngineStatus(
             slots=tuple(EmbeddingRun.slot_status(i, n_ctx, running.get(i)) for i in slots),
             waiting=tuple(
@@ -305,7 +312,7 @@ class EmbeddingEngine(Loop):
                 tick_s=self._seconds,
                 prompt_s=self._seconds,
                 prompt_queries=self._counts["prompt_tokens"],
-                n_cells=self.backend.n_ctx,
+                n_cells=self._backend.n_ctx,
                 n_cells_used=0 if self._long is None else self._long.stop,
             ),
         )
