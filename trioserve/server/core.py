@@ -47,6 +47,7 @@ from trioserve.server.dispatch import Dispatcher
 from trioserve.server.lifecycle import Driver, Loader, in_thread, load_backend
 from trioserve.server.observers.log import RequestLog
 from trioserve.server.observers.metrics import Metrics
+from trioserve.server.observers.observer import Observer, RequestInfo, observed
 from trioserve.server.slot_store import SlotFiles
 from trioserve.server.stream import Stream
 from trioserve.types import (
@@ -96,6 +97,10 @@ class Core:
         self._drive = drive
         #: Counts what the requests do; none unless the configuration says so.
         self.metrics = Metrics() if self.config.metrics_endpoint else None
+        #: Who is told when a request starts and ends.
+        self.observers: list[Observer] = [RequestLog()]
+        if self.metrics is not None:
+            self.observers.append(self.metrics)
         self._ids = itertools.count(1)
         self._n_open = AsyncValue(0)
         self._worker = trio.CapacityLimiter(1)
@@ -296,7 +301,8 @@ class Core:
         stream = Stream(task.prompt, mailbox, self.dispatcher)
         self._n_open.value += 1
         try:
-            with RequestLog(self.info.name, stream, on_cancel, self.metrics):
+            info = RequestInfo(task.id, self.info.name, len(task.prompt))
+            with observed(self.observers, info, stream, on_cancel):
                 self._loop.submit(task)
                 yield stream
         finally:

@@ -11,7 +11,8 @@ from tests.support.http_server import connected, post, serving_script
 from trioserve.config import Config
 from trioserve.engine.counters import Counters
 from trioserve.server import Server
-from trioserve.server.observers.metrics import Metrics, RequestEnd
+from trioserve.server.observers.metrics import Metrics
+from trioserve.server.observers.observer import RequestEnd, RequestInfo
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import (
     CancelReason,
@@ -52,6 +53,9 @@ def read(text: str) -> dict[str, float]:
     return found
 
 
+REQUEST = RequestInfo(task_id=1, model="m", n_prompt=9)
+
+
 def status(**counters: float) -> EngineStatus:
     return EngineStatus(slots=(), waiting=(), counters=EngineCounters(**counters))
 
@@ -66,7 +70,7 @@ def test_the_names_and_types_are_those_of_llama_server() -> None:
 
 def test_prometheus_can_read_it() -> None:
     metrics = Metrics()
-    metrics.record(RequestEnd(n_prompt=3, n_output=0, total_s=0.5, error="server_error"))
+    metrics.request_ended(REQUEST, RequestEnd(n_output=0, total_s=0.5, error=RuntimeError()))
     families = list(text_string_to_metric_families(metrics.render(status()).decode()))
     names = {family.name for family in families}
     assert {"trioserve:time_to_first_token_seconds", "llamacpp:requests_deferred"} <= names
@@ -76,13 +80,13 @@ def test_prometheus_can_read_it() -> None:
 def test_a_request_is_counted_by_how_it_ended() -> None:
     metrics = Metrics()
     timings = Timings(queue_ms=20, prompt_n=7, prompt_ms=80, predicted_n=11, predicted_ms=500)
-    metrics.record(
-        RequestEnd(n_prompt=9, n_output=11, total_s=0.7, timings=timings, finish=FinishReason.LIMIT)
+    metrics.request_ended(
+        REQUEST, RequestEnd(n_output=11, total_s=0.7, timings=timings, finish=FinishReason.LIMIT)
     )
-    metrics.record(
-        RequestEnd(n_prompt=9, n_output=2, total_s=0.1, cancelled=CancelReason.DISCONNECT)
+    metrics.request_ended(
+        REQUEST, RequestEnd(n_output=2, total_s=0.1, cancelled=CancelReason.DISCONNECT)
     )
-    metrics.record(RequestEnd(n_prompt=9, n_output=0, total_s=0.1, error="server_error"))
+    metrics.request_ended(REQUEST, RequestEnd(n_output=0, total_s=0.1, error=RuntimeError()))
     seen = read(metrics.render(status()).decode())
     assert seen['trioserve:request_success_total{reason="limit"}'] == 1
     assert seen['trioserve:request_success_total{reason="eos"}'] == 0
@@ -101,14 +105,14 @@ def test_a_request_is_counted_by_how_it_ended() -> None:
 
 def test_speeds_are_means_since_the_last_look() -> None:
     metrics = Metrics()
-    metrics.record(
+    metrics.request_ended(
+        REQUEST,
         RequestEnd(
-            n_prompt=1,
             n_output=11,
             total_s=1,
             timings=Timings(predicted_n=11, predicted_ms=500),
             finish=FinishReason.EOS,
-        )
+        ),
     )
     first = read(metrics.render(status(prompt_tokens=100, prompt_s=0.5)).decode())
     assert first["llamacpp:predicted_tokens_seconds"] == pytest.approx(20)
@@ -119,9 +123,25 @@ def test_speeds_are_means_since_the_last_look() -> None:
     assert second["llamacpp:tokens_predicted_seconds_total"] == pytest.approx(0.5)
 
 
+def test_ours_are_histograms_counters_and_gauges_without_times_of_creation() -> None:
+    lines = Metrics().render(status()).decode().splitlines()
+    types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE trioserve:"))
+    assert types["trioserve:request_queue_time_seconds"] == "histogram"
+    assert types["trioserve:request_success_total"] == "counter"
+    assert types["trioserve:kv_cells"] == "gauge"
+    assert not any("_created" in line for line in lines)
+    bounds = [
+        float(line.partition('le="')[2].partition('"')[0])
+        for line in lines
+        if line.startswith("trioserve:request_prompt_tokens_bucket")
+    ]
+    assert bounds[:4] == [1, 2, 5, 10]
+    assert bounds[-2:] == [500_000, float("inf")]
+
+
 def test_two_servers_do_not_mix() -> None:
     one, other = Metrics(), Metrics()
-    one.record(RequestEnd(n_prompt=1, n_output=1, total_s=1, finish=FinishReason.EOS))
+    one.request_ended(REQUEST, RequestEnd(n_output=1, total_s=1, finish=FinishReason.EOS))
     seen = read(other.render(status()).decode())
     assert seen["trioserve:e2e_request_latency_seconds_count"] == 0
 

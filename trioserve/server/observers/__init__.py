@@ -1,1 +1,1 @@
-"""Who is told of a request's life: the log and the metrics."""
+"""Observers of a request's life: the log and the metrics, behind the protocol `Observer`."""

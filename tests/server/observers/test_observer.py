@@ -1,0 +1,78 @@
+"""Observers: told once when a request starts, and once of how it ended."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from trioserve.config import Config
+from trioserve.errors import DecodeError
+from trioserve.server import Server
+from trioserve.server.observers.log import RequestLog
+from trioserve.server.observers.metrics import Metrics
+from trioserve.server.observers.observer import Observer, RequestEnd, RequestInfo
+from trioserve.testing import ScriptedBackend, scripted
+from trioserve.types import CancelReason, FinishReason
+
+
+class Recorder:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.running: list[RequestInfo] = []
+        self.ends: list[RequestEnd] = []
+
+    def request_started(self, request: RequestInfo) -> None:
+        self.running.append(request)
+
+    def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
+        self.running.remove(request)
+        self.ends.append(end)
+
+
+async def test_each_way_to_end_is_told_once() -> None:
+    recorder = Recorder()
+    backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
+    async with Server(Config(), load=scripted(backend)) as server:
+        server.observers.append(recorder)
+        async with server.stream("abc", max_tokens=3) as stream:
+            assert recorder.running == [RequestInfo(stream.task_id, server.info.name, 3)]
+            async for _ in stream:
+                pass
+        async with server.stream("a"):
+            pass  # left before its end
+        with trio.CancelScope() as scope:
+            async with server.stream("a", on_cancel=CancelReason.DISCONNECT):
+                scope.cancel()
+                await trio.sleep_forever()
+        with pytest.raises(ZeroDivisionError):
+            async with server.stream("a"):
+                raise ZeroDivisionError
+    assert not recorder.running
+    finished, left, cancelled, failed = recorder.ends
+    assert (finished.finish, finished.cancelled, finished.error) == (FinishReason.LIMIT, None, None)
+    assert finished.timings is not None
+    assert finished.n_output == finished.timings.predicted_n == 3
+    assert (left.finish, left.cancelled, left.error) == (None, CancelReason.CALLER, None)
+    assert cancelled.cancelled is CancelReason.DISCONNECT
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert failed.error_type == "server_error"
+
+
+async def test_a_request_that_the_engine_fails_has_the_type_of_its_error() -> None:
+    recorder = Recorder()
+    backend = ScriptedBackend()
+    async with Server(Config(), load=scripted(backend)) as server:
+        server.observers.append(recorder)
+        backend.fail_next = DecodeError("bad luck")
+        with pytest.raises(DecodeError):
+            await server.complete("a")
+    assert [end.error_type for end in recorder.ends] == [DecodeError.type]
+
+
+async def test_a_server_logs_and_counts_if_told_to() -> None:
+    kinds: list[list[type[Observer]]] = []
+    for config in (Config(), Config(metrics_endpoint=True)):
+        async with Server(config, load=scripted(ScriptedBackend())) as server:
+            kinds.append([type(one) for one in server.observers])
+    assert kinds == [[RequestLog], [RequestLog, Metrics]]

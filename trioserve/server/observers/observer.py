@@ -1,0 +1,102 @@
+"""`Observer`: what is told when a request starts and when it has ended.
+
+A server has a list of them. They are called on the event loop, once for each of the two events and
+never for a token. The times between, of admission and of the first token, come with the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Protocol
+
+import attrs
+import trio
+
+from trioserve.errors import TrioServeError
+from trioserve.server.stream import Stream
+from trioserve.types import CancelReason, FinishReason, Timings
+
+
+@attrs.frozen
+class RequestInfo:
+    """What is known of a request from the start."""
+
+    task_id: int
+    model: str
+    n_prompt: int  # tokens
+
+
+@attrs.frozen(kw_only=True)
+class RequestEnd:
+    """How a request ended: exactly one of `finish`, `cancelled` and `error` is set."""
+
+    n_output: int  # tokens
+    total_s: float  # from submission on
+    timings: Timings | None = None  # of requests that finished
+    finish: FinishReason | None = None
+    cancelled: CancelReason | None = None
+    error: BaseException | None = None
+
+    @property
+    def error_type(self) -> str:
+        """The type of the error, as the API gives it."""
+        return (self.error if isinstance(self.error, TrioServeError) else TrioServeError).type
+
+
+class Observer(Protocol):
+    """Something that follows requests. Its methods neither block nor raise."""
+
+    def request_started(self, request: RequestInfo) -> None:
+        """Note a request that is about to be submitted to the engine."""
+
+    def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
+        """Note a request that has finished, failed or been cancelled. Called exactly once."""
+
+
+@contextmanager
+def observed(
+    observers: Iterable[Observer], request: RequestInfo, stream: Stream, on_cancel: CancelReason
+) -> Iterator[None]:
+    """Tell the observers of a request, which the block submits and reads.
+
+    Args:
+        observers: who is told, in this order.
+        request: what is known from the start.
+        stream: of the request; says how it ended.
+        on_cancel: the reason if the block is cancelled or left early.
+    """
+    began = monotonic()
+    for observer in observers:
+        observer.request_started(request)
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as exc:
+        error = exc
+        raise
+    finally:
+        end = _end(stream, error, on_cancel, monotonic() - began)
+        del error  # its traceback refers to this frame
+        for observer in observers:
+            observer.request_ended(request, end)
+
+
+def _end(
+    stream: Stream, error: BaseException | None, on_cancel: CancelReason, total_s: float
+) -> RequestEnd:
+    if stream.finished is not None:
+        timings, reason = stream.finished.timings, stream.finished.reason
+        return RequestEnd(
+            n_output=timings.predicted_n, total_s=total_s, timings=timings, finish=reason
+        )
+    cancelled = stream.mailbox.cancel_reason
+    if cancelled is None and (error is None or isinstance(error, trio.Cancelled | GeneratorExit)):
+        cancelled = on_cancel
+    return RequestEnd(
+        n_output=stream.n_tokens,
+        total_s=total_s,
+        cancelled=cancelled,
+        error=error if cancelled is None else None,
+    )
