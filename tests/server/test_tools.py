@@ -14,7 +14,7 @@ import trio
 
 from tests.support.http_server import serving, serving_script
 from trioserve.app import create_app
-from trioserve.chat.parse.deltas import Delta, Message, MessageBuilder, ToolCallStart
+from trioserve.chat.deltas import Delta, Message, MessageBuilder, ToolCallStart
 from trioserve.chat.tool_choice import ToolChoice
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError

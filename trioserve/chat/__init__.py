@@ -1,6 +1,6 @@
-"""Chat: templates rendered to prompts, and the model's output parsed back into messages.
+"""Chat: messages become a prompt, and what the model writes becomes a message again.
 
-`template` renders OpenAI's messages through the model's own template, which runs in a metered
-`sandbox`; `parser` takes the text that the model generates, piece by piece, apart into content,
-reasoning and tool calls, by a declarative description of the model's `formats`.
+`template` renders messages through the model's own template, which runs in a sandbox. `formats`
+describes how each family of models writes reasoning and tool calls. By that description `parse`
+takes apart what the model writes, piece by piece, and `grammar` holds the model to it.
 """

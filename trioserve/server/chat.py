@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 import trio
 
+from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.thinking import after_thinking, thinking_of
-from trioserve.chat.grammar.tool_grammar import constrain
 from trioserve.chat.parse.parser import MessageParser
-from trioserve.chat.template.prefill import Part, begun_with, render_open
+from trioserve.chat.template.continuation import Part, begun_with, render_open
 from trioserve.chat.tool_choice import ToolChoice, choose
 from trioserve.errors import ServerClosingError
 from trioserve.server.core import SHORT_TEXT

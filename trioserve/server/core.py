@@ -21,7 +21,7 @@ from trio_util import AsyncValue
 from trioserve import llama
 from trioserve.chat.grammar.thinking import preserved_tokens
 from trioserve.chat.template.builtin import source_of
-from trioserve.chat.template.template import CHATML, ChatTemplate
+from trioserve.chat.template.render import CHATML, ChatTemplate
 from trioserve.config import Config
 from trioserve.engine import (
     MAX_IDLE,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import attrs
 
-from trioserve.chat.parse.deltas import Delta, Message, MessageBuilder
+from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.server.dispatch import Dispatcher, Mailbox
 from trioserve.types import Chunk, Failed, Finished, Progress, TokenId, TokenProbs

@@ -14,7 +14,7 @@ import trio
 
 from tests.support.http_server import serving_script
 from tests.support.templates import TEMPLATE
-from trioserve.chat.template.template import CHATML
+from trioserve.chat.template.render import CHATML
 from trioserve.errors import DecodeError
 from trioserve.testing import ScriptedBackend
 

@@ -13,7 +13,7 @@ import trio
 
 from tests.chat.formats.test_writers import WRITERS, Writer
 from tests.support.http_server import serving_script
-from trioserve.chat.formats.formats import ChatFormat
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.testing import ScriptedBackend
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -10,9 +10,8 @@ from typing import Any
 
 import attrs
 
-from trioserve.chat.formats import formats
-from trioserve.chat.formats.formats import ChatFormat
-from trioserve.chat.formats.syntax import Elements, Literals, Parameters
+from trioserve.chat.formats import families
+from trioserve.chat.formats.syntax import ChatFormat, Elements, Literals, Parameters
 
 Call = tuple[str, dict[str, Any]]
 
@@ -220,14 +219,14 @@ def harmony(calls: list[Call]) -> str:
 
 
 _ALL = (
-    Writer(format=formats.HERMES_THINK, write_calls=HERMES, reasoning=THINK),
-    Writer(format=formats.HERMES, write_calls=HERMES),
-    Writer(format=formats.PLAIN_THINK, write_calls=generic, reasoning=THINK),
-    Writer(format=formats.PLAIN, write_calls=generic),
-    Writer(format=formats.QWEN3_CODER_THINK, write_calls=QWEN3_CODER, reasoning=THINK),
-    Writer(format=formats.QWEN3_CODER, write_calls=QWEN3_CODER),
+    Writer(format=families.HERMES_THINK, write_calls=HERMES, reasoning=THINK),
+    Writer(format=families.HERMES, write_calls=HERMES),
+    Writer(format=families.PLAIN_THINK, write_calls=generic, reasoning=THINK),
+    Writer(format=families.PLAIN, write_calls=generic),
+    Writer(format=families.QWEN3_CODER_THINK, write_calls=QWEN3_CODER, reasoning=THINK),
+    Writer(format=families.QWEN3_CODER, write_calls=QWEN3_CODER),
     Writer(
-        format=formats.GLM,
+        format=families.GLM,
         write_calls=tagged(
             "\n<tool_call>NAME\nARGS</tool_call>",
             "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
@@ -236,7 +235,7 @@ _ALL = (
         prompt="<|assistant|><think>",
     ),
     Writer(
-        format=formats.HUNYUAN,
+        format=families.HUNYUAN,
         write_calls=tagged(
             "<tool_call:opensource>NAME<tool_sep:opensource>\nARGS</tool_call:opensource>\n",
             "<arg_key:opensource>KEY</arg_key:opensource>\n"
@@ -246,7 +245,7 @@ _ALL = (
         reasoning="<think:opensource>{}</think:opensource>",
     ),
     Writer(
-        format=formats.SEED_OSS,
+        format=families.SEED_OSS,
         write_calls=tagged(
             "\n<seed:tool_call>\n<function=NAME>\nARGS</function>\n</seed:tool_call>",
             "<parameter=KEY>VALUE</parameter>\n",
@@ -254,7 +253,7 @@ _ALL = (
         reasoning="<seed:think>{}</seed:think>\n",
     ),
     Writer(
-        format=formats.MINIMAX_M2,
+        format=families.MINIMAX_M2,
         write_calls=tagged(
             '<invoke name="NAME">\nARGS</invoke>\n',
             '<parameter name="KEY">VALUE</parameter>\n',
@@ -263,14 +262,14 @@ _ALL = (
         reasoning="{}\n</think>\n\n",
         prompt="]~b]ai\n<think>\n",
     ),
-    Writer(format=formats.MINIMAX_M3, write_calls=elements, reasoning="<mm:think>{}</mm:think>"),
+    Writer(format=families.MINIMAX_M3, write_calls=elements, reasoning="<mm:think>{}</mm:think>"),
     Writer(
-        format=formats.MINIMAX_M1,
+        format=families.MINIMAX_M1,
         write_calls=each(OBJECT, "\n", "\n<tool_calls>\n{}\n</tool_calls>"),
         reasoning=THINK,
     ),
     Writer(
-        format=formats.MINICPM5,
+        format=families.MINICPM5,
         write_calls=tagged(
             '\n<function name="NAME">ARGS</function>',
             '<param name="KEY">VALUE</param>',
@@ -279,24 +278,24 @@ _ALL = (
         reasoning=THINK,
     ),
     Writer(
-        format=formats.LLAMA3,
+        format=families.LLAMA3,
         write_calls=each('{"name": "NAME", "parameters": ARGS}', "; "),
     ),
     Writer(
-        format=formats.MISTRAL_OLD,
+        format=families.MISTRAL_OLD,
         write_calls=each(OBJECT[:-1] + ', "id": "123456789"}', ", ", "[TOOL_CALLS][{}]"),
     ),
-    Writer(format=formats.MISTRAL, write_calls=mistral),
-    Writer(format=formats.MISTRAL_THINK, write_calls=mistral, reasoning="[THINK]{}[/THINK]"),
+    Writer(format=families.MISTRAL, write_calls=mistral),
+    Writer(format=families.MISTRAL_THINK, write_calls=mistral, reasoning="[THINK]{}[/THINK]"),
     Writer(
-        format=formats.DEEPSEEK_R1,
+        format=families.DEEPSEEK_R1,
         write_calls=DEEPSEEK_R1,
         reasoning="{}\n</think>\n\n",
         prompt="<｜Assistant｜><think>\n",
     ),
-    Writer(format=formats.DEEPSEEK_V3, write_calls=DEEPSEEK_R1),
+    Writer(format=families.DEEPSEEK_V3, write_calls=DEEPSEEK_R1),
     Writer(
-        format=formats.DEEPSEEK_V3_1,
+        format=families.DEEPSEEK_V3_1,
         write_calls=each(
             "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGS<｜tool▁call▁end｜>",
             "",
@@ -306,7 +305,7 @@ _ALL = (
         prompt="<｜Assistant｜><think>",
     ),
     Writer(
-        format=formats.DEEPSEEK_V3_2,
+        format=families.DEEPSEEK_V3_2,
         write_calls=tagged(
             '<｜DSML｜invoke name="NAME">\nARGS</｜DSML｜invoke>\n',
             '<｜DSML｜parameter name="KEY" string="ISTEXT">VALUE</｜DSML｜parameter>\n',
@@ -315,10 +314,10 @@ _ALL = (
         reasoning="{}</think>",
         prompt="<｜Assistant｜><think>",
     ),
-    Writer(format=formats.KIMI_K2_THINK, write_calls=KIMI, reasoning=THINK),
-    Writer(format=formats.KIMI_K2, write_calls=KIMI),
+    Writer(format=families.KIMI_K2_THINK, write_calls=KIMI, reasoning=THINK),
+    Writer(format=families.KIMI_K2, write_calls=KIMI),
     Writer(
-        format=formats.KIMI_K3,
+        format=families.KIMI_K3,
         write_calls=tagged(
             '<|open|>call tool="NAME" index="1"<|sep|>ARGS<|close|>call<|sep|>',
             '<|open|>argument key="KEY" type="TYPE"<|sep|>VALUE<|close|>argument<|sep|>',
@@ -329,50 +328,50 @@ _ALL = (
         prompt="<|open|>think<|sep|>",
     ),
     Writer(
-        format=formats.COMMAND_R7B,
+        format=families.COMMAND_R7B,
         write_calls=command_r7b,
         reasoning="<|START_THINKING|>{}<|END_THINKING|>",
         content="<|START_RESPONSE|>{}<|END_RESPONSE|>",
     ),
-    Writer(format=formats.COMMAND_R, write_calls=command_r),
+    Writer(format=families.COMMAND_R, write_calls=command_r),
     Writer(
-        format=formats.GRANITE_3,
+        format=families.GRANITE_3,
         write_calls=each(OBJECT, ", ", "<|tool_call|>[{}]"),
         reasoning="<think>{}</think>\n",
         content="<response>{}</response>",
     ),
     Writer(
-        format=formats.NEMOTRON_V2,
+        format=families.NEMOTRON_V2,
         write_calls=each(OBJECT, ", ", "\n<TOOLCALL>[{}]</TOOLCALL>"),
         reasoning=THINK,
     ),
     Writer(
-        format=formats.APRIEL,
+        format=families.APRIEL,
         write_calls=each(OBJECT, ", ", "\n<tool_calls>[{}]</tool_calls>"),
         reasoning="{}\n[BEGIN FINAL RESPONSE]\n",
         prompt="<|begin_assistant|>\nHere are my reasoning steps:\n",
     ),
-    Writer(format=formats.FIREFUNCTION, write_calls=each(OBJECT, ", ", "functools[{}]")),
-    Writer(format=formats.FUNCTIONARY_3_1, write_calls=each("<function=NAME>ARGS</function>")),
-    Writer(format=formats.LFM2_THINK, write_calls=python, reasoning="<think>{}</think>"),
-    Writer(format=formats.LFM2, write_calls=python),
+    Writer(format=families.FIREFUNCTION, write_calls=each(OBJECT, ", ", "functools[{}]")),
+    Writer(format=families.FUNCTIONARY_3_1, write_calls=each("<function=NAME>ARGS</function>")),
+    Writer(format=families.LFM2_THINK, write_calls=python, reasoning="<think>{}</think>"),
+    Writer(format=families.LFM2, write_calls=python),
     Writer(
-        format=formats.APERTUS,
+        format=families.APERTUS,
         write_calls=each('{"NAME": ARGS}', ", ", "<|tools_prefix|>[{}]<|tools_suffix|>"),
         reasoning="<|inner_prefix|>{}<|inner_suffix|>",
     ),
     Writer(
-        format=formats.GEMMA4,
+        format=families.GEMMA4,
         write_calls=gemma("<|tool_call>", '<|"|>', "<tool_call|>"),
         reasoning="<|channel>thought\n{}\n<channel|>",
     ),
     Writer(
-        format=formats.FUNCTION_GEMMA,
+        format=families.FUNCTION_GEMMA,
         write_calls=gemma("<start_function_call>", "<escape>", "<end_function_call>"),
     ),
-    Writer(format=formats.GIGACHAT, write_calls=each(f"<|function_call|>{OBJECT}"), most=1),
+    Writer(format=families.GIGACHAT, write_calls=each(f"<|function_call|>{OBJECT}"), most=1),
     Writer(
-        format=formats.SOLAR,
+        format=families.SOLAR,
         write_calls=each(
             "<|tool_call:begin|>id<|tool_call:name|>NAME<|tool_call:args|>ARGS<|tool_call:end|>",
             "",
@@ -383,14 +382,14 @@ _ALL = (
         prompt="<|begin|>assistant",
     ),
     Writer(
-        format=formats.HARMONY,
+        format=families.HARMONY,
         write_calls=harmony,
         reasoning="<|channel|>analysis<|message|>{}<|end|>",
         content="<|start|>assistant<|channel|>final<|message|>{}<|end|>",
         prompt="<|end|><|start|>assistant",
     ),
     Writer(
-        format=formats.FUNCTIONARY_3_2,
+        format=families.FUNCTIONARY_3_2,
         write_calls=each(">>>NAME\nARGS"),
         content=">>>all\n{}",
     ),

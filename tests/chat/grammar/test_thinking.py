@@ -5,10 +5,11 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trioserve.chat.formats import formats
-from trioserve.chat.formats.formats import KNOWN, ChatFormat
+from trioserve.chat.formats import families
+from trioserve.chat.formats.detect import KNOWN
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.grammar.thinking import after_thinking, preserved_tokens, thinking_of
-from trioserve.chat.template.template import ChatTemplate
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.types import Grammar, Thinking
 
 JSON = Grammar("json_object")
@@ -28,18 +29,18 @@ BEGUN = attrs.evolve(THINK, begun=True)
     ],
 )
 def test_the_end_of_the_prompt_tells(tail: str, may_begin: bool, thinking: Thinking | None) -> None:
-    assert thinking_of(formats.HERMES_THINK, tail, may_begin=may_begin) == thinking
+    assert thinking_of(families.HERMES_THINK, tail, may_begin=may_begin) == thinking
 
 
 def test_formats_without_reasoning_and_with_channels() -> None:
-    assert thinking_of(formats.HERMES, "<think>", may_begin=True) is None
-    thinking = thinking_of(formats.HARMONY, "<|start|>assistant", may_begin=True)
+    assert thinking_of(families.HERMES, "<think>", may_begin=True) is None
+    thinking = thinking_of(families.HARMONY, "<|start|>assistant", may_begin=True)
     assert thinking == Thinking(start="<|channel|>analysis<|message|>", end="<|end|>")
 
 
 def test_a_grammar_begins_after_reasoning() -> None:
     def later(thinking: Thinking | None, reasoning_format: str = "auto") -> Grammar:
-        return after_thinking(JSON, formats.HERMES_THINK, thinking, reasoning_format)
+        return after_thinking(JSON, families.HERMES_THINK, thinking, reasoning_format)
 
     assert later(None) == JSON
     assert later(THINK) == attrs.evolve(JSON, thinking=THINK)
@@ -50,21 +51,21 @@ def test_a_grammar_begins_after_reasoning() -> None:
 
 def test_a_grammar_with_stages_of_its_own() -> None:
     call = Grammar("tools", "{}", triggers=(("<tool_call>",),))
-    format = formats.HERMES_THINK
+    format = families.HERMES_THINK
     assert after_thinking(call, format, THINK, "none") == attrs.evolve(call, thinking=THINK)
     knows = attrs.evolve(JSON, triggers=(("</think>",), ("<tool_call>",)))
     assert after_thinking(knows, format, BEGUN, "auto") == knows
 
 
 def test_channels_say_where_the_answer_begins() -> None:
-    harmony = after_thinking(JSON, formats.HARMONY, None, "auto")
+    harmony = after_thinking(JSON, families.HARMONY, None, "auto")
     assert harmony.triggers == (("<|channel|>final",), ("<|message|>",))
     assert harmony.required
     call = Grammar("tools", "{}", required=True)
-    thinking = thinking_of(formats.HARMONY, "<|start|>assistant", may_begin=True)
-    later = after_thinking(call, formats.HARMONY, thinking, "auto")
+    thinking = thinking_of(families.HARMONY, "<|start|>assistant", may_begin=True)
+    later = after_thinking(call, families.HARMONY, thinking, "auto")
     assert later == attrs.evolve(call, thinking=thinking)
-    functionary = after_thinking(JSON, formats.FUNCTIONARY_3_2, None, "auto")
+    functionary = after_thinking(JSON, families.FUNCTIONARY_3_2, None, "auto")
     assert functionary.triggers == (("all\n",),)
 
 
@@ -84,18 +85,18 @@ def test_every_format_says_what_it_needs(format: ChatFormat) -> None:
 def test_control_tokens_in_the_markers_are_visible() -> None:
     names = [b"<s>", b"[TOOL_CALLS]", b"[INST]", b"a", b"", b"[ARGS]", b"<unk>"]
     pieces = [b"", b"", b"", b"a", b"", b"[ARGS]", b""]
-    assert preserved_tokens(formats.MISTRAL, pieces, names) == {1}
-    assert preserved_tokens(formats.PLAIN, pieces, names) == frozenset()
+    assert preserved_tokens(families.MISTRAL, pieces, names) == {1}
+    assert preserved_tokens(families.PLAIN, pieces, names) == frozenset()
 
 
 @pytest.mark.parametrize(
     ("format", "names"),
     [
-        (formats.HARMONY, ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"]),
-        (formats.HERMES_THINK, ["<think>", "</think>", "<tool_call>", "</tool_call>"]),
-        (formats.COMMAND_R7B, ["<|START_THINKING|>", "<|START_ACTION|>", "<|START_RESPONSE|>"]),
-        (formats.KIMI_K2, ["<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"]),
-        (formats.MISTRAL_THINK, ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"]),
+        (families.HARMONY, ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"]),
+        (families.HERMES_THINK, ["<think>", "</think>", "<tool_call>", "</tool_call>"]),
+        (families.COMMAND_R7B, ["<|START_THINKING|>", "<|START_ACTION|>", "<|START_RESPONSE|>"]),
+        (families.KIMI_K2, ["<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"]),
+        (families.MISTRAL_THINK, ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"]),
     ],
 )
 def test_markers_of_real_models(format: ChatFormat, names: list[str]) -> None:

@@ -10,8 +10,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trioserve.chat.formats import formats
-from trioserve.chat.parse.deltas import (
+from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
     Message,
@@ -21,12 +20,15 @@ from trioserve.chat.parse.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
+from trioserve.chat.formats import families
+from trioserve.chat.formats.detect import KNOWN, detect
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import REASONING_FORMATS, MessageParser, new_call_id
 from trioserve.errors import InvalidRequestError
 
 
 def make_parser(
-    format: formats.ChatFormat = formats.HERMES_THINK,
+    format: ChatFormat = families.HERMES_THINK,
     *,
     parse_tools: bool = True,
     reasoning_format: str = "auto",
@@ -99,7 +101,7 @@ def test_empty_reasoning_makes_no_delta() -> None:
 
 def test_a_format_without_reasoning_knows_no_markers() -> None:
     text = "<think>Hm</think>Hi"
-    assert parse(text, format=formats.HERMES) == Message(text)
+    assert parse(text, format=families.HERMES) == Message(text)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,7 @@ FRAGMENTS = [
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
 SETTINGS = st.fixed_dictionaries(
     {
-        "format": st.sampled_from([signature.format for signature in formats.KNOWN]),
+        "format": st.sampled_from([signature.format for signature in KNOWN]),
         "parse_tools": st.booleans(),
         "reasoning_format": st.sampled_from(sorted(REASONING_FORMATS)),
         "prompt_tail": st.sampled_from(["", "<think>\n", "<think>\n\n</think>\n\n", "</think>"]),
@@ -395,13 +397,13 @@ def test_every_call_comes_back(
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("{{ '<tool_call>' }}{{ '</think>' }}", formats.HERMES_THINK),
-        ("{{ '<tool_call>' }}", formats.HERMES),
-        ("{{ '<tool_call><function=' }}{{ '</think>' }}", formats.PLAIN_THINK),
-        ("{{ content.split('</think>')[-1] }}", formats.PLAIN_THINK),
-        ("{{ messages[0].content }}", formats.PLAIN),
-        ("", formats.PLAIN),
+        ("{{ '<tool_call>' }}{{ '</think>' }}", families.HERMES_THINK),
+        ("{{ '<tool_call>' }}", families.HERMES),
+        ("{{ '<tool_call><function=' }}{{ '</think>' }}", families.PLAIN_THINK),
+        ("{{ content.split('</think>')[-1] }}", families.PLAIN_THINK),
+        ("{{ messages[0].content }}", families.PLAIN),
+        ("", families.PLAIN),
     ],
 )
-def test_detect(source: str, expected: formats.ChatFormat) -> None:
-    assert formats.detect(source) is expected
+def test_detect(source: str, expected: ChatFormat) -> None:
+    assert detect(source) is expected

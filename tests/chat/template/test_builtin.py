@@ -8,7 +8,7 @@ import llama_cpp
 import pytest
 
 from trioserve.chat.template.builtin import TEMPLATES, source_of
-from trioserve.chat.template.template import ChatTemplate
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError, TemplateError
 from trioserve.server import Server

@@ -12,7 +12,7 @@ import jinja2.sandbox
 import pytest
 
 from trioserve.chat.template.budget import Limits
-from trioserve.chat.template.template import CHATML, ChatTemplate
+from trioserve.chat.template.render import CHATML, ChatTemplate
 from trioserve.errors import TemplateError
 
 USER = {"role": "user", "content": "Hi"}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.llama.grammar.test_grammar import Bench
 from trioserve import llama
-from trioserve.chat.formats.formats import HARMONY
+from trioserve.chat.formats.families import HARMONY
 from trioserve.chat.grammar.thinking import after_thinking
 from trioserve.config import Config
 from trioserve.errors import EngineError, InvalidRequestError

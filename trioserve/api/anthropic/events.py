@@ -17,7 +17,7 @@ from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.base import errors, sse
 from trioserve.api.base.request_id import current_request_id
-from trioserve.chat.parse.deltas import (
+from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
     ReasoningDelta,

@@ -16,7 +16,7 @@ from trioserve.api.base.fields import (
     objects,
     strings,
 )
-from trioserve.chat.template.prefill import Part
+from trioserve.chat.template.continuation import Part
 from trioserve.chat.tool_choice import MODES, ToolChoice
 from trioserve.errors import InvalidRequestError
 from trioserve.types import MAX_SCALE, SAMPLER_LETTERS

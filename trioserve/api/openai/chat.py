@@ -30,8 +30,8 @@ from trioserve.api.openai.events import (
     text_logprobs,
 )
 from trioserve.api.streams import parked
-from trioserve.chat.parse.deltas import Message, MessageBuilder
-from trioserve.chat.template.prefill import begun
+from trioserve.chat.deltas import Message, MessageBuilder
+from trioserve.chat.template.continuation import begun
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.stream import ChatCompletion, Completion

@@ -13,14 +13,14 @@ from typing import Any
 
 from trioserve.api.base import payload, sse
 from trioserve.api.base.schema import ChatRequest, CompletionRequest
-from trioserve.chat.parse.deltas import (
+from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
     ReasoningDelta,
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.chat.template.prefill import begun
+from trioserve.chat.template.continuation import begun
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.types import (
     Chunk,

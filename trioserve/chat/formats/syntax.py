@@ -1,7 +1,8 @@
-"""The pieces that descriptions of tool calls are made of.
+"""The pieces that the descriptions of formats are made of.
 
 A call is described as the steps to read it, in order. Whitespace before a step is skipped.
-`reader` carries the steps out.
+`trioserve.chat.parse.reader` carries the steps out. The last class, `ChatFormat`, is the whole
+description of one family.
 """
 
 from __future__ import annotations
@@ -168,3 +169,65 @@ class ToolCalls:
     closing: tuple[str, ...] = ()
     bare: str = ""  # a message that begins with this text begins with a call
     short_ids: bool = False  # the template takes ids only if they have nine letters and digits
+
+
+@attrs.frozen
+class Reasoning:
+    """Reasoning comes first, between two markers. The first may be part of the prompt."""
+
+    start: str
+    end: str
+
+
+@attrs.frozen(kw_only=True)
+class Channels:
+    """Output that is a row of messages, each of a header and a body.
+
+    A header stands between `start` and `message`. Regular expressions say where the body goes: a
+    header with `call`, whose first group is the name of the function, has its arguments; one with
+    `reasoning` has that. With `content` too the header is dropped, but stays with any other.
+
+    `thinking` are the texts around reasoning. One of each of `answer` comes, in this order, before
+    what is content.
+    """
+
+    start: str
+    message: str
+    call: str
+    content: str
+    reasoning: str = ""
+    ends: tuple[str, ...] = ()
+    #: What a model writes for each kind: headers, with a place for the name, and what comes first.
+    call_header: str
+    content_header: str
+    role: str = ""
+    thinking: Reasoning | None = None
+    answer: tuple[tuple[str, ...], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class ChatFormat:
+    """How a family of models writes its messages.
+
+    With `channels` there is nothing else. The texts in `dropped` are markers around content.
+    """
+
+    name: str
+    reasoning: Reasoning | None = None
+    tool_calls: ToolCalls | None = None
+    dropped: tuple[str, ...] = ()
+    channels: Channels | None = None
+
+    @property
+    def thinking(self) -> Reasoning | None:
+        """The texts around reasoning."""
+        return self.reasoning if self.channels is None else self.channels.thinking
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """All texts that the description mentions, of which most are markers.
+
+        Many markers are control tokens, whose names the text of an output must then have.
+        """
+        parts = (self.reasoning, self.tool_calls, self.dropped, self.channels)
+        return frozenset(filter(None, texts_in(parts)))

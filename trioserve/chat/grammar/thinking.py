@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from trioserve.chat.formats.formats import ChatFormat
-from trioserve.chat.parse.json_scanner import WHITESPACE
+from trioserve.chat.formats.syntax import ChatFormat
+from trioserve.chat.json_scanner import WHITESPACE
 from trioserve.types import Grammar, Thinking, TokenId
 
 

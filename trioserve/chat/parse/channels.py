@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from trioserve.chat.formats.formats import Channels
-from trioserve.chat.formats.syntax import JsonArguments
+from trioserve.chat.formats.syntax import Channels, JsonArguments
+from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.cursor import first_of, held_back
-from trioserve.chat.parse.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.output import Output
 from trioserve.chat.parse.reader import CallReader
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from trioserve.chat.parse.json_scanner import WHITESPACE, JsonScanner, State
+from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 
 Reading: TypeAlias = Iterator[None]
 

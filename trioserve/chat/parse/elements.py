@@ -6,9 +6,9 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 
 from trioserve.chat.formats.syntax import Elements
+from trioserve.chat.formats.values import as_json
+from trioserve.chat.json_scanner import MAX_DEPTH, WHITESPACE
 from trioserve.chat.parse.cursor import Cursor, Refused, held_back, json_characters
-from trioserve.chat.parse.json_scanner import MAX_DEPTH, WHITESPACE
-from trioserve.chat.parse.parameters import as_json
 
 _MAX_TAG = 400
 

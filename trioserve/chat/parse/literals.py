@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterator
 from typing import Final
 
 from trioserve.chat.formats.syntax import Literals
+from trioserve.chat.json_scanner import MAX_DEPTH
 from trioserve.chat.parse.cursor import Cursor, Refused, held_back, json_characters
-from trioserve.chat.parse.json_scanner import MAX_DEPTH
 
 _WORDS: Final = {
     "True": "true",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trioserve.chat.formats.formats import ChatFormat, Reasoning
-from trioserve.chat.formats.syntax import Step, ToolCalls
+from trioserve.chat.formats.syntax import ChatFormat, Reasoning, Step, ToolCalls
+from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.cursor import first_of, held_back
-from trioserve.chat.parse.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.output import Output
 from trioserve.chat.parse.reader import CallReader, Texts
 

@@ -6,15 +6,12 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 
 from trioserve.chat.formats.syntax import Parameters
+from trioserve.chat.formats.values import JSON_BEGINNINGS, as_json
+from trioserve.chat.json_scanner import WHITESPACE, JsonScanner
 from trioserve.chat.parse.cursor import Cursor, Refused, held_back, json_characters
-from trioserve.chat.parse.json_scanner import WHITESPACE, JsonScanner, State
 
 _MAX_KEY = 400
-
-#: What JSON other than a string begins with, and Python's names for some of it.
-_BEGINNINGS = frozenset("{[-0123456789tfnTFN")
 _CDATA = "<![CDATA["
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class ParameterReader:
@@ -78,7 +75,7 @@ class ParameterReader:
         if is_text is None:
             yield from cursor.character()
             # An empty value begins with its end marker, which JSON does not.
-            is_text = cursor.text[cursor.at] not in _BEGINNINGS
+            is_text = cursor.text[cursor.at] not in JSON_BEGINNINGS
         close = f"]]>{syntax.close}" if quoted else syntax.close
         if is_text:
             cursor.give('"')
@@ -154,21 +151,3 @@ class ParameterReader:
         if any(after.startswith(text) for text in texts):
             return True
         return None if any(text.startswith(after) for text in texts) else False
-
-
-def as_json(text: str) -> str:
-    """Write a value as JSON: as it is, if it is JSON, and else as a string."""
-    bare = text.strip(WHITESPACE)
-    if bare in _WORDS:
-        return _WORDS[bare]
-    if bare and bare[0] in _BEGINNINGS and _is_json(bare):
-        return bare
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _is_json(text: str) -> bool:
-    scanner = JsonScanner()
-    end = scanner.feed(text)
-    scanner.finish()
-    # The scanner writes control characters as escapes: then the text as it is would be no JSON.
-    return scanner.state is State.DONE and end == len(text) and scanner.text == text

@@ -13,10 +13,10 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trioserve.chat.formats.formats import ChatFormat
-from trioserve.chat.grammar.tool_types import texts_of
+from trioserve.chat.deltas import Delta
+from trioserve.chat.formats.syntax import ChatFormat
+from trioserve.chat.formats.values import texts_of
 from trioserve.chat.parse.channels import ChannelMachine
-from trioserve.chat.parse.deltas import Delta
 from trioserve.chat.parse.markers import MarkerMachine
 from trioserve.chat.parse.output import Output
 from trioserve.errors import InvalidRequestError

@@ -23,10 +23,10 @@ from trioserve.chat.formats.syntax import (
     Step,
     Text,
 )
-from trioserve.chat.parse.calls import JsonCallReader
+from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 from trioserve.chat.parse.cursor import Cursor, Reading, Refused, first_of, held_back, is_text
 from trioserve.chat.parse.elements import ElementReader
-from trioserve.chat.parse.json_scanner import WHITESPACE, JsonScanner, State
+from trioserve.chat.parse.json_call import JsonCallReader
 from trioserve.chat.parse.literals import LiteralReader
 from trioserve.chat.parse.parameters import ParameterReader
 

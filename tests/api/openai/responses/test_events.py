@@ -15,8 +15,9 @@ from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvent
 from trioserve.api.openai.responses.items import Event
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.responses.tokens import TokensOfText
-from trioserve.chat.formats.formats import HERMES_THINK, ChatFormat
-from trioserve.chat.parse.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments
+from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments
+from trioserve.chat.formats.families import HERMES_THINK
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import DeadlineExceededError
 from trioserve.server.stream import ChatChunk, ChatStream

@@ -22,14 +22,14 @@ from trioserve.api.openai.responses.items import (
 )
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.responses.tokens import TokensOfText
-from trioserve.chat.parse.deltas import (
+from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
     ReasoningDelta,
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.chat.template.prefill import begun
+from trioserve.chat.template.continuation import begun
 from trioserve.engine.backend import Vocab
 from trioserve.errors import TrioServeError
 from trioserve.server.stream import ChatChunk, ChatStream

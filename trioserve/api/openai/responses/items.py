@@ -10,7 +10,7 @@ import secrets
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from trioserve.chat.parse.deltas import ToolCallStart
+from trioserve.chat.deltas import ToolCallStart
 
 Event = dict[str, Any]
 

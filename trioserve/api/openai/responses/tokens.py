@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from trioserve.chat.parse.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallStart
+from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallStart
 from trioserve.types import TokenId, TokenProbs
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from trioserve.chat.formats.call_formats import GENERIC
-from trioserve.chat.formats.formats import HERMES
-from trioserve.chat.template.template import CHATML, ChatTemplate
+from trioserve.chat.formats.calls import GENERIC
+from trioserve.chat.formats.families import HERMES
+from trioserve.chat.template.render import CHATML, ChatTemplate
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 
 USER = {"role": "user", "content": "Hi"}

@@ -12,8 +12,9 @@ import attrs
 import jinja2
 from jinja2.meta import find_undeclared_variables
 
-from trioserve.chat.formats.call_formats import GENERIC
-from trioserve.chat.formats.formats import ChatFormat, detect
+from trioserve.chat.formats.calls import GENERIC
+from trioserve.chat.formats.detect import detect
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import (
     ROLES,
     Message,

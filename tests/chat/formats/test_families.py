@@ -14,17 +14,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.chat.formats.test_writers import WRITERS, Call, Writer, parts
-from trioserve.chat.formats import formats
-from trioserve.chat.formats.formats import ChatFormat
-from trioserve.chat.formats.syntax import Ignore, Parameters
-from trioserve.chat.parse.deltas import Message, MessageBuilder
+from trioserve.chat.deltas import Message, MessageBuilder
+from trioserve.chat.formats.detect import KNOWN, detect
+from trioserve.chat.formats.syntax import ChatFormat, Ignore, Parameters
 from trioserve.chat.parse.parser import REASONING_FORMATS, MessageParser
-from trioserve.chat.template.template import ChatTemplate
+from trioserve.chat.template.render import ChatTemplate
 
 #: For each format and property; set it higher to search for longer.
 EXAMPLES = int(os.environ.get("CHAT_EXAMPLES", "25"))
 
-FORMATS = {one.format.name: one.format for one in formats.KNOWN}
+FORMATS = {one.format.name: one.format for one in KNOWN}
 
 
 def read(pieces: list[str], format: ChatFormat, **kwargs: Any) -> Message:
@@ -266,7 +265,7 @@ EXPECTED = {
 @pytest.mark.skipif(not TEMPLATES, reason="LLAMA_CPP_TEMPLATES does not name a folder")
 def test_the_templates_of_llama_cpp() -> None:
     found = {
-        path.stem: formats.detect(path.read_text(encoding="utf-8")).name
+        path.stem: detect(path.read_text(encoding="utf-8")).name
         for path in Path(TEMPLATES).glob("*.jinja")
     }
     known = {name: format for name, format in found.items() if name in EXPECTED}

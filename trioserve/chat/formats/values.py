@@ -1,12 +1,19 @@
-"""Which parameters of tools are text, by their schemas."""
+"""Arguments that a model writes as text: which of them are strings, and which are JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
+
 #: References in references that are followed.
-_MOST_STEPS = 20
+_MAX_STEPS = 20
+
+#: What JSON other than a string begins with, and Python's names for some of it.
+JSON_BEGINNINGS = frozenset("{[-0123456789tfnTFN")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def texts_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
@@ -29,7 +36,7 @@ def texts_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
 def is_text(schema: object, root: object = None, depth: int = 0) -> bool | None:
     """Whether a value of this schema, a part of `root`, is a string; None: it may or may not be."""
     schema = resolve(schema, root)
-    if not isinstance(schema, Mapping) or depth > _MOST_STEPS:
+    if not isinstance(schema, Mapping) or depth > _MAX_STEPS:
         return None
     if "const" in schema:
         return isinstance(schema["const"], str)
@@ -51,7 +58,7 @@ def resolve(schema: Any, root: Any) -> Any:
 
     Gives the schema as it is where a reference leads nowhere.
     """
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         if not isinstance(schema, Mapping):
             return schema
         target = _target(schema, root)
@@ -82,3 +89,21 @@ def _target(schema: Mapping[str, Any], root: Any) -> Any:
 
 def _agreed(verdicts: list[bool] | list[bool | None]) -> bool | None:
     return verdicts[0] if verdicts and len(set(verdicts)) == 1 else None
+
+
+def as_json(text: str) -> str:
+    """Write a value as JSON: as it is, if it is JSON, and else as a string."""
+    bare = text.strip(WHITESPACE)
+    if bare in _WORDS:
+        return _WORDS[bare]
+    if bare and bare[0] in JSON_BEGINNINGS and _is_json(bare):
+        return bare
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    scanner = JsonScanner()
+    end = scanner.feed(text)
+    scanner.finish()
+    # The scanner writes control characters as escapes: then the text as it is would be no JSON.
+    return scanner.state is State.DONE and end == len(text) and scanner.text == text

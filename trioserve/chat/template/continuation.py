@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from trioserve.chat.formats.formats import ChatFormat, Reasoning
+from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
+from trioserve.chat.formats.syntax import ChatFormat, Reasoning
 from trioserve.chat.messages import Message, parse_messages
-from trioserve.chat.parse.deltas import ContentDelta, Delta, ReasoningDelta
-from trioserve.chat.template.template import ChatTemplate
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 #: The part of the last message that goes on. "auto": its reasoning, if it has nothing else.

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.chat.formats import formats
-from trioserve.chat.formats.formats import ChatFormat
-from trioserve.chat.parse.deltas import (
+from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
     Message,
@@ -21,6 +19,8 @@ from trioserve.chat.parse.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
+from trioserve.chat.formats import families
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import MessageParser
 
 
@@ -86,7 +86,7 @@ def tool(**properties: Any) -> dict[str, Any]:
     ],
 )
 def test_values_without_a_schema(value: str, expected: object) -> None:
-    message = parse(qwen(value), formats.QWEN3_CODER)
+    message = parse(qwen(value), families.QWEN3_CODER)
     assert message.content == ""
     assert json.loads(message.tool_calls[0].arguments) == {"a": expected}
 
@@ -109,17 +109,17 @@ def test_values_without_a_schema(value: str, expected: object) -> None:
     ],
 )
 def test_a_schema_tells_what_is_text(schema: object, value: str, expected: object) -> None:
-    message = parse(qwen(value), formats.QWEN3_CODER, tools=[tool(a=schema)])
+    message = parse(qwen(value), families.QWEN3_CODER, tools=[tool(a=schema)])
     assert json.loads(message.tool_calls[0].arguments) == {"a": expected}
 
 
 def test_tools_without_schemas() -> None:
     for tools in ([{}], [{"function": {"name": "f"}}], [{"function": {"parameters": 1}}]):
-        assert parse(qwen("1"), formats.QWEN3_CODER, tools=tools).tool_calls[0].arguments
+        assert parse(qwen("1"), families.QWEN3_CODER, tools=tools).tool_calls[0].arguments
 
 
 def test_text_streams() -> None:
-    parser = make(formats.QWEN3_CODER)
+    parser = make(families.QWEN3_CODER)
     assert parser.feed("<tool_call>\n<function=f") == []
     assert parser.feed(">\n") == [ToolCallStart(0, "call_0", "f"), ToolCallArguments(0, "{")]
     assert parser.feed("<parameter=ci") == []
@@ -134,11 +134,11 @@ def test_text_streams() -> None:
 
 def test_the_outer_marker_may_be_missing() -> None:
     text = qwen("x").removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
-    assert parse(f"So:\n{text}", formats.QWEN3_CODER) == Message(
+    assert parse(f"So:\n{text}", families.QWEN3_CODER) == Message(
         "So:", "", (call("f", '{"a": "x"}'),)
     )
     text = text.removesuffix("</function>") + "</tool_call>"
-    assert parse(text, formats.QWEN3_CODER) == Message("", "", (call("f", '{"a": "x"}'),))
+    assert parse(text, families.QWEN3_CODER) == Message("", "", (call("f", '{"a": "x"}'),))
 
 
 @pytest.mark.parametrize(
@@ -153,25 +153,25 @@ def test_the_outer_marker_may_be_missing() -> None:
     ],
 )
 def test_a_call_that_is_cut_off_keeps_what_has_come(text: str, arguments: str) -> None:
-    assert parse(text, formats.QWEN3_CODER) == Message("", "", (call("f", arguments),))
+    assert parse(text, families.QWEN3_CODER) == Message("", "", (call("f", arguments),))
 
 
 def test_what_goes_wrong_after_the_name_is_content() -> None:
     text = "<tool_call>f\n<arg_key>a</arg_key>oh no<arg_value>1</arg_value></tool_call>"
-    message = parse(text, formats.GLM)
+    message = parse(text, families.GLM)
     assert message.tool_calls == (call("f", '{"a": '),)
     assert message.content == "oh no<arg_value>1</arg_value></tool_call>"
 
 
 def test_a_call_without_arguments() -> None:
-    assert parse("<tool_call>f</tool_call>", formats.GLM) == Message("", "", (call("f", "{}"),))
+    assert parse("<tool_call>f</tool_call>", families.GLM) == Message("", "", (call("f", "{}"),))
 
 
 def test_elements_within_elements() -> None:
     mark = "]<]minimax[>["
     inner = "<l>#<item>1#</item>#<item>#<k>true#</k>#</item>#</l>#<s> x#</s>#</invoke>"
     text = f'#<tool_call>\n#<invoke name="f">#{inner}\n#</tool_call>'.replace("#", mark)
-    message = parse(text, formats.MINIMAX_M3)
+    message = parse(text, families.MINIMAX_M3)
     assert message == Message("", "", (call("f", '{"l": [1, {"k": true}], "s": " x"}'),))
 
 
@@ -181,32 +181,32 @@ def test_elements_within_elements() -> None:
 def test_llama_calls_need_no_marker() -> None:
     text = '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'
     calls = (call("f", '{"a": 1}'), call("g", "{}", 1))
-    assert parse(text, formats.LLAMA3) == Message("", "", calls)
-    assert parse(f"<|python_tag|>{text}", formats.LLAMA3) == Message("", "", calls)
-    assert parse(f"So: {text}", formats.LLAMA3) == Message(f"So: {text}")
+    assert parse(text, families.LLAMA3) == Message("", "", calls)
+    assert parse(f"<|python_tag|>{text}", families.LLAMA3) == Message("", "", calls)
+    assert parse(f"So: {text}", families.LLAMA3) == Message(f"So: {text}")
 
 
 def test_llama_calls_of_built_in_tools() -> None:
     text = '<|python_tag|>brave_search.call(query="a \\"b\\"")'
-    message = parse(text, formats.LLAMA3)
+    message = parse(text, families.LLAMA3)
     assert message == Message("", "", (call("brave_search", '{"query": "a \\"b\\""}'),))
-    assert parse("<|python_tag|>print(1)", formats.LLAMA3) == Message("<|python_tag|>print(1)")
+    assert parse("<|python_tag|>print(1)", families.LLAMA3) == Message("<|python_tag|>print(1)")
 
 
 @pytest.mark.parametrize(
     "text", ['{"a": 1}', "{", " {}", '{"name": "f"', '{"name": 1}', "{ not JSON }"]
 )
 def test_other_json_is_content(text: str) -> None:
-    assert parse(text, formats.PLAIN) == Message(text)
+    assert parse(text, families.PLAIN) == Message(text)
     if '"f"' not in text:
-        assert parse(text, formats.LLAMA3) == Message(text)
+        assert parse(text, families.LLAMA3) == Message(text)
 
 
 def test_generic_calls() -> None:
     one = '{"name": "f", "arguments": {"a": 1}}'
     expected = Message("", "", (call("f", '{"a": 1}'),))
-    assert parse(f'{{"tool_call": {one}}}', formats.PLAIN) == expected
-    assert parse(f' {{ "tool_calls": [{one}]\n}}\n', formats.PLAIN) == expected
+    assert parse(f'{{"tool_call": {one}}}', families.PLAIN) == expected
+    assert parse(f' {{ "tool_calls": [{one}]\n}}\n', families.PLAIN) == expected
 
 
 @pytest.mark.parametrize(
@@ -219,28 +219,28 @@ def test_generic_calls() -> None:
     ],
 )
 def test_generic_answers(written: str, content: str) -> None:
-    assert parse(f'{{"response": {written}}}', formats.PLAIN) == Message(content)
+    assert parse(f'{{"response": {written}}}', families.PLAIN) == Message(content)
 
 
 def test_generic_answers_stream() -> None:
-    parser = make(formats.PLAIN)
+    parser = make(families.PLAIN)
     assert parser.feed('{"response": "Hel') == [ContentDelta("Hel")]
     assert parser.feed('lo"}') == [ContentDelta("lo")]
     assert parser.finish() == []
-    assert parse('{"response": "cut', formats.PLAIN) == Message("cut")
-    assert parse('{"response": 1}', formats.PLAIN) == Message('{"response": 1}')
+    assert parse('{"response": "cut', families.PLAIN) == Message("cut")
+    assert parse('{"response": 1}', families.PLAIN) == Message('{"response": 1}')
 
 
 def test_an_array_of_calls() -> None:
     text = '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abc"}, {"name": "g"}] Done.'
-    message = parse(text, formats.MISTRAL_OLD)
+    message = parse(text, families.MISTRAL_OLD)
     assert message == Message("Done.", "", (call("f", "{}"), call("g", "{}", 1)))
     broken = '[TOOL_CALLS][{"name": "f"}, 5]'
-    assert parse(broken, formats.MISTRAL_OLD) == Message(", 5]", "", (call("f", "{}"),))
+    assert parse(broken, families.MISTRAL_OLD) == Message(", 5]", "", (call("f", "{}"),))
 
 
 def test_ids_are_as_the_template_wants_them() -> None:
-    for format in (formats.MISTRAL, formats.MISTRAL_OLD):
+    for format in (families.MISTRAL, families.MISTRAL_OLD):
         parser = MessageParser(format, parse_tools=True)
         deltas = parser.feed('[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS][{"name": "f"}]')
         (start,) = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
@@ -250,11 +250,11 @@ def test_ids_are_as_the_template_wants_them() -> None:
 def test_mistral_writes_ids_too() -> None:
     text = 'Hm[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}'
     calls = (call("f", '{"a": 1}'), call("g", "{}", 1))
-    assert parse(text, formats.MISTRAL) == Message("Hm", "", calls)
+    assert parse(text, families.MISTRAL) == Message("Hm", "", calls)
 
 
 def test_json_arguments_stream() -> None:
-    parser = make(formats.MISTRAL)
+    parser = make(families.MISTRAL)
     assert parser.feed("[TOOL_CALLS]f[ARGS]") == [ToolCallStart(0, "call_0", "f")]
     assert parser.feed('{"a": "b') == [ToolCallArguments(0, '{"a": "b')]
     assert parser.feed('c"}') == [ToolCallArguments(0, 'c"}')]
@@ -277,7 +277,7 @@ def test_json_arguments_stream() -> None:
 )
 def test_literals_become_json(written: str, expected: object) -> None:
     text = f"<|tool_call_start|>[f({written})]<|tool_call_end|>"
-    message = parse(text, formats.LFM2)
+    message = parse(text, families.LFM2)
     assert message.content == ""
     assert json.loads(message.tool_calls[0].arguments) == expected
 
@@ -285,7 +285,7 @@ def test_literals_become_json(written: str, expected: object) -> None:
 @pytest.mark.parametrize("written", ["1", "a=b", "a=f()", "a=01", r"a='\xg1'", "a=" + "[" * 200])
 def test_what_is_no_literal_is_content(written: str) -> None:
     text = f"<|tool_call_start|>[f({written})]<|tool_call_end|>"
-    message = parse(text, formats.LFM2)
+    message = parse(text, families.LFM2)
     assert message.content.endswith(")]<|tool_call_end|>")
     assert message.tool_calls[0].name == "f"
 
@@ -299,14 +299,14 @@ def test_harmony() -> None:
         "<|start|>assistant<|channel|>commentary<|message|>Look:<|end|>"
         '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>'
     )
-    message = parse(text, formats.HARMONY, prompt_tail="<|end|><|start|>assistant")
+    message = parse(text, families.HARMONY, prompt_tail="<|end|><|start|>assistant")
     assert message == Message("Look:", "Hm", (call("f", '{"a": 1}'),))
-    raw = parse(text, formats.HARMONY, prompt_tail="<|start|>assistant", reasoning_format="none")
+    raw = parse(text, families.HARMONY, prompt_tail="<|start|>assistant", reasoning_format="none")
     assert raw.content == "<|channel|>analysis<|message|>Hm<|end|>Look:"
 
 
 def test_harmony_streams() -> None:
-    parser = make(formats.HARMONY, prompt_tail="<|start|>assistant")
+    parser = make(families.HARMONY, prompt_tail="<|start|>assistant")
     assert parser.feed("<|channel|>analysis<|message|>Hm") == [ReasoningDelta("Hm")]
     assert parser.feed(" so<|e") == [ReasoningDelta(" so")]
     assert parser.feed("nd|><|start|>assistant<|channel|>final<|message|>Hi") == [
@@ -317,33 +317,33 @@ def test_harmony_streams() -> None:
 
 def test_harmony_that_the_prompt_has_begun() -> None:
     tail = "<|start|>assistant<|channel|>{}<|message|>Well"
-    message = parse(" so<|end|>", formats.HARMONY, prompt_tail=tail.format("analysis"))
+    message = parse(" so<|end|>", families.HARMONY, prompt_tail=tail.format("analysis"))
     assert message == Message("", " so")
-    message = parse(" so<|return|>", formats.HARMONY, prompt_tail=tail.format("final"))
+    message = parse(" so<|return|>", families.HARMONY, prompt_tail=tail.format("final"))
     assert message == Message(" so")
 
 
 def test_harmony_without_channels_is_content() -> None:
     tail = "<|start|>assistant"
-    assert parse("Hello", formats.HARMONY, prompt_tail=tail) == Message("Hello")
+    assert parse("Hello", families.HARMONY, prompt_tail=tail) == Message("Hello")
     long = "Hello " * 200
-    assert parse(long, formats.HARMONY, prompt_tail=tail) == Message(long)
+    assert parse(long, families.HARMONY, prompt_tail=tail) == Message(long)
     odd = "<|channel|>odd<|message|>Hi"
-    assert parse(odd, formats.HARMONY, prompt_tail=tail) == Message(odd)
+    assert parse(odd, families.HARMONY, prompt_tail=tail) == Message(odd)
 
 
 def test_calls_in_channels_are_content_unless_asked_for() -> None:
     text = " to=functions.f<|channel|>commentary json<|message|>{}"
     settings = {"prompt_tail": "<|start|>assistant", "parse_tools": False}
-    assert parse(f"{text}<|call|>", formats.HARMONY, **settings) == Message(text)
+    assert parse(f"{text}<|call|>", families.HARMONY, **settings) == Message(text)
 
 
 def test_functionary() -> None:
     text = 'all\nLook:>>>f\n{"a": 1}\n>>>g\n{}'
-    message = parse(text, formats.FUNCTIONARY_3_2, prompt_tail="<|end_header_id|>\n\n>>>")
+    message = parse(text, families.FUNCTIONARY_3_2, prompt_tail="<|end_header_id|>\n\n>>>")
     assert message == Message("Look:", "", (call("f", '{"a": 1}'), call("g", "{}", 1)))
     text = "all\n>>> print(1)\nDone"
-    message = parse(text, formats.FUNCTIONARY_3_2, prompt_tail=">>>")
+    message = parse(text, families.FUNCTIONARY_3_2, prompt_tail=">>>")
     assert message == Message(">>> print(1)\nDone")
 
 
@@ -351,6 +351,6 @@ def test_functionary() -> None:
 
 
 def test_formats_name_their_markers() -> None:
-    assert {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"} <= formats.MISTRAL_THINK.texts
-    assert {"<|start|>", "<|call|>"} <= formats.HARMONY.texts
-    assert "" not in formats.PLAIN.texts
+    assert {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"} <= families.MISTRAL_THINK.texts
+    assert {"<|start|>", "<|call|>"} <= families.HARMONY.texts
+    assert "" not in families.PLAIN.texts

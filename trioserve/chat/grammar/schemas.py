@@ -12,18 +12,17 @@ from typing import Any
 
 import attrs
 
+from trioserve.chat.formats.values import as_json, is_text, resolve
 from trioserve.chat.grammar.lark import ANYTHING, quoted
-from trioserve.chat.grammar.tool_types import is_text, resolve
-from trioserve.chat.parse.parameters import as_json
 from trioserve.errors import InvalidRequestError
 
 _NO_STRINGS = {"type": ["object", "array", "number", "boolean", "null"]}
 #: What JSON readers would take for something else than a string.
 _LIKE_WORD = r"/\s*(-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?|[tT]rue|[fF]alse|null|None)\s*/"
 _LIKE_CONTAINER = r"/\s*[\[{](?s:.*)/"
-_MOST_LENGTH = 2**16
-_MOST_PATTERN = 2**12
-_MOST_DEPTH = 100  # values in values
+_MAX_LENGTH = 2**16
+_MAX_PATTERN = 2**12
+_MAX_DEPTH = 100  # values in values
 
 _TEXT_KEYWORDS = frozenset({"minLength", "maxLength", "pattern"})
 #: Keywords that only narrow a schema down, and that no grammar can enforce.
@@ -110,12 +109,12 @@ def check_depth(part: Part) -> None:
         InvalidRequestError: it is.
     """
     level = [part.schema]
-    for _ in range(_MOST_DEPTH):
+    for _ in range(_MAX_DEPTH):
         inner = (one.values() if isinstance(one, Mapping) else one for one in level)
         level = [one for values in inner for one in values if isinstance(one, Mapping | list)]
         if not level:
             return
-    raise part.refuse(f"it is nested more than {_MOST_DEPTH} deep")
+    raise part.refuse(f"it is nested more than {_MAX_DEPTH} deep")
 
 
 #: Keywords whose values are schemas by name: the names are no keywords.
@@ -245,8 +244,8 @@ def texts(part: Part, end: str, *, like_json: bool) -> Iterator[str]:
 def _bodies(schema: Mapping[str, Any], part: Part, *, like_json: bool) -> Iterator[str]:
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     for name, length in (("minLength", least), ("maxLength", most)):
-        if length is not None and not (type(length) is int and 0 <= length <= _MOST_LENGTH):
-            raise part.refuse(f"'{name}' must be an integer between 0 and {_MOST_LENGTH}")
+        if length is not None and not (type(length) is int and 0 <= length <= _MAX_LENGTH):
+            raise part.refuse(f"'{name}' must be an integer between 0 and {_MAX_LENGTH}")
     conditions = []
     if least or most is not None:
         conditions.append(f"/(?s:.{{{least},{'' if most is None else most}}})/")
@@ -264,8 +263,8 @@ def _pattern(pattern: object, part: Part) -> str:
         InvalidRequestError: it is none, or has anchors inside.
     """
     try:
-        if not isinstance(pattern, str) or len(pattern) > _MOST_PATTERN:
-            raise part.refuse(f"'pattern' must be text of at most {_MOST_PATTERN} characters")
+        if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
+            raise part.refuse(f"'pattern' must be text of at most {_MAX_PATTERN} characters")
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise part.refuse(f"'pattern' is not a regular expression: {error}") from None

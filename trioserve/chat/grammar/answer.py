@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from trioserve.chat.formats.formats import Channels, ChatFormat
-from trioserve.chat.formats.syntax import Text, ToolCalls
+from trioserve.chat.formats.syntax import Channels, ChatFormat, Text, ToolCalls
+from trioserve.chat.grammar.calls import Function, GroupWriter, functions_of
 from trioserve.chat.grammar.lark import ANYTHING, Rules, choice, quoted, sequence
-from trioserve.chat.grammar.tool_calls import Function, GroupWriter, functions_of
-from trioserve.chat.grammar.tool_schemas import Part, check_depth
+from trioserve.chat.grammar.schemas import Part, check_depth
 from trioserve.chat.tool_choice import ToolChoice
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar

@@ -31,9 +31,9 @@ from trioserve.chat.formats.syntax import (
     Text,
     ToolCalls,
 )
+from trioserve.chat.grammar.arguments import ElementWriter, LiteralWriter, ParameterWriter
 from trioserve.chat.grammar.lark import Rules, choice, quoted, sequence
-from trioserve.chat.grammar.tool_arguments import ElementWriter, LiteralWriter, ParameterWriter
-from trioserve.chat.grammar.tool_schemas import (
+from trioserve.chat.grammar.schemas import (
     Part,
     check_depth,
     check_is_object,

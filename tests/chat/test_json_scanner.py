@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trioserve.chat.parse.json_scanner import MAX_DEPTH, JsonScanner, State
+from trioserve.chat.json_scanner import MAX_DEPTH, JsonScanner, State
 
 
 def scan(text: str) -> tuple[State, int]:

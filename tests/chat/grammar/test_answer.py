@@ -15,12 +15,11 @@ from hypothesis import given, settings, strategies as st
 
 from tests.chat.formats.test_writers import WRITERS, Writer
 from trioserve import llama
-from trioserve.chat.formats import formats
-from trioserve.chat.formats.formats import ChatFormat
-from trioserve.chat.formats.syntax import JsonCall, ToolCalls
-from trioserve.chat.grammar.tool_grammar import constrain
-from trioserve.chat.grammar.tool_schemas import enforceable
-from trioserve.chat.parse.deltas import Message, MessageBuilder, ToolCallStart
+from trioserve.chat.deltas import Message, MessageBuilder, ToolCallStart
+from trioserve.chat.formats import families
+from trioserve.chat.formats.syntax import ChatFormat, JsonCall, ToolCalls
+from trioserve.chat.grammar.answer import constrain
+from trioserve.chat.grammar.schemas import enforceable
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.chat.tool_choice import ToolChoice, choose
 from trioserve.config import Config
@@ -363,7 +362,7 @@ def test_a_schema_may_refer_to_itself(backend: LlamaBackend) -> None:
 @pytest.mark.parametrize("text_attribute", ["", 'string="true"'])
 def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: str) -> None:
     """These markers are control tokens of the bundled model, and text too."""
-    steps = formats.QWEN3_CODER.tool_calls
+    steps = families.QWEN3_CODER.tool_calls
     assert steps is not None
     fim = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     parameters = attrs.evolve(
@@ -411,13 +410,13 @@ def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: st
 @pytest.mark.parametrize(
     ("format", "triggers"),
     [
-        (formats.HERMES, ("<tool_call>",)),
-        (formats.QWEN3_CODER, ("<function=",)),
-        (formats.DEEPSEEK_V3_2, ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")),  # noqa: RUF001
-        (formats.FIREFUNCTION, ("functools[", "functools [", "functools\n[")),
-        (formats.LLAMA3, ("<|python_tag|>",)),
-        (formats.HARMONY, ("<|channel|>commentary to=functions.",)),
-        (formats.FUNCTIONARY_3_2, (">>>",)),
+        (families.HERMES, ("<tool_call>",)),
+        (families.QWEN3_CODER, ("<function=",)),
+        (families.DEEPSEEK_V3_2, ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")),  # noqa: RUF001
+        (families.FIREFUNCTION, ("functools[", "functools [", "functools\n[")),
+        (families.LLAMA3, ("<|python_tag|>",)),
+        (families.HARMONY, ("<|channel|>commentary to=functions.",)),
+        (families.FUNCTIONARY_3_2, (">>>",)),
     ],
 )
 def test_a_marker_that_text_has_not(format: ChatFormat, triggers: tuple[str, ...]) -> None:
@@ -428,28 +427,28 @@ def test_a_marker_that_text_has_not(format: ChatFormat, triggers: tuple[str, ...
 
 def test_an_answer_that_is_free() -> None:
     answer = Grammar("json_object", param="response_format")
-    assert constrain(formats.PLAIN, TOOLS, AUTO, parallel=True) is None
-    assert constrain(formats.HERMES, (), AUTO, parallel=True, answer=answer) is answer
+    assert constrain(families.PLAIN, TOOLS, AUTO, parallel=True) is None
+    assert constrain(families.HERMES, (), AUTO, parallel=True, answer=answer) is answer
     none = ToolChoice("none")
-    assert constrain(formats.HERMES, TOOLS, none, parallel=True) is None
-    assert constrain(formats.HERMES, TOOLS, none, parallel=True, answer=answer) is answer
+    assert constrain(families.HERMES, TOOLS, none, parallel=True) is None
+    assert constrain(families.HERMES, TOOLS, none, parallel=True, answer=answer) is answer
     no_calls = ChatFormat(name="none")
     assert constrain(no_calls, TOOLS, AUTO, parallel=True, answer=answer) is answer
 
 
 def test_the_same_tools_make_one_grammar() -> None:
-    first = constrain(formats.HERMES, TOOLS, AUTO, parallel=True, prompt_tail="x")
-    again = constrain(formats.HERMES, list(TOOLS), AUTO, parallel=True, prompt_tail="y")
+    first = constrain(families.HERMES, TOOLS, AUTO, parallel=True, prompt_tail="x")
+    again = constrain(families.HERMES, list(TOOLS), AUTO, parallel=True, prompt_tail="y")
     assert first is again
 
 
 def test_only_functions_that_are_chosen(backend: LlamaBackend) -> None:
     for mode in ("required", "auto"):
         choice = ToolChoice(mode, ("stop", "get"))  # type: ignore[arg-type]
-        grammar = constrain(formats.HERMES, TOOLS, choice, parallel=True)
-        for text in texts(backend, grammar, 2, formats.HERMES):
+        grammar = constrain(families.HERMES, TOOLS, choice, parallel=True)
+        for text in texts(backend, grammar, 2, families.HERMES):
             text = text if mode == "required" else f"<tool_call>{text}"
-            names = {call.name for call in read(text, formats.HERMES, TOOLS, "").tool_calls}
+            names = {call.name for call in read(text, families.HERMES, TOOLS, "").tool_calls}
             assert names
             assert names <= {"stop", "get"}
 
@@ -611,12 +610,12 @@ def test_arguments_that_a_notation_has_no_room_for(
 @pytest.mark.parametrize(
     ("format", "name"),
     [
-        (formats.GLM, "two words"),
-        (formats.QWEN3_CODER, "a>"),
-        (formats.KIMI_K2, "f:1"),
-        (formats.HARMONY, "fn é"),
-        (formats.FUNCTIONARY_3_2, "all"),
-        (formats.HERMES, ""),
+        (families.GLM, "two words"),
+        (families.QWEN3_CODER, "a>"),
+        (families.KIMI_K2, "f:1"),
+        (families.HARMONY, "fn é"),
+        (families.FUNCTIONARY_3_2, "all"),
+        (families.HERMES, ""),
     ],
 )
 def test_names_that_a_model_cannot_write(format: ChatFormat, name: str) -> None:
@@ -629,7 +628,7 @@ def test_names_that_a_model_cannot_write(format: ChatFormat, name: str) -> None:
 def test_a_grammar_beside_tools(kind: str) -> None:
     answer = Grammar(kind, "x", param="grammar")
     with pytest.raises(InvalidRequestError, match="together with 'tools'") as caught:
-        constrain(formats.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
+        constrain(families.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
     assert caught.value.param == "grammar"
 
 
@@ -637,7 +636,7 @@ def test_a_grammar_beside_tools(kind: str) -> None:
 def test_an_answer_whose_schema_is_none(source: str) -> None:
     answer = Grammar("json_schema", source, param="response_format")
     with pytest.raises(InvalidRequestError) as caught:
-        constrain(formats.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
+        constrain(families.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
     assert caught.value.param == "response_format"
 
 
@@ -655,7 +654,7 @@ def test_tools_that_are_not_json() -> None:
         ("x", "tools[0].function.parameters"),
     ):
         with pytest.raises(InvalidRequestError) as caught:
-            constrain(formats.HERMES, [tool("f", parameters)], AUTO, parallel=True)
+            constrain(families.HERMES, [tool("f", parameters)], AUTO, parallel=True)
         assert caught.value.param == param
 
 
@@ -729,7 +728,7 @@ def test_any_schema(backend: LlamaBackend, name: str, schema: Any, seed: int) ->
 
 def test_calls_stream_one_after_the_other() -> None:
     text = WRITERS["hermes"].write_calls([("stop", {}), ("get", {"k": "a"}), ("stop", {})])
-    parser = MessageParser(formats.HERMES, parse_tools=True)
+    parser = MessageParser(families.HERMES, parse_tools=True)
     deltas = [delta for character in text for delta in parser.feed(character)] + parser.finish()
     starts = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
     assert [start.index for start in starts] == [0, 1, 2]

@@ -6,8 +6,8 @@ import enum
 import json
 
 from trioserve.chat.formats.syntax import JsonCall
+from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 from trioserve.chat.parse.cursor import is_text
-from trioserve.chat.parse.json_scanner import WHITESPACE, JsonScanner, State
 
 
 class _At(enum.Enum):

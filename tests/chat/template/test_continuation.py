@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from trioserve.chat.formats.formats import HARMONY, PLAIN, PLAIN_THINK, ChatFormat
-from trioserve.chat.parse.deltas import Message, MessageBuilder
+from trioserve.chat.deltas import Message, MessageBuilder
+from trioserve.chat.formats.families import HARMONY, PLAIN, PLAIN_THINK
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import MessageParser
-from trioserve.chat.template.prefill import PARTS, Part, begun_with, part_of, render_open
-from trioserve.chat.template.template import CHATML, ChatTemplate
+from trioserve.chat.template.continuation import PARTS, Part, begun_with, part_of, render_open
+from trioserve.chat.template.render import CHATML, ChatTemplate
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 USER = {"role": "user", "content": "Hi <think>"}
