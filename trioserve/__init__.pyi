@@ -1,7 +1,7 @@
 """The public names, said once: type checkers read this, and ``__init__`` loads them from here."""
 
 from ._version import __version__ as __version__
-from .chat.parse.deltas import (
+from .chat.deltas import (
     ContentDelta as ContentDelta,
     Delta as Delta,
     Message as Message,
