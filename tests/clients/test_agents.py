@@ -14,7 +14,7 @@ from agents.models.openai_responses import OpenAIResponsesModel
 from openai import AsyncOpenAI
 
 from tests.support.http_server import serving_script
-from tests.support.templates import TEMPLATE
+from tests.support.scripts import TEMPLATE
 from trioserve.testing import ScriptedBackend
 
 

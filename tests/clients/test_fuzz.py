@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import httpx
 import trio
 
-from tests.support.http_server import serving_script, slots_in_use
+from tests.support.clients import client_and_service
+from tests.support.http_server import slots_in_use
 from trioserve.testing import ScriptedBackend
 
 #: What a request needs to get as far as its other fields.
@@ -89,8 +89,7 @@ async def test_hostile_requests_get_an_answer() -> None:
     backend = ScriptedBackend(n_slots=4)
     statuses = set()
     async with (
-        serving_script(backend) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_and_service(backend) as (client, service),
     ):
         described = (await client.get("/openapi.json")).json()
         for _ in range(N_REQUESTS):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,11 @@ import trio
 import trustme
 
 from tests.cli.test_main import run, serving
+from tests.support.clients import client_of
 from tests.support.http_server import connected, serving_script
 from trioserve.api.base import cors
 from trioserve.cli.main import open_socket
 from trioserve.config import Config
-
-
-@asynccontextmanager
-async def served(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serving_script(**settings) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
-
 
 # -- where it listens
 
@@ -116,7 +105,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
 
 async def test_a_prefix_comes_before_all_routes() -> None:
-    async with served(api_prefix="/llm") as client:
+    async with client_of(api_prefix="/llm") as client:
         assert (await client.get("/llm/health")).status_code == 200
         assert (await client.get("/llm/")).status_code == 200
         for path in ("/health", "/llm", "/llmhealth", "/"):
@@ -131,7 +120,7 @@ async def test_a_prefix_comes_before_all_routes() -> None:
 
 
 async def test_no_page() -> None:
-    async with served(ui=False) as client:
+    async with client_of(ui=False) as client:
         answer = await client.get("/")
         assert answer.status_code == 404
         assert answer.json()["error"]["message"] == (
@@ -145,7 +134,7 @@ async def test_files_are_served_in_place_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "site" / "sub").mkdir()
     (tmp_path / "site" / "sub" / "a.js").write_text("1", encoding="utf-8")
     (tmp_path / "secret").write_text("2", encoding="utf-8")
-    async with served(static_path=str(tmp_path / "site"), api_keys=("key",)) as client:
+    async with client_of(static_path=str(tmp_path / "site"), api_keys=("key",)) as client:
         answer = await client.get("/")
         assert answer.text == "<p>mine"
         assert answer.headers["Content-Type"].startswith("text/html")
@@ -186,7 +175,7 @@ def test_which_origins_are_let_in(settings: dict[str, Any], origin: str, says: s
 
 async def test_a_preflight_says_what_is_allowed() -> None:
     settings = {"cors_origins": "*", "cors_methods": "GET", "cors_headers": "*"}
-    async with served(**settings, cors_credentials=True, api_keys=("key",)) as client:
+    async with client_of(**settings, cors_credentials=True, api_keys=("key",)) as client:
         answer = await client.options("/completion", headers={"Origin": THERE})
         assert answer.status_code == 204
         said = {k: v for k, v in answer.headers.items() if k.startswith("access-control-allow")}

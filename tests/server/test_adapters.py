@@ -10,7 +10,8 @@ import httpx
 import pytest
 import trio
 
-from tests.support.http_server import serving, serving_script
+from tests.support.clients import client_and_service, client_of
+from tests.support.http_server import serving
 from tests.support.lora_files import make_lora
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -278,8 +279,7 @@ NO_LIST = (
 async def test_scales_that_cannot_be_set(body: Any, message: str) -> None:
     backend = ScriptedBackend(adapters=ADAPTERS)
     async with (
-        serving_script(backend) as (url, service),
-        httpx.AsyncClient(base_url=url) as client,
+        client_and_service(backend) as (client, service),
     ):
         answer = await client.post("/lora-adapters", json=body)
         assert answer.status_code == 400
@@ -302,8 +302,7 @@ async def test_scales_that_cannot_be_set(body: Any, message: str) -> None:
 async def test_every_route_that_generates_takes_adapters(path: str, rest: dict[str, Any]) -> None:
     backend = ScriptedBackend(lambda prompt: "said", adapters=ADAPTERS)
     async with (
-        serving_script(backend) as (url, _),
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(backend) as client,
     ):
         body = {**rest, "lora": [{"id": 1, "scale": 0.5}]}
         answer = await client.post(path, json=body)

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from tests.support.http_server import serving, serving_script
+from tests.support.scripts import HI
 from trioserve.app import create_app
 from trioserve.chat.deltas import Delta, Message, MessageBuilder, ToolCallStart
 from trioserve.chat.tool_choice import ToolChoice
@@ -23,7 +24,6 @@ from trioserve.server.stream import ChatChunk
 from trioserve.testing import ScriptedBackend
 from trioserve.types import FinishReason, Grammar
 
-HI = [{"role": "user", "content": "Hi"}]
 RAIN = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 

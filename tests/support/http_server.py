@@ -42,11 +42,11 @@ async def serving(app: QuartTrio) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def serving_script(
-    backend: ScriptedBackend | None = None, **settings: object
+    backend: ScriptedBackend | None = None, **config: object
 ) -> AsyncIterator[tuple[str, Service]]:
-    """Serve a scripted backend with these settings; gives the base URL and the service."""
-    settings.setdefault("stream_interval_ms", 0)
-    app = create_app(Config(**settings), load=scripted(backend or ScriptedBackend()))
+    """Serve a scripted backend with this configuration; gives the base URL and the service."""
+    config.setdefault("stream_interval_ms", 0)
+    app = create_app(Config(**config), load=scripted(backend or ScriptedBackend()))
     service = app.extensions["trioserve"]
     async with serving(app) as url:
         await service.wait_loaded()

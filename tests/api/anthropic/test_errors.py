@@ -11,8 +11,10 @@ import anthropic
 import httpx
 import pytest
 
-from tests.api.anthropic.test_routes import ASK, answering, client_of, events_in, with_sdk
-from tests.support.http_server import serving, serving_script
+from tests.support.anthropic_api import ASK
+from tests.support.clients import client_and_service, client_of, named_events_in, use_anthropic
+from tests.support.http_server import serving
+from tests.support.scripts import answering
 from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.anthropic.request import MessagesRequest
 from trioserve.app import create_app
@@ -140,7 +142,7 @@ async def test_a_failure_ends_a_stream_that_has_begun() -> None:
     async with client_of(backend) as client:
         answer = await client.post("/v1/messages", json=ASK | {"stream": True}, headers=ID)
     assert answer.status_code == 200
-    *before, last = events_in(answer.text)
+    *before, last = named_events_in(answer.text)
     assert [each["type"] for each in before[:3]] == ["message_start", "ping", "content_block_start"]
     assert last == error("api_error", "The batch is cursed.")
 
@@ -166,15 +168,14 @@ async def test_errors_as_the_sdk_raises_them() -> None:
         with pytest.raises(anthropic.AuthenticationError):
             other.messages.create(**ASK)
 
-    await with_sdk(answering("Hi"), use, api_keys=("secret",))
+    await use_anthropic(answering("Hi"), use, api_keys=("secret",))
 
 
 async def test_a_queue_that_is_full_and_a_server_that_closes() -> None:
     backend = answering("x" * 3000, n_slots=1)
     backend.on_decode = lambda backend: time.sleep(0.001)
     async with (
-        serving_script(backend, max_queue=0) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_and_service(backend, max_queue=0) as (client, service),
         service.server.stream("hold the slot") as stream,
     ):
         await anext(stream)

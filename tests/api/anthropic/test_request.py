@@ -9,7 +9,8 @@ import jiter
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.api.anthropic.test_routes import ASK, HI, WEATHER
+from tests.support.anthropic_api import ASK, WEATHER
+from tests.support.scripts import HI
 from trioserve.api.anthropic.events import read_input
 from trioserve.api.anthropic.messages import read_messages, sign
 from trioserve.api.anthropic.request import (

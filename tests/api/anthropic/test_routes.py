@@ -2,92 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import anthropic
-import httpx
 import pydantic
 import pytest
 import trio
 
+from tests.support.anthropic_api import ASK, WEATHER, post
+from tests.support.clients import client_of, named_events_in, use_anthropic
 from tests.support.http_server import serving, serving_script, slots_in_use
-from tests.support.templates import TEMPLATE
+from tests.support.scripts import HI, TEMPLATE, answering, noting
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.testing import ScriptedBackend
 
-HI = [{"role": "user", "content": "Hi"}]
-ASK = {"model": "m", "max_tokens": 200, "messages": HI}
-WEATHER = {
-    "name": "weather",
-    "description": "Tells the weather",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
-}
-
 
 def call(city: str) -> str:
     return f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
-
-
-def answering(text: str, **settings: Any) -> ScriptedBackend:
-    return ScriptedBackend(lambda prompt: text, n_ctx=4096, chat_template=TEMPLATE, **settings)
-
-
-def noting(text: str) -> tuple[ScriptedBackend, list[str]]:
-    """Make a backend that answers with a text, and keeps the prompts that it got."""
-    prompts: list[str] = []
-
-    def script(prompt: str) -> str:
-        prompts.append(prompt)
-        return text
-
-    return ScriptedBackend(script, n_ctx=4096, chat_template=TEMPLATE), prompts
-
-
-@asynccontextmanager
-async def client_of(backend: ScriptedBackend, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serving_script(backend, **settings) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
-
-
-async def with_sdk(
-    backend: ScriptedBackend, use: Callable[[anthropic.Anthropic], None], **settings: Any
-) -> None:
-    """Let the SDK use a server, in a thread."""
-
-    def run(url: str) -> None:
-        with anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0) as client:
-            use(client)
-
-    async with serving_script(backend, **settings) as (url, _):
-        await trio.to_thread.run_sync(run, url)
-
-
-async def post(backend: ScriptedBackend, **fields: Any) -> dict[str, Any]:
-    """Ask for a message, and take it from an answer that must be well."""
-    async with client_of(backend) as client:
-        answer = await client.post("/v1/messages", json=ASK | fields)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
-def events_in(text: str) -> list[dict[str, Any]]:
-    """Parse a body of events, whose names must be those in their data."""
-    events = []
-    *blocks, rest = text.split("\n\n")
-    assert rest == ""
-    for block in blocks:
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
 
 
 # -- messages
@@ -120,7 +54,7 @@ async def test_the_events_of_a_stream() -> None:
     async with client_of(answering("Hey")) as client:
         answer = await client.post("/v1/messages", json=ASK | {"stream": True})
     assert answer.headers["Content-Type"] == "text/event-stream"
-    begin, ping, start, *deltas, stop, end, last = events_in(answer.text)
+    begin, ping, start, *deltas, stop, end, last = named_events_in(answer.text)
     message = begin.pop("message")
     assert begin == {"type": "message_start"}
     assert message.pop("id").startswith("msg_")
@@ -169,7 +103,7 @@ async def test_a_cached_prompt_is_counted_apart() -> None:
         for usage in (second, third):
             assert usage.input_tokens + usage.cache_read_input_tokens == first.input_tokens
 
-    await with_sdk(answering("Hello you"), use)
+    await use_anthropic(answering("Hello you"), use)
 
 
 ANSWERS = {
@@ -206,7 +140,7 @@ async def test_a_stream_adds_up_to_the_whole_message(name: str) -> None:
             block.pop("parsed_output", None)
         return {key: value for key, value in data.items() if key != "id"}
 
-    await with_sdk(answering(ANSWERS[name]), use)
+    await use_anthropic(answering(ANSWERS[name]), use)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +165,7 @@ async def test_why_it_stopped(
             assert message.stop_reason == reason
             assert message.stop_sequence == word
 
-    await with_sdk(answering(text), use)
+    await use_anthropic(answering(text), use)
 
 
 async def test_the_context_ends_a_message() -> None:
@@ -267,7 +201,7 @@ async def test_the_sdk() -> None:
         beta = client.beta.messages.create(**ASK, betas=["context-1m-2025-08-07"])
         assert beta.content[0].text == "Hello you"
 
-    await with_sdk(answering("Hello you"), use)
+    await use_anthropic(answering("Hello you"), use)
 
 
 async def test_the_sdk_with_thinking() -> None:
@@ -284,7 +218,7 @@ async def test_the_sdk_with_thinking() -> None:
             **asked | {"messages": [*HI, {"role": "assistant", "content": [thought, said]}, *HI]}
         )
 
-    await with_sdk(answering(ANSWERS["thinking"]), use)
+    await use_anthropic(answering(ANSWERS["thinking"]), use)
 
 
 async def test_a_loop_of_tools() -> None:
@@ -314,7 +248,7 @@ async def test_a_loop_of_tools() -> None:
         assert message.content[0].text == "Rain in Paris, sun in Rome."
 
     backend = ScriptedBackend(script, n_ctx=4096, chat_template=TEMPLATE)
-    await with_sdk(backend, use)
+    await use_anthropic(backend, use)
     assert "<tool_response>\nParis\n" in prompts[-1]
     assert "<tool_response>\nRome\n" in prompts[-1]
 
@@ -332,7 +266,7 @@ async def test_an_answer_of_a_given_shape() -> None:
             assert stream.get_final_message().parsed_output == message.parsed_output
 
     backend = answering('{"city": "Paris", "degrees": 20}')
-    await with_sdk(backend, use)
+    await use_anthropic(backend, use)
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     data = await post(answering('{"a": 1}'), output_format=schema)  # as older clients have it
     assert data["content"] == [{"type": "text", "text": '{"a": 1}'}]
@@ -353,7 +287,7 @@ async def test_counting_tokens() -> None:
         used = client.messages.create(**asked, max_tokens=2000).usage
         assert counted.input_tokens == used.input_tokens
 
-    await with_sdk(answering("Hello"), use)
+    await use_anthropic(answering("Hello"), use)
 
 
 async def test_the_bundled_model_thinks_and_calls_as_it_must() -> None:

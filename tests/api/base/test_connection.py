@@ -11,24 +11,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script, slots_in_use
+from tests.support.scripts import endless
 from trioserve.api.base import connection
 from trioserve.testing import ScriptedBackend
-
-ENDLESS = 100_000
-
-
-def endless(on_decode: Callable[[ScriptedBackend], None] | None = None) -> ScriptedBackend:
-    """A backend that never comes to an end in a test."""
-    backend = ScriptedBackend(lambda prompt: "x" * ENDLESS, n_ctx=4 * ENDLESS, n_ctx_seq=ENDLESS)
-    backend.on_decode = on_decode or (lambda backend: time.sleep(0.001))
-    return backend
 
 
 def body(**fields: Any) -> bytes:
@@ -152,8 +144,7 @@ async def test_a_client_that_sends_too_much_still_reads_why(chunked: bool) -> No
 
     content = parts() if chunked else large
     async with (
-        serving_script(max_body_size=100_000) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=20) as client,
+        client_of(max_body_size=100_000) as client,
     ):
         answer = await client.post("/completion", content=content)
         assert answer.status_code == 413

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import attrs
@@ -13,8 +12,10 @@ import pytest
 import trio
 
 from tests.api.base.test_queue import busy
+from tests.support.clients import client_and_service, client_of
 from tests.support.http_server import connected, post, serving, serving_script
 from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.scripts import CHAT
 from trioserve.api.base.errors import InternalError
 from trioserve.api.llama import admin
 from trioserve.api.streams.parked import ConflictError
@@ -48,8 +49,6 @@ from trioserve.errors import (
     UnsupportedFieldError,
 )
 from trioserve.testing import ScriptedBackend
-
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 #: Errors that no client sees as such, and why.
 NEVER_SENT = {
@@ -85,17 +84,6 @@ def answers(kind: type[TrioServeError], status: int, **error: Any) -> Callable[[
     return note
 
 
-@asynccontextmanager
-async def served(
-    backend: ScriptedBackend | None = None, **settings: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serving_script(backend, **settings) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
-
-
 def failing(error: Exception) -> ScriptedBackend:
     """A backend whose first decode fails."""
 
@@ -128,7 +116,7 @@ async def unloaded(error: TrioServeError) -> httpx.Response:
     param="top_k",
 )
 async def a_field_of_the_wrong_type() -> httpx.Response:
-    async with served() as client:
+    async with client_of() as client:
         return await client.post("/completion", json={"prompt": "a", "top_k": "x"})
 
 
@@ -141,7 +129,7 @@ async def a_field_of_the_wrong_type() -> httpx.Response:
     param="prompt",
 )
 async def a_field_that_is_missing() -> httpx.Response:
-    async with served() as client:
+    async with client_of() as client:
         return await client.post("/completion", json={})
 
 
@@ -153,7 +141,7 @@ async def a_field_that_is_missing() -> httpx.Response:
     type="invalid_request_error",
 )
 async def a_body_that_is_not_json() -> httpx.Response:
-    async with served() as client:
+    async with client_of() as client:
         return await client.post("/completion", content=b"")
 
 
@@ -184,7 +172,7 @@ async def a_body_that_does_not_come() -> httpx.Response:
 )
 async def a_prompt_that_is_too_long() -> httpx.Response:
     backend = ScriptedBackend(n_slots=1, n_ctx=64, n_batch=64)
-    async with served(backend) as client:
+    async with client_of(backend) as client:
         return await client.post("/completion", json={"prompt": "a" * 64})
 
 
@@ -215,7 +203,7 @@ async def a_text_that_is_too_long_to_embed() -> httpx.Response:
     param="n_cache_reuse",
 )
 async def a_field_without_effect() -> httpx.Response:
-    async with served() as client:
+    async with client_of() as client:
         return await client.post("/completion", json={"prompt": "a", "n_cache_reuse": 64})
 
 
@@ -228,7 +216,7 @@ async def a_field_without_effect() -> httpx.Response:
     param="messages",
 )
 async def messages_that_the_template_refuses() -> httpx.Response:
-    async with served(chat_template="{% if messages[0].content == 'Hi' %}"
+    async with client_of(chat_template="{% if messages[0].content == 'Hi' %}"
                       "{{ raise_exception('not like this') }}{% endif %}") as client:  # fmt: skip
         return await client.post("/v1/chat/completions", json=CHAT)
 
@@ -241,7 +229,7 @@ async def messages_that_the_template_refuses() -> httpx.Response:
     type="not_supported_error",
 )
 async def a_route_that_is_switched_off() -> httpx.Response:
-    async with served(slots_endpoint=False) as client:
+    async with client_of(slots_endpoint=False) as client:
         return await client.get("/slots")
 
 
@@ -253,7 +241,7 @@ async def a_route_that_is_switched_off() -> httpx.Response:
     type="authentication_error",
 )
 async def a_wrong_key() -> httpx.Response:
-    async with served(api_keys=("key",)) as client:
+    async with client_of(api_keys=("key",)) as client:
         return await client.get("/v1/models", headers={"Authorization": "Bearer other"})
 
 
@@ -265,7 +253,7 @@ async def a_wrong_key() -> httpx.Response:
     type="not_found_error",
 )
 async def a_route_that_is_not_there() -> httpx.Response:
-    async with served() as client:
+    async with client_of() as client:
         return await client.get("/nothing")
 
 
@@ -277,7 +265,7 @@ async def a_route_that_is_not_there() -> httpx.Response:
     type="invalid_request_error",
 )
 async def another_method() -> httpx.Response:
-    async with served() as client:
+    async with client_of() as client:
         return await client.get("/completion")
 
 
@@ -308,7 +296,7 @@ async def a_stream_that_somebody_reads() -> httpx.Response:
     type="invalid_request_error",
 )
 async def a_body_that_is_too_large() -> httpx.Response:
-    async with served(max_body_size=10) as client:
+    async with client_of(max_body_size=10) as client:
         return await client.post("/completion", json={"prompt": "a" * 10})
 
 
@@ -362,8 +350,7 @@ async def a_library_that_cannot_be_used() -> httpx.Response:
 )
 async def a_server_that_drains() -> httpx.Response:
     async with (
-        serving_script() as (url, service),
-        httpx.AsyncClient(base_url=url) as client,
+        client_and_service() as (client, service),
     ):
         await service.drain()
         return await client.post("/completion", json={"prompt": "a"})
@@ -392,13 +379,13 @@ async def a_deadline_that_passes() -> httpx.Response:
 
 @answers(DecodeError, 500, code=500, message="llama_decode failed.", type="server_error")
 async def a_decode_that_fails() -> httpx.Response:
-    async with served(failing(DecodeError("llama_decode failed."))) as client:
+    async with client_of(failing(DecodeError("llama_decode failed."))) as client:
         return await client.post("/completion", json={"prompt": "a"})
 
 
 @answers(KVCacheFullError, 500, code="kv_cache_full", message="No room.", type="server_error")
 async def a_cache_that_is_full() -> httpx.Response:
-    async with served(failing(KVCacheFullError("No room."))) as client:
+    async with client_of(failing(KVCacheFullError("No room."))) as client:
         return await client.post("/completion", json={"prompt": "a"})
 
 
@@ -410,7 +397,7 @@ async def a_cache_that_is_full() -> httpx.Response:
     type="server_error",
 )
 async def an_engine_that_breaks() -> httpx.Response:
-    async with served(failing(RuntimeError("broken"))) as client:
+    async with client_of(failing(RuntimeError("broken"))) as client:
         return await client.post("/completion", json={"prompt": "a"})
 
 
@@ -422,7 +409,7 @@ async def an_engine_that_breaks() -> httpx.Response:
     type="server_error",
 )
 async def a_mistake_of_ours() -> httpx.Response:
-    async with served() as client:
+    async with client_of() as client:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(admin, "_meta", lambda server: 1 / 0)
             return await client.get("/v1/models", headers={"X-Request-Id": "mine"})
@@ -478,7 +465,7 @@ async def test_a_stream_that_has_begun_ends_with_the_error(path: str, body: Any)
 
     backend = ScriptedBackend(lambda prompt: "Hello there")
     backend.on_decode = fail_later
-    async with served(backend) as client:
+    async with client_of(backend) as client:
         answer = await client.post(path, json={**body, "stream": True})
         assert answer.status_code == 200
         events = [line for line in answer.text.splitlines() if line]

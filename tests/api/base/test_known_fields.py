@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -11,27 +9,18 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from tests.support.http_server import serving_script
+from tests.support.clients import client_of
+from tests.support.scripts import HI
 from trioserve.api.base.fields import _fields_of
 from trioserve.api.base.neutral import ACCEPTED, NEUTRAL, NEUTRAL_IN_CHAT
 from trioserve.api.base.schema import ChatRequest, CompletionRequest
 from trioserve.testing import ScriptedBackend
 from trioserve.types import GenerationParams, SamplingParams
 
-HI = [{"role": "user", "content": "Hi"}]
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
     "|{{ verbosity }}|{{ reasoning_effort }}|{{ enable_thinking }}"
 )
-
-
-@asynccontextmanager
-async def client_of(backend: ScriptedBackend | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serving_script(backend or ScriptedBackend(chat_template=TEMPLATE)) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
 
 
 def names_of(cls: Any) -> set[str]:
@@ -71,7 +60,7 @@ def test_every_field_of_openai_s_client_is_known(cls: Any, theirs: Any, neutral:
     ],
 )
 async def test_what_would_have_no_effect_is_refused(name: str, value: Any) -> None:
-    async with client_of() as client:
+    async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": HI, name: value})
         null = await client.post("/v1/chat/completions", json={"messages": HI, name: None})
     assert answer.status_code == 400
@@ -99,7 +88,7 @@ async def test_what_one_machine_has_no_use_for_is_taken() -> None:
         "modalities": ["text"],
         "nobody_knows_this": 1,
     }
-    async with client_of() as client:
+    async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200
     assert answer.json()["model"] == "scripted"
@@ -132,7 +121,7 @@ async def test_the_template_reads_the_levels(fields: dict[str, Any], prompt: str
 
 
 async def test_a_chat_may_ask_for_candidates_as_llama_server_has_it() -> None:
-    async with client_of() as client:
+    async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:
         body = {"messages": HI, "n_probs": 1, "max_tokens": 2}
         choice = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
     assert [each["token"] for each in choice["logprobs"]["content"]] == ["H", "I"]
@@ -167,6 +156,6 @@ async def test_what_was_begun_is_echoed(
 
 
 async def test_no_tokens_are_made_when_none_are_wanted() -> None:
-    async with client_of() as client:
+    async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:
         data = (await client.post("/completion", json={"prompt": "ab", "n_predict": 0})).json()
     assert (data["content"], data["tokens_predicted"], data["stop_type"]) == ("", 0, "limit")

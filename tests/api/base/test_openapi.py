@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import attrs
-import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.support.http_server import serving_script
+from tests.support.clients import client_of
 from trioserve.api.base import json_types, openapi
 from trioserve.api.base.fields import how, json_type
 from trioserve.app import create_app
@@ -151,8 +150,7 @@ def test_the_schema_of_a_class() -> None:
 @pytest.mark.parametrize("keys", [(), ("key",)])
 async def test_it_is_served(keys: tuple[str, ...]) -> None:
     async with (
-        serving_script(api_keys=keys, api_prefix="/llm") as (url, _),
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(api_keys=keys, api_prefix="/llm") as client,
     ):
         if keys:
             assert (await client.get("/llm/openapi.json")).status_code == 401

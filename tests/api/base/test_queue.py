@@ -17,7 +17,9 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from tests.support.clients import client_and_service, client_of
 from tests.support.http_server import connected, post, serving_script
+from tests.support.scripts import CHAT, ENDLESS, HI
 from trioserve.api.base import queue
 from trioserve.api.base.queue import PING, Queue, Waiting, comment_on
 from trioserve.api.base.service import Service
@@ -26,9 +28,6 @@ from trioserve.server.dispatch import Mailbox
 from trioserve.testing import ScriptedBackend
 from trioserve.types import EngineStatus, WaitingStatus
 
-ENDLESS = 100_000
-HI = [{"role": "user", "content": "Hi"}]
-CHAT = {"messages": HI}
 PREFER = {"Prefer": "respond-async"}
 
 #: A route that generates, and a body for it.
@@ -300,7 +299,7 @@ async def test_priorities(path: str, body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("priority", [101, -101, "high", 1.5, True])
 async def test_bad_priorities(priority: Any) -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         answer = await client.post("/v1/chat/completions", json={**CHAT, "priority": priority})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "priority"
@@ -328,8 +327,7 @@ async def test_a_deadline_in_a_stream_is_an_event(path: str) -> None:
     backend.on_decode = lambda backend: time.sleep(0.001)
     body = {"messages": HI, "prompt": "a", "stream": True, "timeout": 1000}
     async with (
-        serving_script(backend) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_and_service(backend) as (client, service),
     ):
         with capture_logs() as logs:
             async with client.stream("POST", path, json=body) as answer:
@@ -378,7 +376,7 @@ async def test_the_time_begins_before_the_body() -> None:
 
 
 async def test_the_time_of_a_parked_request_begins_when_it_is_posted() -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         body = {**CHAT, "timeout": 0.05}
         parked = await client.post("/v1/chat/completions", json=body, headers=PREFER)
         assert parked.status_code == 202
@@ -388,7 +386,7 @@ async def test_the_time_of_a_parked_request_begins_when_it_is_posted() -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1, "1", True, 1e9, 10**400])
 async def test_bad_timeouts(timeout: Any) -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         answer = await client.post("/completion", json={"prompt": "a", "timeout": timeout})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "timeout"
@@ -396,7 +394,7 @@ async def test_bad_timeouts(timeout: Any) -> None:
 
 @pytest.mark.parametrize("timeout", ["", "0", "-1", "1e3", "inf", "nan", "1_0", "٣", "5 s"])
 async def test_bad_timeouts_in_the_header(timeout: str) -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         headers = {b"X-Request-Timeout": timeout.encode()}
         answer = await client.post("/completion", json={"prompt": "a"}, headers=headers)
         assert answer.status_code == 400
@@ -432,8 +430,7 @@ async def test_a_parked_request_keeps_its_client(monkeypatch: pytest.MonkeyPatch
     seen: list[str] = []
 
     async with (
-        serving_script(api_keys=("anna",)) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_and_service(api_keys=("anna",)) as (client, service),
     ):
         original: Callable[..., Any] = service.server.stream_chat
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.support.scripts import HI
 from trioserve.api.base import values
 from trioserve.api.base.fields import MismatchError, structure
 from trioserve.api.base.schema import (
@@ -19,8 +20,6 @@ from trioserve.api.base.schema import (
     TokenizeRequest,
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-
-HI = [{"role": "user", "content": "Hi"}]
 
 
 def chat(**fields: Any) -> ChatRequest:

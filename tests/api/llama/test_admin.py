@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,9 @@ from quart import Quart
 from structlog.testing import capture_logs
 
 import trioserve.server.core as server_module
-from tests.support.http_server import serving_script
+from tests.support.clients import client_and_service, client_of
 from trioserve.api.base import auth, cors, errors, request_id
 from trioserve.api.base.request import json_response
-from trioserve.api.base.service import Service
 from trioserve.api.llama import admin
 from trioserve.errors import QueueFullError
 from trioserve.testing import ScriptedBackend
@@ -28,29 +25,20 @@ from trioserve.testing import ScriptedBackend
 ROOT = Path(__file__).parents[3]
 
 
-@asynccontextmanager
-async def served(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
-    async with (
-        serving_script(ScriptedBackend(), **settings) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client, service
-
-
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/ready", "/health/live"])
 async def test_health(path: str) -> None:
-    async with served() as (client, _):
+    async with client_of() as client:
         answer = await client.get(path)
         assert answer.status_code == 200
         assert answer.json() == {"status": "ok"}
 
 
 async def test_properties_can_be_set_where_that_is_allowed() -> None:
-    async with served(props_endpoint=True) as (client, _):
+    async with client_of(props_endpoint=True) as client:
         answer = await client.post("/props", json={"any": "thing"})
         assert (answer.status_code, answer.json()) == (200, {"success": True})
         assert (await client.get("/props")).json()["endpoint_props"] is True
-    async with served() as (client, _):
+    async with client_of() as client:
         answer = await client.post("/props", json={})
         assert answer.status_code == 501
         assert answer.json()["error"]["message"] == (
@@ -60,7 +48,7 @@ async def test_properties_can_be_set_where_that_is_allowed() -> None:
 
 
 async def test_health_while_draining() -> None:
-    async with served() as (client, service):
+    async with client_and_service() as (client, service):
         await service.drain()
         for path in ("/health", "/health/ready"):
             answer = await client.get(path)
@@ -84,8 +72,7 @@ async def test_an_engine_is_live_in_a_long_tick_but_not_in_an_endless_one(
     backend.on_decode = tick
     monkeypatch.setattr(server_module, "_ANSWER_TIMEOUT", 0.01)
     async with (
-        serving_script(backend) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_of(backend) as client,
         trio.open_nursery() as nursery,
     ):
         monkeypatch.setattr(admin, "TICK_TIMEOUT", 0.0)
@@ -108,8 +95,7 @@ async def test_a_broken_engine_is_not_live() -> None:
     backend = ScriptedBackend()
     backend.on_decode = tick
     async with (
-        serving_script(backend) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_of(backend) as client,
     ):
         assert (await client.post("/completion", json={"prompt": "a"})).status_code == 500
         answer = await client.get("/health/live")
@@ -119,7 +105,7 @@ async def test_a_broken_engine_is_not_live() -> None:
 
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])
 async def test_models(path: str) -> None:
-    async with served() as (client, _):
+    async with client_of() as client:
         data = (await client.get(path)).json()
     assert data["object"] == "list"
     (model,) = data["data"]
@@ -130,7 +116,7 @@ async def test_models(path: str) -> None:
 
 
 async def test_props() -> None:
-    async with served(parallel=2, n_predict=9) as (client, _):
+    async with client_of(parallel=2, n_predict=9) as client:
         data = (await client.get("/props")).json()
         refused = await client.post("/props", json={})
     assert data["total_slots"] == 2
@@ -158,8 +144,7 @@ async def test_slots() -> None:
 
     backend.on_decode = on_decode
     async with (
-        serving_script(backend) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_of(backend) as client,
         trio.open_nursery() as nursery,
     ):
         idle = (await client.get("/slots?fail_on_no_slot=1")).json()
@@ -186,7 +171,7 @@ async def test_slots() -> None:
 
 
 async def test_slots_can_be_hidden() -> None:
-    async with served(slots_endpoint=False) as (client, _):
+    async with client_of(slots_endpoint=False) as client:
         answer = await client.get("/slots")
     assert answer.status_code == 501
     assert answer.json()["error"]["type"] == "not_supported_error"
@@ -196,7 +181,7 @@ async def test_slots_can_be_hidden() -> None:
 
 
 async def test_the_page_is_the_example() -> None:
-    async with served(api_keys=("secret",)) as (client, _):
+    async with client_of(api_keys=("secret",)) as client:
         answer = await client.get("/")
     assert answer.status_code == 200
     assert answer.headers["Content-Type"].startswith("text/html")
@@ -208,7 +193,7 @@ async def test_the_page_is_the_example() -> None:
 
 
 async def test_keys() -> None:
-    async with served(api_keys=("one", "two")) as (client, _):
+    async with client_of(api_keys=("one", "two")) as client:
 
         async def status(path: str, **headers: str) -> int:
             return (await client.get(path, headers=headers)).status_code
@@ -253,7 +238,7 @@ def test_a_key_is_compared_with_all() -> None:
 )
 async def test_only_pages_of_this_machine_may_read_answers(origin: str, local: bool) -> None:
     assert cors.is_local(origin) is local
-    async with served(api_keys=("key",)) as (client, _):
+    async with client_of(api_keys=("key",)) as client:
         answer = await client.options("/v1/chat/completions", headers={"Origin": origin})
         assert answer.status_code == 204
         allowed = answer.headers.get("Access-Control-Allow-Origin")
@@ -265,7 +250,7 @@ async def test_only_pages_of_this_machine_may_read_answers(origin: str, local: b
 
 
 async def test_request_ids() -> None:
-    async with served() as (client, _):
+    async with client_of() as client:
         with capture_logs([request_id.structlog.contextvars.merge_contextvars]) as logs:
             answer = await client.post(
                 "/completion", json={"prompt": "a"}, headers={"X-Request-Id": "my-id_1.2"}
@@ -280,7 +265,7 @@ async def test_request_ids() -> None:
 
 
 async def test_errors_have_one_shape() -> None:
-    async with served() as (client, _):
+    async with client_of() as client:
         missing = await client.get("/nope")
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
         wrong = await client.get("/v1/chat/completions")
@@ -330,7 +315,7 @@ async def test_what_nobody_expected_is_logged_under_the_id_of_the_request() -> N
 
 
 async def test_several_names_and_tags() -> None:
-    async with served(alias="one, two", tags=("small", "quick")) as (client, _):
+    async with client_of(alias="one, two", tags=("small", "quick")) as client:
         (model,) = (await client.get("/v1/models")).json()["data"]
         assert model["aliases"] == ["one", "two"]
         assert model["tags"] == ["small", "quick"]
@@ -338,7 +323,7 @@ async def test_several_names_and_tags() -> None:
 
 @pytest.mark.parametrize("prefix", ["/models", "/v1/models"])
 async def test_one_model_by_its_name(prefix: str) -> None:
-    async with served(alias="one/a,two") as (client, _):
+    async with client_of(alias="one/a,two") as client:
         (listed,) = (await client.get(prefix)).json()["data"]
         for name in ("scripted", "one/a", "one%2Fa", "two"):
             assert (await client.get(f"{prefix}/{name}")).json() == listed

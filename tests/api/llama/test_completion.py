@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.support.http_server import serving_script
-from trioserve.testing import ScriptedBackend
-
-
-@asynccontextmanager
-async def client_of(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serving_script(ScriptedBackend(), **settings) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
-
-
-def events_in(text: str) -> list[Any]:
-    *events, rest = text.split("\n\n")
-    assert rest == ""
-    return [json.loads(event.removeprefix("data: ")) for event in events]
+from tests.support.clients import client_of, events_in
 
 
 async def test_text_to_tokens_and_back() -> None:
@@ -93,7 +73,7 @@ async def test_a_streamed_completion() -> None:
     body = {"prompt": "a\nb", "stream": True, "return_progress": True, "timings_per_token": True}
     async with client_of() as client:
         answer = await client.post("/completion", json=body)
-    *parts, last = events_in(answer.text)
+    *parts, last = events_in(answer.text, done=False)
     progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
     assert progress[-1] == {
         "total": 3,
@@ -125,7 +105,7 @@ async def test_several_prompts_give_a_list() -> None:
         {"content": "CD", "index": 1, "generation_settings/top_k": 40},
     ]
     texts = {0: "", 1: ""}
-    for event in events_in(streamed.text):
+    for event in events_in(streamed.text, done=False):
         texts[event["index"]] += event["content"]
     assert texts == {0: "AB", 1: "CD"}
 

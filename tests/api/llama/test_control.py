@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.openai.test_chat import TEMPLATE
-from tests.support.http_server import serving_script, slots_in_use
-from trioserve.api.base.service import Service
+from tests.support.clients import client_and_service
+from tests.support.http_server import slots_in_use
+from tests.support.scripts import HI, TEMPLATE
 from trioserve.testing import ScriptedBackend
 
-HI = [{"role": "user", "content": "Hi"}]
 CONTROL = "/v1/chat/completions/control"
 
 
@@ -23,19 +22,8 @@ def thinking(text: str, **settings: Any) -> ScriptedBackend:
     return ScriptedBackend(lambda _: text, n_ctx=8192, chat_template=TEMPLATE, **settings)
 
 
-@asynccontextmanager
-async def client_of(
-    backend: ScriptedBackend, **settings: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
-    async with (
-        serving_script(backend, **settings) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client, service
-
-
 async def answer(backend: ScriptedBackend, fields: dict[str, Any], **settings: Any) -> Any:
-    async with client_of(backend, **settings) as (client, _):
+    async with client_and_service(backend, **settings) as (client, _):
         response = await client.post("/v1/chat/completions", json={"messages": HI, **fields})
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["message"]
@@ -103,7 +91,7 @@ async def test_a_wrong_value_is_refused() -> None:
         "reasoning_control": 1,
         "reasoning_format": "loud",
     }
-    async with client_of(thinking("x")) as (client, _):
+    async with client_and_service(thinking("x")) as (client, _):
         for field, value in fields.items():
             body = {"messages": HI, field: value}
             response = await client.post("/v1/chat/completions", json=body)
@@ -148,7 +136,7 @@ ASKED = "First think between <think> and </think>, then answer."
 async def test_whether_the_model_is_to_think(
     settings: dict[str, Any], fields: dict[str, Any], thinks: bool
 ) -> None:
-    async with client_of(thinking("x"), **settings) as (client, _):
+    async with client_and_service(thinking("x"), **settings) as (client, _):
         body = {"messages": HI, "chat_template_kwargs": fields}
         response = await client.post("/apply-template", json=body)
     assert (ASKED in response.json()["prompt"]) == thinks
@@ -156,7 +144,7 @@ async def test_whether_the_model_is_to_think(
 
 async def test_a_last_message_of_the_assistants_can_be_one_like_any_other() -> None:
     body = {"messages": [*HI, {"role": "assistant", "content": "Yo"}]}
-    async with client_of(thinking("x"), prefill_assistant=False) as (client, _):
+    async with client_and_service(thinking("x"), prefill_assistant=False) as (client, _):
         whole = (await client.post("/apply-template", json=body)).json()["prompt"]
         body["continue_final_message"] = True  # type: ignore[assignment]
         begun = (await client.post("/apply-template", json=body)).json()["prompt"]
@@ -176,7 +164,7 @@ async def test_structured_output_comes_after_reasoning(text: str) -> None:
 
 
 async def test_in_the_format_none_all_of_it_is_structured() -> None:
-    async with client_of(thinking('<think>Hm</think>{"a": 1}')) as (client, _):
+    async with client_and_service(thinking('<think>Hm</think>{"a": 1}')) as (client, _):
         body = {"messages": HI, "reasoning_format": "none", **OBJECT}
         response = await client.post("/v1/chat/completions", json=body)
     assert response.status_code == 500  # the script does not follow the grammar
@@ -202,7 +190,10 @@ async def drained(client: httpx.AsyncClient, id_: str, chunks: AsyncIterator[Any
 
 
 async def test_reasoning_is_ended() -> None:
-    async with client_of(thinking(ENDLESS)) as (client, _), streamed(client, **ORDERED) as chunks:
+    async with (
+        client_and_service(thinking(ENDLESS)) as (client, _),
+        streamed(client, **ORDERED) as chunks,
+    ):
         first = await anext(chunks)
         done = await control(client, id=first["id"], action="reasoning_end")
         rest = [chunk async for chunk in chunks]
@@ -213,7 +204,7 @@ async def test_reasoning_is_ended() -> None:
 
 async def test_all_choices_end_their_reasoning() -> None:
     async with (
-        client_of(thinking(ENDLESS)) as (client, _),
+        client_and_service(thinking(ENDLESS)) as (client, _),
         streamed(client, n=2, **ORDERED) as chunks,
     ):
         first = await anext(chunks)
@@ -226,13 +217,13 @@ async def test_all_choices_end_their_reasoning() -> None:
 
 async def test_it_has_to_be_allowed() -> None:
     refused = {"success": False, "message": "reasoning control not enabled for this completion"}
-    async with client_of(thinking(ENDLESS)) as (client, _), streamed(client) as chunks:
+    async with client_and_service(thinking(ENDLESS)) as (client, _), streamed(client) as chunks:
         first = await anext(chunks)
         assert await control(client, id=first["id"], action="reasoning_end") == refused
         await drained(client, first["id"], chunks)
     plain = ScriptedBackend(lambda _: "x" * 4000, n_ctx=8192)  # no reasoning in its template
     async with (
-        client_of(plain) as (client, _),
+        client_and_service(plain) as (client, _),
         streamed(client, reasoning_control=True) as chunks,
     ):
         first = await anext(chunks)
@@ -241,7 +232,7 @@ async def test_it_has_to_be_allowed() -> None:
 
 
 async def test_an_answer_is_cancelled() -> None:
-    async with client_of(thinking(ENDLESS)) as (client, service):
+    async with client_and_service(thinking(ENDLESS)) as (client, service):
         async with streamed(client) as chunks:
             first = await anext(chunks)
             last = await drained(client, first["id"], chunks)
@@ -251,7 +242,7 @@ async def test_an_answer_is_cancelled() -> None:
 
 async def test_what_has_ended_is_not_found() -> None:
     gone = {"success": False, "message": "no active completion for this id"}
-    async with client_of(thinking("Yo")) as (client, _):
+    async with client_and_service(thinking("Yo")) as (client, _):
         async with streamed(client, reasoning_control=True) as chunks:
             ids = {chunk["id"] async for chunk in chunks}
         (id_,) = ids
@@ -268,7 +259,7 @@ async def test_a_wrong_order_is_refused() -> None:
         ({"id": "chatcmpl-x", "action": "pause"}, "unknown control action"),
         ({"id": 5, "action": "cancel"}, "'id' must be a string."),
     ]
-    async with client_of(thinking("x")) as (client, _):
+    async with client_and_service(thinking("x")) as (client, _):
         for body, message in orders:
             response = await client.post(CONTROL, json=body)
             assert response.status_code == 400

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import trio
 
 from tests.support import fim_model
+from tests.support.clients import client_of
 from tests.support.http_server import serving_script
 from trioserve.config import Config
 from trioserve.llama import load
@@ -40,23 +40,18 @@ class Prompts(list[str]):
         return "gap"
 
 
-@asynccontextmanager
-async def client_of(
-    prompts: Prompts, vocab: ByteVocab | None = None, **settings: Any
-) -> AsyncIterator[httpx.AsyncClient]:
+def gap_client(
+    prompts: Prompts, vocab: ByteVocab | None = None, **config: Any
+) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     backend = ScriptedBackend(prompts, n_ctx=400)
     backend.vocab = vocab or GapVocab()
-    async with (
-        serving_script(backend, **settings) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
+    return client_of(backend, **config)
 
 
 async def filled(body: dict[str, Any], vocab: ByteVocab | None = None, **settings: Any) -> str:
     """The prompt that a request makes."""
     prompts = Prompts()
-    async with client_of(prompts, vocab, **settings) as client:
+    async with gap_client(prompts, vocab, **settings) as client:
         answer = await client.post("/infill", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["content"] == "gap"
@@ -95,7 +90,7 @@ async def test_of_long_texts_what_is_near_the_gap_stays() -> None:
 
 async def test_a_stream_and_copies() -> None:
     body = {"input_prefix": "a", "input_suffix": "b", "n_cmpl": 2, "stream": True}
-    async with client_of(Prompts()) as client:
+    async with gap_client(Prompts()) as client:
         answer = await client.post("/infill", json=body)
     events = [json.loads(each.removeprefix("data: ")) for each in answer.text.split("\n\n") if each]
     texts = {0: "", 1: ""}
@@ -120,14 +115,14 @@ async def test_a_stream_and_copies() -> None:
 )
 async def test_bad_requests_name_the_field(fields: dict[str, Any], param: str) -> None:
     body = {"input_prefix": "a", "input_suffix": "b"} | fields
-    async with client_of(Prompts()) as client:
+    async with gap_client(Prompts()) as client:
         answer = await client.post("/infill", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
 
 async def test_a_vocabulary_without_the_tokens() -> None:
-    async with client_of(Prompts(), ByteVocab()) as client:
+    async with gap_client(Prompts(), ByteVocab()) as client:
         answer = await client.post("/infill", json={})
     assert answer.status_code == 501
     assert answer.json()["error"] == {

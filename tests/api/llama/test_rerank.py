@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import httpx
 import pytest
 from gguf import PoolingType
 
+from tests.support.clients import client_of, client_of_app
 from tests.support.gguf_models import write_bert
-from tests.support.http_server import serving, serving_script
 from trioserve.app import create_app
 from trioserve.config import Config
 
@@ -32,13 +32,8 @@ async def client(model: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@asynccontextmanager
-async def opened(model: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(Config(model=str(model), reranking=True, threads=1, **settings))
-    async with serving(app) as url:
-        await app.extensions["trioserve"].wait_loaded()
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            yield client
+def opened(model: Path, **config: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return client_of_app(create_app(Config(model=str(model), reranking=True, threads=1, **config)))
 
 
 def error(message: str, param: str | None, *, status: int = 400, **rest: Any) -> dict[str, Any]:
@@ -173,7 +168,7 @@ async def test_servers_that_do_not_rank(client: httpx.AsyncClient) -> None:
     wanted = error(
         "This server does not support reranking. Start it with `--reranking`", None, status=501
     )
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as other:
+    async with client_of() as other:
         for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"):
             answer = await other.post(path, json={})
             assert (answer.status_code, answer.json()) == (501, wanted)

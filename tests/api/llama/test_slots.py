@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import httpx
 import pytest
 import trio
 
-from tests.support.http_server import serving, serving_script
+from tests.support.clients import client_and_service, client_of, client_of_app
 from tests.support.lora_files import make_lora
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
@@ -28,28 +27,15 @@ PROMPT = "Once upon a time there was a little girl who"
 GREEDY = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "id_slot": 0}
 
 
-@asynccontextmanager
-async def served(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+def served(**config: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     """The bundled model."""
-    app = create_app(Config(ctx_size=512, threads=1, **settings))
-    async with (
-        serving(app) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as client,
-    ):
-        await app.extensions["trioserve"].wait_loaded()
-        yield client
+    return client_of_app(create_app(Config(ctx_size=512, threads=1, **config)))
 
 
-@asynccontextmanager
-async def scripted(
-    directory: Path, backend: ScriptedBackend | None = None, **settings: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
-    settings["slot_save_path"] = str(directory)
-    async with (
-        serving_script(backend, **settings) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client, service
+def scripted(
+    directory: Path, backend: ScriptedBackend | None = None, **config: Any
+) -> AbstractAsyncContextManager[tuple[httpx.AsyncClient, Service]]:
+    return client_and_service(backend, slot_save_path=str(directory), **config)
 
 
 async def act(
@@ -222,7 +208,7 @@ async def error_of(client: httpx.AsyncClient, path: str, **kwargs: Any) -> dict[
 
 @pytest.mark.parametrize("action", ["save", "restore", "erase", "fly"])
 async def test_without_a_directory(action: str) -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         error = await error_of(client, f"/slots/0?action={action}", json={"filename": "a"})
     assert error == {
         "code": 501,

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import trio
 
+from tests.support.clients import client_of, events_in
 from tests.support.http_server import serving_script
-from tests.support.templates import TEMPLATE
+from tests.support.scripts import HI, answering
 from trioserve.chat.template.render import CHATML
 from trioserve.errors import DecodeError
 from trioserve.testing import ScriptedBackend
 
-HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {}}}
 CALL = 'Well. <tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-
-
-def answering(text: str) -> ScriptedBackend:
-    return ScriptedBackend(lambda prompt: text, n_ctx=4096, chat_template=TEMPLATE)
-
-
-@asynccontextmanager
-async def client_of(backend: ScriptedBackend, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serving_script(backend, **settings) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
-
-
-def events_in(text: str) -> list[Any]:
-    """Parse a body of events; the last one is the word DONE."""
-    *events, last, rest = text.split("\n\n")
-    assert last == "data: [DONE]"
-    assert rest == ""
-    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 # -- chat
@@ -358,7 +334,7 @@ async def test_an_answer_of_a_given_shape() -> None:
         {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}},
         {"type": "text"},
     ]
-    async with serving_script(backend) as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of(backend) as client:
         for wanted in formats:
             body = {"messages": [{"role": "user", "content": "go"}], "response_format": wanted}
             answer = await client.post("/v1/chat/completions", json=body)
@@ -383,7 +359,7 @@ async def test_an_answer_of_a_given_shape() -> None:
     ],
 )
 async def test_a_bad_shape_is_named(fields: dict[str, Any], param: str) -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         answer = await client.post("/completion", json={"prompt": "go", **fields})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == param

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import structlog
 import trio
 
+from tests.support.clients import client_of, events_in
 from tests.support.http_server import connected, post, serving_script, slots_in_use
+from tests.support.scripts import HI
 from trioserve.api.base.generation import copies_of
 from trioserve.api.base.payload import usage as usage_of
 from trioserve.api.openai.chat import best_of
@@ -30,34 +29,16 @@ from trioserve.types import (
     TokenProbs,
 )
 
-HI = [{"role": "user", "content": "Hi"}]
 
-
-@asynccontextmanager
-async def client_of(
-    backend: ScriptedBackend | None = None, **settings: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    backend = backend or ScriptedBackend(lambda prompt: "Yes", n_slots=3)
-    async with (
-        serving_script(backend, **settings) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
-
-
-def events_in(text: str) -> list[Any]:
-    return [
-        json.loads(event.removeprefix("data: "))
-        for event in text.split("\n\n")
-        if event and event != "data: [DONE]"
-    ]
+def three_slots() -> ScriptedBackend:
+    return ScriptedBackend(lambda prompt: "Yes", n_slots=3)
 
 
 # -- chats
 
 
 async def test_the_choices_of_a_chat() -> None:
-    async with client_of() as client:
+    async with client_of(three_slots()) as client:
         one = (await client.post("/v1/chat/completions", json={"messages": HI})).json()
         body = {"messages": HI, "n": 3, "cache_prompt": False}
         data = (await client.post("/v1/chat/completions", json=body)).json()
@@ -82,7 +63,7 @@ async def test_the_choices_of_a_streamed_chat(include_usage: bool) -> None:
         "stream": True,
         "stream_options": {"include_usage": include_usage},
     }
-    async with client_of() as client:
+    async with client_of(three_slots()) as client:
         answer = await client.post("/v1/chat/completions", json=body)
     events = events_in(answer.text)
     assert [event["choices"][0]["index"] for event in events[:2]] == [0, 1]  # for OpenAI's client
@@ -156,7 +137,7 @@ async def test_each_copy_has_a_seed_of_its_own() -> None:
     ]
     assert data == expected
     texts = Counter[int]()
-    for event in events_in(streamed.text):
+    for event in events_in(streamed.text, done=False):
         texts[event["index"]] += len(event["content"])
     assert texts == {0: 2, 1: 2, 2: 2, 3: 2}
 
@@ -242,7 +223,7 @@ async def test_best_of_reports_no_more_than_was_asked_for(logprobs: int | None) 
     ],
 )
 async def test_bad_numbers_name_the_field(fields: dict[str, Any], param: str) -> None:
-    async with client_of() as client:
+    async with client_of(three_slots()) as client:
         answer = await client.post("/v1/completions", json={"prompt": "a"} | fields)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param

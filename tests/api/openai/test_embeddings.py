@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ import openai
 import pytest
 import trio
 
+from tests.support.clients import client_of, client_of_app
 from tests.support.gguf_models import CLS, SEP, WIDTH, Bert, write_bert
-from tests.support.http_server import serving, serving_script
+from tests.support.http_server import serving
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -27,13 +27,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Bert:
     return write_bert(tmp_path_factory.mktemp("models") / "mean.gguf")
 
 
-@asynccontextmanager
-async def client_of(path: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(Config(model=str(path), embeddings=True, threads=1, **settings))
-    async with serving(app) as url:
-        await app.extensions["trioserve"].wait_loaded()
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            yield client
+def client_of_model(path: Path, **config: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return client_of_app(create_app(Config(model=str(path), embeddings=True, threads=1, **config)))
 
 
 def error(message: str, param: str | None, *, status: int = 400, **rest: Any) -> dict[str, Any]:
@@ -43,7 +38,7 @@ def error(message: str, param: str | None, *, status: int = 400, **rest: Any) ->
 
 
 async def test_the_openai_sdk(model: Bert) -> None:
-    async with client_of(model.path) as client:
+    async with client_of_model(model.path) as client:
 
         def ask() -> None:
             sdk = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="x", max_retries=0)
@@ -82,7 +77,7 @@ async def test_the_openai_sdk(model: Bert) -> None:
     ],
 )
 async def test_forms_of_an_input(model: Bert, value: Any) -> None:
-    async with client_of(model.path, flash_attn="off") as client:
+    async with client_of_model(model.path, flash_attn="off") as client:
         body = (await client.post("/v1/embeddings", json={"input": value})).json()
         same = (await client.post("/v1/embeddings", json={"input": "the cat"})).json()
         wanted = same["data"][0]["embedding"]
@@ -94,7 +89,7 @@ async def test_forms_of_an_input(model: Bert, value: Any) -> None:
 
 
 async def test_base64_is_the_same_numbers(model: Bert) -> None:
-    async with client_of(model.path) as client:
+    async with client_of_model(model.path) as client:
         answers = [
             (await client.post("/v1/embeddings", json={"input": "cat", "encoding_format": form}))
             for form in ("float", "base64")
@@ -106,7 +101,7 @@ async def test_base64_is_the_same_numbers(model: Bert) -> None:
 
 
 async def test_llama_servers_own_form(model: Bert) -> None:
-    async with client_of(model.path) as client:
+    async with client_of_model(model.path) as client:
         wanted = (await client.post("/v1/embeddings", json={"input": ["cat", "dog"]})).json()
         for path, name in (
             ("/embedding", "content"),
@@ -127,7 +122,7 @@ async def test_llama_servers_own_form(model: Bert) -> None:
 
 
 async def test_a_vector_for_each_token(model: Bert) -> None:
-    async with client_of(model.path, pooling="none") as client:
+    async with client_of_model(model.path, pooling="none") as client:
         answer = (await client.post("/embedding", json={"content": ["the cat", ""]})).json()
         assert [np.array(one["embedding"]).shape for one in answer] == [(4, WIDTH), (2, WIDTH)]
         refused = await client.post("/v1/embeddings", json={"input": "cat"})
@@ -144,7 +139,7 @@ async def test_a_vector_for_each_token(model: Bert) -> None:
 
 async def test_many_inputs_in_one_request(model: Bert) -> None:
     """More than any batch holds, and more than is written on the event loop."""
-    async with client_of(model.path, ubatch_size=64) as client:
+    async with client_of_model(model.path, ubatch_size=64) as client:
         body = {"input": ["the cat"] * 700, "encoding_format": "float"}
         answer = (await client.post("/v1/embeddings", json=body)).json()
         assert [one["index"] for one in answer["data"]] == list(range(700))
@@ -227,13 +222,13 @@ _FORMS = (
 async def test_what_is_wrong_is_named(
     model: Bert, path: str, body: dict[str, Any], message: str, param: str
 ) -> None:
-    async with client_of(model.path) as client:
+    async with client_of_model(model.path) as client:
         answer = await client.post(path, json=body)
         assert (answer.status_code, answer.json()) == (400, error(message, param))
 
 
 async def test_a_text_that_is_too_long_names_the_flag(model: Bert) -> None:
-    async with client_of(model.path, ubatch_size=16) as client:
+    async with client_of_model(model.path, ubatch_size=16) as client:
         answer = await client.post("/v1/embeddings", json={"input": "cat " * 20})
         assert answer.status_code == 400
         assert answer.json() == error(
@@ -248,7 +243,7 @@ async def test_a_text_that_is_too_long_names_the_flag(model: Bert) -> None:
 
 
 async def test_a_deadline_that_has_passed(model: Bert) -> None:
-    async with client_of(model.path) as client:
+    async with client_of_model(model.path) as client:
         late = {"X-Request-Timeout": "0.000001"}
         for path in ("/v1/embeddings", "/embedding"):
             answer = await client.post(path, json={"input": "a"}, headers=late)
@@ -264,7 +259,7 @@ VECTORS_ONLY = (
 
 
 async def test_a_server_for_text_has_no_embeddings() -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         for path in ("/v1/embeddings", "/embeddings", "/embedding"):
             answer = await client.post(path, content=b"not even JSON")
             assert (answer.status_code, answer.json()) == (501, error(TEXT_ONLY, None, status=501))
@@ -272,7 +267,7 @@ async def test_a_server_for_text_has_no_embeddings() -> None:
 
 async def test_a_server_for_embeddings_makes_no_text(model: Bert) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    async with client_of(model.path, metrics_endpoint=True) as client:
+    async with client_of_model(model.path, metrics_endpoint=True) as client:
         for path, body in (
             ("/completion", {"prompt": "a"}),
             ("/v1/completions", {"prompt": "a"}),

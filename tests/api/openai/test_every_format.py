@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import openai
 import pydantic
 import pytest
 import trio
 
 from tests.chat.formats.test_writers import WRITERS, Writer
+from tests.support.clients import client_and_service
 from tests.support.http_server import serving_script
+from tests.support.scripts import HI
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.testing import ScriptedBackend
 
-HI = [{"role": "user", "content": "Hi"}]
 TOOLS = [
     {
         "type": "function",
@@ -56,8 +56,7 @@ async def test_streaming_equals_not_streaming(writer: Writer, with_calls: bool) 
     # Its output ends with the prompt that the format goes on from.
     template = "{{ messages[0].content }}{% raw %}" + writer.prompt + "{% endraw %}"
     async with (
-        serving_script(backend, chat_template=template) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=30) as client,
+        client_and_service(backend, chat_template=template) as (client, service),
     ):
         use_format(service.server.template, writer.format)
         body = {"messages": HI, "tools": TOOLS, "parallel_tool_calls": True}

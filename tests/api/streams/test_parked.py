@@ -6,11 +6,12 @@ import json
 import time
 from typing import Any, cast
 
-import httpx
 import pytest
 import trio
 
-from tests.support.http_server import serving_script, slots_in_use
+from tests.support.clients import client_and_service, client_of
+from tests.support.http_server import slots_in_use
+from tests.support.scripts import CHAT
 from trioserve.api.base.schema import ChatRequest
 from trioserve.api.streams import parked
 from trioserve.api.streams.parked import ConflictError, Lot, Parked
@@ -18,7 +19,6 @@ from trioserve.errors import NotFoundError, QueueFullError
 from trioserve.testing import ScriptedBackend
 from trioserve.types import GenerationParams
 
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 PREFER = {"Prefer": "wait=5, respond-async"}
 
 
@@ -92,8 +92,7 @@ def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_event_source_reads_its_answer_once() -> None:
     backend = ScriptedBackend(lambda prompt: "Hello")
     async with (
-        serving_script(backend, api_keys=("key",)) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_of(backend, api_keys=("key",)) as client,
     ):
         refused = await client.post("/v1/chat/completions", json=CHAT, headers=PREFER)
         assert refused.status_code == 401
@@ -118,7 +117,7 @@ async def test_an_event_source_reads_its_answer_once() -> None:
 
 
 async def test_a_request_is_checked_before_it_is_parked() -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         bad = await client.post("/v1/chat/completions", json={}, headers=PREFER)
         assert bad.status_code == 400
 
@@ -127,8 +126,7 @@ async def test_delete_stops_a_stream_that_runs() -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 10_000, n_ctx=20_000)
     backend.on_decode = lambda backend: time.sleep(0.001)
     async with (
-        serving_script(backend) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        client_and_service(backend) as (client, service),
     ):
         answer = await client.post("/v1/chat/completions", json=CHAT, headers=PREFER)
         location = answer.headers["Location"]

@@ -7,6 +7,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script
 from trioserve.config import Config
 from trioserve.engine.counters import Counters
@@ -147,7 +148,7 @@ def test_two_servers_do_not_mix() -> None:
 
 
 async def test_without_the_flag_it_is_not_there() -> None:
-    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+    async with client_of() as client:
         answer = await client.get("/metrics")
         assert answer.status_code == 501
         assert answer.json() == {
@@ -163,8 +164,7 @@ async def test_without_the_flag_it_is_not_there() -> None:
 
 async def test_over_http() -> None:
     async with (
-        serving_script(metrics_endpoint=True) as (url, _),
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(metrics_endpoint=True) as client,
     ):
         for _ in range(2):
             body = {"prompt": "p" * 40, "temperature": 0}

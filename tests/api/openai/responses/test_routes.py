@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,11 +11,11 @@ import httpx
 import openai
 import pydantic
 import pytest
-import trio
 from openai.types.responses import Response, ResponseInputParam, ResponseStreamEvent
 
-from tests.support.http_server import serving, serving_script
-from tests.support.templates import TEMPLATE
+from tests.support.clients import client_of, use_openai
+from tests.support.http_server import serving
+from tests.support.scripts import answering
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import DecodeError
@@ -30,31 +30,6 @@ WEATHER: Any = {
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TEXT = f"<think>\nHm, é.\n</think>\n\nWell. {CALL}"
-
-
-def answering(text: str | Callable[[str], str]) -> ScriptedBackend:
-    script = text if callable(text) else lambda prompt: text
-    return ScriptedBackend(script, n_ctx=4096, chat_template=TEMPLATE)
-
-
-@asynccontextmanager
-async def client_of(backend: ScriptedBackend, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serving_script(backend, **settings) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
-    ):
-        yield client
-
-
-async def with_sdk(backend: ScriptedBackend, use: Callable[[openai.OpenAI], None]) -> None:
-    """Use OpenAI's SDK, which is synchronous here, beside the server."""
-
-    def run(url: str) -> None:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-            use(client)
-
-    async with serving_script(backend) as (url, _):
-        await trio.to_thread.run_sync(run, url)
 
 
 def events_in(text: str) -> list[dict[str, Any]]:
@@ -316,7 +291,7 @@ async def test_the_sdk_makes_responses() -> None:
         assert made.usage is not None
         assert counted.input_tokens == made.usage.input_tokens
 
-    await with_sdk(answering(TEXT), use)
+    await use_openai(answering(TEXT), use)
 
 
 async def test_the_sdk_parses_what_it_asked_for() -> None:
@@ -345,7 +320,7 @@ async def test_the_sdk_parses_what_it_asked_for() -> None:
             )
         assert caught.value.param == "text.format"
 
-    await with_sdk(answering(script), use)
+    await use_openai(answering(script), use)
 
 
 async def test_the_sdk_goes_round_with_tools() -> None:
@@ -372,7 +347,7 @@ async def test_the_sdk_goes_round_with_tools() -> None:
         second = client.responses.create(model="any", input=items, tools=[WEATHER])
         assert second.output_text == "It is sunny."
 
-    await with_sdk(answering(script), use)
+    await use_openai(answering(script), use)
     history = prompts[1].removeprefix(prompts[0])
     assert history == (
         f"<think>\nHm, é.\n</think>\n\nWell. \n{CALL}<|im_end|>\n"
@@ -395,7 +370,7 @@ async def test_the_sdk_raises_what_ended_a_stream() -> None:
             client.responses.create(model="any", input="Hi", previous_response_id="resp_1")
         assert caught.value.param == "previous_response_id"
 
-    await with_sdk(failing_at("o", "Hello you"), use)
+    await use_openai(failing_at("o", "Hello you"), use)
 
 
 # -- the bundled model

@@ -1,0 +1,100 @@
+"""Clients of a server within a test: httpx, OpenAI's SDK and Anthropic's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import trio
+from quart_trio import QuartTrio
+
+from tests.support.http_server import serving, serving_script
+from trioserve.api.base.service import Service
+from trioserve.testing import ScriptedBackend
+
+#: Longer than any answer takes, in seconds.
+TIMEOUT = 30
+
+
+@asynccontextmanager
+async def client_and_service(
+    backend: ScriptedBackend | None = None, **config: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
+    """Serve a scripted backend; gives a client and the service."""
+    async with (
+        serving_script(backend, **config) as (url, service),
+        httpx.AsyncClient(base_url=url, timeout=TIMEOUT) as client,
+    ):
+        yield client, service
+
+
+@asynccontextmanager
+async def client_of(
+    backend: ScriptedBackend | None = None, **config: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a scripted backend; gives a client."""
+    async with client_and_service(backend, **config) as (client, _):
+        yield client
+
+
+@asynccontextmanager
+async def client_of_app(app: QuartTrio) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve an app and wait until its model is loaded; gives a client."""
+    async with (
+        serving(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=TIMEOUT) as client,
+    ):
+        await app.extensions["trioserve"].wait_loaded()
+        yield client
+
+
+async def use_openai(
+    backend: ScriptedBackend, use: Callable[[openai.OpenAI], None], **config: Any
+) -> None:
+    """Let OpenAI's SDK use a server, in a thread."""
+
+    def run(url: str) -> None:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+            use(client)
+
+    async with serving_script(backend, **config) as (url, _):
+        await trio.to_thread.run_sync(run, url)
+
+
+async def use_anthropic(
+    backend: ScriptedBackend, use: Callable[[anthropic.Anthropic], None], **config: Any
+) -> None:
+    """Let Anthropic's SDK use a server, in a thread."""
+
+    def run(url: str) -> None:
+        with anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0) as client:
+            use(client)
+
+    async with serving_script(backend, **config) as (url, _):
+        await trio.to_thread.run_sync(run, url)
+
+
+def events_in(text: str, *, done: bool = True) -> list[Any]:
+    """The data of a body of events without names; with `done`, the last one is the word DONE."""
+    *events, rest = text.split("\n\n")
+    assert rest == ""
+    if done:
+        assert events.pop() == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def named_events_in(text: str) -> list[dict[str, Any]]:
+    """The data of a body of events, whose names must be the types in their data."""
+    *blocks, rest = text.split("\n\n")
+    assert rest == ""
+    events = []
+    for block in blocks:
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events

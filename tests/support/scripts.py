@@ -1,0 +1,46 @@
+"""Backends that answer from a script, and what the tests ask them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trioserve.testing import ScriptedBackend
+
+#: The chat template of the bundled model.
+TEMPLATE = (Path(__file__).parents[2] / "examples" / "bundled_model" / "template.jinja").read_text(
+    encoding="utf-8"
+)
+
+HI = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": HI}
+
+#: More tokens than any test waits for.
+ENDLESS = 100_000
+
+
+def answering(text: str | Callable[[str], str], **settings: Any) -> ScriptedBackend:
+    """A backend that answers each chat with a text, or with what a function makes of the prompt."""
+    script = text if callable(text) else lambda prompt: text
+    settings = {"n_ctx": 4096, "chat_template": TEMPLATE, **settings}
+    return ScriptedBackend(script, **settings)
+
+
+def noting(text: str) -> tuple[ScriptedBackend, list[str]]:
+    """A backend that answers each chat with a text, and the list of the prompts that it gets."""
+    prompts: list[str] = []
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return text
+
+    return answering(script), prompts
+
+
+def endless(on_decode: Callable[[ScriptedBackend], None] | None = None) -> ScriptedBackend:
+    """A backend that never comes to an end in a test; a tick takes a millisecond by default."""
+    backend = ScriptedBackend(lambda prompt: "x" * ENDLESS, n_ctx=4 * ENDLESS, n_ctx_seq=ENDLESS)
+    backend.on_decode = on_decode or (lambda backend: time.sleep(0.001))
+    return backend
