@@ -14,7 +14,11 @@ import trio
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.thinking import after_thinking, thinking_of
 from trioserve.chat.parse.parser import MessageParser
-from trioserve.chat.template.continuation import Part, begun_with, render_open
+from trioserve.chat.template.continuation import (
+    ContinueFinalMessage,
+    continued_prompt_tail,
+    render_continued,
+)
 from trioserve.chat.tool_choice import ToolChoice, choose
 from trioserve.errors import ServerClosingError
 from trioserve.server.core import SHORT_TEXT
@@ -39,7 +43,7 @@ class Chats(Texts):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        continue_final_message: Part | None = None,
+        continue_final_message: ContinueFinalMessage | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a chat with the model's template.
@@ -61,7 +65,7 @@ class Chats(Texts):
             partial(self.template.render, add_generation_prompt=add_generation_prompt)
             if continue_final_message is None
             else partial(
-                render_open, self.template, self.template.format, part=continue_final_message
+                render_continued, self.template, self.template.format, part=continue_final_message
             )
         )
         variables = {**self._template_variables, **(template_kwargs or {})}
@@ -88,7 +92,7 @@ class Chats(Texts):
         tool_choice: str | ToolChoice = "auto",
         parallel_tool_calls: bool | None = None,
         add_generation_prompt: bool = True,
-        continue_final_message: Part | None = None,
+        continue_final_message: ContinueFinalMessage | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         reasoning_format: str | None = None,
         reasoning_budget: int = -1,
@@ -146,7 +150,7 @@ class Chats(Texts):
         tail = (
             text[-256:]
             if continue_final_message is None
-            else begun_with(messages, continue_final_message, format)
+            else continued_prompt_tail(messages, continue_final_message, format)
         )
         if reasoning_format is None:
             reasoning_format = self.config.reasoning_format

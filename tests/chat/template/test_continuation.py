@@ -1,8 +1,8 @@
-"""A chat whose last message the model goes on with."""
+"""Prompts that continue the final message of a chat."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -10,7 +10,12 @@ from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.formats.families import HARMONY, PLAIN, PLAIN_THINK
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import MessageParser
-from trioserve.chat.template.continuation import PARTS, Part, begun_with, part_of, render_open
+from trioserve.chat.template.continuation import (
+    ContinueFinalMessage,
+    continued_part,
+    continued_prompt_tail,
+    render_continued,
+)
 from trioserve.chat.template.render import CHATML, ChatTemplate
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
@@ -30,15 +35,15 @@ def said(content: Any = "", **fields: Any) -> dict[str, Any]:
 
 def render(
     *messages: dict[str, Any],
-    part: Part = "auto",
+    part: ContinueFinalMessage = "auto",
     source: str = CHATML,
     format: ChatFormat = PLAIN,
     **kwargs: Any,
 ) -> str:
-    return render_open(ChatTemplate(source), format, messages, part, kwargs=kwargs)
+    return render_continued(ChatTemplate(source), format, messages, part, kwargs=kwargs)
 
 
-def test_the_prompt_goes_on_with_the_last_message() -> None:
+def test_the_prompt_ends_with_the_final_message() -> None:
     assert render(USER, said("The answer")) == HEAD + "The answer"
     parts = [{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]
     assert render(USER, said(parts)) == HEAD + "Wh\n\nill"
@@ -48,7 +53,7 @@ def test_the_prompt_goes_on_with_the_last_message() -> None:
 @pytest.mark.parametrize("source", [CHATML, THINKING])
 @pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}])
 def test_reasoning_is_written_anew(source: str, kwargs: dict[str, Any]) -> None:
-    def prompt(last: dict[str, Any], part: Part = "auto") -> str:
+    def prompt(last: dict[str, Any], part: ContinueFinalMessage = "auto") -> str:
         return render(USER, last, part=part, source=source, format=PLAIN_THINK, **kwargs)
 
     assert prompt(said("A")) == HEAD + "<think></think>A"
@@ -68,8 +73,10 @@ def test_reasoning_is_written_anew(source: str, kwargs: dict[str, Any]) -> None:
         ([USER, said(5)], "messages[1].content"),
     ],
 )
-@pytest.mark.parametrize("part", PARTS)
-def test_what_cannot_go_on(messages: list[Any], param: str, part: Part) -> None:
+@pytest.mark.parametrize("part", get_args(ContinueFinalMessage))
+def test_what_cannot_be_continued(
+    messages: list[Any], param: str, part: ContinueFinalMessage
+) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         render(*messages, part=part)
     assert caught.value.param == param
@@ -81,22 +88,22 @@ def test_reasoning_needs_a_model_that_writes_it() -> None:
     assert caught.value.param == "messages[1].reasoning_content"
 
 
-def test_messages_in_channels_cannot_be_begun() -> None:
+def test_messages_in_channels_cannot_be_continued() -> None:
     with pytest.raises(UnsupportedFieldError) as caught:
         render(USER, said("A"), format=HARMONY)
     assert caught.value.param == "messages[1]"
 
 
-def test_the_part_that_goes_on() -> None:
-    assert part_of([USER, said("A")], "auto") == "content"
-    assert part_of([USER, said("A", reasoning_content="so")], "auto") == "content"
-    assert part_of([USER, said(reasoning_content="so")], "auto") == "reasoning_content"
-    assert part_of([USER, said("A")], "reasoning_content") == "reasoning_content"
+def test_the_part_that_is_continued() -> None:
+    assert continued_part([USER, said("A")], "auto") == "content"
+    assert continued_part([USER, said("A", reasoning_content="so")], "auto") == "content"
+    assert continued_part([USER, said(reasoning_content="so")], "auto") == "reasoning_content"
+    assert continued_part([USER, said("A")], "reasoning_content") == "reasoning_content"
 
 
 def parsed(text: str, last: dict[str, Any]) -> Message:
-    begun = begun_with([USER, last], "auto", PLAIN_THINK)
-    parser = MessageParser(PLAIN_THINK, parse_tools=False, prompt_tail=begun)
+    tail = continued_prompt_tail([USER, last], "auto", PLAIN_THINK)
+    parser = MessageParser(PLAIN_THINK, parse_tools=False, prompt_tail=tail)
     builder = MessageBuilder()
     for delta in [*parser.feed(text), *parser.finish()]:
         builder.add(delta)

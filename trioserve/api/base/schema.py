@@ -21,7 +21,7 @@ from trioserve.api.base.neutral import (
     refuse_unsupported,
 )
 from trioserve.api.base.values import Bias, Prompt
-from trioserve.chat.template.continuation import Part
+from trioserve.chat.template.continuation import ContinueFinalMessage
 from trioserve.chat.tool_choice import ToolChoice
 from trioserve.errors import InvalidRequestError
 from trioserve.types import GenerationParams, Grammar, SamplingParams
@@ -253,7 +253,7 @@ class Ending:
     """
 
     add_generation_prompt: bool = True
-    continue_final_message: Part | None = None
+    continue_final_message: ContinueFinalMessage | None = None
     echo: bool = False
 
 

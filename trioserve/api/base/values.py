@@ -16,7 +16,7 @@ from trioserve.api.base.fields import (
     objects,
     strings,
 )
-from trioserve.chat.template.continuation import Part
+from trioserve.chat.template.continuation import ContinueFinalMessage
 from trioserve.chat.tool_choice import MODES, ToolChoice
 from trioserve.errors import InvalidRequestError
 from trioserve.types import MAX_SCALE, SAMPLER_LETTERS
@@ -307,13 +307,13 @@ def _function_names(tools: Any) -> tuple[str, ...]:
 
 
 @json_type({"enum": [True, False, "content", "reasoning_content"]})
-def continue_final_message(value: Any) -> Part | None:
+def continue_final_message(value: Any) -> ContinueFinalMessage | None:
     """Read ``continue_final_message``: a boolean, or the part of the message that goes on."""
     if isinstance(value, bool):
         return "auto" if value else None
     if value not in ("content", "reasoning_content"):
         raise MismatchError('true, false, "content" or "reasoning_content"')
-    return cast(Part, value)
+    return cast(ContinueFinalMessage, value)
 
 
 def is_begun(messages: Any) -> bool:

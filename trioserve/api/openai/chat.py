@@ -31,7 +31,7 @@ from trioserve.api.openai.events import (
 )
 from trioserve.api.streams import parked
 from trioserve.chat.deltas import Message, MessageBuilder
-from trioserve.chat.template.continuation import begun
+from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.stream import ChatCompletion, Completion
@@ -131,7 +131,7 @@ def _with_echo(wanted: ChatRequest, done: ChatCompletion) -> ChatCompletion:
     if not wanted.ending.echo:
         return done
     whole = MessageBuilder()
-    for delta in begun(wanted.messages):
+    for delta in final_message_deltas(wanted.messages):
         whole.add(delta)
     before, added = whole.build(), done.message
     joined = attrs.evolve(

@@ -20,7 +20,7 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.chat.template.continuation import begun
+from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.types import (
     Chunk,
@@ -156,7 +156,7 @@ class _Choice:
         self._index = index
         self._frame, self._wanted, self._options = frame, wanted, options
         self._live = payload.LiveTimings(n_prompt, monotonic)
-        self._echo = begun(wanted.messages) if wanted.ending.echo else ()
+        self._echo = final_message_deltas(wanted.messages) if wanted.ending.echo else ()
         self._began = False
         self._called = False
         self._n_predicted = 0

@@ -1,7 +1,7 @@
-"""Assistant prefill: a chat whose last message was begun by the client, for the model to go on.
+"""Prompts that continue the final message of a chat, which the client has begun for the assistant.
 
-The messages before it are rendered as always. The prompt then goes on with what the assistant has
-said so far, and is left open.
+The messages before it are rendered as usual. Then comes the text that the message has so far, and
+no end marker, so that the model continues it.
 """
 
 from __future__ import annotations
@@ -15,109 +15,102 @@ from trioserve.chat.messages import Message, parse_messages
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
-#: The part of the last message that goes on. "auto": its reasoning, if it has nothing else.
-Part: TypeAlias = Literal["auto", "content", "reasoning_content"]
-
-PARTS: tuple[Part, ...] = ("auto", "content", "reasoning_content")
+#: Which part of the final message is continued. "auto": its reasoning, if it has nothing else.
+ContinueFinalMessage: TypeAlias = Literal["auto", "content", "reasoning_content"]
 
 
-def part_of(messages: object, wanted: Part) -> Part:
-    """Decide which part of the last message goes on.
+def continued_part(messages: object, part: ContinueFinalMessage) -> ContinueFinalMessage:
+    """Decide which part of the final message is continued.
 
     Raises:
-        InvalidRequestError: the last message is not one that can go on; `param` names it.
+        InvalidRequestError: the final message cannot be continued; `param` names it.
     """
-    last = parse_messages(messages)[-1]
+    final = parse_messages(messages)[-1]
     path = f"messages[{len(messages) - 1}]"  # type: ignore[arg-type]
-    if last["role"] != "assistant":
+    if final["role"] != "assistant":
         raise InvalidRequestError(
-            f"'{path}.role' is {last['role']!r}, and only a message of the assistant can go on.",
+            f"'{path}.role' is {final['role']!r}, but only an assistant message can be continued.",
             param=f"{path}.role",
         )
-    if "tool_calls" in last:
+    if "tool_calls" in final:
         raise InvalidRequestError(
-            f"'{path}' has tool calls, so it cannot go on.", param=f"{path}.tool_calls"
+            f"'{path}' has tool calls, so it cannot be continued.", param=f"{path}.tool_calls"
         )
-    if wanted != "auto":
-        return wanted
-    return "reasoning_content" if "reasoning_content" in last and not _text(last) else "content"
+    if part != "auto":
+        return part
+    return "reasoning_content" if "reasoning_content" in final and not _text(final) else "content"
 
 
-def render_open(
+def render_continued(
     template: ChatTemplate,
     format: ChatFormat,
     messages: Sequence[Mapping[str, Any]],
-    part: Part,
+    part: ContinueFinalMessage,
     *,
     tools: object = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render messages so that the model goes on with a part of the last one.
+    """Render messages so that the model continues a part of the final one.
 
     Raises:
         TemplateError: the template refuses the messages.
-        UnsupportedFieldError: reasoning is to go on, and this model has none; or it writes its
-            messages in channels.
-        InvalidRequestError: there is nothing before the last message, or one is malformed.
+        UnsupportedFieldError: reasoning is to be continued, and this model writes none; or the
+            model writes its messages in channels.
+        InvalidRequestError: there is nothing before the final message, or a message is malformed.
     """
-    part = part_of(messages, part)
-    last = parse_messages(messages)[-1]
-    if len(messages) == 1:
-        raise InvalidRequestError(
-            "'messages' must have a message before the one that goes on.", param="messages"
-        )
-    if format.channels is not None:  # how their headers are written is not known, only read
-        raise UnsupportedFieldError(
-            "A message of this model cannot be begun for it.",
-            param=f"messages[{len(messages) - 1}]",
-        )
+    part = continued_part(messages, part)
+    final = parse_messages(messages)[-1]
     before = messages[:-1]
+    if not before:
+        raise InvalidRequestError(
+            "'messages' must have a message before the one that is continued.", param="messages"
+        )
+    path = f"messages[{len(before)}]"
+    if format.channels is not None:  # we know how to read their headers, not how to write them
+        raise UnsupportedFieldError("Messages of this model cannot be continued.", param=path)
     closed = template.render(before, tools=tools, add_generation_prompt=False, kwargs=kwargs)
     opened = template.render(before, tools=tools, add_generation_prompt=True, kwargs=kwargs)
-    if format.reasoning is not None:
-        begun = opened.find(format.reasoning.start, _shared(closed, opened))
-        prompt = opened if begun < 0 else opened[:begun]
-        return prompt + _reasoning(template, format.reasoning, last, part)
-    if part == "reasoning_content":
-        path = f"messages[{len(before)}].reasoning_content"
-        raise UnsupportedFieldError("This model writes no reasoning to go on with.", param=path)
-    return opened + _text(last)
+    if format.reasoning is None:
+        if part == "reasoning_content":
+            raise UnsupportedFieldError(
+                "This model writes no reasoning that could be continued.",
+                param=f"{path}.reasoning_content",
+            )
+        return opened + _text(final)
+    # The template may have opened the reasoning, or opened and closed it: it is written again.
+    header_at = len(closed) if opened.startswith(closed) else 0
+    reasoning_at = opened.find(format.reasoning.start, header_at)
+    prompt = opened if reasoning_at < 0 else opened[:reasoning_at]
+    start, end = _markers(template, format.reasoning)
+    reasoning: str = final.get("reasoning_content", "")
+    prompt += start + reasoning
+    return prompt if part == "reasoning_content" else prompt + end + _text(final)
 
 
-def begun_with(messages: Sequence[Mapping[str, Any]], part: Part, format: ChatFormat) -> str:
-    """Say to the parser what the prompt has begun: reasoning, by its marker, or content.
+def continued_prompt_tail(
+    messages: Sequence[Mapping[str, Any]], part: ContinueFinalMessage, format: ChatFormat
+) -> str:
+    """Give what the parser takes for the end of the prompt: the marker of reasoning, or nothing.
 
-    Text that looks like a marker is in the message, so the end of the prompt itself says nothing.
+    The actual end of the prompt is the client's text, which may look like a marker.
     """
-    in_reasoning = part_of(messages, part) == "reasoning_content"
+    in_reasoning = continued_part(messages, part) == "reasoning_content"
     return format.reasoning.start if in_reasoning and format.reasoning is not None else ""
 
 
-def begun(messages: Sequence[Mapping[str, Any]]) -> tuple[Delta, ...]:
-    """What the last message has already, as if the model had said it."""
-    last = parse_messages(messages)[-1]
+def final_message_deltas(messages: Sequence[Mapping[str, Any]]) -> tuple[Delta, ...]:
+    """Give what the final message has already, as if the model had written it."""
+    final = parse_messages(messages)[-1]
     deltas: list[Delta] = []
-    if thought := last.get("reasoning_content"):
-        deltas.append(ReasoningDelta(thought))
-    if text := _text(last):
+    if reasoning := final.get("reasoning_content"):
+        deltas.append(ReasoningDelta(reasoning))
+    if text := _text(final):
         deltas.append(ContentDelta(text))
     return tuple(deltas)
 
 
-def _shared(closed: str, opened: str) -> int:
-    """Where the head of an answer begins, if the prompts differ in nothing else."""
-    return len(closed) if opened.startswith(closed) else 0
-
-
-def _reasoning(template: ChatTemplate, reasoning: Reasoning, last: Message, part: Part) -> str:
-    """Write a message that has reasoning. The template may have begun it, or ended it at once."""
-    start, end = _marks(template, reasoning)
-    begun: str = start + last.get("reasoning_content", "")
-    return begun if part == "reasoning_content" else begun + end + _text(last)
-
-
-def _marks(template: ChatTemplate, reasoning: Reasoning) -> tuple[str, str]:
-    """Find out how the template writes the markers of reasoning: with which blanks around them."""
+def _markers(template: ChatTemplate, reasoning: Reasoning) -> tuple[str, str]:
+    """Find out which whitespace the template writes around the markers of reasoning."""
     chat = [
         {"role": "user", "content": "0"},
         {"role": "assistant", "reasoning_content": _THOUGHT, "content": _ANSWER},
@@ -132,7 +125,7 @@ def _marks(template: ChatTemplate, reasoning: Reasoning) -> tuple[str, str]:
     return reasoning.start, reasoning.end
 
 
-#: Stand for reasoning and an answer; templates change neither.
+#: Stand for the reasoning and the answer: templates strip and escape nothing in them.
 _THOUGHT, _ANSWER = "Thought0", "Answer0"
 
 

@@ -319,7 +319,7 @@ async def test_a_call_that_nobody_answered_cannot_go_on() -> None:
             await server.render(
                 chat.messages, continue_final_message=chat.ending.continue_final_message
             )
-    assert caught.value.message == "'input[1]' has tool calls, so it cannot go on."
+    assert caught.value.message == "'input[1]' has tool calls, so it cannot be continued."
     assert caught.value.param == "input[1]"
 
 

@@ -29,7 +29,7 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.chat.template.continuation import begun
+from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.engine.backend import Vocab
 from trioserve.errors import TrioServeError
 from trioserve.server.stream import ChatChunk, ChatStream
@@ -82,7 +82,7 @@ class ResponseBuilder:
             {"type": "response.in_progress", "response": self.response},
         ]
         if self._chat.ending.echo:
-            events += self.add(ChatChunk(begun(self._chat.messages), ()))
+            events += self.add(ChatChunk(final_message_deltas(self._chat.messages), ()))
         return events
 
     def add(self, chunk: ChatChunk) -> list[Event]:
