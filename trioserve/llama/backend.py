@@ -11,12 +11,12 @@ import structlog
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelLoadError
 from trioserve.llama import state_file
+from trioserve.llama.adapters import LoadedAdapters
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params, threads
-from trioserve.llama.grammar.grammar import Compiler
+from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.lazy import matcher_for
 from trioserve.llama.grammar.matcher import CompiledGrammar
-from trioserve.llama.lora import LoadedAdapters
 from trioserve.llama.machine import allowed_cpus, free_memory
 from trioserve.llama.model import Model, Progress
 from trioserve.llama.sampling import chain
@@ -116,7 +116,7 @@ class LlamaBackend:
             KVCacheFullError: not enough free cells; nothing has changed.
             DecodeError: anything else; what the sequences hold is unknown.
         """
-        self._compiler.start()
+        self._compiler.pool.start()
         self._context.decode(self.batch)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:

@@ -112,7 +112,7 @@ def walk(
                 if token not in matcher.mask():
                     break  # text that must come is to come in the usual tokens
                 matcher.accept(token)
-                grammar.compiler.start()
+                grammar.pool.start()
                 tokens.append(token)
     finally:
         matcher.close()

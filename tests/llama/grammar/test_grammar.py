@@ -17,7 +17,7 @@ from trioserve.engine import DecodeMaximal, Engine
 from trioserve.errors import EngineError, InvalidRequestError, ServerClosingError, TrioServeError
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar import gbnf, json_schema, matcher
-from trioserve.llama.grammar.mask import Mask
+from trioserve.llama.grammar.masks import Mask
 from trioserve.types import (
     Chunk,
     Failed,
@@ -302,19 +302,19 @@ def test_gbnf_may_name_tokens(backend: LlamaBackend) -> None:
         ("root", "'::=' is missing (line 1)"),
         ('root ::= "a', "'\"' is missing"),
         ("root ::= [a", "']' is missing"),
-        ("root ::= []", "the class of characters is empty"),
+        ("root ::= []", "the character class is empty"),
         ("root ::= [z-a]", "the range from 'z' to 'a' is empty"),
         ('root ::= ("a"', "')' is missing"),
-        ('root ::= "a")', "')' makes no sense here"),
+        ('root ::= "a")', "')' is unexpected here"),
         ("root ::= other", "there is no rule 'other' (line 1)"),
         ('root ::= a\na ::= "x"\na ::= "y"', "there are two rules 'a'"),
         (r'root ::= "\q"', "an escape sequence"),
         (r'root ::= "\ud800"', "U+D800 is not a character"),
-        ('root ::= "a"{3,2}', "at least 3 and at most 2"),
+        ('root ::= "a"{3,2}', "the minimum 3 of a repetition is above its maximum 2"),
         ('root ::= "a"{99999}', "more than 2000 repetitions"),
         ("root ::= <[99999]>", "there is no token 99999"),
         ("root ::= <no such thing>", "there is no token <no such thing>"),
-        ("root ::= " + "(" * 40 + '"a"' + ")" * 40, "more than 32 parentheses"),
+        ("root ::= " + "(" * 40 + '"a"' + ")" * 40, "more than 32 levels of parentheses"),
         ("root ::= " + '"a" ' * 20000, "more than 65536"),
         ("".join(f'r{i} ::= "a"\n' for i in range(2001)), "more than 2000 rules"),
         ("%llguidance {}\nstart: /.*/", "is not the name of a rule"),
@@ -550,7 +550,7 @@ def test_a_matcher_that_gives_up_fails_its_task_alone(
 
     def give_up(one: matcher.Matcher, token: int) -> Mask:
         if one._compiled.grammar == bad:
-            raise EngineError("The grammar cannot go on: a limit.")
+            raise EngineError("The grammar cannot be followed: a limit.")
         return advance(one, token)
 
     monkeypatch.setattr(matcher.Matcher, "advance", give_up)

@@ -18,8 +18,8 @@ from trioserve.config import Config
 from trioserve.errors import EngineError, InvalidRequestError
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar.lazy import LazyMatcher, matcher_for
-from trioserve.llama.grammar.mask import Mask, all_but, of
-from trioserve.llama.grammar.name_index import NameIndex
+from trioserve.llama.grammar.masks import Mask, all_but, none_but
+from trioserve.llama.grammar.tokens import NameIndex
 from trioserve.types import (
     Finished,
     FinishReason,
@@ -374,11 +374,11 @@ def test_openers() -> None:
 
 
 def test_masks_of_tokens() -> None:
-    few = of(np.array([3, 40], dtype=np.int32), 50)
+    few = none_but(np.array([3, 40], dtype=np.int32), 50)
     assert few.ids.tolist() == [3, 40]
     assert few.joined(np.array([5], dtype=np.int32)).ids.tolist() == [3, 5, 40]
     most = all_but(np.array([3], dtype=np.int32), 50)
-    assert most.most
+    assert most.allows_most
     assert most.forbidden.tolist() == [3]
     with pytest.raises(EngineError):
-        of(np.array([], dtype=np.int32), 50)
+        none_but(np.array([], dtype=np.int32), 50)

@@ -1,10 +1,13 @@
 """GBNF, llama.cpp's notation of grammars, turned into the Lark notation of llguidance.
 
-llguidance splits text into lexemes before it parses, and a lexeme takes as much as it can. GBNF
-knows no lexemes. So whatever is not recursive becomes one lexeme, a regular expression in effect,
-and means what it means in llama.cpp. In a recursive rule, the parts between the references to
-recursive rules become lexemes. There a part that could also swallow the beginning of what comes
-after it does swallow it: some texts of the language are then out of reach, none is added.
+llguidance splits text into lexemes before it parses, and a lexeme takes as much as it can; GBNF has
+no lexemes. So each rule that does not refer to itself becomes one lexeme, in effect a regular
+expression, and means what it means in llama.cpp. In a recursive rule, what stands between the
+references to recursive rules becomes lexemes. Such a lexeme may swallow the beginning of what
+follows it: some texts of the language then cannot be written, but none is added.
+
+Our own code by decision: llguidance's `gbnf_to_lark` makes each literal and class a lexeme, so that
+``("a" | "ab") "b"`` refuses ``ab``, and it knows no tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from typing import NoReturn
 
 import attrs
 
-_DEPTH_MAX = 32  # parentheses in parentheses
-_RULES_MAX = 2000
-_REPEATS_MAX = 2000  # as in llama.cpp
+_MAX_DEPTH = 32  # parentheses in parentheses
+_MAX_RULES = 2000
+_MAX_REPEATS = 2000  # as in llama.cpp
 
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -30,12 +33,12 @@ _SINGLE = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]":
 
 
 class GbnfError(Exception):
-    """The text is not GBNF. The message says what is wrong, and in which line."""
+    """The text is not GBNF. The message says what is wrong, and on which line."""
 
 
 @attrs.frozen
 class _Text:
-    """A literal or a class of characters, in Lark."""
+    """A literal or a character class, in Lark."""
 
     lark: str
 
@@ -89,7 +92,7 @@ def to_lark(text: str, tokens: TokenNames) -> str:
 
 
 class _Parser:
-    """Reads GBNF, one rule after the other."""
+    """Reads GBNF, one rule after another."""
 
     def __init__(self, text: str, tokens: TokenNames) -> None:
         self._text = text
@@ -108,12 +111,12 @@ class _Parser:
                 self._fail("'::=' is missing")
             if name in rules:
                 self._fail(f"there are two rules {name!r}")
-            if len(rules) == _RULES_MAX:
-                self._fail(f"there are more than {_RULES_MAX} rules")
+            if len(rules) == _MAX_RULES:
+                self._fail(f"there are more than {_MAX_RULES} rules")
             self._skip(_SPACES)
             rules[name] = self._group(nested=False)
             if self._pos < len(self._text) and self._text[self._pos] not in "\r\n":
-                self._fail(f"{self._text[self._pos]!r} makes no sense here")
+                self._fail(f"{self._text[self._pos]!r} is unexpected here")
             self._skip(_SPACES)
             references += _references(rules[name])
         for reference in references:
@@ -162,8 +165,8 @@ class _Parser:
 
     def _parentheses(self) -> _Group:
         self._depth += 1
-        if self._depth > _DEPTH_MAX:
-            self._fail(f"there are more than {_DEPTH_MAX} parentheses in one another")
+        if self._depth > _MAX_DEPTH:
+            self._fail(f"there are more than {_MAX_DEPTH} levels of parentheses")
         group = self._group(nested=True)
         if not self._take(")"):
             self._fail("')' is missing")
@@ -192,13 +195,13 @@ class _Parser:
                 self._fail(f"the range from {first!r} to {last!r} is empty")
             parts.append(rf"\x{{{ord(first):x}}}-\x{{{ord(last):x}}}")
         if len(parts) == n_marks:
-            self._fail("the class of characters is empty")
+            self._fail("the character class is empty")
         return _Text(f"/[{''.join(parts)}]/")
 
     def _char(self, end: str) -> str:
         char = self._text[self._pos : self._pos + 1]
         if char == "\\":
-            match = self._match(_ESCAPE, "an escape sequence that GBNF knows")
+            match = self._match(_ESCAPE, "an escape sequence of GBNF")
             digits = match[1] or match[2] or match[3]
             code = int(digits, 16) if digits else ord(_SINGLE[match[4]])
             if code > 0x10FFFF or 0xD800 <= code < 0xE000:
@@ -211,11 +214,11 @@ class _Parser:
 
     def _token(self) -> _Token:
         pos = self._pos
-        match = self._match(_TOKEN, "a token, as <[1000]> or <think>")
-        wanted = int(match[2]) if match[2] else f"<{match[3]}>"
-        lark = self._tokens(wanted, bool(match[1]))
+        match = self._match(_TOKEN, "a token such as <[1000]> or <think>")
+        token = int(match[2]) if match[2] else f"<{match[3]}>"
+        lark = self._tokens(token, bool(match[1]))
         if lark is None:
-            self._fail(f"there is no token {wanted}", pos)
+            self._fail(f"there is no token {token}", pos)
         return _Token(lark)
 
     def _suffix(self) -> str:
@@ -224,14 +227,14 @@ class _Parser:
                 return sign
         if self._text[self._pos : self._pos + 1] != "{":
             return ""
-        match = self._match(_REPEAT, "a repetition, as {2}, {2,} or {2,4}")
+        match = self._match(_REPEAT, "a repetition such as {2}, {2,} or {2,4}")
         low, high = int(match[1]), int(match[3] or match[1])
         if match[3] and not match[2]:
             self._fail("a repetition lacks a comma")
-        if max(low, high) > _REPEATS_MAX:
-            self._fail(f"more than {_REPEATS_MAX} repetitions")
+        if max(low, high) > _MAX_REPEATS:
+            self._fail(f"more than {_MAX_REPEATS} repetitions")
         if low > high:
-            self._fail(f"no number is at least {low} and at most {high}")
+            self._fail(f"the minimum {low} of a repetition is above its maximum {high}")
         return f"{{{low},{match[3]}}}" if match[2] else f"{{{low}}}"
 
     def _skip(self, space: re.Pattern[str]) -> None:
@@ -306,7 +309,7 @@ class _Writer:
                 return self._names[name]
             case _Repeat(inner, suffix):
                 text = self._write(inner, lexeme=lexeme)
-                # A sign after a sign would be read as one: "a"*? is another thing than ("a"*)?.
+                # Two signs in a row would be read as one: "a"*? does not mean ("a"*)?.
                 return f"({text}){suffix}" if isinstance(inner, _Repeat) else f"{text}{suffix}"
             case _Group(alternatives):
                 return f"({' | '.join(self._sequence(s, lexeme=lexeme) for s in alternatives)})"
@@ -319,7 +322,7 @@ class _Writer:
         return " ".join(self._parts(items))
 
     def _parts(self, items: tuple[_Item, ...]) -> Iterator[str]:
-        """Write a sequence of a recursive rule: neighbours that are text become one lexeme."""
+        """Write a sequence of a recursive rule: adjacent items that are text become one lexeme."""
         run: list[_Item] = []
         for item in items:
             if self._is_text(item):
@@ -346,9 +349,9 @@ class _Writer:
 
 
 def _terminals(rules: dict[str, _Group]) -> frozenset[str]:
-    """Find the rules that can be one regular expression: no recursion below, and no tokens.
+    """Find the rules that can be one regular expression: without recursion and tokens.
 
-    Each rule is looked at when all that it refers to is known, so the work is linear.
+    A rule is looked at when all rules that it refers to have been found, so the work is linear.
     """
     targets = {name: {ref.name for ref in _references(rule)} for name, rule in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}

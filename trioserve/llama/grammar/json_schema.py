@@ -1,8 +1,8 @@
-"""JSON Schemas before llguidance sees them: bounds, what is not supported, and where errors are.
+"""JSON Schemas before llguidance sees them: bounds, unsupported keywords, and where errors are.
 
-llguidance says what is wrong with a schema, but not where. `check` finds keywords without support
-itself, and `locate` finds the place of any other error by asking about smaller and smaller parts.
-Places are JSON pointers from the root: ``#/properties/age/not``.
+llguidance says what is wrong with a schema, but not where. `check` finds unsupported keywords, and
+`locate` finds the place of any other error by asking about smaller and smaller parts. Places are
+JSON pointers from the root: ``#/properties/age/not``.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import Any
 
-_TEXT_MAX = 2**18  # characters
-_DEPTH_MAX = 100  # values in values; llguidance's own limit is 127
-#: Compiling takes time that grows with the square of this: 0.7 s for so many properties in one
-#: object. It is recursive too, see `grammar.STACK`.
-_SCHEMAS_MAX = 2500
+_MAX_TEXT = 2**18  # characters
+_MAX_DEPTH = 100  # values in values; llguidance's own limit is 127
+#: The time to compile grows with the square of this: 0.7 s for so many properties in one object.
+#: Compiling recurses too, see `compiler.STACK`.
+_MAX_SCHEMAS = 2500
 _LOCATE_SECONDS = 0.25
 
-#: Keywords that restrict values, in any draft, and that llguidance cannot enforce. It refuses
-#: them where the draft knows them, and is silent where another draft does.
+#: Keywords of any draft that restrict values and that llguidance cannot enforce. It refuses those
+#: of the schema's own draft and silently ignores those of others.
 _UNSUPPORTED = frozenset(
     {
         "$dynamicRef",
@@ -61,10 +61,10 @@ def read(text: str) -> Any:
     """Read the JSON of a schema, and check it.
 
     Raises:
-        SchemaError: it is not JSON, too large, or holds a keyword without support.
+        SchemaError: it is not JSON, too large, or has an unsupported keyword.
     """
-    if len(text) > _TEXT_MAX:
-        raise SchemaError(f"it has {len(text)} characters, more than {_TEXT_MAX}")
+    if len(text) > _MAX_TEXT:
+        raise SchemaError(f"it has {len(text)} characters, more than {_MAX_TEXT}")
     try:
         schema = json.loads(text)
     except RecursionError:
@@ -81,15 +81,15 @@ def check(schema: Any) -> None:
     """Check the bounds of a schema, and that all its keywords can be enforced.
 
     Raises:
-        SchemaError: it is too large, or holds a keyword without support; the message names the
+        SchemaError: it is too large, or has an unsupported keyword; the message names the
             place.
     """
     _check_depth(schema)
     if not isinstance(schema, dict | bool):
         raise SchemaError("a schema is an object or a boolean", "#")
     for count, (path, part) in enumerate(_walk(schema)):
-        if count == _SCHEMAS_MAX:
-            raise SchemaError(f"it has more than {_SCHEMAS_MAX} schemas in it")
+        if count == _MAX_SCHEMAS:
+            raise SchemaError(f"it has more than {_MAX_SCHEMAS} schemas in it")
         if isinstance(part, dict):
             for keyword in part:
                 if keyword in _UNSUPPORTED:
@@ -136,7 +136,7 @@ def _moved(value: Any) -> Any:
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Go through a schema and all that are in it, with their places."""
+    """Yield a schema and all schemas in it, with their places."""
     waiting = [("#", schema)]
     while waiting:
         path, part = waiting.pop()
@@ -162,12 +162,12 @@ def _children(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
 
 def _check_depth(value: Any) -> None:
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(_DEPTH_MAX):
+    for _ in range(_MAX_DEPTH):
         values = (v.values() if isinstance(v, dict) else v for v in level)
         level = [v for inner in values for v in inner if isinstance(v, dict | list)]
         if not level:
             return
-    raise SchemaError(f"it is nested more than {_DEPTH_MAX} deep")
+    raise SchemaError(f"it is nested more than {_MAX_DEPTH} deep")
 
 
 def _escape(name: str) -> str:

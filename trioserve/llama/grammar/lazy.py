@@ -1,7 +1,7 @@
-"""LazyMatcher: an output whose grammar does not begin at once.
+"""LazyMatcher: follows an output that its grammar covers only from some place on.
 
-It waits for reasoning to end, or for the marker of a tool call. Until then there is nothing to work
-out, and any token may come.
+That place comes after reasoning, or after a trigger such as the marker of a tool call. Until then
+any token may come, and there is no mask to make.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 
 from trioserve.engine.text.triggers import TriggerScanner
 from trioserve.errors import EngineError
-from trioserve.llama.grammar import mask as masks
-from trioserve.llama.grammar.mask import Mask
+from trioserve.llama.grammar.masks import Mask, all_but, none_but
 from trioserve.llama.grammar.matcher import CompiledGrammar, Matcher
 from trioserve.types import TokenId
 
@@ -23,10 +22,10 @@ _MAX_NEWLINES = 2
 
 
 def matcher_for(compiled: CompiledGrammar, banned: Sequence[TokenId] = ()) -> Matcher | LazyMatcher:
-    """Make what follows one output.
+    """Make the matcher of one output, lazy if its grammar is.
 
     Args:
-        compiled: its grammar.
+        compiled: the grammar.
         banned: tokens that the request forbids.
 
     Raises:
@@ -38,29 +37,33 @@ def matcher_for(compiled: CompiledGrammar, banned: Sequence[TokenId] = ()) -> Ma
 
 
 class LazyMatcher:
-    """Follows one output to the place where its grammar begins, and from there by a `Matcher`.
+    """Follows one output up to where its grammar begins, and from there with a `Matcher`.
 
-    A token may hold the end of a marker and more. What is more is the grammar's; blanks that the
-    grammar does not begin with are dropped, and so are newlines that follow reasoning. If it
-    allows no such beginning, the token is refused and another one is to be chosen.
+    The token that completes a trigger may hold more text. The grammar must allow that text as its
+    beginning, with or without leading blanks. If it does not, the token is refused and another one
+    is chosen. Newlines between reasoning and the grammar are skipped.
 
-    Where reasoning may come first, but the grammar may also begin at once, both are allowed, as
-    long as both can be. If the grammar allows all of the marker of reasoning, that is its own.
+    Where reasoning is optional, the output may begin with either, and both are allowed while both
+    are possible. If the grammar allows the whole start marker of reasoning, the marker is the
+    grammar's.
     """
 
     def __init__(self, compiled: CompiledGrammar, banned: Sequence[TokenId]) -> None:
-        grammar, compiler = compiled.grammar, compiled.compiler
+        grammar, self._tokens = compiled.grammar, compiled.tokens
         self._matcher = compiled.matcher(banned)
         self._renew = partial(compiled.matcher, banned)
-        self._compiler = compiler
         self._banned = np.array(sorted(set(banned)), dtype=np.int32)
-        self._gate: TriggerScanner | None = TriggerScanner(grammar.thinking, grammar.triggers)
-        self._must_begin = grammar.required or not grammar.triggers
-        #: Whether reasoning, or else the grammar, is to begin.
-        self._is_open = not grammar.triggers and bool(self._gate.missing)
-        self._can_match = self._is_open  # the grammar, from the start
+        #: None once the grammar has begun.
+        self._scanner: TriggerScanner | None = TriggerScanner(grammar.thinking, grammar.triggers)
+        #: Whether the output may not end before the grammar has begun.
+        self._required = grammar.required or not grammar.triggers
+        #: Whether reasoning may begin, or else the grammar, with nothing in between.
+        self._may_think = not grammar.triggers and bool(self._scanner.missing)
+        #: Whether all of the output so far may also be the grammar's.
+        self._may_match = self._may_think
         self._refused: list[TokenId] = []
-        self._n_newlines = 0 if grammar.triggers else _MAX_NEWLINES  # that may still come
+        #: How many newlines may still be skipped.
+        self._n_newlines = 0 if grammar.triggers else _MAX_NEWLINES
 
     def mask(self) -> Mask | None:
         """Return which tokens may come next, or None if all may.
@@ -68,63 +71,63 @@ class LazyMatcher:
         Raises:
             EngineError: no token is left, or as `Matcher.mask`.
         """
-        n_vocab = self._compiler.n_vocab
-        if self._gate is None:
+        n_vocab = self._tokens.n_vocab
+        if self._scanner is None:
             allowed = self._matcher.mask()
             if not self._n_newlines:
                 return allowed
-            newlines = self._compiler.newlines(self._n_newlines)
+            newlines = self._tokens.newlines(self._n_newlines)
             return allowed.joined(np.setdiff1d(newlines, self._banned))
-        if self._is_open:
-            openers = self._compiler.names.openers(self._gate.missing)
+        if self._may_think:
+            openers = self._tokens.names.openers(self._scanner.missing)
             openers = np.setdiff1d(openers, [*self._banned, *self._refused])
-            if self._can_match:
+            if self._may_match:
                 return self._matcher.mask().joined(openers)
-            return masks.of(openers, n_vocab)
+            return none_but(openers, n_vocab)
         if not self._refused:
-            return self._compiler.no_end if self._must_begin else None
-        hidden = [*self._refused, *(self._compiler.ends if self._must_begin else ())]
-        return masks.all_but(np.array(hidden, dtype=np.int32), n_vocab)
+            return self._tokens.no_end if self._required else None
+        hidden = [*self._refused, *(self._tokens.ends if self._required else ())]
+        return all_but(np.array(hidden, dtype=np.int32), n_vocab)
 
     def accept(self, token: TokenId) -> bool:
-        """Go on with a token; returns whether it can. If not, the next mask is without it.
+        """Take a token, or refuse it and return False; the next mask is then without it.
 
         Raises:
             EngineError: the mask does not allow it.
         """
-        if self._gate is None:
-            return self._accept_late(token)
-        if self._can_match and token in self._matcher.mask():
-            self._accept_both(token)
+        if self._scanner is None:
+            return self._accept_in_grammar(token)
+        if self._may_match and token in self._matcher.mask():
+            self._accept_in_both(token)
             return True
-        if token in self._compiler.ends:
-            if self._must_begin:
+        if token in self._tokens.ends:
+            if self._required:
                 raise EngineError(f"The grammar does not allow token {token}, which was chosen.")
             return True
-        gate = self._gate.fork()
-        rest = gate.feed(self._compiler.name_of(token))
+        scanner = self._scanner.fork()
+        rest = scanner.feed(self._tokens.name_of(token))
         if rest is not None and not self._begin(rest):
             self._refused.append(token)
             return False
         self._refused.clear()
-        self._gate = gate if rest is None else None
-        if self._is_open and not gate.missing:  # reasoning begins
+        self._scanner = scanner if rest is None else None
+        if self._may_think and not scanner.missing:  # reasoning has begun
             self._matcher.close()
-            self._matcher, self._is_open = self._renew(), False
-        self._can_match = False
+            self._matcher, self._may_think = self._renew(), False
+        self._may_match = False
         return True
 
-    def _accept_both(self, token: TokenId) -> None:
-        """Take a token that the grammar allows, and reasoning perhaps, too."""
-        assert self._gate is not None
+    def _accept_in_both(self, token: TokenId) -> None:
+        """Take a token that the grammar allows, and perhaps the start marker of reasoning too."""
+        assert self._scanner is not None
         self._matcher.accept(token)
-        if self._gate.feed(self._compiler.name_of(token)) is not None or not self._gate.missing:
-            self._gate, self._n_newlines = None, 0
+        if self._scanner.feed(self._tokens.name_of(token)) is not None or not self._scanner.missing:
+            self._scanner, self._n_newlines = None, 0
 
-    def _accept_late(self, token: TokenId) -> bool:
-        is_newline = token in self._compiler.newlines(self._n_newlines)
+    def _accept_in_grammar(self, token: TokenId) -> bool:
+        is_newline = token in self._tokens.newlines(self._n_newlines)
         if is_newline and token not in self._matcher.mask():
-            self._n_newlines -= len(self._compiler.name_of(token))
+            self._n_newlines -= len(self._tokens.name_of(token))
             return True
         self._n_newlines = 0
         return self._matcher.accept(token)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trioserve.errors import EngineError
 from trioserve.llama.context import Context
 from trioserve.llama.grammar.lazy import LazyMatcher
-from trioserve.llama.grammar.mask import Mask
+from trioserve.llama.grammar.masks import Mask
 from trioserve.llama.grammar.matcher import Matcher
 from trioserve.llama.library import lib, short
 from trioserve.llama.sampling import chain
@@ -198,7 +198,7 @@ class Sampler:
         if best is not None and best in mask:
             ids = np.array([best])
             return self._choose(ids, logits[ids])
-        if not mask.most or self._compact:
+        if not mask.allows_most or self._compact:
             ids = mask.ids
             allowed = logits[ids]
             places = self._shortlist.places(allowed, ids) if self._shortlist.is_useful else None

@@ -1,6 +1,6 @@
-"""Completes the grammars of tool calls: markers get the control tokens of the vocabulary.
+"""Grammars of tool calls in Lark: their markers may be control tokens of the vocabulary.
 
-What comes in is described in `trioserve.chat.grammar.lark`.
+`trioserve.chat.grammar.lark` describes what comes in.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from trioserve.types import TokenId
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/&~#\-]")
 
 
-class PartError(Exception):
-    """A part of the grammar cannot be used; the message says why, `param` which it is."""
+class ToolSchemaError(Exception):
+    """The schema of a tool cannot be used: the message says why, and `param` which tool's it is."""
 
     def __init__(self, param: str, problem: str) -> None:
         super().__init__(problem)
@@ -30,13 +30,13 @@ def to_lark(
     """Write a grammar in Lark.
 
     Args:
-        source: its parts, as JSON.
-        control: the control tokens by name.
+        source: the parts of the grammar, as JSON.
+        control: control tokens by name.
         ends: tokens that end an output, wherever they come.
         options: llguidance's, for JSON.
 
     Raises:
-        PartError: a schema is not one that can be enforced.
+        ToolSchemaError: a schema cannot be enforced.
     """
     parts = json.loads(source)
     for entry in parts["checks"]:
@@ -53,27 +53,27 @@ def to_lark(
 
 
 def blame(source: str, attempt: Callable[[Any], object]) -> None:
-    """Find the schema that makes a grammar unusable, if a single one does.
+    """Raise for the schema that makes a grammar unusable, if a single one does.
 
     Args:
         source: the grammar.
         attempt: compiles a schema, or raises SchemaError.
 
     Raises:
-        PartError: naming the schema.
+        ToolSchemaError: for that schema.
     """
     for entry in json.loads(source)["schemas"].values():
         try:
             attempt(_checked(entry))
         except json_schema.SchemaError as error:
-            raise PartError(entry["param"], str(error)) from None
+            raise ToolSchemaError(entry["param"], str(error)) from None
 
 
 def _checked(entry: Mapping[str, Any]) -> Any:
     try:
         return json_schema.read(json.dumps(entry["schema"]))
     except json_schema.SchemaError as error:
-        raise PartError(entry["param"], str(error)) from None
+        raise ToolSchemaError(entry["param"], str(error)) from None
 
 
 def _marker(text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]) -> str:
@@ -85,9 +85,9 @@ def _marker(text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId])
 def _tokens(
     text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]
 ) -> list[str] | None:
-    """Write a text with the control tokens that it names; None if it names none.
+    """Write a text as text and control tokens; None if it has no name of a control token.
 
-    Where one of them ends the output, that is the end of the text too.
+    A control token that ends the output ends the text too.
     """
     names = sorted((name for name in control if name in text), key=len, reverse=True)
     if not names:
@@ -106,16 +106,16 @@ def _tokens(
 def _text(
     name: str, body: str, end: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]
 ) -> list[str]:
-    """Write text up to its end marker as one lexeme: a lexeme takes as much as it can."""
+    """Write text up to its end marker, as one lexeme because lexemes are greedy."""
     terminal = name.upper()
-    # Blanks before a marker go with it, but the marker is found without them.
+    # Blanks before the marker are a part of it, but the body may not hold it without them either.
     found = _pattern(end.strip() or end)
     lines = [f"{terminal}_BODY: {body} & ~/(?s:.*){found}(?s:.*)/"]
     lines.append(f"{terminal}: {terminal}_BODY {_quoted(end)}")
     tokens = _tokens(end, control, ends)
     if tokens is None:
         return [*lines, f"{name}: {terminal}"]
-    # What comes before the first token is a part of the lexeme, which would take it otherwise.
+    # What comes before the first token must be in the lexeme too, which would take it otherwise.
     n_before = 1 if tokens[0].startswith('"') else 0
     lines.append(f"{terminal}_ALONE: {' '.join([f'{terminal}_BODY', *tokens[:n_before]])}")
     rest = " ".join([f"{terminal}_ALONE", *tokens[n_before:]])

@@ -12,11 +12,11 @@ from trioserve.types import TokenId
 class Mask:
     """Which tokens may come next.
 
-    `only` is the token where there is no choice. `ids` and `forbidden` take a while to find, and
-    are found where they are asked for.
+    `only` is the token if there is just one. `ids` and `forbidden` take a while to find, and are
+    found when they are asked for.
     """
 
-    __slots__ = ("_n_vocab", "_words", "most", "only")
+    __slots__ = ("_n_vocab", "_words", "allows_most", "only")
 
     def __init__(self, words: NDArray[np.int32], n_vocab: int) -> None:
         self._words, self._n_vocab = words, n_vocab
@@ -26,8 +26,8 @@ class Mask:
         if n_allowed == 0:
             raise EngineError("The grammar allows no token to follow.")
         self.only: TokenId | None = bits.bit_length() - 1 if n_allowed == 1 else None
-        #: Whether it allows so many tokens that it costs less to hide the others.
-        self.most = n_vocab - n_allowed <= n_vocab // 8
+        #: Whether so many tokens are allowed that it costs less to hide the others.
+        self.allows_most = n_vocab - n_allowed <= n_vocab // 8
 
     def __contains__(self, token: TokenId) -> bool:
         return bool(self._words[token >> 5] >> (token & 31) & 1)
@@ -47,15 +47,15 @@ class Mask:
         return unpack(self._words, self._n_vocab)
 
     def joined(self, others: NDArray[np.int32]) -> Mask:
-        """Allow these tokens too."""
+        """Return a mask that allows these tokens too."""
         bits = self._bits.copy()
         bits[others] = True
         return Mask(pack(bits), self._n_vocab)
 
     def without(self, banned: NDArray[np.int32], ends: NDArray[np.int32]) -> Mask:
-        """Take away what the request forbids.
+        """Return a mask without what the request forbids.
 
-        Where nothing but the end of the output is allowed, it stays: the grammar is over.
+        Where only the end of the output is allowed, it stays allowed: the grammar is complete.
 
         Raises:
             InvalidRequestError: nothing is left.
@@ -72,8 +72,8 @@ class Mask:
         return Mask(pack(bits), self._n_vocab)
 
 
-def of(ids: NDArray[np.int32], n_vocab: int) -> Mask:
-    """Allow some tokens, and no other.
+def none_but(ids: NDArray[np.int32], n_vocab: int) -> Mask:
+    """Allow these tokens and no others.
 
     Raises:
         EngineError: there are none.
@@ -84,7 +84,7 @@ def of(ids: NDArray[np.int32], n_vocab: int) -> Mask:
 
 
 def all_but(ids: NDArray[np.int32], n_vocab: int) -> Mask:
-    """Allow all tokens but some."""
+    """Allow all tokens but these."""
     bits = np.ones(n_vocab, dtype=np.bool_)
     bits[ids] = False
     return Mask(pack(bits), n_vocab)
