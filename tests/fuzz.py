@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings, strategie
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
-from tests.clients.test_fuzz import BASE
+from tests.support.scripts import BASE
 
 #: Flags that switch on what can be switched on, and keep outputs short.
 FLAGS = ["--port", "0", "-t", "1", "-c", "1024", "-np", "2", "-n", "32", "--metrics", "--props"]

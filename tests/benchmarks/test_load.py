@@ -7,7 +7,6 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -22,6 +21,7 @@ from benchmarks.selfcheck import HEAD, chunk, event, measure, read_request
 from benchmarks.stats import Metric, Sample, percentile, ratio, sample_of
 from benchmarks.targets import TargetError, target_of
 from benchmarks.wire import Shape, understand, words
+from tests.support.canned_server import serving_bytes
 
 USAGE = {"completion_tokens": 5, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
 #: Three events with output (one of them two tokens, as far as the usage says), and three without.
@@ -37,26 +37,6 @@ CHAT = [
 STREAM = HEAD + b"".join(map(chunk, CHAT)) + chunk(b"")
 CLOSED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 REFUSED = json.dumps({"error": {"code": 400, "message": "no such field"}}).encode()
-
-
-@contextlib.contextmanager
-def answering(*answers: bytes, keep: int = 1) -> Iterator[Address]:
-    """Serve connections one after the other: `keep` requests each, all with the next answer."""
-
-    def serve() -> None:
-        for answer in answers:
-            connection, _ = listener.accept()
-            with connection:
-                for _ in range(keep):
-                    read_request(connection)
-                    connection.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield Address("127.0.0.1", listener.getsockname()[1])
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def feed(data: bytes, cuts: list[int]) -> ResponseReader:
@@ -102,7 +82,7 @@ def test_what_is_no_response_is_refused(data: bytes) -> None:
 
 
 def test_a_chat_stream_is_understood() -> None:
-    with answering(STREAM) as address:
+    with serving_bytes(STREAM) as address:
         result = run(address, [Plan(requests=[Shape(max_tokens=5).request("hello")])], timeout=10)
     stream = understand(result.outcomes[0])
     assert stream.error == ""
@@ -117,7 +97,7 @@ def test_a_native_stream_is_understood() -> None:
     last = {"content": "", "stop": True, "tokens_predicted": 3, "tokens_evaluated": 9}
     parts = [b'data: {"content": "a"}\n\n', b'data: {"content": "b"}\n\n']
     answer = HEAD + b"".join(map(chunk, [*parts, b"data: %b\n\n" % json.dumps(last).encode()]))
-    with answering(answer + chunk(b"")) as address:
+    with serving_bytes(answer + chunk(b"")) as address:
         shape = Shape(api="completion", max_tokens=3)
         result = run(address, [Plan(requests=[shape.request("hello")])], timeout=10)
     stream = understand(result.outcomes[0])
@@ -127,10 +107,10 @@ def test_a_native_stream_is_understood() -> None:
 
 def test_connections_are_kept_and_remade() -> None:
     plan = Plan(requests=[Shape().request("hello")] * 4)
-    with answering(STREAM, STREAM, keep=2) as address:
+    with serving_bytes(STREAM, STREAM, keep=2) as address:
         result = run(address, [plan], timeout=10)
     assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
-    with answering(STREAM, STREAM, STREAM, STREAM) as address:
+    with serving_bytes(STREAM, STREAM, STREAM, STREAM) as address:
         result = run(address, [plan], keep_alive=False, timeout=10)
     assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
 
@@ -148,7 +128,7 @@ def test_connections_are_kept_and_remade() -> None:
     ],
 )
 def test_a_bad_answer_is_a_failure_that_says_why(answer: bytes, error: str) -> None:
-    with answering(answer) as address:
+    with serving_bytes(answer) as address:
         result = run(address, [Plan(requests=[Shape().request("hello")])], timeout=10)
     sample = sample_of(result, planned=1)
     assert sample.failed == 1
@@ -263,7 +243,7 @@ def test_the_command_measures_two_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.json"
-    with answering(*[STREAM] * 2) as one, answering(*[STREAM] * 2) as two:
+    with serving_bytes(*[STREAM] * 2) as one, serving_bytes(*[STREAM] * 2) as two:
         urls = [f"http://{address.authority}" for address in (one, two)]
         flags = ["--clients=1", "--requests=1", "--rounds=2", "--warm-up=0", "--max-tokens=5"]
         code = load.main([*urls, *flags, "--quiet", "--no-keep-alive", f"--json={path}"])

@@ -39,7 +39,7 @@ from benchmarks.stats import Metric, Sample, Spread
 from benchmarks.structured import SCHEMA, Structured
 from benchmarks.targets import Target, TargetError, target_of
 from benchmarks.wire import Shape, answer_of
-from tests.benchmarks.test_load import answering
+from tests.support.canned_server import serving_bytes
 
 
 def native(content: str, **more: object) -> bytes:
@@ -96,13 +96,13 @@ def test_the_longest_prefix_seen(sequences: list[list[int]]) -> None:
 
 def test_a_chat_is_framed_as_the_template_says() -> None:
     prompt = "<s>Wsystem</s><u>Wuser</u><a>Wanswer</a><u>Wnext</u><a>"
-    with answering(plain("200 OK", {"prompt": prompt})) as address:
+    with serving_bytes(plain("200 OK", {"prompt": prompt})) as address:
         frame = frame_of(Target("x", address))
     assert frame == Frame("<s>", "</s><u>", "</u><a>", "</a><u>", "</u><a>")
     assert frame.prompt("S", ["one"], []) == "<s>S</s><u>one</u><a>"
     assert frame.prompt("S", ["1", "2"], ["A"]) == "<s>S</s><u>1</u><a>A</a><u>2</u><a>"
     with (
-        answering(plain("200 OK", {"prompt": "wsystem"})) as address,
+        serving_bytes(plain("200 OK", {"prompt": "wsystem"})) as address,
         pytest.raises(TargetError, match="apply-template"),
     ):
         frame_of(Target("x", address))
@@ -116,7 +116,7 @@ def test_a_plan_goes_on_with_what_came_back() -> None:
         return shape.request("more") if len(texts) < 3 else None
 
     shape = Shape(api="completion")
-    with answering(ANSWER, keep=3) as address:
+    with serving_bytes(ANSWER, keep=3) as address:
         result = run(address, [Plan(requests=[shape.request("x")], then=then)], timeout=10)
     assert len(result.outcomes) == 3
     assert texts == [("ab", [1, 2])] * 3
@@ -159,9 +159,12 @@ def test_a_request_is_cut_off_while_it_decodes() -> None:
 
 def test_what_can_not_be_cut_off() -> None:
     request = Shape(api="completion").request("x")
-    with answering(ANSWER) as address:  # it has ended by then
+    with serving_bytes(ANSWER) as address:  # it has ended by then
         assert cancel._cut(address, request, 10.0, 0, 10.0) is None
-    with answering(plain("400 Bad Request", {})) as address, pytest.raises(ValueError, match="400"):
+    with (
+        serving_bytes(plain("400 Bad Request", {})) as address,
+        pytest.raises(ValueError, match="400"),
+    ):
         cancel._cut(address, request, 10.0, 0, 10.0)
 
 
@@ -191,11 +194,11 @@ def test_held_connections_are_counted() -> None:
 
 def test_a_server_without_schemas_is_no_failure() -> None:
     refused = plain("400 Bad Request", {"error": {"message": "no such field"}})
-    with answering(refused) as address:
+    with serving_bytes(refused) as address:
         sample = Structured(Settings(timeout=10)).measure(Target("x", address), "seed")
     assert (sample.failed, sample.numbers) == (0, {})
     assert sample.notes == ("not supported yet: HTTP 400: no such field",)
-    with answering(ANSWER) as address:
+    with serving_bytes(ANSWER) as address:
         sample = Structured(Settings(timeout=10)).measure(Target("x", address), "seed")
     assert sample.notes == ("the schema was not followed: 'ab'",)
     json.dumps(SCHEMA)

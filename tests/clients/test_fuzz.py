@@ -12,24 +12,10 @@ import trio
 
 from tests.support.clients import client_and_service
 from tests.support.http_server import slots_in_use
+from tests.support.scripts import BASE
 from trioserve.testing import ScriptedBackend
 
 #: What a request needs to get as far as its other fields.
-BASE = {
-    "content": "a",
-    "documents": ["a", "b"],
-    "input": "a",
-    "input_prefix": "a",
-    "input_suffix": "b",
-    "max_tokens": 4,
-    "max_output_tokens": 4,
-    "messages": [{"role": "user", "content": "Hi"}],
-    "model": "x",
-    "n_predict": 4,
-    "prompt": "a",
-    "query": "a",
-    "tokens": [97],
-}
 
 HOSTILE = (
     None,

@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 import structlog
 
+from tests.support.command import Terminal
 from trioserve.config import Config, logs
 from trioserve.errors import ConfigError
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import pytest
 import trio
 import trustme
 
-from tests.cli.test_main import run, serving
 from tests.support.clients import client_of
+from tests.support.command import run, serving
 from tests.support.http_server import connected, serving_script
 from trioserve.api.base import cors
 from trioserve.cli.main import open_socket

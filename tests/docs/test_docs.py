@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import attrs
 import pytest
 
 import trioserve
+from tests.support.docs_pages import ROOT, built, hooks
 from trioserve.config import Config
 from trioserve.config.table import SETTINGS
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
-
-
-def _load_hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-hooks = _load_hooks()
-
-
-def built(page: str) -> str:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return str(hooks.on_page_markdown(text))
 
 
 def test_the_map_has_every_folder() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.test_docs import built, hooks
+from tests.support.docs_pages import built, hooks
 
 REFERENCE = hooks.reference()
 DESCRIBED = hooks.described()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from typing import Any
 
 import pytest
 
-from trioserve.engine import DecodeMaximal, Engine
+from tests.support.engine_harness import Harness
 from trioserve.errors import (
     ContextLengthExceededError,
     DecodeError,
@@ -18,9 +16,7 @@ from trioserve.errors import (
 )
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
-    Admitted,
     Chunk,
-    Event,
     Failed,
     Finished,
     FinishReason,
@@ -29,55 +25,6 @@ from trioserve.types import (
     SamplingParams,
     Task,
 )
-
-
-class Harness:
-    """An engine, and what it has said to each task."""
-
-    def __init__(
-        self,
-        backend: ScriptedBackend | None = None,
-        max_tick_ms: float = 50.0,
-        **settings: Any,
-    ) -> None:
-        self.backend = backend or ScriptedBackend()
-        self.rings = 0
-        self.engine = Engine(self.backend, DecodeMaximal(max_tick_ms), self._ring, **settings)
-        self.events: dict[int, list[Event]] = defaultdict(list)
-        self.admitted: list[int] = []
-
-    def _ring(self) -> None:
-        self.rings += 1
-
-    def submit(self, task_id: int, prompt: str, **options: object) -> None:
-        self.engine.submit(Task(task_id, tuple(prompt.encode()), GenerationParams(**options)))
-
-    def tick(self) -> bool:
-        work_left = self.engine.tick()
-        self.engine.check_integrity()
-        for event in self.engine.take_events():
-            if isinstance(event, Admitted):
-                self.admitted.append(event.task_id)
-            else:
-                self.events[event.task_id].append(event)
-        return work_left
-
-    def run(self, limit: int = 10_000) -> None:
-        for _ in range(limit):
-            if not self.tick():
-                return
-        raise AssertionError("the engine does not come to an end")
-
-    def text(self, task_id: int) -> str:
-        return "".join(event.text for event in self.events[task_id] if isinstance(event, Chunk))
-
-    def finish(self, task_id: int) -> Finished:
-        last = self.events[task_id][-1]
-        assert isinstance(last, Finished)
-        return last
-
-    def states(self) -> list[str]:
-        return [slot.state for slot in self.engine.status().slots]
 
 
 def test_one_task_from_prompt_to_end() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.engine.text.test_reasoning import NamedVocab
+from tests.support.scripts import NamedVocab
 from trioserve.config import Config
 from trioserve.server import Server
 from trioserve.testing import ScriptedBackend, scripted

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.cancellation import CancelAtStep
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
 from trioserve.errors import (
@@ -204,22 +206,6 @@ async def test_a_cancelled_neighbour_changes_nothing() -> None:
     assert texts == {1: "NEIGHBOUR NUMBER 1", 2: "NEIGHBOUR NUMBER 2"}
 
 
-class CancelAtStep(trio.abc.Instrument):
-    """Cancels a scope when a task is about to take its n-th step, so at its n-th await."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.scope = trio.CancelScope()
-        self.task: trio.lowlevel.Task | None = None
-        self.steps = 0
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        if task is self.task:
-            self.steps += 1
-            if self.steps == self.n:
-                self.scope.cancel()
-
-
 async def _complete(server: Server) -> None:
     await server.complete("some text", max_tokens=4)
 
@@ -249,17 +235,7 @@ async def test_cancellation_at_every_await_leaves_nothing(
         for n in range(1, 10_000):
             instrument = CancelAtStep(n)
 
-            async def run(instrument: CancelAtStep = instrument) -> None:
-                instrument.task = trio.lowlevel.current_task()
-                with instrument.scope:
-                    await request_path(server)
-
-            trio.lowlevel.add_instrument(instrument)
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(run)
-            finally:
-                trio.lowlevel.remove_instrument(instrument)
+            await instrument.run(partial(request_path, server))
             await assert_at_rest(server)
             assert backend.n_samplers == 0
             if not instrument.scope.cancel_called:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anthropic
+import attrs
 import httpx
 import openai
 import trio
 from quart_trio import QuartTrio
 
 from tests.support.http_server import serving, serving_script
+from tests.support.scripts import ENDLESS
 from trioserve.api.base.service import Service
 from trioserve.testing import ScriptedBackend
 
@@ -98,3 +101,32 @@ def named_events_in(text: str) -> list[dict[str, Any]]:
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     return events
+
+
+@attrs.frozen
+class Busy:
+    """A server whose one slot is taken until `free` is called."""
+
+    client: httpx.AsyncClient
+    service: Service
+    free: Callable[[], Awaitable[None]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.client, self.service))
+
+
+@asynccontextmanager
+async def busy(**config: Any) -> AsyncIterator[Busy]:
+    """Serve with one slot, which is taken."""
+
+    def script(prompt: str) -> str:
+        return "x" * ENDLESS if "endless" in prompt else "Hello"
+
+    backend = ScriptedBackend(script, n_slots=1, n_ctx=2 * ENDLESS)
+    backend.on_decode = lambda backend: time.sleep(0.001)
+    async with (
+        client_and_service(backend, **config) as (client, service),
+        AsyncExitStack() as holder,
+    ):
+        await anext(await holder.enter_async_context(service.server.stream("endless")))
+        yield Busy(client, service, holder.aclose)

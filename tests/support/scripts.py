@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trioserve.testing import ScriptedBackend
+from trioserve.testing.backend import EOS
 
 #: The chat template of the bundled model.
 TEMPLATE = (Path(__file__).parents[2] / "examples" / "bundled_model" / "template.jinja").read_text(
@@ -44,3 +45,35 @@ def endless(on_decode: Callable[[ScriptedBackend], None] | None = None) -> Scrip
     backend = ScriptedBackend(lambda prompt: "x" * ENDLESS, n_ctx=4 * ENDLESS, n_ctx_seq=ENDLESS)
     backend.on_decode = on_decode or (lambda backend: time.sleep(0.001))
     return backend
+
+
+class NamedVocab:
+    """Bytes, and a control token with a name in place of the letter Z."""
+
+    def __init__(self, backend: ScriptedBackend, name: bytes = b"[CALL]") -> None:
+        self.n_tokens = backend.vocab.n_tokens
+        self.end_of_generation = frozenset({EOS})
+        self.names = tuple(
+            name if i == ord("Z") else other for i, other in enumerate(backend.vocab.names)
+        )
+        self.pieces = tuple(
+            b"" if i == ord("Z") else piece for i, piece in enumerate(backend.vocab.pieces)
+        )
+
+
+#: What a request needs to get as far as its other fields.
+BASE = {
+    "content": "a",
+    "documents": ["a", "b"],
+    "input": "a",
+    "input_prefix": "a",
+    "input_suffix": "b",
+    "max_tokens": 4,
+    "max_output_tokens": 4,
+    "messages": [{"role": "user", "content": "Hi"}],
+    "model": "x",
+    "n_predict": 4,
+    "prompt": "a",
+    "query": "a",
+    "tokens": [97],
+}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 from quart_trio import QuartTrio
 
+from tests.support.cancellation import CancelAtStep
 from trioserve import api
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -18,33 +20,10 @@ from trioserve.testing import ScriptedBackend, scripted
 CHAT = {"messages": [{"role": "user", "content": "some text"}], "max_tokens": 3}
 
 
-class CancelAtStep(trio.abc.Instrument):
-    """Cancels a scope when a task, or a child of it, is about to take the n-th step of them all."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.scope = trio.CancelScope()
-        self.steps = 0
-        self._family: set[trio.lowlevel.Task] = set()
-
-    def adopt(self, task: trio.lowlevel.Task) -> None:
-        self._family.add(task)
-
-    def task_spawned(self, task: trio.lowlevel.Task) -> None:
-        nursery = task.parent_nursery
-        if nursery is not None and nursery.parent_task in self._family:
-            self._family.add(task)
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        if task in self._family:
-            self.steps += 1
-            if self.steps == self.n:
-                self.scope.cancel()
-
-
-async def _request(app: QuartTrio, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Make a request as a server would that has no sockets; returns what was sent."""
-    sent: list[dict[str, Any]] = []
+async def _request(
+    app: QuartTrio, path: str, body: dict[str, Any], sent: list[dict[str, Any]]
+) -> None:
+    """Make a request as a server would that has no sockets; adds the answer to `sent`."""
     messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -75,7 +54,6 @@ async def _request(app: QuartTrio, path: str, body: dict[str, Any]) -> list[dict
         "extensions": {},
     }
     await app(scope, receive, send)
-    return sent
 
 
 @pytest.mark.parametrize(
@@ -107,23 +85,13 @@ async def test_cancellation_at_every_await_leaves_nothing(path: str, body: dict[
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         app.nursery = nursery
-        await _request(app, path, body)  # what is made once is made now
+        await _request(app, path, body, [])  # what is made once is made now
         before = len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living
         for n in range(1, 10_000):
             instrument = CancelAtStep(n)
             sent: list[dict[str, Any]] = []
 
-            async def run(instrument: CancelAtStep = instrument) -> None:
-                instrument.adopt(trio.lowlevel.current_task())
-                with instrument.scope:
-                    sent.extend(await _request(app, path, body))  # noqa: B023
-
-            trio.lowlevel.add_instrument(instrument)
-            try:
-                async with trio.open_nursery() as requests:
-                    requests.start_soon(run)
-            finally:
-                trio.lowlevel.remove_instrument(instrument)
+            await instrument.run(partial(_request, app, path, body, sent))
             status = await service.server.status()
             assert all(slot.task_id is None for slot in status.slots)
             assert status.waiting == ()

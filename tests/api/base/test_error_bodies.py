@@ -11,8 +11,7 @@ import httpx
 import pytest
 import trio
 
-from tests.api.base.test_queue import busy
-from tests.support.clients import client_and_service, client_of
+from tests.support.clients import busy, client_and_service, client_of
 from tests.support.http_server import connected, post, serving, serving_script
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import CHAT

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, cast
 
-import attrs
-import httpx
 import openai
 import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from tests.support.clients import client_and_service, client_of
+from tests.support.clients import busy, client_and_service, client_of
 from tests.support.http_server import connected, post, serving_script
 from tests.support.scripts import CHAT, ENDLESS, HI
 from trioserve.api.base import queue
 from trioserve.api.base.queue import PING, Queue, Waiting, comment_on
-from trioserve.api.base.service import Service
 from trioserve.server import Server
 from trioserve.server.dispatch import Mailbox
 from trioserve.testing import ScriptedBackend
@@ -38,38 +35,6 @@ ROUTES = [
     ("/completion", {"prompt": "a"}),
     ("/completion", {"prompt": ["a", "b"]}),
 ]
-
-
-def script(prompt: str) -> str:
-    return "x" * ENDLESS if "endless" in prompt else "Hello"
-
-
-@attrs.frozen
-class Busy:
-    """A server whose one slot somebody has who does not stop, until `free` is called."""
-
-    client: httpx.AsyncClient
-    service: Service
-    free: Callable[[], Awaitable[None]]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.client, self.service))
-
-
-@asynccontextmanager
-async def busy(**settings: Any) -> AsyncIterator[Busy]:
-    """Serve with one slot, which is taken."""
-    backend = ScriptedBackend(script, n_slots=1, n_ctx=2 * ENDLESS)
-    backend.on_decode = lambda backend: time.sleep(0.001)
-    async with serving_script(backend, **settings) as (url, service), AsyncExitStack() as stack:
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=10))
-        holder = await stack.enter_async_context(AsyncExitStack())
-        stream = await holder.enter_async_context(service.server.stream("endless"))
-        await anext(stream)
-        try:
-            yield Busy(client, service, holder.aclose)
-        finally:
-            await holder.aclose()
 
 
 async def until(condition: Callable[[], bool]) -> None:

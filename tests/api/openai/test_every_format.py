@@ -10,9 +10,9 @@ import pydantic
 import pytest
 import trio
 
-from tests.chat.formats.test_writers import WRITERS, Writer
 from tests.support.clients import client_and_service
 from tests.support.http_server import serving_script
+from tests.support.message_writers import WRITERS, Writer
 from tests.support.scripts import HI
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.testing import ScriptedBackend

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.chat.formats.test_writers import WRITERS, Call, Writer, parts
+from tests.support.message_writers import WRITERS, Call, Writer, parts
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.formats.detect import KNOWN, detect
 from trioserve.chat.formats.syntax import ChatFormat, Ignore, Parameters

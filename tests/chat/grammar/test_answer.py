@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.chat.formats.test_writers import WRITERS, Writer
+from tests.support.message_writers import WRITERS, Writer
 from trioserve import llama
 from trioserve.chat.deltas import Message, MessageBuilder, ToolCallStart
 from trioserve.chat.formats import families

@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.engine.test_engine import Harness
+from tests.support.engine_harness import Harness
+from tests.support.scripts import NamedVocab
 from trioserve.testing import ScriptedBackend
-from trioserve.testing.backend import EOS
 from trioserve.types import (
     Chunk,
     FinishReason,
@@ -181,20 +181,6 @@ def test_the_grammar_begins_after_it() -> None:
 
 
 # -- control tokens
-
-
-class NamedVocab:
-    """Bytes, and a control token with a name in place of the letter Z."""
-
-    def __init__(self, backend: ScriptedBackend, name: bytes = b"[CALL]") -> None:
-        self.n_tokens = backend.vocab.n_tokens
-        self.end_of_generation = frozenset({EOS})
-        self.names = tuple(
-            name if i == ord("Z") else other for i, other in enumerate(backend.vocab.names)
-        )
-        self.pieces = tuple(
-            b"" if i == ord("Z") else piece for i, piece in enumerate(backend.vocab.pieces)
-        )
 
 
 def with_control_token(visible: bool, **options: Any) -> Harness:

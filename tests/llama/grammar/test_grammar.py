@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support.grammar_bench import GREEDY, Bench
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
@@ -19,9 +20,7 @@ from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar import gbnf, json_schema, matcher
 from trioserve.llama.grammar.masks import Mask
 from trioserve.types import (
-    Chunk,
     Failed,
-    Finished,
     FinishReason,
     GenerationParams,
     Grammar,
@@ -29,61 +28,11 @@ from trioserve.types import (
     Task,
 )
 
-PROMPT = "Once upon a time"
-GREEDY = SamplingParams(temperature=0.0)
-
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LlamaBackend]:
     with llama.load(Config(threads=1, ctx_size=4096, parallel=4)) as backend:
         yield backend
-
-
-class Bench:
-    """An engine ticking by hand. It does not own the backend."""
-
-    def __init__(self, backend: LlamaBackend) -> None:
-        self.backend = backend
-        self.engine = Engine(backend, DecodeMaximal(), lambda: None)
-        self.text: dict[int, str] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.probs: dict[int, list[Any]] = {}
-        self.ends: dict[int, Finished | Failed] = {}
-
-    def submit(
-        self, task_id: int, wanted: Grammar | None, prompt: str = PROMPT, **options: Any
-    ) -> None:
-        constraint = None if wanted is None else self.backend.compile(wanted)
-        options.setdefault("max_tokens", 200)
-        options.setdefault("cache_prompt", False)
-        self.text[task_id], self.tokens[task_id], self.probs[task_id] = "", [], []
-        task = Task(
-            task_id,
-            self.backend.vocab.tokenize(prompt),
-            GenerationParams(grammar=wanted, **options),
-            constraint=constraint,
-        )
-        self.engine.submit(task)
-
-    def tick(self) -> bool:
-        more = self.engine.tick()
-        for event in self.engine.take_events():
-            if isinstance(event, Chunk):
-                self.text[event.task_id] += event.text
-                self.tokens[event.task_id] += event.tokens
-                self.probs[event.task_id] += event.probs
-            elif isinstance(event, Finished | Failed):
-                self.ends[event.task_id] = event
-        return more
-
-    def run(self) -> None:
-        while self.tick():
-            pass
-
-    def reason(self, task_id: int) -> FinishReason:
-        end = self.ends[task_id]
-        assert isinstance(end, Finished), end
-        return end.reason
 
 
 def generate(backend: LlamaBackend, wanted: Grammar, **options: Any) -> tuple[str, FinishReason]:

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
-from tests.llama.grammar.test_grammar import Bench
+from tests.support.grammar_bench import Bench
 from trioserve import llama
 from trioserve.chat.formats.families import HARMONY
 from trioserve.chat.grammar.thinking import after_thinking

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.chat.formats.test_writers import WRITERS, Writer
+from tests.support.message_writers import WRITERS, Writer
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.items import Event
 from trioserve.api.openai.responses.request import ResponsesRequest
