@@ -21,8 +21,8 @@ from trioserve.api.base import openapi
 from trioserve.api.base.neutral import ACCEPTED
 from trioserve.app import create_app
 from trioserve.cli.help import default_text, value_name
-from trioserve.config import GROUPS, Config
-from trioserve.config.table import SETTINGS, Setting
+from trioserve.config import Config
+from trioserve.config.table import FLAGS, GROUPS, Flag
 
 PACKAGE = Path(trioserve.__file__).parent
 
@@ -36,17 +36,17 @@ def on_page_markdown(markdown: str, **_kwargs: Any) -> str:
 
 
 def configuration() -> str:
-    """A table for each group of options."""
+    """A table for each group of flags."""
     parts = []
     for group in GROUPS:
-        rows = [_row(one) for one in SETTINGS if one.group == group]
+        rows = [_row(one) for one in FLAGS if one.group == group]
         head = "| flag | variable | default | what it does |\n|---|---|---|---|\n"
         parts.append(f"## {group}\n\n{head}{''.join(rows)}")
     return "\n".join(parts)
 
 
-def _row(one: Setting) -> str:
-    flags = "<br>".join(f"`{flag}`" for flag in (*one.flags, *one.negative[-1:]))
+def _row(one: Flag) -> str:
+    flags = "<br>".join(f"`{flag}`" for flag in (*one.names, *one.negative[-1:]))
     choices = f"; one of {', '.join(one.choices)}" if one.choices else ""
     value = value_name(one) if not one.choices else ""
     cells = (

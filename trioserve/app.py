@@ -14,7 +14,8 @@ from quart_trio import QuartTrio
 
 from trioserve import api
 from trioserve.api.base.service import Service
-from trioserve.config import Config, logs, parse as options
+from trioserve.config import Config, logs
+from trioserve.config.parse import from_environment
 from trioserve.errors import TrioServeError
 from trioserve.server.lifecycle import Loader
 
@@ -37,7 +38,7 @@ def create_app(config: Config | None = None, *, load: Loader | None = None) -> Q
 
     async def begin() -> None:
         if config is None:
-            service.config = options.from_environment(os.environ)
+            service.config = from_environment(os.environ)
             logs.configure(service.config)
         api.configure(app, service.config)
         app.nursery.start_soon(_live, service)

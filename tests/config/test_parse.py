@@ -13,10 +13,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.cli.help import completion_text, help_text
-from trioserve.config import foreign as llama_flags, parse as options
-from trioserve.config.config import GROUPS, SAMPLING_OPTIONS, Config
-from trioserve.config.parse import config_from, from_environment, parse
-from trioserve.config.table import FALSE_WORDS, SETTINGS, TRUE_WORDS, Setting
+from trioserve.config import Config, foreign
+from trioserve.config.parse import ACTIONS, config_from, from_environment, parse
+from trioserve.config.table import (
+    BY_NAME,
+    FALSE_WORDS,
+    FLAGS,
+    GROUPS,
+    SAMPLING,
+    TRUE_WORDS,
+    Flag,
+)
 from trioserve.errors import ConfigError
 from trioserve.types import DEFAULT_SAMPLERS, SamplingParams
 
@@ -164,42 +171,42 @@ def test_keys_and_templates_come_from_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--port", "70000"], "--port: port is 70000, and must be at most 65535"),
+        (["--port", "70000"], "--port: port must be at most 65535, not 70000"),
         (["--port", "x"], "--port: 'x' is not an integer"),
         (["--port", "1.5"], "--port: '1.5' is not an integer"),
-        (["-np", "0"], "-np: parallel is 0, and must be at least 1"),
+        (["-np", "0"], "-np: parallel must be at least 1, not 0"),
         (["--drain-timeout", "x"], "--drain-timeout: 'x' is not a number"),
-        (["--drain-timeout", "nan"], "--drain-timeout: drain_timeout is nan, and must be finite"),
+        (["--drain-timeout", "nan"], "--drain-timeout: drain_timeout must be finite, not nan"),
         (["--port"], "--port needs a value"),
         (["--slots=1"], "--slots takes no value"),
-        (["model.gguf"], "'model.gguf' is not a flag; a model is named with -m"),
-        (["-lm", "x"], "-lm: load_mode is 'x', and must be one of auto, none, mmap"),
+        (["model.gguf"], "'model.gguf' is not a flag; name a model with -m"),
+        (["-lm", "x"], "-lm: load_mode must be one of auto, none, mmap"),
         (["--top-k", "1e3"], "--top-k: '1e3' is not an integer"),
         (["--top-p", "-1"], "--top-p: 'top_p' must be at least 0.0"),
         (["--samplers", "magic"], "--samplers: 'samplers' holds 'magic'"),
-        (["--sampler-seq", "kq"], "--sampler-seq: 'q' stands for no sampler"),
+        (["--sampler-seq", "kq"], "--sampler-seq: 'q' is not a sampler"),
         (["-l", "x+1"], "-l: 'x+1' must be a token id"),
         (["-l", "5+x"], "-l: '+x' is not a number"),
         (["-lv", "x"], "-lv: 'x' is not an integer"),
-        (["-a", ", ,"], "alias is ', ,', and must be a name, or several"),
-        (["--host", "::1,"], "host is '::1,', and must be a name"),
-        (["--override-kv", "a=int:x"], "override_kv: a is 'x', which is no int"),
-        (["--override-kv", "a=b"], "override_kv holds 'a=b', and must be KEY=TYPE:VALUE"),
-        (["--override-kv", "a=bool:1"], "override_kv: a is '1', and must be true or false"),
+        (["-a", ", ,"], "alias must be a name, or several separated by commas, not ', ,'"),
+        (["--host", "::1,"], "host must be a name, an IP address or a path"),
+        (["--override-kv", "a=int:x"], "override_kv: a must be of type int, not 'x'"),
+        (["--override-kv", "a=b"], "override_kv must be KEY=TYPE:VALUE with the type"),
+        (["--override-kv", "a=bool:1"], "override_kv: a must be true or false, not '1'"),
         (["--override-kv", f"a=str:{'x' * 200}"], "override_kv: the key and the value of 'a' must"),
         (["--override-kv", '"a"b'], "--override-kv: '\"a\"b' cannot be read"),
-        (["-ot", "blk"], "override_tensor holds 'blk', and must be PATTERN=BUFFER"),
-        (["--rope-scale", "0"], "--rope-scale: '0' must be above 0"),
+        (["-ot", "blk"], "override_tensor must be PATTERN=BUFFER, not 'blk'"),
+        (["--rope-scale", "0"], "--rope-scale: '0' must be greater than 0"),
         (["-ts", "1,x"], "-ts: 'x' is not a number"),
         (["--ssl-key-file", "key.pem"], "ssl_key_file and ssl_cert_file must be given together"),
-        (["--api-prefix", "llm"], "api_prefix is 'llm', and must begin with /"),
-        (["--cors-origins", "a\nb"], "cors_origins is 'a\\nb', which is not a value of a header"),
-        (["-j", "{"], "json_schema is not JSON"),
-        (["-j", "{}", "--grammar", "root ::= x"], "grammar and json_schema exclude each other"),
+        (["--api-prefix", "llm"], "api_prefix is 'llm', but must begin with /"),
+        (["--cors-origins", "a\nb"], "cors_origins is 'a\\nb', which cannot be the value of a"),
+        (["-j", "{"], "json_schema is not valid JSON"),
+        (["-j", "{}", "--grammar", "root ::= x"], "grammar and json_schema cannot be used"),
         (["--config"], "--config needs a value"),
         (["--chat-template-kwargs", "[1]"], "chat_template_kwargs must be a JSON object"),
         (["--chat-template-kwargs", "{"], "chat_template_kwargs is not valid JSON"),
-        (["--reasoning", "maybe"], "--reasoning: reasoning is 'maybe', and must be one of on"),
+        (["--reasoning", "maybe"], "--reasoning: reasoning must be one of on, off, auto, not"),
         (["--threads-http"], "--threads-http needs a value"),
     ],
 )
@@ -227,7 +234,7 @@ def test_a_flag_given_twice_is_noted() -> None:
     assert parsed.notes == ("--port is given more than once: the last one counts",)
 
 
-@pytest.mark.parametrize(("flag", "action"), options.ACTIONS.items())
+@pytest.mark.parametrize(("flag", "action"), ACTIONS.items())
 def test_some_flags_are_not_for_serving(flag: str, action: str) -> None:
     assert parse([flag], {}).action == action
 
@@ -246,25 +253,23 @@ def test_what_is_not_there_yet_is_refused_with_the_reason() -> None:
     assert refused(LLAMA_ARG_MODELS_DIR="x").endswith("does not have yet: a server has one model")
 
 
-@pytest.mark.parametrize("flag", sorted(llama_flags.NO_EFFECT))
+@pytest.mark.parametrize("flag", sorted(foreign.NO_EFFECT))
 def test_what_cannot_matter_is_noted(flag: str) -> None:
-    value = ["2"] if flag in llama_flags.TAKES_VALUE else []
+    value = ["2"] if flag in foreign.TAKES_VALUE else []
     parsed = parse([flag, *value, "--port", "1"], {})
     assert parsed.config == Config(port=1)
-    assert parsed.notes == (f"{flag} has no effect: {llama_flags.NO_EFFECT[flag]}",)
+    assert parsed.notes == (f"{flag} has no effect: {foreign.NO_EFFECT[flag]}",)
 
 
 def test_the_table_of_foreign_flags_is_sound() -> None:
-    foreign = llama_flags.flags()
-    own = {flag for one in SETTINGS for flag in (*one.flags, *one.negative)}
-    assert len(foreign) == sum(
-        len(one.positive) + len(one.negative) for one in llama_flags.options()
-    )
-    assert not set(foreign) & own
-    assert set(foreign) >= set(llama_flags.NO_EFFECT)
-    assert set(llama_flags.NO_EFFECT) >= llama_flags.TAKES_VALUE
-    assert all(flag.startswith("-") for flag in foreign)
-    assert not set(llama_flags.variables()) & {one.variable for one in SETTINGS}
+    theirs = foreign.flags()
+    own = {flag for one in FLAGS for flag in (*one.names, *one.negative)}
+    assert len(theirs) == sum(len(one.names) + len(one.negative) for one in foreign.table())
+    assert not set(theirs) & own
+    assert set(theirs) >= set(foreign.NO_EFFECT)
+    assert set(foreign.NO_EFFECT) >= foreign.TAKES_VALUE
+    assert all(flag.startswith("-") for flag in theirs)
+    assert not set(foreign.variables()) & {one.variable for one in FLAGS}
 
 
 def test_a_note_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -313,7 +318,7 @@ def test_the_command_line_wins() -> None:
     ("name", "text", "message"),
     [
         ("LLAMA_ARG_PORT", "x", "LLAMA_ARG_PORT: 'x' is not an integer"),
-        ("LLAMA_ARG_KV_UNIFIED", "maybe", "LLAMA_ARG_KV_UNIFIED is 'maybe', and must be true or"),
+        ("LLAMA_ARG_KV_UNIFIED", "maybe", "LLAMA_ARG_KV_UNIFIED must be true or false, not"),
         ("LLAMA_ARG_PROT", "1", "LLAMA_ARG_PROT is not a variable of trioserve; did you mean LLAM"),
         ("TRIOSERVE_QQQQ", "1", "TRIOSERVE_QQQQ is not a variable of trioserve"),
         ("LLAMA_ARG_JINJA", "0", "LLAMA_ARG_JINJA is a variable of llama-server that trioserve "),
@@ -394,15 +399,15 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\nprot = 1", ":2: prot is not a setting of trioserve; did you mean port?"),
-        ("[server]\nport = 1", ":1: server is not a setting of trioserve"),
-        ("port = [1]", ":1: port is [1], and must be text or a number"),
-        ("port.x = 1", ":1: port is a table, and must be text or a number"),
-        ("port = 99999", ":1: port: port is 99999, and must be at most 65535"),
-        ("slots = 1", ":1: slots is 1, and must be true or false"),
-        ("no-slots = true", ":1: no-slots: name the setting itself, which is true or false"),
-        ("mmproj = 'x'", ":1: mmproj is a setting of llama-server that trioserve does not have"),
-        ("port = ", " is not TOML: Invalid value (at end of document)"),
+        ("\nprot = 1", ":2: prot is not a key of the configuration; did you mean port?"),
+        ("[server]\nport = 1", ":1: server is not a key of the configuration"),
+        ("port = [1]", ":1: port must be text or a number, not [1]"),
+        ("port.x = 1", ":1: port must be text or a number, not a table"),
+        ("port = 99999", ":1: port: port must be at most 65535, not 99999"),
+        ("slots = 1", ":1: slots must be true or false, not 1"),
+        ("no-slots = true", ":1: no-slots: write slots = true or slots = false instead"),
+        ("mmproj = 'x'", ":1: mmproj is a flag of llama-server that trioserve does not have"),
+        ("port = ", " is not valid TOML: Invalid value (at end of document)"),
     ],
 )
 def test_a_wrong_file_is_refused_by_the_place(tmp_path: Path, text: str, message: str) -> None:
@@ -427,19 +432,19 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_every_field_can_be_set() -> None:
-    fields = {one.field for one in SETTINGS}
+    fields = {one.field for one in FLAGS}
     assert fields >= {field.name for field in attrs.fields(Config)} - {"sampling"}
-    assert fields >= {f"sampling.{name}" for name in SAMPLING_OPTIONS}
+    assert fields >= {f"sampling.{name}" for name in SAMPLING}
 
 
 def test_no_flag_and_no_variable_is_there_twice() -> None:
-    flags = [flag for one in SETTINGS for flag in (*one.flags, *one.negative)]
-    variables = [one.variable for one in SETTINGS if one.variable]
+    flags = [flag for one in FLAGS for flag in (*one.names, *one.negative)]
+    variables = [one.variable for one in FLAGS if one.variable]
     assert len(flags) == len(set(flags))
     assert len(variables) == len(set(variables))
 
 
-_WORDS = st.sampled_from([*options._by_flag(), *sorted(llama_flags.flags()), "-", "--", "=", "4"])
+_WORDS = st.sampled_from([*BY_NAME, *sorted(foreign.flags()), "-", "--", "=", "4"])
 
 
 @given(st.lists(_WORDS | st.text(max_size=8), max_size=6))
@@ -448,10 +453,10 @@ def test_any_command_line_gives_a_config_or_an_error(argv: list[str]) -> None:
         assert isinstance(parse(argv, {}).config, Config)
 
 
-@given(st.sampled_from([one for one in SETTINGS if one.variable]), st.text(max_size=12))
-def test_any_variable_gives_a_config_or_an_error(setting: Setting, text: str) -> None:
+@given(st.sampled_from([one for one in FLAGS if one.variable]), st.text(max_size=12))
+def test_any_variable_gives_a_config_or_an_error(flag: Flag, text: str) -> None:
     with contextlib.suppress(ConfigError):
-        assert isinstance(parse((), {setting.variable or "": text}).config, Config)
+        assert isinstance(parse((), {flag.variable or "": text}).config, Config)
 
 
 # -- the class itself
@@ -479,9 +484,9 @@ def test_a_config_refuses_what_it_cannot_use(fields: Mapping[str, object]) -> No
 
 def test_help_has_every_flag() -> None:
     text = help_text(100)
-    for one in SETTINGS:
+    for one in FLAGS:
         assert one.group in GROUPS
-        for flag in one.flags:
+        for flag in one.names:
             assert f" {flag}" in text
     assert "--config FILE" in text
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -489,11 +494,11 @@ def test_help_has_every_flag() -> None:
 
 def test_completion_has_every_flag() -> None:
     words = completion_text().split("'")[1].split()
-    assert set(words) >= {flag for one in SETTINGS for flag in (*one.flags, *one.negative)}
+    assert set(words) >= {flag for one in FLAGS for flag in (*one.names, *one.negative)}
     assert {"--help", "--config"} <= set(words)
 
 
 def test_every_flag_of_llama_server_is_known_once() -> None:
-    own = {flag for one in SETTINGS for flag in (*one.flags, *one.negative)}
-    known = [*own, *options.ACTIONS, *llama_flags.flags()]
+    own = {flag for one in FLAGS for flag in (*one.names, *one.negative)}
+    known = [*own, *ACTIONS, *foreign.flags()]
     assert len(known) == len(set(known))

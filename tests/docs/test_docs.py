@@ -12,7 +12,7 @@ import pytest
 import trioserve
 from tests.support.docs_pages import ROOT, built, hooks
 from trioserve.config import Config
-from trioserve.config.table import SETTINGS
+from trioserve.config.table import FLAGS
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 
@@ -39,8 +39,8 @@ def test_a_module_that_a_page_names_exists(page: Path) -> None:
 def test_the_configuration_reference_has_every_flag_and_variable() -> None:
     page = built("configuration.md")
     assert "<!-- generate" not in page
-    for one in SETTINGS:
-        for flag in one.flags:
+    for one in FLAGS:
+        for flag in one.names:
             assert f"`{flag}`" in page
         if one.variable:
             assert f"`{one.variable}`" in page

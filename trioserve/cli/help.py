@@ -9,9 +9,8 @@ from importlib.metadata import version
 
 from trioserve import llama
 from trioserve._version import __version__
-from trioserve.config import GROUPS
 from trioserve.config.parse import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
-from trioserve.config.table import SETTINGS, Setting
+from trioserve.config.table import FLAGS, GROUPS, Flag
 
 _COLUMN = 30
 
@@ -23,8 +22,8 @@ small model that comes with it. The flags are llama-server's; variables do the s
 """
 
 _TAIL = f"""
-  {CONFIG_FLAG} FILE               read settings from TOML: the long flags, without dashes in front;
-                              variables and flags win ({CONFIG_VARIABLE})
+  {CONFIG_FLAG} FILE               read a TOML file; its keys are the long flags without the dashes,
+                              and variables and flags win ({CONFIG_VARIABLE})
   -h, --help                  print this and exit
   --version                   print the versions and exit
   --list-devices              print what there is to compute on, and exit
@@ -41,23 +40,23 @@ def help_text(width: int | None = None) -> str:
     width = width or min(shutil.get_terminal_size((100, 24)).columns, 100)
     parts = [_HEAD]
     for group in GROUPS:
-        lines = [_entry(one, width) for one in SETTINGS if one.group == group]
+        lines = [_entry(one, width) for one in FLAGS if one.group == group]
         parts.append(f"\n{group}\n" + "\n".join(lines) + "\n")
     return "".join(parts) + _TAIL
 
 
-def value_name(setting: Setting) -> str:
+def value_name(flag: Flag) -> str:
     """What stands for the value in a usage line, such as ``N``; empty for a switch."""
-    if setting.read is None:
+    if flag.read is None:
         return ""
-    if setting.choices is not None:
-        return "{" + ",".join(setting.choices) + "}"
-    return "N" if isinstance(setting.default, int | float) else "TEXT"
+    if flag.choices is not None:
+        return "{" + ",".join(flag.choices) + "}"
+    return "N" if isinstance(flag.default, int | float) else "TEXT"
 
 
-def default_text(setting: Setting) -> str:
+def default_text(flag: Flag) -> str:
     """The default as a person would type it; empty when there is none to name."""
-    value = setting.default
+    value = flag.default
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int | float):
@@ -65,17 +64,17 @@ def default_text(setting: Setting) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _entry(setting: Setting, width: int) -> str:
-    names = ", ".join(setting.flags)
-    if setting.negative:
-        names += ", " + setting.negative[-1]
-    left = f"  {names} {value_name(setting)}".rstrip()
+def _entry(flag: Flag, width: int) -> str:
+    names = ", ".join(flag.names)
+    if flag.negative:
+        names += ", " + flag.negative[-1]
+    left = f"  {names} {value_name(flag)}".rstrip()
     notes = []
-    if setting.field not in _OWN_FLAG or _OWN_FLAG[setting.field] is setting:
-        default = default_text(setting)
+    if flag.field not in _OWN_FLAG or _OWN_FLAG[flag.field] is flag:
+        default = default_text(flag)
         notes += [f"default {default}"] if default else []
-    notes += [setting.variable] if setting.variable else []
-    text = setting.help + (f" ({'; '.join(notes)})" if notes else "")
+    notes += [flag.variable] if flag.variable else []
+    text = flag.help + (f" ({'; '.join(notes)})" if notes else "")
     lines = textwrap.wrap(text, max(width - _COLUMN, 20), break_long_words=False)
     if len(left) + 2 <= _COLUMN:
         lines[0] = left.ljust(_COLUMN) + lines[0]
@@ -83,9 +82,9 @@ def _entry(setting: Setting, width: int) -> str:
     return ("\n" + " " * _COLUMN).join([left, *lines])
 
 
-def _first_of_each_field() -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
-    for one in SETTINGS:
+def _first_of_each_field() -> dict[str, Flag]:
+    found: dict[str, Flag] = {}
+    for one in FLAGS:
         found.setdefault(one.field, one)
     return found
 
@@ -126,5 +125,5 @@ def devices_text() -> str:
 
 def completion_text() -> str:
     """A line for bash that completes flags, and names of files after them."""
-    flags = [flag for one in SETTINGS for flag in (*one.flags, *one.negative)]
-    return _COMPLETION.format(words=" ".join([*flags, CONFIG_FLAG, *ACTIONS]))
+    names = [name for one in FLAGS for name in (*one.names, *one.negative)]
+    return _COMPLETION.format(words=" ".join([*names, CONFIG_FLAG, *ACTIONS]))

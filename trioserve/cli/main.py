@@ -27,7 +27,7 @@ import trio
 
 from trioserve import llama
 from trioserve.cli import help as usage
-from trioserve.config import Config, logs, parse as options
+from trioserve.config import Config, logs, parse
 from trioserve.errors import ModelLoadError, TrioServeError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _TEXTS: Mapping[str, Callable[[], str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is without the name of the program. Returns the exit code."""
     try:
-        parsed = options.parse(sys.argv[1:] if argv is None else argv, os.environ)
+        parsed = parse.parse(sys.argv[1:] if argv is None else argv, os.environ)
         if (text := _TEXTS.get(parsed.action)) is not None:
             print(text(), end="")
             return 0

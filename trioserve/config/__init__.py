@@ -1,6 +1,6 @@
 """The configuration, and how flags, environment variables and files set it."""
 
-from trioserve.config.config import GROUPS, Config
-from trioserve.config.option import option
+from trioserve.config.config import Config
+from trioserve.config.model import ModelConfig
 
-__all__ = ["GROUPS", "Config", "option"]
+__all__ = ["Config", "ModelConfig"]

@@ -1,17 +1,20 @@
 """The flags and variables of llama-server that trioserve does not act on.
 
-Two kinds. Some cannot matter here, because what they ask for is how trioserve works anyway: these
-are accepted, and a note says why they change nothing. All others are refused, so that nobody
-believes in a setting that has no effect. The names are those of the llama.cpp that
-llama-cpp-python 0.3.36 carries.
+There are two kinds. Some cannot matter here, because trioserve works as they ask anyway: these are
+accepted, and a note says why they change nothing. All others are refused, so that no flag is
+silently ignored. The names are those of the llama.cpp in llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from functools import cache
 
 import attrs
+
+from trioserve.config.option import split_names
+from trioserve.errors import ConfigError
 
 #: Flags that are accepted and change nothing, and why.
 NO_EFFECT: Mapping[str, str] = {
@@ -48,9 +51,9 @@ TAKES_VALUE = frozenset(
     {"--threads-http", "-dt", "--defrag-thold", "-sps", "--slot-prompt-similarity"}
 )
 
-# One option a line: its flags, its negative flags after a bar, its variable. A line that begins
-# with # says why trioserve does not have those below it.
-_OPTIONS = """
+# A flag on each line, written as `split_names` reads it. A line that begins with # says why
+# trioserve does not have those below it.
+_FLAGS = """
 --perf | --no-perf LLAMA_ARG_PERF
 -e --escape | --no-escape
 -dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD
@@ -187,45 +190,64 @@ _OPTIONS = """
 
 
 @attrs.frozen
-class Foreign:
-    """An option of llama-server that trioserve does not act on, and why, where it is told."""
+class ForeignFlag:
+    """A flag of llama-server that trioserve does not act on, and why, where there is a reason."""
 
-    positive: tuple[str, ...]
+    names: tuple[str, ...]
     negative: tuple[str, ...]
     variable: str | None
     why: str = ""
 
 
 @cache
-def options() -> tuple[Foreign, ...]:
+def table() -> tuple[ForeignFlag, ...]:
     """All of them."""
     found = []
     why = ""
-    for line in _OPTIONS.strip().splitlines():
+    for line in _FLAGS.strip().splitlines():
         if line.startswith("# "):
             why = line[2:]
-            continue
-        positive, _, rest = line.partition("|")
-        words = positive.split()
-        variable = words.pop() if words[-1].startswith("LLAMA_") else None
-        others = rest.split()
-        if others and others[-1].startswith("LLAMA_"):
-            variable = others.pop()
-        found.append(Foreign(tuple(words), tuple(others), variable, why))
+        else:
+            found.append(ForeignFlag(*split_names(line), why))
     return tuple(found)
 
 
 @cache
-def flags() -> Mapping[str, Foreign]:
-    """All of them, by each of their flags."""
-    return {name: one for one in options() for name in (*one.positive, *one.negative)}
+def flags() -> Mapping[str, ForeignFlag]:
+    """All of them, by each of their names."""
+    return {name: one for one in table() for name in (*one.names, *one.negative)}
 
 
 @cache
 def variables() -> Mapping[str, tuple[str, str | None]]:
     """Each variable, with the flag that it stands for and that flag's opposite, if it has one."""
     return {
-        one.variable: (one.positive[0], one.negative[0] if one.negative else None)
-        for one in options()
+        one.variable: (one.names[0], one.negative[0] if one.negative else None)
+        for one in table()
         if one.variable is not None
     }
+
+
+def note(flag: str, source: str, kind: str) -> str:
+    """Return the note for a flag that is accepted and changes nothing.
+
+    `source` is what was written, such as a variable, and `kind` what that is.
+
+    Raises:
+        ConfigError: trioserve does not have it.
+    """
+    if flag in NO_EFFECT:
+        return f"{source} has no effect: {NO_EFFECT[flag]}"
+    why = flags()[flag].why
+    raise ConfigError(
+        f"{source} is a {kind} of llama-server that trioserve does not have yet"
+        + (f": {why}" if why else "")
+    )
+
+
+def did_you_mean(name: str, *candidates: Collection[str]) -> str:
+    """Suggest the nearest name from the first candidates that have one; empty if none has."""
+    for names in candidates:
+        if near := difflib.get_close_matches(name, names, n=1):
+            return f"; did you mean {near[0]}?"
+    return ""

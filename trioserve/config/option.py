@@ -1,4 +1,4 @@
-"""`option`: a field of the configuration that knows how it is written, and what it may be."""
+"""`option`: a field of the configuration that knows how it is written and what it may hold."""
 
 from __future__ import annotations
 
@@ -13,28 +13,38 @@ from trioserve.errors import ConfigError
 
 def option(
     default: Any,
-    *flags: str,
+    names: str,
+    *,
     group: str,
     help: str,
-    env: str | None = None,
     choices: tuple[str, ...] | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    off: tuple[str, ...] | None = None,
+    min: float | None = None,
+    max: float | None = None,
 ) -> Any:
-    """Make an attrs field that knows its flags, variable, choices and bounds.
+    """Make an attrs field with its flags and variable, its help, and its choices or bounds.
 
-    `off` names the flags that switch it off, where they are not ``--no-`` and the flag's name.
+    Args:
+        default: the value when nobody sets the field.
+        names: as `split_names` reads them.
+        group: the heading that the field is listed under.
+        help: a line for ``--help``.
+        choices: the only values that the field may have.
+        min: the smallest number allowed.
+        max: the largest number allowed.
     """
-    metadata = {
-        "flags": flags,
-        "env": env,
-        "group": group,
-        "help": help,
-        "choices": choices,
-        "negative": off,
-    }
-    return attrs.field(default=default, metadata=metadata, validator=_check(choices, least, most))
+    metadata = {"names": names, "group": group, "help": help, "choices": choices}
+    return attrs.field(default=default, metadata=metadata, validator=_check(choices, min, max))
+
+
+def split_names(names: str) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
+    """Split ``"-x --xyz | -no-x --no-xyz VARIABLE"``.
+
+    Returns the flags, those that switch it off (after the bar), and the environment variable.
+    """
+    words = names.split()
+    variable = None if words[-1].startswith("-") else words.pop()
+    bar = words.index("|") if "|" in words else len(words)
+    return tuple(words[:bar]), tuple(words[bar + 1 :]), variable
 
 
 _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -43,28 +53,28 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "true or false"),
     "str": ((str,), "text"),
     "str | None": ((str, type(None)), "text"),
-    "tuple[str, ...]": ((tuple,), "a tuple of text"),
+    "tuple[str, ...]": ((tuple,), "a tuple of strings"),
     "tuple[float, ...]": ((tuple,), "a tuple of numbers"),
 }
 
 
 def _check(
-    choices: tuple[str, ...] | None, least: float | None, most: float | None
+    choices: tuple[str, ...] | None, min: float | None, max: float | None
 ) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         name = attribute.name
         types, kind = _TYPES[str(attribute.type)]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise ConfigError(f"{name} is {value!r}, and must be {kind}")
+            raise ConfigError(f"{name} must be {kind}, not {value!r}")
         if choices is not None and value not in choices:
-            raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(choices)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        if not isinstance(value, (int, float)):
             return
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{name} is {value}, and must be finite")
-        if least is not None and value < least:
-            raise ConfigError(f"{name} is {value}, and must be at least {least}")
-        if most is not None and value > most:
-            raise ConfigError(f"{name} is {value}, and must be at most {most}")
+            raise ConfigError(f"{name} must be finite, not {value}")
+        if min is not None and value < min:
+            raise ConfigError(f"{name} must be at least {min}, not {value}")
+        if max is not None and value > max:
+            raise ConfigError(f"{name} must be at most {max}, not {value}")
 
     return check

@@ -1,4 +1,4 @@
-"""The table of options: how each is written, and the field of `Config` that it sets.
+"""The table of flags: how each is written, and the field of `Config` that it sets.
 
 It is made from the fields of `Config`, so a new field is a new flag without more code. The command
 line, the environment, a file, ``--help`` and the reference in ``docs/`` all read it.
@@ -6,54 +6,53 @@ line, the environment, a file, ``--help`` and the reference in ``docs/`` all rea
 
 from __future__ import annotations
 
-import csv
-import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import attrs
 
-from trioserve.config.config import GROUPS, SAMPLING_OPTIONS, SAMPLING_VARIABLES, Config
-from trioserve.types import SAMPLER_LETTERS, SamplingParams
+from trioserve.config import readers
+from trioserve.config.config import Config
+from trioserve.config.option import split_names
+from trioserve.errors import ConfigError, InvalidRequestError
+from trioserve.types import SamplingParams
 
 #: What a variable says to switch something on or off.
 TRUE_WORDS = frozenset({"on", "enabled", "true", "1"})
 FALSE_WORDS = frozenset({"off", "disabled", "false", "0"})
 
-#: Words that stand for a value of a field.
-WORDS: Mapping[str, Mapping[str, str]] = {
+_ON_OFF_AUTO = {
+    **dict.fromkeys(TRUE_WORDS, "on"),
+    **dict.fromkeys(FALSE_WORDS, "off"),
+    "-1": "auto",
+}
+
+#: Words that llama-server takes for a value of a field.
+_WORDS: Mapping[str, Mapping[str, str]] = {
     "n_gpu_layers": {"auto": "-1", "all": "-1"},
     "parallel": {"-1": str(attrs.fields(Config).parallel.default)},
     "cache_ram": {"-1": str(2**40)},
-    "flash_attn": {
-        **dict.fromkeys(TRUE_WORDS, "on"),
-        **dict.fromkeys(FALSE_WORDS, "off"),
-        "-1": "auto",
-    },
-    "reasoning": {
-        **dict.fromkeys(TRUE_WORDS, "on"),
-        **dict.fromkeys(FALSE_WORDS, "off"),
-        "-1": "auto",
-    },
+    "flash_attn": _ON_OFF_AUTO,
+    "reasoning": _ON_OFF_AUTO,
 }
 
 
 @attrs.frozen(kw_only=True)
-class Setting:
-    """One option: how it is written, and the field that it sets.
+class Flag:
+    """One way to set a field: a flag with all its names, and its variable.
 
     `field` names a field of `Config`, or ``sampling.name`` one of `SamplingParams`. `read` turns
-    text into a value; a switch has none, and sets `on` or, by a negative flag, `off`.
+    text into a value; a switch has none, and sets `on` or, by a negative name, `off`.
     """
 
     field: str
-    flags: tuple[str, ...]
-    negative: tuple[str, ...] = ()
-    variable: str | None = None
+    names: tuple[str, ...]
+    negative: tuple[str, ...]
+    variable: str | None
     group: str
     help: str
-    read: Callable[[str], Any] | None
+    read: readers.Reader | None
     on: Any = True
     off: Any = False
     choices: tuple[str, ...] | None = None
@@ -62,311 +61,146 @@ class Setting:
     @property
     def default(self) -> Any:
         """What the field is when nobody sets it."""
-        value: Any = Config()
-        for name in self.field.split("."):
-            value = getattr(value, name)
-        return value
+        return attrgetter(self.field)(Config())
+
+    def put(self, values: dict[str, Any], value: Any) -> None:
+        """Set the field in `values`, or add to it."""
+        values[self.field] = (*values.get(self.field, ()), *value) if self.adds else value
+
+    def put_text(self, values: dict[str, Any], text: str, source: str) -> None:
+        """Read text, and set the field to it.
+
+        Raises:
+            ConfigError: it is not a value of the field; the message begins with `source`.
+        """
+        assert self.read is not None
+        try:
+            value = self.read(_WORDS.get(self.field, {}).get(text, text))
+            self._validate(value)
+        except (ConfigError, InvalidRequestError) as error:
+            raise ConfigError(f"{source}: {error.message.rstrip('.')}") from None
+        except ValueError as error:
+            raise ConfigError(f"{source}: {error}") from None
+        self.put(values, value)
+
+    def _validate(self, value: Any) -> None:
+        """Run the validator of the field, so that an error can say where the value is from."""
+        name = self.field.removeprefix("sampling.")
+        attribute = attrs.fields_dict(Config if name == self.field else SamplingParams)[name]
+        if attribute.validator is not None:
+            attribute.validator(None, attribute, value)
 
 
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not an integer") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-
-
-def _keys(text: str) -> tuple[str, ...]:
-    return tuple(key.strip() for key in text.split(",") if key.strip())
-
-
-def _file(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ValueError(f"{path} cannot be read: {reason}") from None
-
-
-def _key_file(path: str) -> tuple[str, ...]:
-    lines = (line.strip() for line in _file(path).splitlines())
-    return tuple(line for line in lines if line and not line.startswith("#"))
-
-
-def _row(text: str) -> tuple[str, ...]:
-    """A line of CSV, because patterns and texts may hold a comma, in quotes."""
-    try:
-        return tuple(next(csv.reader([text], strict=True), ()))
-    except csv.Error as error:
-        raise ValueError(f"{text!r} cannot be read: {error}") from None
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(_number(number) for number in re.split("[,/]", text))
-
-
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-
-
-def _unescape(text: str) -> str:
-    """Read ``\\n`` and the like as in C; what is no escape stays."""
-
-    def one(match: re.Match[str]) -> str:
-        byte, letter = match.groups()
-        return chr(int(byte, 16)) if byte else _ESCAPES[letter]
-
-    return re.sub(r"""\\(?:x([0-9a-fA-F]{2})|([nrt\\'"]))""", one, text)
-
-
-def _word(text: str) -> tuple[str, ...]:
-    return (_unescape(text),)
-
-
-def _samplers(text: str) -> tuple[str, ...]:
-    return tuple(name.strip().replace("-", "_") for name in text.split(";") if name.strip())
-
-
-def _sampler_letters(text: str) -> tuple[str, ...]:
-    unknown = sorted(set(text) - set(SAMPLER_LETTERS))
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} stands for no sampler; use {''.join(SAMPLER_LETTERS)}")
-    return tuple(SAMPLER_LETTERS[letter] for letter in text)
-
-
-def _breaker(text: str) -> tuple[str, ...]:
-    return () if text == "none" else _word(text)
-
-
-def _bias(text: str) -> tuple[tuple[int, float], ...]:
-    for sign in "+-":
-        token, found, bias = text.partition(sign)
-        if found and token.isdecimal():
-            return ((int(token), _number(sign + bias)),)
-    raise ValueError(f"{text!r} must be a token id, + or -, and a number, such as 15043+1")
-
-
-def _scaled_paths(text: str) -> tuple[str, ...]:
-    for path in _row(text):
-        name, _, scale = path.rpartition(":")
-        if not name:
-            raise ValueError(f"{path!r} must be a path, a colon and a number")
-        _number(scale)
-    return _row(text)
-
-
-def _inverse(text: str) -> float:
-    number = _number(text)
-    if not number > 0:
-        raise ValueError(f"{text!r} must be above 0")
-    return 1 / number
-
-
-def _verbosity(text: str) -> str:
-    """llama-server's numbers: 0 output only, 1 error, 2 warning, 3 info, 4 and more debug."""
-    level = _integer(text)
-    return ("error", "error", "warning", "info")[max(level, 0)] if level <= 3 else "debug"
-
-
-# -- the table
-
-
-_READERS: Mapping[str, Callable[[str], Any] | None] = {
-    "bool": None,
-    "int": _integer,
-    "float": _number,
-    "str": str,
-    "str | None": str,
-    "tuple[str, ...]": _keys,
-    "tuple[float, ...]": _numbers,
+#: How the fields of `SamplingParams` are set for all requests: names, help.
+# fmt: off
+SAMPLING: Mapping[str, tuple[str, str]] = {
+    "seed": ("-s --seed", "seed of the random numbers; -1 = a new one for each request"),
+    "temperature": ("--temp --temperature LLAMA_ARG_TEMPERATURE",
+        "sampling temperature; 0 or less = always the most probable token"),
+    "top_k": ("--top-k LLAMA_ARG_TOP_K", "keep the K most probable tokens; 0 = off"),
+    "top_p": ("--top-p LLAMA_ARG_TOP_P",
+        "keep the smallest set of tokens whose probabilities add up to P; 1.0 = off"),
+    "min_p": ("--min-p LLAMA_ARG_MIN_P",
+        "drop tokens with less than this share of the best token's probability; 0.0 = off"),
+    "top_n_sigma": ("--top-nsigma --top-n-sigma",
+        "keep tokens whose logits are within N standard deviations of the highest; -1.0 = off"),
+    "xtc_probability": ("--xtc-probability", "XTC: chance of dropping top tokens; 0.0 = off"),
+    "xtc_threshold": ("--xtc-threshold",
+        "XTC: minimum probability of tokens that may be dropped; 1.0 = off"),
+    "typical_p": ("--typical --typical-p", "locally typical sampling with this P; 1.0 = off"),
+    "repeat_last_n": ("--repeat-last-n",
+        "number of last tokens that the penalties look at; 0 = off, -1 = the whole context"),
+    "repeat_penalty": ("--repeat-penalty LLAMA_ARG_REPEAT_PENALTY",
+        "penalty for repeating tokens; 1.0 = off"),
+    "presence_penalty": ("--presence-penalty LLAMA_ARG_PRESENCE_PENALTY",
+        "penalty for tokens that have occurred; 0.0 = off"),
+    "frequency_penalty": ("--frequency-penalty LLAMA_ARG_FREQUENCY_PENALTY",
+        "penalty for each time that a token has occurred; 0.0 = off"),
+    "dry_multiplier": ("--dry-multiplier", "DRY: strength of the penalty; 0.0 = off"),
+    "dry_base": ("--dry-base", "DRY: base of the penalty, which grows with the repetition"),
+    "dry_allowed_length": ("--dry-allowed-length", "DRY: longest repetition without a penalty"),
+    "dry_penalty_last_n": ("--dry-penalty-last-n",
+        "DRY: number of last tokens to look at; 0 = off, -1 = the whole context"),
+    "adaptive_target": ("--adaptive-target",
+        "adaptive sampling: probability to select tokens near; negative = off"),
+    "adaptive_decay": ("--adaptive-decay",
+        "adaptive sampling: how slowly the target adapts, from 0.0 to 0.99"),
+    "dynatemp_range": ("--dynatemp-range", "range of the dynamic temperature; 0.0 = off"),
+    "dynatemp_exponent": ("--dynatemp-exp", "exponent of the dynamic temperature"),
+    "mirostat": ("--mirostat", "use Mirostat sampling; 0 = off, 1 = version 1, 2 = version 2"),
+    "mirostat_tau": ("--mirostat-ent", "Mirostat: target entropy (tau)"),
+    "mirostat_eta": ("--mirostat-lr", "Mirostat: learning rate (eta)"),
+    "ignore_eos": ("--ignore-eos | --no-ignore-eos", "continue after an end-of-generation token"),
 }
-
-#: Fields whose text is read in another way than their type says.
-_OWN_READERS: Mapping[str, Callable[[str], Any]] = {
-    "override_kv": _row,
-    "override_tensor": _row,
-    "stop": _word,
-    "lora": _row,
-    "api_prefix": lambda text: text.rstrip("/"),
-}
+# fmt: on
 
 
-def _negative(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """``--x`` is switched off by ``--no-x``, and ``-xy`` by ``-no-xy``."""
-    return tuple(
-        f"--no-{flag[2:]}" if flag.startswith("--") else f"-no-{flag[1:]}" for flag in flags
-    )
+def _flag(field: str, names: str, **rest: Any) -> Flag:
+    flags, negative, variable = split_names(names)
+    return Flag(field=field, names=flags, negative=negative, variable=variable, **rest)
 
 
-def _own(field: str, type_name: str, **rest: Any) -> Setting:
-    reader = _OWN_READERS.get(field) or _READERS[type_name]
-    off = rest.pop("off", None)
-    negative = _negative(rest["flags"]) if off is None and reader is None else off or ()
-    adds = type_name.startswith("tuple")
-    return Setting(field=field, negative=negative, read=reader, adds=adds, **rest)
-
-
-_CONFIG_FIELDS: tuple[attrs.Attribute[Any], ...] = tuple(attrs.fields(Config))
-
-
-def _make_settings() -> tuple[Setting, ...]:
-    settings = [
-        _own(field.name, str(field.type), **_described(field.metadata))
-        for field in sorted(_CONFIG_FIELDS, key=_group_of)
-        if field.metadata
-    ]
-    types = {field.name: str(field.type) for field in attrs.fields(SamplingParams)}
-    for name, (flags, text) in SAMPLING_OPTIONS.items():
-        variable = SAMPLING_VARIABLES.get(name)
-        about = {"flags": flags, "variable": variable, "group": "Sampling", "help": text}
-        settings.append(_own(f"sampling.{name}", types[name], **about))
-    return (*settings, *_OTHER_WAYS)
-
-
-def _group_of(field: attrs.Attribute[Any]) -> int:
-    return GROUPS.index(field.metadata["group"]) if field.metadata else 0
-
-
-def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: metadata[name] for name in ("flags", "group", "help", "choices")}
-    return {**kept, "variable": metadata["env"], "off": metadata["negative"]}
-
-
-def _also(
-    field: str, *flags: str, group: str, help: str, read: Callable[[str], Any] | None, **rest: Any
-) -> Setting:
-    return Setting(field=field, flags=flags, group=group, help=help, read=read, **rest)
+def _flags_of_fields() -> Iterator[Flag]:
+    for field in attrs.fields(Config):
+        if field.metadata:
+            kind = str(field.type)
+            read = readers.reader_of(field.name, kind)
+            yield _flag(field.name, read=read, adds=kind.startswith("tuple"), **field.metadata)
+    for name, (names, text) in SAMPLING.items():
+        read = readers.reader_of(name, str(attrs.fields_dict(SamplingParams)[name].type))
+        yield _flag(f"sampling.{name}", names, group="Sampling", help=text, read=read)
 
 
 #: Flags that set a field in another way than its own flag does, or have no field of their own.
-_OTHER_WAYS = (
-    _also(
-        "sampling.samplers",
-        "--samplers",
-        group="Sampling",
-        help="samplers in their order, separated by ;",
-        read=_samplers,
-    ),
-    _also(
-        "sampling.samplers",
-        "--sampler-seq",
-        "--sampling-seq",
-        group="Sampling",
-        help="the same in letters",
-        read=_sampler_letters,
-    ),
-    _also(
-        "sampling.dry_sequence_breakers",
-        "--dry-sequence-breaker",
-        group="Sampling",
-        help="text that DRY does not look across, instead of the usual ones; none: no such text",
-        read=_breaker,
-        adds=True,
-    ),
-    _also(
-        "sampling.logit_bias",
-        "-l",
-        "--logit-bias",
-        group="Sampling",
-        help="token id, + or -, and what is added to its logit, such as 15043+1",
-        read=_bias,
-        adds=True,
-    ),
-    _also(
-        "grammar",
-        "--grammar-file",
-        group="Sampling",
-        help="file with such a grammar",
-        read=_file,
-    ),
-    _also(
-        "json_schema",
-        "-jf",
-        "--json-schema-file",
-        group="Sampling",
-        help="file with such a schema",
-        read=_file,
-    ),
-    _also(
-        "lora",
-        "--lora-scaled",
-        group="Model",
-        help="the same, each PATH:SCALE",
-        read=_scaled_paths,
-        adds=True,
-    ),
-    _also(
-        "rope_freq_scale",
-        "--rope-scale",
-        group="Long contexts",
-        help="how many times longer the context is to be: 1 divided by --rope-freq-scale",
-        read=_inverse,
-        variable="LLAMA_ARG_ROPE_SCALE",
-    ),
-    _also(
-        "api_keys",
-        "--api-key-file",
-        group="Server",
-        help="file with keys, one a line; lines that begin with # are not read",
-        read=_key_file,
-        variable="LLAMA_ARG_API_KEY_FILE",
-        adds=True,
-    ),
-    _also(
-        "chat_template",
-        "--chat-template-file",
-        group="Server",
-        help="file with the Jinja text of a chat template",
-        read=_file,
-        variable="LLAMA_ARG_CHAT_TEMPLATE_FILE",
-    ),
-    _also(
-        "log_format",
-        "--log-jsonl",
-        group="Logs",
-        help="the same as --log-format json",
-        read=None,
-        on="json",
-        off="auto",
-        negative=("--no-log-jsonl",),
-        variable="LLAMA_ARG_LOG_JSONL",
-    ),
-    _also(
-        "log_level",
-        "--log-disable",
-        group="Logs",
-        help="the same as --log-level off",
-        read=None,
-        on="off",
-        off="info",
-    ),
-    _also(
-        "log_level",
-        "-v",
-        "--verbose",
-        "--log-verbose",
-        group="Logs",
-        help="the same as --log-level debug",
-        read=None,
-        on="debug",
-        off="info",
-    ),
-    _also(
-        "log_level",
-        "-lv",
-        "--verbosity",
-        "--log-verbosity",
-        group="Logs",
-        help="the level as a number: 0 and 1 error, 2 warning, 3 info, 4 and more debug",
-        read=_verbosity,
-        variable="LLAMA_ARG_LOG_VERBOSITY",
-    ),
+# fmt: off
+_OTHER_FLAGS = (
+    _flag("sampling.samplers", "--samplers", group="Sampling", read=readers.samplers,
+        help="samplers in the order in which they are applied, separated by semicolons"),
+    _flag("sampling.samplers", "--sampler-seq --sampling-seq",
+        group="Sampling", read=readers.sampler_letters,
+        help="the same as --samplers, with a letter for each sampler"),
+    _flag("sampling.dry_sequence_breakers", "--dry-sequence-breaker",
+        group="Sampling", read=readers.dry_breaker, adds=True,
+        help="DRY: string at which a repetition ends, instead of the default ones; may be given "
+        "several times; none = no such string"),
+    _flag("sampling.logit_bias", "-l --logit-bias",
+        group="Sampling", read=readers.logit_bias, adds=True,
+        help="token id and what to add to its logit, such as 15043+1 or 15043-1; may be given "
+        "several times"),
+    _flag("grammar", "--grammar-file", group="Sampling", read=readers.file,
+        help="file with a GBNF grammar, instead of --grammar"),
+    _flag("json_schema", "-jf --json-schema-file", group="Sampling", read=readers.file,
+        help="file with a JSON Schema, instead of --json-schema"),
+    _flag("lora", "--lora-scaled", group="Model", read=readers.scaled_paths, adds=True,
+        help="LoRA adapters to load, each as PATH:SCALE, separated by commas"),
+    _flag("rope_freq_scale", "--rope-scale LLAMA_ARG_ROPE_SCALE",
+        group="Long contexts", read=readers.inverse,
+        help="factor by which the context is extended: 1 divided by --rope-freq-scale"),
+    _flag("api_keys", "--api-key-file LLAMA_ARG_API_KEY_FILE",
+        group="Server", read=readers.file_of_keys, adds=True,
+        help="file with an API key on each line; lines that begin with # are comments"),
+    _flag("chat_template", "--chat-template-file LLAMA_ARG_CHAT_TEMPLATE_FILE",
+        group="Chat", read=readers.file,
+        help="file with the Jinja source of a chat template"),
+    _flag("log_format", "--log-jsonl | --no-log-jsonl LLAMA_ARG_LOG_JSONL",
+        group="Logs", read=None, on="json", off="auto",
+        help="the same as --log-format json"),
+    _flag("log_level", "--log-disable", group="Logs", read=None, on="off", off="info",
+        help="the same as --log-level off"),
+    _flag("log_level", "-v --verbose --log-verbose",
+        group="Logs", read=None, on="debug", off="info",
+        help="the same as --log-level debug"),
+    _flag("log_level", "-lv --verbosity --log-verbosity LLAMA_ARG_LOG_VERBOSITY",
+        group="Logs", read=readers.log_level,
+        help="log level as a number; 0 or 1 = error, 2 = warning, 3 = info, 4 or more = debug"),
 )
+# fmt: on
 
-#: Every option, in the order of the fields of `Config`.
-SETTINGS: tuple[Setting, ...] = _make_settings()
+#: Every flag, in the order of the fields of `Config`.
+FLAGS: tuple[Flag, ...] = (*_flags_of_fields(), *_OTHER_FLAGS)
+
+#: The headings that flags are listed under, in their order.
+GROUPS = tuple(dict.fromkeys(flag.group for flag in FLAGS))
+
+BY_NAME: Mapping[str, Flag] = {name: one for one in FLAGS for name in (*one.names, *one.negative)}
+BY_VARIABLE: Mapping[str, Flag] = {one.variable: one for one in FLAGS if one.variable is not None}

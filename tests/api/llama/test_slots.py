@@ -343,7 +343,7 @@ async def test_no_room_is_a_bad_request(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_directory_is_checked_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match="not a directory"):
         Config(slot_save_path=str(tmp_path / "none"))
 
 
