@@ -92,8 +92,8 @@ class ModelConfig:
     model: str | None = _model(None, "-m --model LLAMA_ARG_MODEL",
         help="path of a GGUF file; without it, the bundled model is served")
     alias: str | None = _model(None, "-a --alias LLAMA_ARG_ALIAS",
-        help="names of the model in the API, separated by commas; responses carry the first "
-        "(default: the name of the file)")
+        help="names of the model in the API, separated by commas; responses carry the first; "
+        "by default the name of the file")
     tags: tuple[str, ...] = _model((), "--tags LLAMA_ARG_TAGS",
         help="tags that GET /v1/models lists for the model, separated by commas")
     n_gpu_layers: int = _model(-1,
@@ -117,9 +117,9 @@ class ModelConfig:
     parallel: int = _context(4, "-np --parallel LLAMA_ARG_N_PARALLEL", min=1, max=256,
         help="number of slots: requests that run at the same time")
     batch_size: int = _context(2048, "-b --batch-size LLAMA_ARG_BATCH", min=1, max=2**20,
-        help="maximum number of tokens in one tick (the logical batch)")
+        help="maximum number of tokens in one tick: the logical batch")
     ubatch_size: int = _context(512, "-ub --ubatch-size LLAMA_ARG_UBATCH", min=1, max=2**20,
-        help="maximum number of tokens that llama.cpp computes at once (the physical batch)")
+        help="maximum number of tokens that llama.cpp computes at once: the physical batch")
     threads: int = _context(-1, "-t --threads LLAMA_ARG_THREADS", min=-1, max=512,
         help="number of CPU threads for decoding; -1 = one per physical core")
     threads_batch: int = _context(-1, "-tb --threads-batch", min=-1, max=512,
@@ -139,7 +139,7 @@ class ModelConfig:
         "made large enough for all slots at that length; 0 = no limit")
     context_shift: bool = _context(False,
         "--context-shift | --no-context-shift LLAMA_ARG_CONTEXT_SHIFT",
-        help="when the context is full, drop its older half and continue")
+        help="when the context is full, drop its older half and go on")
     cache_prompt: bool = _context(True, "--cache-prompt | --no-cache-prompt LLAMA_ARG_CACHE_PROMPT",
         help="reuse the part of a prompt that is already in the KV cache")
     strategy: str = _context("decode-maximal", "--strategy TRIOSERVE_STRATEGY",
@@ -150,7 +150,7 @@ class ModelConfig:
         "streams")
     stream_interval_ms: float = _context(10.0,
         "--stream-interval-ms TRIOSERVE_STREAM_INTERVAL_MS", min=0,
-        help="tokens generated within this many milliseconds are sent as one event, except the "
+        help="tokens generated within this number of milliseconds are sent as one event, except the "
         "first and the last of a request; 0 = send each token on its own")
     cache_seqs: int = _context(-1, "--cache-seqs TRIOSERVE_CACHE_SEQS", min=-1, max=255,
         help="number of KV sequences to keep for later prompts, in addition to those of the slots; "
@@ -241,7 +241,7 @@ class ModelConfig:
 
     # -- Chat
     chat_template: str | None = _chat(None, "--chat-template LLAMA_ARG_CHAT_TEMPLATE",
-        help="Jinja source of a chat template, or the name of a known one (default: the model's)")
+        help="Jinja source of a chat template, or the name of a known one; by default the model's")
     chat_template_kwargs: str = _chat("",
         "--chat-template-kwargs LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
         help='variables for the chat template, as a JSON object such as {"key": "value"}')
