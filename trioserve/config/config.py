@@ -82,13 +82,15 @@ class Config(ModelConfig):
     port: int = _server(8080, "--port LLAMA_ARG_PORT", min=0, max=65535,
         help="port to listen on; 0 = any free port")
     api_keys: tuple[str, ...] = _server((), "--api-key LLAMA_API_KEY",
-        help="API keys, separated by commas, one of which a client must send; by default none is needed")
+        help="API keys, separated by commas, one of which a client must send; by default no key is "
+        "needed")
     api_key_weights: tuple[float, ...] = _server((), "--api-key-weights TRIOSERVE_API_KEY_WEIGHTS",
         help="relative share of the queue for each API key, in the same order; by default equal")
     slots_endpoint: bool = _server(True, "--slots | --no-slots LLAMA_ARG_ENDPOINT_SLOTS",
         help="serve GET /slots")
     slot_save_path: str | None = _server(None, "--slot-save-path",
-        help="directory for the files that POST /slots saves and restores; without it, both are refused")
+        help="directory for the files that POST /slots saves and restores; without it, both are "
+        "refused")
     metrics_endpoint: bool = _server(False, "--metrics LLAMA_ARG_ENDPOINT_METRICS",
         help="serve GET /metrics, for Prometheus")
     props_endpoint: bool = _server(False, "--props LLAMA_ARG_ENDPOINT_PROPS",
