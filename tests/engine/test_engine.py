@@ -22,6 +22,7 @@ from trioserve.types import (
     FinishReason,
     GenerationParams,
     Progress,
+    Prompt,
     SamplingParams,
     Task,
 )
@@ -430,7 +431,7 @@ def test_a_task_that_can_never_run_is_refused(
     param: str,
 ) -> None:
     with pytest.raises(error) as caught:
-        Harness().engine.submit(Task(1, prompt, GenerationParams(**options)))
+        Harness().engine.submit(Task(1, Prompt(prompt), GenerationParams(**options)))
     assert caught.value.param == param
 
 

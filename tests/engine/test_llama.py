@@ -11,7 +11,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.engine.cache.prefix_tree import shared_length
-from trioserve.types import Chunk, Failed, Finished, GenerationParams, SamplingParams, Task
+from trioserve.types import Chunk, Failed, Finished, GenerationParams, Prompt, SamplingParams, Task
 
 #: A difference of two logits that rounding may turn around.
 NEAR_TIE = 0.2
@@ -46,7 +46,7 @@ class Bench:
         options.setdefault("sampling", GREEDY)
         tokens = self.backend.vocab.tokenize(prompt)
         self.tokens[task_id] = []
-        self.engine.submit(Task(task_id, tokens, GenerationParams(max_tokens=n, **options)))
+        self.engine.submit(Task(task_id, Prompt(tokens), GenerationParams(max_tokens=n, **options)))
 
     def tick(self) -> bool:
         work_left = self.engine.tick()

@@ -18,6 +18,7 @@ from trioserve.types import (
     Failed,
     Finished,
     GenerationParams,
+    Prompt,
     Task,
     Thinking,
     ThinkingBudget,
@@ -99,7 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget = ThinkingBudget(thinking=thinking, n_tokens=n_thinking, closing=closing)
         task = Task(
             task_id,
-            tuple(prompt.encode()),
+            Prompt(prompt.encode()),
             GenerationParams(**options),
             client,
             adapters=adapters,

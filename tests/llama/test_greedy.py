@@ -14,7 +14,7 @@ from trioserve.config import Config
 from trioserve.engine import Engine, PrefillPriority
 from trioserve.llama import LlamaBackend
 from trioserve.models import BUNDLED
-from trioserve.types import Chunk, GenerationParams, SamplingParams, Task
+from trioserve.types import Chunk, GenerationParams, Prompt, SamplingParams, Task
 
 N_PREDICT = 48
 PROMPTS = (
@@ -109,7 +109,7 @@ def test_the_engine_says_the_same(backend: LlamaBackend, plain: tuple[Any, Any])
         max_tokens=N_PREDICT, sampling=SamplingParams(temperature=0.0), cache_prompt=False
     )
     for i, prompt in enumerate(PROMPTS):
-        engine.submit(Task(i, backend.vocab.tokenize(prompt, add_special=True), options))
+        engine.submit(Task(i, Prompt(backend.vocab.tokenize(prompt, add_special=True)), options))
     while engine.tick():
         engine.check_integrity()
     said: dict[int, list[int]] = {}

@@ -13,6 +13,7 @@ from trioserve.types import (
     Event,
     Finished,
     GenerationParams,
+    Prompt,
     Task,
 )
 
@@ -36,7 +37,7 @@ class Harness:
         self.rings += 1
 
     def submit(self, task_id: int, prompt: str, **options: object) -> None:
-        self.engine.submit(Task(task_id, tuple(prompt.encode()), GenerationParams(**options)))
+        self.engine.submit(Task(task_id, Prompt(prompt.encode()), GenerationParams(**options)))
 
     def tick(self) -> bool:
         work_left = self.engine.tick()

@@ -13,6 +13,7 @@ from trioserve.types import (
     FinishReason,
     GenerationParams,
     Grammar,
+    Prompt,
     SamplingParams,
     Task,
 )
@@ -43,7 +44,7 @@ class Bench:
         self.text[task_id], self.tokens[task_id], self.probs[task_id] = "", [], []
         task = Task(
             task_id,
-            self.backend.vocab.tokenize(prompt),
+            Prompt(self.backend.vocab.tokenize(prompt)),
             GenerationParams(grammar=wanted, **options),
             constraint=constraint,
         )

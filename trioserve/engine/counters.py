@@ -51,7 +51,7 @@ class Counters:
         """Count a run that has ended, however."""
         if run.admitted_at is not None:
             self._predicted_tokens += run.n_output
-            self._n_tokens_max = max(self._n_tokens_max, len(run.tokens))
+            self._n_tokens_max = max(self._n_tokens_max, len(run.keys))
 
     def status(self, scheduler: Scheduler) -> EngineCounters:
         """Sum up, with the runs that have not ended."""

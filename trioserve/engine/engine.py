@@ -134,14 +134,11 @@ class Engine(Loop):
             raise self.failure
         if not isinstance(task, Task):
             raise NotSupportedError("This engine makes text, and no embeddings.")
-        n_ctx_seq, n_vocab = self.n_ctx_seq, self.vocab.n_tokens
         if not task.prompt:
             raise InvalidRequestError("The prompt has no tokens.", param="prompt")
-        if len(task.prompt) >= n_ctx_seq:
-            raise ContextLengthExceededError(len(task.prompt), n_ctx_seq)
-        if min(task.prompt) < 0 or max(task.prompt) >= n_vocab:
-            ids = f"token ids run from 0 to {n_vocab - 1}"
-            raise InvalidRequestError(f"The prompt has an unknown token: {ids}.", param="prompt")
+        if len(task.prompt) >= self.n_ctx_seq:
+            raise ContextLengthExceededError(len(task.prompt), self.n_ctx_seq)
+        task.prompt.check(self.vocab.n_tokens, "prompt")
         self._backend.check_sampling(task.params.sampling)
         if task.params.grammar is not None and task.constraint is None:
             raise EngineError("The grammar of the task was not compiled.")
@@ -184,7 +181,7 @@ class Engine(Loop):
     def _learn(self, work: list[Work], seconds: float) -> None:
         """Count what this tick has done, and tell the strategy what it has cost."""
         n_decode = sum(piece.in_decode for piece in work)
-        n_prefill = sum(piece.n_tokens for piece in work) - n_decode
+        n_prefill = sum(piece.n_cells for piece in work) - n_decode
         self._counters.count_decode(len(work), n_prefill, seconds)
         self._strategy.observe(n_prefill, n_decode, seconds)
 
@@ -256,13 +253,14 @@ class Engine(Loop):
 
     def _fill(self, work: Work) -> int:
         """Put the next tokens of a slot into the batch."""
-        slot, batch = work.slot, self._backend.batch
-        assert slot.run is not None and slot.seq is not None
-        tokens, pos, seq = slot.run.tokens, slot.n_held, slot.seq.id
-        is_last = work.n_tokens == slot.n_pending
-        if work.n_tokens == 1:
-            return batch.add(tokens[pos], pos, seq, logits=is_last)
-        row = batch.extend(tokens[pos : pos + work.n_tokens], pos, seq)
+        run, seq, batch = work.slot.run, work.slot.seq, self._backend.batch
+        assert run is not None and seq is not None
+        start = len(seq.held)
+        stop = start + work.n_cells
+        is_last = stop == len(run.keys)
+        if work.n_cells == 1:
+            return batch.add(run.keys[start], seq.position(start), seq.id, logits=is_last)
+        row = batch.extend(run.keys[start:stop], seq.position(start), seq.id)
         if is_last:
             batch.want_logits(row)
         return row
@@ -287,9 +285,9 @@ class Engine(Loop):
             slot, run, seq = piece.slot, piece.slot.run, piece.slot.seq
             assert run is not None and seq is not None
             start = len(seq.held)
-            self._scheduler.cache.append(seq, run.tokens[start : start + piece.n_tokens])
+            self._scheduler.cache.append(seq, run.keys[start : start + piece.n_cells])
             if not piece.in_decode:
-                self._note_prefill(slot, run, piece.n_tokens)
+                self._note_prefill(slot, run, piece.n_cells)
             if slot.n_pending == 0 and self._has_sampler(slot, run):
                 ready.append((slot, run, row))
         draws = self._samplers.draw([(run, row) for _, run, row in ready])
@@ -309,7 +307,7 @@ class Engine(Loop):
         elif run.sampler is None:
             try:
                 run.sampler = self._backend.sampler(
-                    task.params.sampling, task.prompt, task.constraint
+                    task.params.sampling, task.prompt.tokens, task.constraint
                 )
             except TrioServeError as error:
                 self._fail(slot, error)
@@ -324,10 +322,10 @@ class Engine(Loop):
             queue_ms = (run.admitted_at - run.submitted_at) * 1e3
             self._tell(Admitted(run.task.id, queue_ms))
 
-    def _note_prefill(self, slot: Slot, run: Run, n_tokens: int) -> None:
+    def _note_prefill(self, slot: Slot, run: Run, n_cells: int) -> None:
         if run.n_output:
             return  # preempted or shifted: this is not the prompt's first time
-        run.prefilled += n_tokens
+        run.prefilled += n_cells
         if run.task.params.return_progress:
             elapsed_ms = (monotonic() - (run.admitted_at or self.heartbeat)) * 1e3
             progress = Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms)
@@ -343,7 +341,7 @@ class Engine(Loop):
                 self._urgent = self._is_first = True
         if run.finish_reason is not None:
             self._finish(slot, run)
-        elif len(run.tokens) >= self.n_ctx_seq:
+        elif len(run.keys) >= self.n_ctx_seq:
             self._shift(slot, run)
 
     def _shift(self, slot: Slot, run: Run) -> None:

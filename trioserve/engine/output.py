@@ -25,7 +25,7 @@ def accept(
     run.last_token_at = monotonic()
     if run.first_token_at is None:
         run.first_token_at = run.last_token_at
-    run.tokens.append(draw.token)
+    run.keys.append(draw.token)
     run.unsent_tokens.append(draw.token)
     if draw.probs is not None:
         run.unsent_probs.append(_named(draw.probs, run.task.preserved_tokens, vocab))
@@ -66,7 +66,7 @@ def _limit_reached(run: Run, piece: bytes, n_ctx_seq: int, *, shifts: bool) -> b
     endless = shifts and options.max_tokens < 0
     if run.n_output == (n_ctx_seq if endless else options.max_tokens):
         return True
-    if not shifts and len(run.tokens) >= n_ctx_seq:
+    if not shifts and len(run.keys) >= n_ctx_seq:
         run.truncated = True
         return True
     if options.t_max_predict_ms and b"\n" in piece:  # only lines that are whole

@@ -11,6 +11,7 @@ from trioserve.engine.text.indent import Indentation
 from trioserve.engine.text.reasoning import ThinkingWatch
 from trioserve.engine.text.text import TextStream
 from trioserve.types import (
+    CellKey,
     FinishReason,
     Task,
     Timings,
@@ -25,10 +26,11 @@ class Run:
 
     ::
 
-        tokens   | prompt ............ | output ......... |
-                 0              n_prompt          n_tokens
+        keys   | prompt ............ | output ......... |
+               0              n_prompt          len(keys)
 
-    A KV sequence holds a beginning of `tokens`. The rest is still to be decoded:
+    A key says what a cell of the KV cache holds: for a token, its id. A KV sequence holds a
+    beginning of `keys`. The rest is still to be decoded:
     the prompt in prefill, the one newest token in decode, both after a preemption.
     """
 
@@ -41,6 +43,7 @@ class Run:
         "forced",
         "has_new_line",
         "indentation",
+        "keys",
         "last_token_at",
         "n_discarded",
         "n_prompt",
@@ -50,7 +53,6 @@ class Run:
         "submitted_at",
         "task",
         "text",
-        "tokens",
         "truncated",
         "unsent_probs",
         "unsent_tokens",
@@ -59,9 +61,9 @@ class Run:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.tokens: list[TokenId] = list(task.prompt)
+        self.keys: list[CellKey] = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
-        self.n_discarded = 0  # tokens that `shift` took out
+        self.n_discarded = 0  # keys that `shift` took out
         self.sampler: Sampler | None = None
         self.text = TextStream(task.params.stop)
         least = task.params.n_indent
@@ -87,7 +89,7 @@ class Run:
     @property
     def n_output(self) -> int:
         """How many tokens were generated."""
-        return len(self.tokens) + self.n_discarded - self.n_prompt
+        return len(self.keys) + self.n_discarded - self.n_prompt
 
     def shift(self, n_keep: int) -> None:
         """Take out `n_discard` tokens after the first `n_keep`, or half, to go on without them.
@@ -96,9 +98,9 @@ class Run:
 
             | keep | discarded | newer ones |  becomes  | keep | newer ones |
         """
-        n_left = len(self.tokens) - n_keep
+        n_left = len(self.keys) - n_keep
         n_discard = min(self.task.params.n_discard or max(1, n_left // 2), n_left - 1)
-        del self.tokens[n_keep : n_keep + n_discard]
+        del self.keys[n_keep : n_keep + n_discard]
         self.n_discarded += n_discard
 
     def close_thinking(self) -> None:
@@ -107,10 +109,10 @@ class Run:
             self.forced += self.watch.closing()
 
     def shared_with(self, leader: Run) -> int:
-        """Count the leading tokens of both prompts, at most all but the last of this one."""
+        """Count the leading cells of both prompts, at most all but the last of this one."""
         shared = self._shared.get(leader.task.id)
         if shared is None:
-            shared = shared_length(self.tokens[:-1], leader.tokens[: leader.n_prompt])
+            shared = shared_length(self.keys[:-1], leader.keys[: leader.n_prompt])
             self._shared[leader.task.id] = shared
         return shared
 

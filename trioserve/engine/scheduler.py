@@ -17,10 +17,10 @@ from trioserve.types import Adapters, SlotState
 
 @attrs.frozen
 class Work:
-    """A slot's part of a tick: decode its next `n_tokens` pending tokens."""
+    """A slot's part of a tick: decode its next `n_cells` pending cells."""
 
     slot: Slot
-    n_tokens: int
+    n_cells: int
     in_decode: bool
 
 
@@ -112,10 +112,10 @@ class Scheduler:
         return run
 
     def preempt(self, slot: Slot) -> None:
-        """Send a slot's run back to the queue. What it holds goes to RAM, if it can."""
+        """Send a slot's run back to the queue. What it holds is swapped out to RAM, if it can."""
         run, seq = slot.give_up(self._tick)
         self.cache.release(seq)
-        self.cache.stow(seq)
+        self.cache.swap_out(seq)
         self.cache.cut(seq, 0)
         self.waiting.push(run)
 
@@ -159,7 +159,7 @@ class Scheduler:
             run, slot = next_one
             self.waiting.admit(run)
             reuse = run.task.params.cache_prompt
-            slot.take(run, self.cache.start(run.tokens, run.task.adapters, reuse=reuse))
+            slot.take(run, self.cache.start(run.keys, run.task.adapters, reuse=reuse))
             if run.admitted_at is None:
                 self._admitted.append(slot)
         self._make_room()
@@ -209,9 +209,9 @@ class Scheduler:
         pending = sum(slot.n_pending for slot in self.slots)
         shared = 0
         if run.task.params.cache_prompt:
-            shared, holders = self.cache.find(run.tokens[:-1], run.task.adapters)
+            shared, holders = self.cache.find(run.keys[:-1], run.task.adapters)
             shared = shared if any(seq.running for seq in holders) else 0
-        needed = len(run.tokens) + 1 - shared
+        needed = len(run.keys) + 1 - shared
         return self.cache.taken_by_running() + pending + needed <= self.n_ctx
 
     def _make_room(self) -> None:
@@ -237,9 +237,9 @@ class Scheduler:
         n_decode = sum(slot.in_decode for slot in active)
         shares = self._strategy.share(pending, n_decode, self.n_batch - len(decode))
         return decode + [
-            Work(slot, n_tokens, False)
-            for slot, n_tokens in zip(prefill, shares, strict=True)
-            if n_tokens
+            Work(slot, n_cells, False)
+            for slot, n_cells in zip(prefill, shares, strict=True)
+            if n_cells
         ]
 
     # -- the truth about itself
@@ -258,7 +258,7 @@ class Scheduler:
                 continue
             assert slot.n_held <= self.n_ctx_seq
             assert slot.seq.adapters == slot.run.task.adapters, "computed with other adapters"
-            assert slot.run.tokens[: slot.n_held] == slot.seq.held, "the cache is another text's"
+            assert slot.run.keys[: slot.n_held] == slot.seq.held, "the cache is another text's"
             assert slot.n_pending >= 1, "nothing left to decode"
             assert slot.n_pending == 1 or not slot.in_decode
         self.cache.check_integrity()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 
-from trioserve.engine.cache.prefix_cache import Sequence
+from trioserve.engine.cache.prefix_cache import KVSequence
 from trioserve.engine.run import Run
-from trioserve.types import Adapters, SlotStatus, Task, TokenId
+from trioserve.types import Adapters, CellKey, SlotStatus, Task
 
 
 class SlotState(enum.Enum):
@@ -22,8 +22,8 @@ class Slot:
 
     ::
 
-        run.tokens | seq.held ........... | pending ..... |
-                   0          len(seq.held)               len(run.tokens)
+        run.keys | seq.held ........... | pending ..... |
+                 0          len(seq.held)         len(run.keys)
     """
 
     __slots__ = ("adapters", "id", "in_decode", "kept", "last_task", "last_used", "run", "seq")
@@ -31,13 +31,13 @@ class Slot:
     def __init__(self, slot_id: int) -> None:
         self.id = slot_id
         self.run: Run | None = None
-        self.seq: Sequence | None = None
+        self.seq: KVSequence | None = None
         self.in_decode = False  # the run has logits to go on from, one token a tick
         self.last_used = 0  # the tick in which it was last given up
         self.last_task: Task | None = None
-        #: While it is idle: the tokens that it computed last, and with which LoRA adapters. Its
+        #: While it is idle: the keys of what it computed last, and with which LoRA adapters. Its
         #: sequence may be anything by now; the prefix cache knows what is left of them.
-        self.kept: list[TokenId] = []
+        self.kept: list[CellKey] = []
         self.adapters: Adapters = ()
 
     @property
@@ -49,23 +49,23 @@ class Slot:
 
     @property
     def n_held(self) -> int:
-        """How many tokens of its run are in the KV cache."""
+        """How many cells of the KV cache hold its run."""
         return 0 if self.seq is None else len(self.seq.held)
 
     @property
     def n_pending(self) -> int:
-        """How many tokens of its run are still to be decoded."""
-        return 0 if self.run is None else len(self.run.tokens) - self.n_held
+        """How many cells of its run are still to be decoded."""
+        return 0 if self.run is None else len(self.run.keys) - self.n_held
 
-    def take(self, run: Run, seq: Sequence) -> None:
-        """Start a run in a sequence that holds a beginning of its tokens."""
+    def take(self, run: Run, seq: KVSequence) -> None:
+        """Start a run in a sequence that holds a beginning of it."""
         assert self.run is None
-        assert len(seq.held) < len(run.tokens), "one token must be decoded, to have logits"
+        assert len(seq.held) < len(run.keys), "one cell must be decoded, to have logits"
         self.run, self.seq = run, seq
         self.in_decode = False
         self.kept, self.last_task = [], run.task
 
-    def give_up(self, tick: int) -> tuple[Run, Sequence]:
+    def give_up(self, tick: int) -> tuple[Run, KVSequence]:
         """Take the run out, and its sequence."""
         assert self.run is not None and self.seq is not None
         run, seq = self.run, self.seq
@@ -74,9 +74,9 @@ class Slot:
         self.last_used = tick
         return run, seq
 
-    def remember(self, run: Run, seq: Sequence) -> None:
+    def remember(self, run: Run, seq: KVSequence) -> None:
         """Note what a run has left in its sequence."""
-        self.kept, self.adapters = run.tokens[: len(seq.held)], seq.adapters
+        self.kept, self.adapters = run.keys[: len(seq.held)], seq.adapters
 
     def status(self, n_ctx: int) -> SlotStatus:
         """Describe the slot."""

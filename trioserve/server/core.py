@@ -298,7 +298,7 @@ class Core:
         self._loop.check(task)
         self._admission.check(len(task.prompt))
         mailbox = self.dispatcher.open(task.id, len(task.prompt), deadline)
-        stream = Stream(task.prompt, mailbox, self.dispatcher)
+        stream = Stream(task.prompt.tokens, mailbox, self.dispatcher)
         self._n_open.value += 1
         try:
             info = RequestInfo(task.id, self.info.name, len(task.prompt))

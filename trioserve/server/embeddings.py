@@ -150,11 +150,9 @@ class Vectors(Core):
     def _embedding_task(
         self, texts: Iterable[tuple[TokenId, ...]], client: str, priority: int, param: str
     ) -> EmbeddingTask:
-        """Make a task, and all that is asked of it later. With many texts it takes a while."""
+        """Make a task. With many texts it takes a while."""
         weight = self._weights.get(client, 1.0)
-        task = EmbeddingTask(next(self._ids), tuple(texts), client, weight, priority, param)
-        task.look()
-        return task
+        return EmbeddingTask(next(self._ids), tuple(texts), client, weight, priority, param)
 
 
 async def _embedded(stream: Stream) -> Embedded:

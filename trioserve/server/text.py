@@ -19,6 +19,7 @@ from trioserve.types import (
     Constraint,
     GenerationParams,
     Grammar,
+    Prompt,
     SamplingParams,
     Task,
     ThinkingBudget,
@@ -59,7 +60,7 @@ class Texts(Core):
     @asynccontextmanager
     async def stream(
         self,
-        prompt: str | Sequence[TokenId],
+        prompt: str | Sequence[TokenId] | Prompt,
         options: GenerationParams | None = None,
         *,
         preserved_tokens: frozenset[TokenId] = frozenset(),
@@ -92,15 +93,16 @@ class Texts(Core):
         self.check_generates()
         deadline = math.inf if timeout is None else trio.current_time() + timeout
         options = self.options(settings, options)
-        tokens = await self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
+        tokens = await self.tokenize(prompt) if isinstance(prompt, str) else prompt
+        prompt = tokens if isinstance(tokens, Prompt) else Prompt(tokens)
         weight = self._weights.get(client, 1.0)
         constraint = None
         if options.grammar is not None:
-            self._admission.check(len(tokens))  # before work that may be for nothing
+            self._admission.check(len(prompt))  # before work that may be for nothing
             constraint = await self._compile(options.grammar, deadline)
         task = Task(
             next(self._ids),
-            tokens,
+            prompt,
             options,
             client,
             weight,
@@ -137,7 +139,7 @@ class Texts(Core):
 
     async def complete(
         self,
-        prompt: str | Sequence[TokenId],
+        prompt: str | Sequence[TokenId] | Prompt,
         options: GenerationParams | None = None,
         **settings: Any,
     ) -> Completion:

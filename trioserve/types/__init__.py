@@ -21,6 +21,7 @@ from trioserve.types.events import (
     TokenProb,
     TokenProbs,
 )
+from trioserve.types.prompt import CellKey, Prompt
 from trioserve.types.sampling import (
     DEFAULT_SAMPLERS,
     SAMPLER_LETTERS,
@@ -64,6 +65,7 @@ __all__ = [
     "Adapters",
     "Admitted",
     "CancelReason",
+    "CellKey",
     "Chunk",
     "Constraint",
     "Embedded",
@@ -81,6 +83,7 @@ __all__ = [
     "ModelInfo",
     "Options",
     "Progress",
+    "Prompt",
     "SamplingParams",
     "SlotState",
     "SlotStatus",

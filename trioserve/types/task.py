@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from functools import cached_property
 from typing import Any
 
 import attrs
 
 from trioserve.errors import InvalidRequestError
 from trioserve.types.checks import INT32_MAX, are_strings, in_range, is_bool, to_strings, to_tuple
+from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams, TokenId
 
 #: LoRA adapters that are in use: pairs of id and scale, in the order of ids, no scale is 0.
@@ -172,13 +172,10 @@ class ThinkingBudget:
 
 @attrs.frozen
 class Task:
-    """What one request asks of the engine: one prompt, continued.
-
-    The maker has checked that the prompt is not empty and that its ids are in the vocabulary.
-    """
+    """What one request asks of the engine: one prompt, continued."""
 
     id: int
-    prompt: tuple[TokenId, ...]
+    prompt: Prompt
     params: GenerationParams = attrs.field(factory=GenerationParams)
     #: Clients take turns in the queue. It may be an API key, so it is never shown.
     client: str = attrs.field(default="", repr=False)
@@ -199,7 +196,10 @@ class Task:
 
 @attrs.frozen
 class EmbeddingTask:
-    """What one request asks of an engine for embeddings: texts, each of which gets a vector."""
+    """What one request asks of an engine for embeddings: texts, each of which gets one.
+
+    To make one takes a while with many texts: it looks at every token.
+    """
 
     id: int
     texts: tuple[tuple[TokenId, ...], ...]
@@ -210,21 +210,20 @@ class EmbeddingTask:
     #: The field of the request that errors name.
     param: str = "input"
 
-    @cached_property
-    def prompt(self) -> tuple[TokenId, ...]:
-        """The tokens of all texts, one after another."""
-        return tuple(itertools.chain.from_iterable(self.texts))
+    #: All texts, one after another.
+    prompt: Prompt = attrs.field(init=False, repr=False)
+    #: How many tokens the shortest and the longest text have.
+    min_length: int = attrs.field(init=False)
+    max_length: int = attrs.field(init=False)
 
-    @cached_property
-    def lengths(self) -> tuple[int, int]:
-        """How many tokens the shortest and the longest text have."""
-        return min(map(len, self.texts), default=0), max(map(len, self.texts), default=0)
+    @prompt.default
+    def _join(self) -> Prompt:
+        return Prompt(itertools.chain.from_iterable(self.texts))
 
-    @cached_property
-    def tokens(self) -> tuple[TokenId, TokenId]:
-        """The lowest and the highest token."""
-        return min(self.prompt, default=0), max(self.prompt, default=0)
+    @min_length.default
+    def _find_shortest(self) -> int:
+        return min(map(len, self.texts), default=0)
 
-    def look(self) -> None:
-        """Find all of these out, which takes a while with many texts, so that they are known."""
-        self.prompt, self.lengths, self.tokens  # noqa: B018
+    @max_length.default
+    def _find_longest(self) -> int:
+        return max(map(len, self.texts), default=0)

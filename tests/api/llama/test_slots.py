@@ -21,7 +21,7 @@ from trioserve.errors import ConfigError, InvalidRequestError, KVCacheFullError
 from trioserve.llama import backend as backend_module, load, state_file
 from trioserve.server import Server
 from trioserve.testing import ScriptedBackend
-from trioserve.types import AdapterInfo, GenerationParams, SlotState, Task
+from trioserve.types import AdapterInfo, GenerationParams, Prompt, SlotState, Task
 
 PROMPT = "Once upon a time there was a little girl who"
 GREEDY = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "id_slot": 0}
@@ -312,12 +312,12 @@ def test_a_cache_without_room() -> None:
     backend = ScriptedBackend(n_slots=2, n_ctx=100)
     engine = Engine(backend, DecodeMaximal(), lambda: None)
     scheduler, (one, other) = engine._scheduler, engine._scheduler.slots
-    engine.submit(Task(1, (97,) * 40, GenerationParams(id_slot=0)))
+    engine.submit(Task(1, Prompt((97,) * 40), GenerationParams(id_slot=0)))
     while engine.tick():
         pass
     saved = scheduler.save(one)
     assert len(saved.tokens) == 80
-    engine.submit(Task(2, (98,) * 40, GenerationParams(id_slot=1)))
+    engine.submit(Task(2, Prompt((98,) * 40), GenerationParams(id_slot=1)))
     engine.tick()
     assert other.run is not None
     with pytest.raises(KVCacheFullError, match="no room"):

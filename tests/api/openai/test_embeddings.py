@@ -178,7 +178,7 @@ _FORMS = (
         (
             "/v1/embeddings",
             {"input": [2, 9999]},
-            "'input' has an unknown token: token ids run from 0 to 95.",
+            "'input' has an unknown token, 9999: token ids run from 0 to 95.",
             "input",
         ),
         (

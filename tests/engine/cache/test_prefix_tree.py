@@ -8,11 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from trioserve.engine.cache.cells import CellLedger
 from trioserve.engine.cache.prefix_tree import PrefixTree, shared_length
 
-tokens = st.lists(st.integers(0, 2), max_size=8)
-keys = st.integers(0, 4)
+keys = st.lists(st.integers(0, 2), max_size=8)
+holders = st.integers(0, 4)
 
 
-@given(a=tokens, b=tokens)
+@given(a=keys, b=keys)
 def test_shared_length(a: list[int], b: list[int]) -> None:
     n = shared_length(a, b)
     assert a[:n] == b[:n]
@@ -20,54 +20,54 @@ def test_shared_length(a: list[int], b: list[int]) -> None:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Extends, cuts and looks up; the model is a dict of token lists."""
+    """Extends, cuts and looks up; the model is a dict of lists of keys."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tree: PrefixTree[int] = PrefixTree()
         self.model: dict[int, list[int]] = {}
 
-    @rule(key=keys, more=tokens)
-    def extend(self, key: int, more: list[int]) -> None:
+    @rule(holder=holders, more=keys)
+    def extend(self, holder: int, more: list[int]) -> None:
         if more:
-            self.tree.extend(key, more)
-            self.model[key] = self.model.get(key, []) + more
+            self.tree.extend(holder, more)
+            self.model[holder] = self.model.get(holder, []) + more
 
-    @rule(key=keys, length=st.integers(0, 10))
-    def cut(self, key: int, length: int) -> None:
-        length = min(length, len(self.model.get(key, [])))
-        self.tree.cut(key, length)
-        self.model[key] = self.model.get(key, [])[:length]
+    @rule(holder=holders, length=st.integers(0, 10))
+    def cut(self, holder: int, length: int) -> None:
+        length = min(length, len(self.model.get(holder, [])))
+        self.tree.cut(holder, length)
+        self.model[holder] = self.model.get(holder, [])[:length]
         if not length:
-            del self.model[key]
+            del self.model[holder]
 
-    @rule(prompt=tokens)
+    @rule(prompt=keys)
     def match(self, prompt: list[int]) -> None:
-        lengths = {key: shared_length(held, prompt) for key, held in self.model.items()}
+        lengths = {holder: shared_length(held, prompt) for holder, held in self.model.items()}
         best = max(lengths.values(), default=0)
         found, holders = self.tree.match(prompt)
         assert found == best
         if best:
-            assert holders == {key for key, length in lengths.items() if length == best}
+            assert holders == {holder for holder, length in lengths.items() if length == best}
 
-    @rule(prompt=tokens)
+    @rule(prompt=keys)
     def match_whole(self, prompt: list[int]) -> None:
-        whole = {key for key, held in self.model.items() if held == prompt[: len(held)]}
-        best = max((len(self.model[key]) for key in whole), default=0)
+        whole = {holder for holder, held in self.model.items() if held == prompt[: len(held)]}
+        best = max((len(self.model[holder]) for holder in whole), default=0)
         found, holders = self.tree.match_whole(prompt)
         assert found == best
-        assert holders == {key for key in whole if len(self.model[key]) == best}
+        assert holders == {holder for holder in whole if len(self.model[holder]) == best}
 
     @invariant()
     def agrees(self) -> None:
         self.tree.check_integrity()
-        for key in range(5):
-            assert self.tree.tokens(key) == self.model.get(key, [])
-            assert (key in self.tree) == (key in self.model)
+        for holder in range(5):
+            assert self.tree.keys(holder) == self.model.get(holder, [])
+            assert (holder in self.tree) == (holder in self.model)
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Cells as sets of numbers: a copy has the same ones, new tokens have new ones."""
+    """Cells as sets of numbers: a copy has the same ones, new keys have new ones."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from trioserve.types import (
     EngineEvent,
     Failed,
     FinishReason,
+    Prompt,
     Task,
 )
 
@@ -75,7 +76,7 @@ def test_a_task_from_start_to_end() -> None:
     assert done.reason is FinishReason.NONE
     assert done.timings.prompt_n == 5 and done.timings.prompt_ms >= 0
     assert backend.held == {}
-    assert one.prompt == (*one.texts[0], *one.texts[1])
+    assert one.prompt.tokens == (*one.texts[0], *one.texts[1])
 
 
 def test_texts_of_several_requests_share_a_batch() -> None:
@@ -189,7 +190,7 @@ def test_texts_that_cannot_be_computed_are_refused(texts: tuple[tuple[int, ...],
 def test_it_makes_no_text() -> None:
     engine, _ = engine_with()
     with pytest.raises(NotSupportedError):
-        engine.submit(Task(1, (1, 2)))
+        engine.submit(Task(1, Prompt((1, 2))))
 
 
 def test_a_cancelled_task_is_gone_before_the_next_tick() -> None:

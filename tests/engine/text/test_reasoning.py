@@ -15,6 +15,7 @@ from trioserve.types import (
     FinishReason,
     GenerationParams,
     Grammar,
+    Prompt,
     Task,
     Thinking,
     ThinkingBudget,
@@ -44,7 +45,7 @@ def submit(
     harness.engine.submit(
         Task(
             task_id,
-            tuple(prompt.encode()),
+            Prompt(prompt.encode()),
             GenerationParams(**options),
             constraint=harness.backend.compile(grammar) if grammar else None,
             budget=budget,
@@ -189,7 +190,7 @@ def with_control_token(visible: bool, **options: Any) -> Harness:
     harness = Harness(backend)
     tokens = frozenset({ord("Z")}) if visible else frozenset()
     harness.engine.submit(
-        Task(1, tuple(b"Hi"), GenerationParams(**options), preserved_tokens=tokens)
+        Task(1, Prompt(b"Hi"), GenerationParams(**options), preserved_tokens=tokens)
     )
     harness.run()
     return harness

@@ -24,6 +24,7 @@ from trioserve.types import (
     FinishReason,
     GenerationParams,
     Grammar,
+    Prompt,
     SamplingParams,
     Task,
 )
@@ -517,7 +518,7 @@ def test_a_matcher_that_gives_up_fails_its_task_alone(
 def test_a_task_whose_grammar_was_not_compiled_is_refused(backend: LlamaBackend) -> None:
     engine = Engine(backend, DecodeMaximal(), lambda: None)
     with pytest.raises(TrioServeError, match="not compiled"):
-        engine.submit(Task(1, (5,), GenerationParams(grammar=Grammar("regex", "a"))))
+        engine.submit(Task(1, Prompt((5,)), GenerationParams(grammar=Grammar("regex", "a"))))
 
 
 def test_a_constraint_of_something_else_is_refused(backend: LlamaBackend) -> None:

@@ -25,6 +25,7 @@ from trioserve.types import (
     FinishReason,
     GenerationParams,
     Grammar,
+    Prompt,
     SamplingParams,
     Task,
     Thinking,
@@ -66,7 +67,7 @@ def submit(
     bench.engine.submit(
         Task(
             task_id,
-            bench.backend.vocab.tokenize("Once upon a time"),
+            Prompt(bench.backend.vocab.tokenize("Once upon a time")),
             GenerationParams(
                 **{"max_tokens": 100, "sampling": GREEDY, "grammar": grammar, **options}
             ),

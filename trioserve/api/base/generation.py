@@ -97,14 +97,12 @@ async def tokens_for(
     server: Server,
     prompt: Prompt,
     *,
-    param: str,
     add_special: bool = True,
     parse_special: bool = True,
 ) -> tuple[TokenId, ...]:
-    """Tokenize a prompt. Ids in it stay; special tokens are added where it begins with text.
+    """Tokenize a prompt. Special tokens are added where it begins with text.
 
-    Raises:
-        InvalidRequestError: an id is not in the vocabulary; `param` names the field.
+    Ids in it stay, and are not checked: the engine looks at those of a task.
     """
     parts = (prompt,) if isinstance(prompt, str) else prompt
     tokens: list[TokenId] = []
@@ -113,7 +111,6 @@ async def tokens_for(
             special = add_special and i == 0
             tokens += await server.tokenize(part, add_special=special, parse_special=parse_special)
         else:
-            check_token(server, part, param)
             tokens.append(part)
     return tuple(tokens)
 

@@ -9,14 +9,14 @@ from typing import TypeVar
 import attrs
 import trio
 
+from trioserve.api.base import values
 from trioserve.api.base.connection import Request
 from trioserve.api.base.generation import copies_of, tokens_for
 from trioserve.api.base.terms import Terms
-from trioserve.api.base.values import Prompt
 from trioserve.errors import TrioServeError
 from trioserve.server import Server
 from trioserve.server.stream import Completion, Stream
-from trioserve.types import GenerationParams, TokenId
+from trioserve.types import GenerationParams, Prompt
 
 _T = TypeVar("_T")
 
@@ -25,20 +25,16 @@ _T = TypeVar("_T")
 class Job:
     """What one output continues, and how."""
 
-    prompt: tuple[TokenId, ...]
+    prompt: Prompt
     options: GenerationParams
 
 
 async def jobs_for(
-    server: Server, prompts: Sequence[Prompt], options: GenerationParams, n_copies: int
+    server: Server, prompts: Sequence[values.Prompt], options: GenerationParams, n_copies: int
 ) -> list[Job]:
-    """Tokenize prompts. Those of one prompt stand together, in the order of their seeds.
-
-    Raises:
-        InvalidRequestError: a prompt has an id that is not in the vocabulary.
-    """
-    tokens = [await tokens_for(server, prompt, param="prompt") for prompt in prompts]
-    return [Job(each, copy) for each in tokens for copy in copies_of(options, n_copies)]
+    """Tokenize prompts. Those of one prompt stand together, in the order of their seeds."""
+    made = [Prompt(await tokens_for(server, prompt)) for prompt in prompts]
+    return [Job(prompt, copy) for prompt in made for copy in copies_of(options, n_copies)]
 
 
 async def open_all(

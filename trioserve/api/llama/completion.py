@@ -26,7 +26,7 @@ from trioserve.api.base.service import current_server
 from trioserve.api.base.terms import Terms, terms_of
 from trioserve.server import Server
 from trioserve.server.stream import Completion
-from trioserve.types import Chunk, Finished, Progress, TokenId, TokenProbs
+from trioserve.types import Chunk, Finished, Progress, Prompt, TokenId, TokenProbs
 
 blueprint = Blueprint("llama", __name__)
 
@@ -43,10 +43,10 @@ async def tokenize() -> Response:
     tokens = await tokens_for(
         server,
         wanted.content,
-        param="content",
         add_special=wanted.add_special,
         parse_special=wanted.parse_special,
     )
+    Prompt(tokens).check(server.vocab.n_tokens, "content")
     if not wanted.with_pieces:
         return json_response({"tokens": tokens})
     pieces = [
@@ -128,7 +128,7 @@ class Output:
 
     def __init__(self, server: Server, wanted: LlamaRequest, index: int, job: Job) -> None:
         self._server, self._wanted, self._options = server, wanted, job.options
-        self._index, self._prompt = index, job.prompt
+        self._index, self._prompt = index, job.prompt.tokens
         self._n_predicted = 0
         self._has_new_line = False
         self._timings = payload.LiveTimings(len(job.prompt), monotonic)

@@ -19,6 +19,7 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve import types
 from trioserve.api.base.fields import read_body
 from trioserve.api.base.generation import options_for, tokens_for
 from trioserve.api.base.openapi import takes
@@ -106,7 +107,9 @@ async def prompt_for(server: Server, gap: Gap, options: GenerationParams) -> tup
 
 
 async def _tokens(server: Server, text: Prompt, param: str) -> tuple[TokenId, ...]:
-    return await tokens_for(server, text, param=param, add_special=False, parse_special=False)
+    tokens = await tokens_for(server, text, add_special=False, parse_special=False)
+    types.Prompt(tokens).check(server.vocab.n_tokens, param)
+    return tokens
 
 
 async def _extra(server: Server, files: tuple[File, ...]) -> list[TokenId]:

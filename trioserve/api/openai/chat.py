@@ -218,8 +218,8 @@ async def completions() -> Response:
     request = current_request()
     opened = await open_all(request, server, jobs, terms)
     feed = await sse.open_feed(request.resources, opened)
-    echoes = [_echo(server, wanted, job.prompt) for job in jobs]
-    prompts = [job.prompt for job in jobs]
+    prompts = [job.prompt.tokens for job in jobs]
+    echoes = [_echo(server, wanted, prompt) for prompt in prompts]
     events = CompletionEvents(server.info.name, wanted, options, prompts, echoes)
     pings = pings_for(server, wanted, opened)
     return await sse.respond(request, feed, events, errors.last_event, pings)

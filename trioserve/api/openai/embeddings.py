@@ -191,7 +191,7 @@ async def _tokens(server: Server, prompt: Prompt) -> str | tuple[TokenId, ...]:
     if isinstance(prompt, str):
         return prompt
     ids = tuple(each for each in prompt if isinstance(each, int))
-    return ids if len(ids) == len(prompt) else await tokens_for(server, prompt, param="input")
+    return ids if len(ids) == len(prompt) else await tokens_for(server, prompt)
 
 
 # -- the answer

@@ -27,34 +27,34 @@ class CellLedger:
 
     def __init__(self, n_seqs: int) -> None:
         self._spans: list[list[_Span]] = [[] for _ in range(n_seqs)]
-        # The span at the end of each sequence, while nobody else uses it: new tokens go there.
+        # The span at the end of each sequence, while nobody else uses it: new cells go there.
         self._own: list[_Span | None] = [None] * n_seqs
         self.taken = 0
 
-    def append(self, seq: int, n_tokens: int) -> None:
+    def append(self, seq: int, n_cells: int) -> None:
         """Note that a sequence has grown."""
         span = self._own[seq]
         if span is None:
             span = self._own[seq] = _Span()
             span.uses[seq] = 0
             self._spans[seq].append(span)
-        span.uses[seq] += n_tokens
-        self.taken += n_tokens
+        span.uses[seq] += n_cells
+        self.taken += n_cells
 
-    def copy(self, source: int, target: int, n_tokens: int) -> None:
-        """Note that an empty sequence now has the first `n_tokens` of another."""
+    def copy(self, source: int, target: int, n_cells: int) -> None:
+        """Note that an empty sequence now has the first `n_cells` of another."""
         assert not self._spans[target]
         self._own[source] = None
         for span in self._spans[source]:
-            if n_tokens <= 0:
+            if n_cells <= 0:
                 break
-            used = min(n_tokens, span.uses[source])
+            used = min(n_cells, span.uses[source])
             span.uses[target] = used
             self._spans[target].append(span)
-            n_tokens -= used
+            n_cells -= used
 
     def cut(self, seq: int, length: int) -> None:
-        """Note that a sequence was shortened to `length` tokens."""
+        """Note that a sequence was shortened to `length` cells."""
         spans = self._spans[seq]
         self._own[seq] = None
         excess = sum(span.uses[seq] for span in spans) - length

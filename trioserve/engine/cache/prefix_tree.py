@@ -1,17 +1,17 @@
-"""Which sequence holds the longest beginning of a prompt: a radix tree over token ids."""
+"""Which sequence holds the longest beginning of a prompt: a radix tree over the keys of cells."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from trioserve.types import TokenId
+from trioserve.types import CellKey
 
-Key = TypeVar("Key", bound=Hashable)
+Holder = TypeVar("Holder", bound=Hashable)
 
 
-def shared_length(a: list[TokenId], b: list[TokenId]) -> int:
-    """Count the leading tokens that two lists have in common."""
+def shared_length(a: list[CellKey], b: list[CellKey]) -> int:
+    """Count the leading keys that two lists have in common."""
     limit = min(len(a), len(b))
     if a[:limit] == b[:limit]:
         return limit
@@ -25,162 +25,164 @@ def shared_length(a: list[TokenId], b: list[TokenId]) -> int:
     return low
 
 
-class _Node(Generic[Key]):
-    """A run of tokens, and the keys whose sequences go through all of it."""
+class _Node(Generic[Holder]):
+    """A run of keys, and the holders whose sequences go through all of it."""
 
-    __slots__ = ("children", "keys", "parent", "tokens")
+    __slots__ = ("children", "holders", "keys", "parent")
 
-    def __init__(self, tokens: list[TokenId], parent: _Node[Key] | None, keys: set[Key]) -> None:
-        self.tokens = tokens
-        self.parent = parent
+    def __init__(
+        self, keys: list[CellKey], parent: _Node[Holder] | None, holders: set[Holder]
+    ) -> None:
         self.keys = keys
-        self.children: dict[TokenId, _Node[Key]] = {}
+        self.parent = parent
+        self.holders = holders
+        self.children: dict[CellKey, _Node[Holder]] = {}
 
 
-class PrefixTree(Generic[Key]):
-    """Knows token sequences by a key, and finds the one that shares most with a prompt.
+class PrefixTree(Generic[Holder]):
+    """Knows what each holder has, and finds the one that shares most with a prompt.
 
     ::
 
-        root ── [1 2 3] ──┬── [4 5]      keys {a}
-                keys {a,b}└── [7]        keys {b}
+        root ── [1 2 3] ────────┬── [4 5]    holders {a}
+                holders {a, b}  └── [7]      holders {b}
 
-    A sequence always ends at the end of a node. A node goes when its last key does. There may be
-    several roots, by name: under different ones, sequences share nothing.
+    A sequence always ends at the end of a node. A node is dropped when its last holder leaves it.
+    There may be several roots, by name: under different ones, sequences share nothing.
     """
 
     def __init__(self) -> None:
-        self._roots: dict[Hashable, _Node[Key]] = {}
-        self._names: dict[Key, Hashable] = {}  # of the roots
-        self._ends: dict[Key, _Node[Key]] = {}
-        self._lengths: dict[Key, int] = {}
+        self._roots: dict[Hashable, _Node[Holder]] = {}
+        self._names: dict[Holder, Hashable] = {}  # of the roots
+        self._ends: dict[Holder, _Node[Holder]] = {}
+        self._lengths: dict[Holder, int] = {}
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._ends
+    def __contains__(self, holder: Holder) -> bool:
+        return holder in self._ends
 
-    def length(self, key: Key) -> int:
-        """How many tokens are known of a key's sequence."""
-        return self._lengths.get(key, 0)
+    def length(self, holder: Holder) -> int:
+        """How many keys are known of a holder's sequence."""
+        return self._lengths.get(holder, 0)
 
-    def extend(self, key: Key, tokens: Sequence[TokenId], root: Hashable = None) -> None:
-        """Append tokens to a key's sequence, which may be new; then it is under `root`."""
-        rest = list(tokens)
+    def extend(self, holder: Holder, keys: Sequence[CellKey], root: Hashable = None) -> None:
+        """Append keys to a holder's sequence, which may be new; then it is under `root`."""
+        rest = list(keys)
         if not rest:
             return
-        node = self._ends.get(key) or self._plant(key, root)
-        self._lengths[key] = self.length(key) + len(rest)
+        node = self._ends.get(holder) or self._plant(holder, root)
+        self._lengths[holder] = self.length(holder) + len(rest)
         while rest:
             child = node.children.get(rest[0])
             if child is None:
-                node = self._grow(node, rest, key)
+                node = self._grow(node, rest, holder)
                 break
-            shared = shared_length(child.tokens, rest)
-            if shared < len(child.tokens):
+            shared = shared_length(child.keys, rest)
+            if shared < len(child.keys):
                 child = self._split(child, shared)
-            child.keys.add(key)
+            child.holders.add(holder)
             del rest[:shared]
             node = child
-        self._ends[key] = node
+        self._ends[holder] = node
 
-    def cut(self, key: Key, length: int) -> None:
-        """Shorten a key's sequence; with length 0, forget the key."""
-        if key not in self._ends:
+    def cut(self, holder: Holder, length: int) -> None:
+        """Shorten a holder's sequence; with length 0, forget the holder."""
+        if holder not in self._ends:
             return
-        node, end = self._ends[key], self._lengths[key]
-        while node.parent is not None and end - len(node.tokens) >= length:
-            end -= len(node.tokens)
-            node = self._leave(node, key)
+        node, end = self._ends[holder], self._lengths[holder]
+        while node.parent is not None and end - len(node.keys) >= length:
+            end -= len(node.keys)
+            node = self._leave(node, holder)
         if end > length:
-            upper = self._split(node, len(node.tokens) - (end - length))
-            self._leave(node, key)
+            upper = self._split(node, len(node.keys) - (end - length))
+            self._leave(node, holder)
             node = upper
         if length:
-            self._ends[key], self._lengths[key] = node, length
+            self._ends[holder], self._lengths[holder] = node, length
         else:
-            del self._ends[key], self._lengths[key]
-            name = self._names.pop(key)
+            del self._ends[holder], self._lengths[holder]
+            name = self._names.pop(holder)
             if not self._roots[name].children:
                 del self._roots[name]
 
-    def match(self, tokens: list[TokenId], root: Hashable = None) -> tuple[int, frozenset[Key]]:
-        """Find the longest beginning of `tokens` that any sequence has, and who has it."""
-        length, holders = 0, frozenset[Key]()
-        for node, shared in self._path(tokens, root):
+    def match(self, keys: list[CellKey], root: Hashable = None) -> tuple[int, frozenset[Holder]]:
+        """Find the longest beginning of `keys` that any sequence has, and who has it."""
+        length, holders = 0, frozenset[Holder]()
+        for node, shared in self._path(keys, root):
             length += shared
-            holders = frozenset(node.keys)
+            holders = frozenset(node.holders)
         return length, holders
 
     def match_whole(
-        self, tokens: list[TokenId], root: Hashable = None
-    ) -> tuple[int, frozenset[Key]]:
-        """Like `match`, of sequences that are a beginning of `tokens` from end to end."""
-        length, best, holders = 0, 0, frozenset[Key]()
-        for node, shared in self._path(tokens, root):
+        self, keys: list[CellKey], root: Hashable = None
+    ) -> tuple[int, frozenset[Holder]]:
+        """Like `match`, of sequences that are a beginning of `keys` from end to end."""
+        length, best, holders = 0, 0, frozenset[Holder]()
+        for node, shared in self._path(keys, root):
             length += shared
-            if shared == len(node.tokens):
-                ending = frozenset(key for key in node.keys if self._ends[key] is node)
+            if shared == len(node.keys):
+                ending = frozenset(holder for holder in node.holders if self._ends[holder] is node)
                 if ending:
                     best, holders = length, ending
         return best, holders
 
-    def _path(self, tokens: list[TokenId], root: Hashable) -> Iterator[tuple[_Node[Key], int]]:
-        """Go down along `tokens`: the nodes, and how much of each is shared."""
+    def _path(self, keys: list[CellKey], root: Hashable) -> Iterator[tuple[_Node[Holder], int]]:
+        """Go down along `keys`: the nodes, and how much of each is shared."""
         node, start = self._roots.get(root), 0
         if node is None:
             return
-        while start < len(tokens) and (child := node.children.get(tokens[start])) is not None:
-            shared = shared_length(child.tokens, tokens[start : start + len(child.tokens)])
+        while start < len(keys) and (child := node.children.get(keys[start])) is not None:
+            shared = shared_length(child.keys, keys[start : start + len(child.keys)])
             yield child, shared
-            if shared < len(child.tokens):
+            if shared < len(child.keys):
                 return
             node, start = child, start + shared
 
-    def tokens(self, key: Key) -> list[TokenId]:
-        """Put a key's sequence together again."""
-        parts: list[list[TokenId]] = []
-        node: _Node[Key] | None = self._ends.get(key)
+    def keys(self, holder: Holder) -> list[CellKey]:
+        """Put a holder's sequence together again."""
+        parts: list[list[CellKey]] = []
+        node: _Node[Holder] | None = self._ends.get(holder)
         while node is not None:
-            parts.append(node.tokens)
+            parts.append(node.keys)
             node = node.parent
-        return [token for part in reversed(parts) for token in part]
+        return [key for part in reversed(parts) for key in part]
 
     # -- the shape of the tree
 
-    def _plant(self, key: Key, name: Hashable) -> _Node[Key]:
-        """Find the root that a new key begins at."""
-        self._names[key] = name
+    def _plant(self, holder: Holder, name: Hashable) -> _Node[Holder]:
+        """Find the root that a new holder begins at."""
+        self._names[holder] = name
         return self._roots.setdefault(name, _Node([], None, set()))
 
-    def _grow(self, node: _Node[Key], tokens: list[TokenId], key: Key) -> _Node[Key]:
-        """Add tokens below a node that has no child for them."""
-        if node.parent is not None and not node.children and node.keys == {key}:
-            node.tokens += tokens
+    def _grow(self, node: _Node[Holder], keys: list[CellKey], holder: Holder) -> _Node[Holder]:
+        """Add keys below a node that has no child for them."""
+        if node.parent is not None and not node.children and node.holders == {holder}:
+            node.keys += keys
             return node
-        child = _Node(tokens, node, {key})
-        node.children[tokens[0]] = child
+        child = _Node(keys, node, {holder})
+        node.children[keys[0]] = child
         return child
 
-    def _split(self, node: _Node[Key], length: int) -> _Node[Key]:
-        """Put a new node above, with the first `length` tokens; returns that one."""
+    def _split(self, node: _Node[Holder], length: int) -> _Node[Holder]:
+        """Put a new node above, with the first `length` keys; returns that one."""
         assert node.parent is not None
-        assert 0 < length < len(node.tokens)
-        upper = _Node(node.tokens[:length], node.parent, set(node.keys))
-        node.parent.children[node.tokens[0]] = upper
-        node.tokens = node.tokens[length:]
+        assert 0 < length < len(node.keys)
+        upper = _Node(node.keys[:length], node.parent, set(node.holders))
+        node.parent.children[node.keys[0]] = upper
+        node.keys = node.keys[length:]
         node.parent = upper
-        upper.children[node.tokens[0]] = node
+        upper.children[node.keys[0]] = node
         return upper
 
-    def _leave(self, node: _Node[Key], key: Key) -> _Node[Key]:
-        """Take a key out of a node; returns the node above."""
+    def _leave(self, node: _Node[Holder], holder: Holder) -> _Node[Holder]:
+        """Take a holder out of a node; returns the node above."""
         parent = node.parent
         assert parent is not None
-        node.keys.remove(key)
-        if not node.keys:
-            del parent.children[node.tokens[0]]
+        node.holders.remove(holder)
+        if not node.holders:
+            del parent.children[node.keys[0]]
         return parent
 
-    def _nodes(self) -> Iterator[_Node[Key]]:
+    def _nodes(self) -> Iterator[_Node[Holder]]:
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -190,14 +192,14 @@ class PrefixTree(Generic[Key]):
     def check_integrity(self) -> None:
         """Raise AssertionError unless the tree is well formed."""
         for node in self._nodes():
-            assert node.tokens and node.keys and node.parent is not None
-            assert node.parent.children[node.tokens[0]] is node
+            assert node.keys and node.holders and node.parent is not None
+            assert node.parent.children[node.keys[0]] is node
             if node.parent.parent is not None:
-                assert node.keys <= node.parent.keys, "a child has a key its parent lacks"
-            below = [child.keys for child in node.children.values()]
-            ending = {key for key in node.keys if self._ends[key] is node}
-            assert sum(map(len, below)) + len(ending) == len(node.keys), "a key goes two ways"
+                assert node.holders <= node.parent.holders, "a child has a holder its parent lacks"
+            below = [child.holders for child in node.children.values()]
+            ending = {holder for holder in node.holders if self._ends[holder] is node}
+            assert sum(map(len, below)) + len(ending) == len(node.holders), "a holder goes two ways"
         assert all(root.children for root in self._roots.values()), "a root that nobody needs"
-        for key, length in self._lengths.items():
-            assert len(self.tokens(key)) == length
-            assert key in self.match(self.tokens(key), self._names[key])[1]
+        for holder, length in self._lengths.items():
+            assert len(self.keys(holder)) == length
+            assert holder in self.match(self.keys(holder), self._names[holder])[1]

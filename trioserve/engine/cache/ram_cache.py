@@ -7,17 +7,19 @@ from collections import OrderedDict
 import attrs
 
 from trioserve.engine.cache.prefix_tree import PrefixTree
-from trioserve.types import Adapters, TokenId
+from trioserve.types import Adapters, CellKey
 
 
 @attrs.frozen
-class _Entry:
-    tokens: list[TokenId]
+class Entry:
+    """What was swapped out of a sequence."""
+
+    keys: list[CellKey]
     state: bytes
 
 
 class RamCache:
-    """States of sequences by tokens and adapters; the one unused for longest goes first.
+    """States of sequences by their keys and adapters; the one unused for longest goes first.
 
     Args:
         limit: the most bytes of state to hold.
@@ -28,7 +30,7 @@ class RamCache:
         self.limit = limit
         self.size = 0
         self._can_cut = can_cut
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._tree: PrefixTree[int] = PrefixTree()
         self._next = 0
 
@@ -43,48 +45,48 @@ class RamCache:
             self.drop(next(iter(self._entries)))
         return True
 
-    def put(self, tokens: list[TokenId], adapters: Adapters, state: bytes) -> None:
+    def put(self, keys: list[CellKey], adapters: Adapters, state: bytes) -> None:
         """Keep a state. What it holds from end to end need not be kept as well."""
-        for key in list(self._tree.match_whole(tokens, adapters)[1]):
-            self.drop(key)
+        for entry_id in list(self._tree.match_whole(keys, adapters)[1]):
+            self.drop(entry_id)
         if not self.make_room(len(state)):
             return
-        key, self._next = self._next, self._next + 1
-        self._entries[key] = _Entry(list(tokens), state)
-        self._tree.extend(key, tokens, adapters)
+        entry_id, self._next = self._next, self._next + 1
+        self._entries[entry_id] = Entry(list(keys), state)
+        self._tree.extend(entry_id, keys, adapters)
         self.size += len(state)
 
-    def holds(self, tokens: list[TokenId], adapters: Adapters) -> bool:
-        """Whether all of `tokens` is here already."""
-        return self._tree.match(tokens, adapters)[0] == len(tokens)
+    def holds(self, keys: list[CellKey], adapters: Adapters) -> bool:
+        """Whether all of `keys` is here already."""
+        return self._tree.match(keys, adapters)[0] == len(keys)
 
-    def find(self, tokens: list[TokenId], adapters: Adapters) -> tuple[int, int]:
-        """Find the longest beginning of `tokens`: its length, and the key for `get`."""
+    def find(self, keys: list[CellKey], adapters: Adapters) -> tuple[int, int]:
+        """Find the longest beginning of `keys`: its length, and the id for `get`."""
         match = self._tree.match if self._can_cut else self._tree.match_whole
-        length, keys = match(tokens, adapters)
-        return length, min(keys, default=-1)
+        length, entry_ids = match(keys, adapters)
+        return length, min(entry_ids, default=-1)
 
-    def find_whole(self, tokens: list[TokenId], adapters: Adapters) -> tuple[int, int]:
-        """Find an entry with all of `tokens`, or else the longest that is a beginning of them."""
-        length, keys = self._tree.match(tokens, adapters)
-        if length < len(tokens):
-            length, keys = self._tree.match_whole(tokens, adapters)
-        return length, min(keys, default=-1)
+    def find_whole(self, keys: list[CellKey], adapters: Adapters) -> tuple[int, int]:
+        """Find an entry with all of `keys`, or else the longest that is a beginning of them."""
+        length, entry_ids = self._tree.match(keys, adapters)
+        if length < len(keys):
+            length, entry_ids = self._tree.match_whole(keys, adapters)
+        return length, min(entry_ids, default=-1)
 
-    def get(self, key: int) -> _Entry:
+    def get(self, entry_id: int) -> Entry:
         """Read an entry, which counts as a use."""
-        self._entries.move_to_end(key)
-        return self._entries[key]
+        self._entries.move_to_end(entry_id)
+        return self._entries[entry_id]
 
-    def drop(self, key: int) -> None:
+    def drop(self, entry_id: int) -> None:
         """Forget an entry."""
-        self.size -= len(self._entries.pop(key).state)
-        self._tree.cut(key, 0)
+        self.size -= len(self._entries.pop(entry_id).state)
+        self._tree.cut(entry_id, 0)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the sizes add up."""
         self._tree.check_integrity()
         assert self.size == sum(len(entry.state) for entry in self._entries.values())
         assert self.size <= self.limit
-        for key, entry in self._entries.items():
-            assert self._tree.tokens(key) == entry.tokens
+        for entry_id, entry in self._entries.items():
+            assert self._tree.keys(entry_id) == entry.keys

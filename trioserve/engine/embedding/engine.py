@@ -76,10 +76,10 @@ class EmbeddingEngine(Loop):
         if not isinstance(task, EmbeddingTask):
             raise NotSupportedError("This engine makes embeddings, and no text.")
         backend, param = self._backend, task.param
-        shortest, longest = task.lengths
+        longest = task.max_length
         if not task.texts:
             raise InvalidRequestError(f"'{param}' has no texts.", param=param)
-        if not shortest:
+        if not task.min_length:
             raise InvalidRequestError(f"A text in '{param}' has no tokens.", param=param)
         if longest > backend.n_ctx_seq:
             raise InputTooLongError(
@@ -98,12 +98,7 @@ class EmbeddingEngine(Loop):
                 "where that is smaller.",
                 param=param,
             )
-        n_vocab = backend.vocab.n_tokens
-        if task.tokens[0] < 0 or task.tokens[1] >= n_vocab:
-            raise InvalidRequestError(
-                f"'{param}' has an unknown token: token ids run from 0 to {n_vocab - 1}.",
-                param=param,
-            )
+        task.prompt.check(self.vocab.n_tokens, param)
 
     # -- on the inference thread
 

@@ -113,7 +113,7 @@ class EmbeddingRun:
             state="idle" if run is None else "prefill",
             n_ctx=n_ctx,
             task_id=None if run is None else run.task.id,
-            n_prompt=0 if run is None else sum(map(len, run.task.texts)),
+            n_prompt=0 if run is None else len(run.task.prompt),
             n_past=0 if run is None else run.n_done,
             n_cached=0,
             n_decoded=0,
@@ -125,7 +125,7 @@ class EmbeddingRun:
         return WaitingStatus(
             task_id=self.task.id,
             position=position,
-            n_prompt=sum(map(len, self.task.texts)),
+            n_prompt=len(self.task.prompt),
             priority=self.task.priority,
             waited_s=now - self.submitted_at,
         )
