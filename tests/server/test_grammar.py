@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.support.scripted_server import serve
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import (
@@ -18,14 +19,10 @@ from trioserve.errors import (
     ServerClosingError,
 )
 from trioserve.server import Server
-from trioserve.testing import ScriptedBackend, scripted, ticking
+from trioserve.testing import ScriptedBackend
 from trioserve.types import FinishReason, Grammar
 
 DIGITS = Grammar("regex", "[0-9]+", param="grammar")
-
-
-def serve(backend: ScriptedBackend, **config: object) -> Server:
-    return Server(Config(**config), load=scripted(backend), drive=ticking)
 
 
 def digits(prompt: str) -> str:

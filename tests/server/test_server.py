@@ -5,7 +5,6 @@ The engine is ticking on the event loop, and time is virtual.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -15,43 +14,22 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.cancellation import CancelAtStep
+from tests.support.scripted_server import assert_at_rest, read, serve
 from trioserve.config import Config
-from trioserve.engine.backend import Backend
 from trioserve.errors import (
-    ConfigError,
     ContextLengthExceededError,
     DeadlineExceededError,
     DecodeError,
     EngineError,
     InvalidRequestError,
-    ModelLoadError,
     QueueFullError,
-    ServerClosingError,
     StalledReaderError,
     TemplateError,
 )
 from trioserve.server import Server
-from trioserve.server.stream import ChatChunk, Stream
+from trioserve.server.stream import ChatChunk
 from trioserve.testing import ScriptedBackend, scripted, ticking
 from trioserve.types import CancelReason, Chunk, Finished, FinishReason, GenerationParams
-
-
-def serve(backend: ScriptedBackend | None = None, **config: object) -> Server:
-    backend = backend or ScriptedBackend()
-    config.setdefault("stream_interval_ms", 0)
-    return Server(Config(**config), load=scripted(backend), drive=ticking)
-
-
-async def read(stream: Stream) -> str:
-    return "".join([event.text async for event in stream if isinstance(event, Chunk)])
-
-
-async def assert_at_rest(server: Server) -> None:
-    """Nothing of a request is left: no slot, no task in the queue, no mailbox."""
-    status = await server.status()
-    assert [slot.state for slot in status.slots] == ["idle"] * server.n_slots
-    assert status.waiting == ()
-    assert len(server.dispatcher) == 0
 
 
 async def test_a_stream_from_start_to_end() -> None:
@@ -367,134 +345,6 @@ async def test_a_deadline_that_is_met_changes_nothing(autojump_clock: MockClock)
         assert (await server.chat(messages, timeout=3)).finished is not None
         await trio.sleep(10)
         assert (await server.complete("hi")).text == "HI"
-
-
-# -- the end of a server
-
-
-async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> None:
-    backend = ScriptedBackend(n_slots=2)
-    async with serve(backend) as server, trio.open_nursery() as nursery:
-        texts: list[str] = []
-
-        async def follow() -> None:
-            async with server.stream("finish me") as stream:
-                await trio.sleep(3)
-                texts.append(await read(stream))
-
-        nursery.start_soon(follow)
-        await wait_all_tasks_blocked()
-        with trio.fail_after(4):
-            await server.drain(10)
-        assert texts == ["FINISH ME"]
-        with pytest.raises(ServerClosingError):
-            await server.complete("too late")
-
-
-async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None:
-    backend = ScriptedBackend(lambda prompt: "x" * 1000)
-    async with serve(backend) as server, trio.open_nursery() as nursery:
-
-        async def follow() -> None:
-            with pytest.raises(ServerClosingError, match="5 seconds"):
-                async with server.stream("a") as stream:
-                    await anext(stream)
-                    await trio.sleep(6)
-                    await read(stream)
-
-        nursery.start_soon(follow)
-        await wait_all_tasks_blocked()
-        await server.drain(5)
-        await wait_all_tasks_blocked()
-
-
-async def test_leaving_the_server_ends_what_runs(autojump_clock: MockClock) -> None:
-    backend = ScriptedBackend(lambda prompt: "x" * 1000)
-    ended = trio.Event()
-
-    async def follow(server: Server) -> None:
-        with pytest.raises(ServerClosingError):
-            async with server.stream("a") as stream:
-                await anext(stream)
-                await trio.sleep(1)
-                await read(stream)
-        ended.set()
-
-    async with trio.open_nursery() as nursery:
-        async with serve(backend) as server:
-            nursery.start_soon(follow, server)
-            await wait_all_tasks_blocked()
-        assert backend.closed
-        await ended.wait()
-        with pytest.raises(ServerClosingError):
-            await server.complete("too late")
-        with pytest.raises(ServerClosingError):
-            await server.status()
-
-
-async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
-    backend = ScriptedBackend()
-    with pytest.raises(ZeroDivisionError):
-        async with serve(backend):
-            raise ZeroDivisionError
-    assert backend.closed
-
-
-async def test_a_server_is_entered_once() -> None:
-    async with serve() as server:
-        pass
-    with pytest.raises(RuntimeError, match="only once"):
-        await server.__aenter__()
-
-
-# -- loading
-
-
-async def test_a_model_that_cannot_be_loaded() -> None:
-    def load(config: Config, *, progress: object = None) -> Backend:
-        raise ModelLoadError("no such file")
-
-    with pytest.raises(ModelLoadError, match="no such file"):
-        async with Server(load=load):
-            raise AssertionError("unreachable")
-
-
-async def test_loading_can_be_cancelled() -> None:
-    loading, backend = threading.Event(), ScriptedBackend()
-
-    def load(config: Config, *, progress: Callable[[float], bool]) -> Backend:
-        loading.set()
-        while progress(0.5):
-            pass
-        return backend  # too late to give up: it must be freed
-
-    async def cancel_when_loading(scope: trio.CancelScope) -> None:
-        await trio.to_thread.run_sync(loading.wait)
-        scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        server = Server(load=load)
-        nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
-        async with server:
-            raise AssertionError("unreachable")
-    assert server.load_progress == 0.5
-    assert backend.closed
-
-
-async def test_the_thread_is_joined() -> None:
-    backend = ScriptedBackend()
-    async with Server(load=scripted(backend)) as server:
-        names = [thread.name for thread in threading.enumerate()]
-        assert "trioserve-engine" in names
-        assert (await server.complete("hi")).text == "HI"
-    assert backend.closed
-    assert "trioserve-engine" not in [thread.name for thread in threading.enumerate()]
-
-
-async def test_an_unknown_strategy_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="strategy"):
-        async with serve(strategy="magic"):
-            pass
 
 
 # -- bad requests and bad luck

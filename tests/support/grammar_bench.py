@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from trioserve.engine import DecodeMaximal, Engine
@@ -69,3 +71,81 @@ class Bench:
         end = self.ends[task_id]
         assert isinstance(end, Finished), end
         return end.reason
+
+
+def generate(backend: LlamaBackend, wanted: Grammar, **options: Any) -> tuple[str, FinishReason]:
+    bench = Bench(backend)
+    bench.submit(1, wanted, **options)
+    bench.run()
+    return bench.text[1], bench.reason(1)
+
+
+def schema(value: Any, param: str = "response_format") -> Grammar:
+    return Grammar("json_schema", json.dumps(value), param=param)
+
+
+def is_valid(value: Any, wanted: dict[str, Any]) -> bool:
+    if "enum" in wanted:
+        return value in wanted["enum"]
+    match wanted["type"]:
+        case "object":
+            names = set(wanted["properties"])
+            return (
+                isinstance(value, dict)
+                and set(wanted.get("required", ())) <= set(value) <= names
+                and all(is_valid(value[name], wanted["properties"][name]) for name in value)
+            )
+        case "array":
+            low, high = wanted.get("minItems", 0), wanted.get("maxItems", 10**9)
+            return (
+                isinstance(value, list)
+                and low <= len(value) <= high
+                and all(is_valid(item, wanted["items"]) for item in value)
+            )
+        case "string":
+            return (
+                isinstance(value, str)
+                and len(value) <= wanted.get("maxLength", 10**9)
+                and re.search(wanted.get("pattern", ""), value) is not None
+            )
+        case "integer" | "number":
+            kinds = int if wanted["type"] == "integer" else (int, float)
+            return (
+                isinstance(value, kinds)
+                and not isinstance(value, bool)
+                and wanted.get("minimum", -1e99) <= value <= wanted.get("maximum", 1e99)
+            )
+        case "boolean":
+            return isinstance(value, bool)
+        case kind:
+            raise AssertionError(kind)
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+SCHEMAS = {
+    "enum": {"enum": ["red", "green", 3, None, {"a": [True]}]},
+    "object": an_object(
+        name={"type": "string", "maxLength": 12}, old={"type": "boolean"}, sort={"enum": ["x", "y"]}
+    ),
+    "nested": an_object(
+        a=an_object(b=an_object(c={"type": "integer", "minimum": 0, "maximum": 9})),
+        d={"type": "array", "items": an_object(e={"type": "boolean"}), "maxItems": 2},
+    ),
+    "array": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": -5, "maximum": 5},
+        "minItems": 3,
+        "maxItems": 5,
+    },
+    "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,4}$"},
+    "integer": {"type": "integer", "minimum": 17, "maximum": 4321},
+    "number": {"type": "number", "minimum": -1.5, "maximum": 2.5},
+}

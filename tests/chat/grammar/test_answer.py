@@ -2,179 +2,37 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
-import jsonschema
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.support.message_writers import WRITERS, Writer
-from trioserve import llama
-from trioserve.chat.deltas import Message, MessageBuilder, ToolCallStart
+from tests.support.message_writers import WRITERS
+from tests.support.tool_grammars import (
+    AUTO,
+    NOTATIONS,
+    REQUIRED,
+    TOOLS,
+    check_calls,
+    compiled,
+    read,
+    split,
+    tail_of,
+    taking,
+    texts,
+    tool,
+    walk,
+)
+from trioserve.chat.deltas import ToolCallStart
 from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat, JsonCall, ToolCalls
 from trioserve.chat.grammar.answer import constrain
-from trioserve.chat.grammar.schemas import enforceable
 from trioserve.chat.parse.parser import MessageParser
-from trioserve.chat.tool_choice import ToolChoice, choose
-from trioserve.config import Config
-from trioserve.errors import InvalidRequestError
+from trioserve.chat.tool_choice import ToolChoice
 from trioserve.llama import LlamaBackend
-from trioserve.llama.grammar.matcher import CompiledGrammar, Matcher
 from trioserve.types import Grammar
-
-REQUIRED = ToolChoice("required")
-AUTO = ToolChoice("auto")
-
-
-def tool(name: str, parameters: Any = None) -> dict[str, Any]:
-    function = {"name": name} if parameters is None else {"name": name, "parameters": parameters}
-    return {"type": "function", "function": function}
-
-
-def taking(schema: Any, **others: Any) -> list[dict[str, Any]]:
-    """A tool with one argument of this schema."""
-    properties = {"a": schema, **others}
-    return [tool("f", {"type": "object", "properties": properties, "required": ["a"]})]
-
-
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 9},
-        "days": {"type": "integer", "minimum": 0, "maximum": 99},
-        "unit": {"enum": ["C", "F"]},
-        "loud": {"type": "boolean"},
-        "note": {"type": ["string", "null"], "maxLength": 5},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
-        "where": {
-            "type": "object",
-            "properties": {"x": {"type": "number"}, "n": {"type": "string", "maxLength": 5}},
-            "required": ["x"],
-            "additionalProperties": False,
-        },
-    },
-    "required": ["city", "days"],
-}
-KEY: dict[str, Any] = {
-    "type": "object",
-    "properties": {"k": {"$ref": "#/$defs/K"}},
-    "required": ["k"],
-    "$defs": {"K": {"enum": ["a", "b"]}},
-}
-TOOLS = [tool("get_weather", WEATHER), tool("stop"), tool("get", KEY)]
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[LlamaBackend]:
-    with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
-        yield backend
-
-
-def compiled(backend: LlamaBackend, grammar: Grammar | None) -> CompiledGrammar:
-    assert grammar is not None
-    constraint = backend.compile(grammar)
-    assert isinstance(constraint, CompiledGrammar)
-    return constraint
-
-
-def walk(
-    backend: LlamaBackend, grammar: CompiledGrammar, seed: int, closers: Sequence[str] = ()
-) -> list[int] | None:
-    """Draw tokens that the grammar allows, up to its end; None if that does not come soon.
-
-    After a while it writes what ends things, where that is allowed.
-    """
-    vocab, draw = backend.vocab, random.Random(seed)
-    ends = vocab.end_of_generation
-    marks = [*closers, *(f"\n{text}" for text in closers), '"', "}", "]", ")"]
-    endings = [vocab.tokenize(text) for text in marks]
-    matcher = grammar.matcher()
-    tokens: list[int] = []
-    try:
-        while len(tokens) < 250:
-            allowed = matcher.mask().ids.tolist()
-            if ends.intersection(allowed) and (len(tokens) > 30 or draw.random() < 0.3):
-                return tokens
-            others = [one for one in allowed if one not in ends]
-            if not others:
-                return tokens
-            drawn = [draw.choice(others)]
-            if len(tokens) > 30:
-                fitting = [one for one in endings if _fits(matcher, one)]
-                drawn = list(draw.choice(fitting)) if fitting else drawn
-            for token in drawn:
-                if token not in matcher.mask():
-                    break  # text that must come is to come in the usual tokens
-                matcher.accept(token)
-                grammar.pool.start()
-                tokens.append(token)
-    finally:
-        matcher.close()
-    return None
-
-
-def _fits(matcher: Matcher, tokens: Sequence[int]) -> bool:
-    allowed = tokens[0] in matcher.mask()
-    return allowed and matcher._matcher.validate_tokens(list(tokens)) == len(tokens)
-
-
-def texts(
-    backend: LlamaBackend, grammar: Grammar | None, count: int, format: ChatFormat
-) -> list[str]:
-    """Texts that a grammar allows."""
-    ready = compiled(backend, grammar)
-    closers = sorted(format.texts)
-    walks = (walk(backend, ready, seed, closers) for seed in range(6 * count))
-    whole = itertools.islice((tokens for tokens in walks if tokens is not None), count)
-    found = [backend.vocab.detokenize(tokens).decode() for tokens in whole]
-    assert found
-    return found
-
-
-def read(
-    text: str, format: ChatFormat, tools: Sequence[Any], tail: str, pieces: Sequence[str] = ()
-) -> Message:
-    ids = itertools.count()
-    parser = MessageParser(
-        format, parse_tools=True, tools=tools, prompt_tail=tail, new_id=lambda: f"c{next(ids)}"
-    )
-    builder = MessageBuilder()
-    for piece in pieces or [text]:
-        for delta in parser.feed(piece):
-            builder.add(delta)
-    for delta in parser.finish():
-        builder.add(delta)
-    return builder.build()
-
-
-def split(text: str, seed: int) -> list[str]:
-    draw = random.Random(seed)
-    cuts = sorted(draw.randrange(len(text) + 1) for _ in range(8))
-    return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-
-def tail_of(writer: Writer) -> str:
-    """The end of a prompt that leaves nothing open but the answer."""
-    if writer.format.reasoning is not None:
-        return writer.format.reasoning.end
-    return ">>>" if writer.format.name == "functionary-3.2" else writer.prompt
-
-
-def check_calls(message: Message, tools: Sequence[dict[str, Any]], *, parallel: bool) -> None:
-    assert message.tool_calls
-    assert parallel or len(message.tool_calls) == 1
-    schemas = {one["function"]["name"]: one["function"].get("parameters", {}) for one in tools}
-    for call in message.tool_calls:
-        arguments = json.loads(call.arguments)
-        jsonschema.validate(arguments, schemas[call.name])
-        assert arguments.keys() <= schemas[call.name].get("properties", {}).keys()
-
 
 # -- grammar and parser agree
 
@@ -278,18 +136,7 @@ def test_an_answer_is_calls_or_json(backend: LlamaBackend, name: str) -> None:
 
 
 #: A format of every kind of notation.
-NOTATIONS = (
-    "hermes",
-    "qwen3-coder",
-    "glm-4",
-    "deepseek-v3.2",
-    "kimi-k3",
-    "minicpm-5",
-    "minimax-m3",
-    "lfm2",
-    "gemma-4",
-    "harmony",
-)
+
 TREE: dict[str, Any] = {
     "type": "object",
     "properties": {"l": {"type": "array", "items": {"$ref": "#/$defs/T"}, "maxItems": 1}},
@@ -354,6 +201,20 @@ def test_a_schema_may_refer_to_itself(backend: LlamaBackend) -> None:
         grammar = constrain(format, tools, REQUIRED, parallel=False)
         for text in texts(backend, grammar, 1, format):
             check_calls(read(text, format, tools, ""), tools, parallel=False)
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "seed-oss", "glm-4", "deepseek-v3.2", "kimi-k3"])
+def test_json_may_hold_what_ends_it(backend: LlamaBackend, name: str) -> None:
+    writer = WRITERS[name]
+    tail = tail_of(writer)
+    strings = [text + "\n" + text for text in sorted(writer.format.texts)]
+    tools = taking({"type": "array", "items": {"enum": strings}, "minItems": 1, "maxItems": 2})
+    grammar = constrain(writer.format, tools, REQUIRED, parallel=False, prompt_tail=tail)
+    for text in texts(backend, grammar, 2, writer.format):
+        message = read(text, writer.format, tools, tail)
+        check_calls(message, tools, parallel=False)
+        assert message.content == ""
+        assert read(text, writer.format, tools, tail, list(text)) == message
 
 
 # -- control tokens
@@ -451,225 +312,6 @@ def test_only_functions_that_are_chosen(backend: LlamaBackend) -> None:
             names = {call.name for call in read(text, families.HERMES, TOOLS, "").tool_calls}
             assert names
             assert names <= {"stop", "get"}
-
-
-# -- choices
-
-
-def test_choices() -> None:
-    assert choose("auto", []) == ToolChoice("auto")
-    assert choose("none", TOOLS) == ToolChoice("none")
-    assert choose("required", TOOLS) == REQUIRED
-    assert choose("stop", TOOLS) == ToolChoice("required", ("stop",))
-    odd = ToolChoice("required", ("auto",))
-    assert choose(odd, [tool("auto")]) == odd
-
-
-@pytest.mark.parametrize(
-    ("choice", "tools", "problem"),
-    [
-        ("nope", TOOLS, "'nope', which is not in 'tools'"),
-        ("nope", [], "which is not in 'tools'"),
-        (ToolChoice("auto", ("stop", "x")), TOOLS, "'x', which is not"),
-        ("required", [], "there are no 'tools'"),
-    ],
-)
-def test_choices_that_make_no_sense(choice: Any, tools: Any, problem: str) -> None:
-    with pytest.raises(InvalidRequestError, match=problem) as caught:
-        choose(choice, tools)
-    assert caught.value.param == "tool_choice"
-
-
-# -- what cannot be enforced is refused
-
-
-@pytest.mark.parametrize("name", NOTATIONS)
-@pytest.mark.parametrize(
-    ("parameters", "where"),
-    [
-        ({"type": "string"}, ""),
-        ({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}, "a"),
-        ({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, "a"),
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "a"),
-        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}}, "a"),
-        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "a"),
-        ({"type": "object", "properties": {"a": {"type": "text"}}, "required": ["a"]}, "a"),
-    ],
-    ids=str,
-)
-def test_schemas_that_are_refused(
-    backend: LlamaBackend, name: str, parameters: dict[str, Any], where: str
-) -> None:
-    strict = tool("f", parameters)
-    strict["function"]["strict"] = True
-    tools = [tool("stop"), strict]
-    for choice in (AUTO, REQUIRED):
-        with pytest.raises(InvalidRequestError) as caught:
-            grammar = constrain(WRITERS[name].format, tools, choice, parallel=True)
-            compiled(backend, grammar)
-        path = "tools[1].function.parameters"
-        assert caught.value.param in (path, f"{path}.properties.{where}")
-        assert str(caught.value.param) in caught.value.message
-
-
-def test_what_only_narrows_arguments_is_left_out_unless_the_function_is_strict(
-    backend: LlamaBackend,
-) -> None:
-    parameters = {
-        "type": "object",
-        "properties": {
-            "not": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
-            "b": {"type": "integer", "not": {"const": 3}, "examples": [{"not": 1}]},
-        },
-        "if": {"required": ["b"]},
-        "then": {"required": ["not"]},
-        "required": ["b"],
-    }
-    assert enforceable(parameters, strict=True) == parameters
-    assert enforceable(parameters, strict=False) == {
-        "type": "object",
-        "properties": {
-            "not": {"type": "array", "items": {"type": "string"}},
-            "b": {"type": "integer", "examples": [{"not": 1}]},
-        },
-        "required": ["b"],
-    }
-    for name in NOTATIONS:
-        tools = [tool("f", parameters)]
-        compiled(backend, constrain(WRITERS[name].format, tools, REQUIRED, parallel=True))
-
-
-DEEP: Any = {"type": "integer"}
-for _ in range(60):
-    DEEP = {"type": "array", "items": DEEP}
-
-
-@pytest.mark.parametrize(
-    ("name", "schema", "problem"),
-    [
-        ("qwen3-coder", {"enum": ["</parameter>"]}, "no value that this model can write"),
-        ("qwen3-coder", {"type": "string", "maxLength": -1}, "'maxLength' must be an integer"),
-        ("qwen3-coder", {"type": "string", "minLength": "1"}, "'minLength' must be an integer"),
-        ("qwen3-coder", {"type": "string", "pattern": 5}, "'pattern' must be text"),
-        ("qwen3-coder", {"type": "string", "pattern": "(" * 4000}, "not a regular expression"),
-        ("qwen3-coder", {"type": "string", "pattern": "a^b"}, "anchors at its ends only"),
-        ("qwen3-coder", {"type": "string", "pattern": "^a|b$"}, "anchors at its ends only"),
-        ("qwen3-coder", {"type": "string", "pattern": "a\\b"}, "anchors at its ends only"),
-        ("qwen3-coder", {"type": "string", "pattern": "(?!a)b"}, "look around or back"),
-        ("qwen3-coder", {"type": "string", "pattern": "(a)\\1"}, "look around or back"),
-        (
-            "qwen3-coder",
-            {"minLength": 2, "anyOf": [{"type": "string"}, {"type": "null"}]},
-            "'anyOf' cannot have limits beside it",
-        ),
-        (
-            "qwen3-coder",
-            {"type": "string", "allOf": [{"minLength": 1}, {"maxLength": 2}]},
-            "'allOf' is not supported here",
-        ),
-        ("minimax-m3", {"enum": ["]<]minimax[>[</a>"]}, "no value that this model can write"),
-        ("gemma-4", {"enum": ['<|"|>']}, "cannot write such a text"),
-        ("gemma-4", {"enum": [{"a b": 1}]}, "cannot write such a name"),
-        ("gemma-4", {"type": "array", "prefixItems": []}, "'prefixItems' is not supported"),
-        ("gemma-4", {"type": "array", "minItems": 1.5}, "must be integers"),
-        ("gemma-4", {"type": "array", "minItems": 3, "maxItems": 2}, "is less than 'minItems'"),
-        ("gemma-4", {"allOf": [{}, {}]}, "'allOf' is not supported here"),
-        ("gemma-4", {"anyOf": [{}], "minimum": 5}, "cannot have 'minimum' beside it"),
-        ("gemma-4", DEEP, "nested too deeply"),
-        ("gemma-4", {"type": "object", "maxProperties": 1}, "'maxProperties' is not supported"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_what_a_notation_has_no_room_for(name: str, schema: Any, problem: str) -> None:
-    with pytest.raises(InvalidRequestError, match=problem) as caught:
-        constrain(WRITERS[name].format, taking(schema), AUTO, parallel=True)
-    assert str(caught.value.param).startswith("tools[0].function.parameters.properties.a")
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "problem"),
-    [
-        ("qwen3-coder", {"properties": {"a>b": {}}}, "cannot write such a name"),
-        ("minimax-m3", {"properties": {"a>b": {}}}, "cannot write such a name"),
-        ("gemma-4", {"properties": {"a b": {}}}, "cannot write such a name"),
-        ("minimax-m3", {}, "'additionalProperties' must be false"),
-        ("qwen3-coder", {"anyOf": [{"properties": {}}]}, "'anyOf' is not supported for an object"),
-        ("qwen3-coder", {"required": ["a"]}, "'a' must be in 'properties'"),
-        ("qwen3-coder", {"properties": []}, "'properties' is an object"),
-    ],
-    ids=str,
-)
-def test_arguments_that_a_notation_has_no_room_for(
-    name: str, parameters: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=problem) as caught:
-        constrain(WRITERS[name].format, [tool("f", parameters)], AUTO, parallel=True)
-    assert str(caught.value.param).startswith("tools[0].function.parameters")
-
-
-@pytest.mark.parametrize(
-    ("format", "name"),
-    [
-        (families.GLM, "two words"),
-        (families.QWEN3_CODER, "a>"),
-        (families.KIMI_K2, "f:1"),
-        (families.HARMONY, "fn é"),
-        (families.FUNCTIONARY_3_2, "all"),
-        (families.HERMES, ""),
-    ],
-)
-def test_names_that_a_model_cannot_write(format: ChatFormat, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match="cannot write") as caught:
-        constrain(format, [tool("stop"), tool(name)], REQUIRED, parallel=True)
-    assert caught.value.param == "tools[1].function.name"
-
-
-@pytest.mark.parametrize("kind", ["gbnf", "regex"])
-def test_a_grammar_beside_tools(kind: str) -> None:
-    answer = Grammar(kind, "x", param="grammar")
-    with pytest.raises(InvalidRequestError, match="together with 'tools'") as caught:
-        constrain(families.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
-    assert caught.value.param == "grammar"
-
-
-@pytest.mark.parametrize("source", ["{", '{"a":' * 200 + "1" + "}" * 200, "[" * 100_000])
-def test_an_answer_whose_schema_is_none(source: str) -> None:
-    answer = Grammar("json_schema", source, param="response_format")
-    with pytest.raises(InvalidRequestError) as caught:
-        constrain(families.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
-    assert caught.value.param == "response_format"
-
-
-def test_tools_that_are_not_json() -> None:
-    deep: Any = {}
-    for _ in range(150):
-        deep = {"type": "object", "properties": {"a": deep}}
-    deeper: Any = []
-    for _ in range(100_000):
-        deeper = [deeper]
-    for parameters, param in (
-        ({"a": object()}, "tools"),
-        ({"a": deeper}, "tools"),
-        ({"default": [deep]}, "tools[0].function.parameters"),
-        ("x", "tools[0].function.parameters"),
-    ):
-        with pytest.raises(InvalidRequestError) as caught:
-            constrain(families.HERMES, [tool("f", parameters)], AUTO, parallel=True)
-        assert caught.value.param == param
-
-
-@pytest.mark.parametrize("name", ["qwen3-coder", "seed-oss", "glm-4", "deepseek-v3.2", "kimi-k3"])
-def test_json_may_hold_what_ends_it(backend: LlamaBackend, name: str) -> None:
-    writer = WRITERS[name]
-    tail = tail_of(writer)
-    strings = [text + "\n" + text for text in sorted(writer.format.texts)]
-    tools = taking({"type": "array", "items": {"enum": strings}, "minItems": 1, "maxItems": 2})
-    grammar = constrain(writer.format, tools, REQUIRED, parallel=False, prompt_tail=tail)
-    for text in texts(backend, grammar, 2, writer.format):
-        message = read(text, writer.format, tools, tail)
-        check_calls(message, tools, parallel=False)
-        assert message.content == ""
-        assert read(text, writer.format, tools, tail, list(text)) == message
 
 
 # -- any schema

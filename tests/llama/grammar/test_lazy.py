@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 
-from tests.support.grammar_bench import Bench
-from trioserve import llama
+from tests.support.grammar_bench import GREEDY, Bench
 from trioserve.chat.formats.families import HARMONY
 from trioserve.chat.grammar.thinking import after_thinking
-from trioserve.config import Config
 from trioserve.errors import EngineError, InvalidRequestError
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar.lazy import LazyMatcher, matcher_for
@@ -42,15 +39,6 @@ SCHEMA = json.dumps(
 )
 THINK = Thinking(start="<think>", end="</think>")
 BEGUN = attrs.evolve(THINK, begun=True)
-GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[LlamaBackend]:
-    backend = llama.load(Config(threads=1, ctx_size=4096, parallel=4))
-    assert isinstance(backend, LlamaBackend)
-    with backend:
-        yield backend
 
 
 def wanted(**where: Any) -> Grammar:

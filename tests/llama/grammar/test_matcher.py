@@ -1,0 +1,222 @@
+"""Sampling under a grammar: alone, in company, and what is compiled once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.support.grammar_bench import GREEDY, SCHEMAS, Bench, generate, is_valid, schema
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.engine import DecodeMaximal, Engine
+from trioserve.errors import EngineError, ServerClosingError, TrioServeError
+from trioserve.llama import LlamaBackend
+from trioserve.llama.grammar import json_schema, matcher
+from trioserve.llama.grammar.masks import Mask
+from trioserve.types import (
+    Failed,
+    FinishReason,
+    GenerationParams,
+    Grammar,
+    Prompt,
+    SamplingParams,
+    Task,
+)
+
+# -- sampling
+
+
+def test_the_end_comes_only_where_the_grammar_allows_it(backend: LlamaBackend) -> None:
+    wanted = Grammar("regex", "a{3,6}")
+    eager = tuple((token, 1000.0) for token in backend.vocab.end_of_generation)
+    text, reason = generate(backend, wanted, sampling=SamplingParams(logit_bias=eager))
+    assert (text, reason) == ("aaa", FinishReason.EOS)
+    late = SamplingParams(ignore_eos=True)
+    assert generate(backend, wanted, sampling=late) == ("aaaaaa", FinishReason.EOS)
+
+
+def test_a_bias_that_leaves_nothing(backend: LlamaBackend) -> None:
+    ids = {i for i, piece in enumerate(backend.vocab.pieces) if b"b" in piece}
+    sampling = SamplingParams(logit_bias=tuple((token, float("-inf")) for token in sorted(ids)))
+    bench = Bench(backend)
+    bench.submit(1, Grammar("regex", "aab"), sampling=sampling)
+    bench.run()
+    end = bench.ends[1]
+    assert isinstance(end, Failed) and end.error.param == "logit_bias"
+
+
+def test_probabilities_before_the_samplers_know_no_grammar(backend: LlamaBackend) -> None:
+    wanted = Grammar("regex", "[xyz]{2}")
+    bench = Bench(backend)
+    bench.submit(1, wanted, n_probs=3, sampling=GREEDY)
+    bench.submit(2, wanted, n_probs=3, post_sampling_probs=True, sampling=SamplingParams(seed=1))
+    bench.submit(3, None, n_probs=3, sampling=GREEDY, max_tokens=1)
+    bench.run()
+    assert bench.probs[1][0].top == bench.probs[3][0].top
+    assert bench.probs[1][0].chosen.piece[:1] in b"xyz"
+    for probs in bench.probs[2][:2]:
+        assert all(candidate.piece[:1] in b"xyz" for candidate in (probs.chosen, *probs.top))
+
+
+def test_a_dense_mask_draws_the_same_as_a_sparse_one(backend: LlamaBackend) -> None:
+    """Hiding what is forbidden and listing what is allowed are the same to the samplers."""
+    wanted = Grammar("regex", r'[^"\\]*')
+    (row,) = [backend.batch.clear() or backend.batch.add(5, 0, 0, logits=True)]
+    backend.seq_rm(0, 0)
+    backend.decode()
+    raw = None
+    for seed in range(20):
+        drawn = []
+        for compact in (False, True):
+            params = SamplingParams(seed=seed, temperature=1.5)
+            with backend.sampler(params, (), backend.compile(wanted)) as sampler:
+                logits = sampler._logits(row)
+                raw = logits.copy() if raw is None else raw
+                sampler._compact = compact
+                drawn.append(sampler.sample(row))
+                assert (logits == raw).all()
+        assert drawn[0] == drawn[1]
+    backend.seq_rm(0, 0)
+
+
+# -- in company
+
+
+def test_neighbours_do_not_notice(backend: LlamaBackend) -> None:
+    alone = Bench(backend)
+    prompts = {1: "Hello", 2: "The capital of France", 3: "1 2 3 4"}
+    for task_id, prompt in prompts.items():
+        alone.submit(task_id, None, prompt, sampling=GREEDY, max_tokens=16)
+    alone.submit(4, None, sampling=GREEDY, max_tokens=16)
+    alone.run()
+    company = Bench(backend)
+    for task_id, prompt in prompts.items():
+        company.submit(task_id, None, prompt, sampling=GREEDY, max_tokens=16)
+    company.submit(4, schema(SCHEMAS["nested"]), sampling=GREEDY)
+    company.run()
+    assert {i: company.tokens[i] for i in prompts} == {i: alone.tokens[i] for i in prompts}
+    assert is_valid(json.loads(company.text[4]), SCHEMAS["nested"])
+
+
+def test_four_slots_and_more_tasks(backend: LlamaBackend) -> None:
+    bench = Bench(backend)
+    names = [name for name in SCHEMAS if name != "number"] * 2
+    for task_id, name in enumerate(names):
+        sampling = SamplingParams(seed=task_id, temperature=1.0)
+        bench.submit(task_id, schema(SCHEMAS[name]), sampling=sampling, max_tokens=400)
+    bench.run()
+    for task_id, name in enumerate(names):
+        assert bench.reason(task_id) is FinishReason.EOS
+        assert is_valid(json.loads(bench.text[task_id]), SCHEMAS[name])
+
+
+def test_a_preempted_task_goes_on_where_it_was(backend: LlamaBackend) -> None:
+    bench = Bench(backend)
+    bench.submit(1, schema(SCHEMAS["nested"]), sampling=GREEDY)
+    bench.run()
+    again = Bench(backend)
+    again.submit(1, schema(SCHEMAS["nested"]), sampling=GREEDY)
+    for _ in range(6):
+        again.tick()
+    (slot,) = [slot for slot in again.engine._scheduler.slots if slot.run is not None]
+    again.engine._scheduler.preempt(slot)
+    again.run()
+    assert is_valid(json.loads(again.text[1]), SCHEMAS["nested"])
+    assert again.text[1] == bench.text[1]
+
+
+def test_cancelling_in_the_middle(backend: LlamaBackend) -> None:
+    bench = Bench(backend)
+    for task_id in range(4):
+        bench.submit(task_id, Grammar("regex", r"(?s:.*)"), sampling=GREEDY)
+    for _ in range(5):
+        bench.tick()
+    for task_id in range(4):
+        bench.engine.cancel(task_id)
+    bench.tick()
+    assert not bench.engine._scheduler.has_work
+    assert generate(backend, Grammar("regex", "abc")) == ("abc", FinishReason.EOS)
+
+
+def test_a_matcher_that_gives_up_fails_its_task_alone(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(backend)
+    bad, good = Grammar("regex", "bad[a-z]{20}"), Grammar("regex", "good[a-z]{20}")
+    advance = matcher.Matcher.advance
+
+    def give_up(one: matcher.Matcher, token: int) -> Mask:
+        if one._compiled.grammar == bad:
+            raise EngineError("The grammar cannot be followed: a limit.")
+        return advance(one, token)
+
+    monkeypatch.setattr(matcher.Matcher, "advance", give_up)
+    bench.submit(1, bad, sampling=GREEDY)
+    bench.submit(2, good, sampling=GREEDY)
+    compiled = backend.compile(bad)
+    bench.run()
+    end = bench.ends[1]
+    assert isinstance(end, Failed) and isinstance(end.error, EngineError)
+    assert "a limit" in end.error.message
+    assert bench.reason(2) is FinishReason.EOS and bench.text[2].startswith("good")
+    assert backend.compile(bad) is not compiled  # others do not inherit its state
+
+
+def test_a_task_whose_grammar_was_not_compiled_is_refused(backend: LlamaBackend) -> None:
+    engine = Engine(backend, DecodeMaximal(), lambda: None)
+    with pytest.raises(TrioServeError, match="not compiled"):
+        engine.submit(Task(1, Prompt((5,)), GenerationParams(grammar=Grammar("regex", "a"))))
+
+
+def test_a_constraint_of_something_else_is_refused(backend: LlamaBackend) -> None:
+    from trioserve.types import Constraint
+
+    with pytest.raises(TypeError):
+        backend.sampler(GREEDY, (), Constraint(Grammar("regex", "a")))
+
+
+# -- compiling
+
+
+def test_what_was_compiled_is_remembered(backend: LlamaBackend) -> None:
+    first = backend.compile(Grammar("regex", "remember"))
+    assert backend.compile(Grammar("regex", "remember", param="json_schema")) is first
+    for i in range(70):
+        backend.compile(Grammar("regex", f"n{i}"))
+    assert backend.compile(Grammar("regex", "remember")) is not first
+
+
+def test_compiling_in_many_threads_at_once(backend: LlamaBackend) -> None:
+    wanted = [schema(SCHEMAS[name]) for name in SCHEMAS] * 3
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(compiled) for compiled in pool.map(backend.compile, wanted)}) == len(SCHEMAS)
+
+
+def test_a_closed_model_compiles_nothing() -> None:
+    before = set(threading.enumerate())
+    with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
+        compiled = backend.compile(Grammar("regex", "abc"))
+        sampler = backend.sampler(GREEDY, (), compiled)
+        sampler._matcher.accept(compiled.first.ids[0])
+    with pytest.raises(ServerClosingError):
+        backend.compile(Grammar("regex", "other"))
+    assert set(threading.enumerate()) <= before
+
+
+def test_the_place_of_an_error_is_found_in_bounded_time() -> None:
+    asked = 0
+
+    def ask(part: Any) -> str:
+        nonlocal asked
+        asked += 1
+        time.sleep(0.01)
+        return "other"
+
+    value = {"properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+    assert json_schema.locate(value, "problem", ask) == "#"
+    assert 0 < asked < 100

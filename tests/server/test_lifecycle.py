@@ -1,0 +1,148 @@
+"""How a server begins and ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.scripted_server import read, serve
+from trioserve.config import Config
+from trioserve.engine.backend import Backend
+from trioserve.errors import (
+    ConfigError,
+    ModelLoadError,
+    ServerClosingError,
+)
+from trioserve.server import Server
+from trioserve.testing import ScriptedBackend, scripted
+
+# -- the end of a server
+
+
+async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(n_slots=2)
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+        texts: list[str] = []
+
+        async def follow() -> None:
+            async with server.stream("finish me") as stream:
+                await trio.sleep(3)
+                texts.append(await read(stream))
+
+        nursery.start_soon(follow)
+        await wait_all_tasks_blocked()
+        with trio.fail_after(4):
+            await server.drain(10)
+        assert texts == ["FINISH ME"]
+        with pytest.raises(ServerClosingError):
+            await server.complete("too late")
+
+
+async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000)
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+
+        async def follow() -> None:
+            with pytest.raises(ServerClosingError, match="5 seconds"):
+                async with server.stream("a") as stream:
+                    await anext(stream)
+                    await trio.sleep(6)
+                    await read(stream)
+
+        nursery.start_soon(follow)
+        await wait_all_tasks_blocked()
+        await server.drain(5)
+        await wait_all_tasks_blocked()
+
+
+async def test_leaving_the_server_ends_what_runs(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(lambda prompt: "x" * 1000)
+    ended = trio.Event()
+
+    async def follow(server: Server) -> None:
+        with pytest.raises(ServerClosingError):
+            async with server.stream("a") as stream:
+                await anext(stream)
+                await trio.sleep(1)
+                await read(stream)
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        async with serve(backend) as server:
+            nursery.start_soon(follow, server)
+            await wait_all_tasks_blocked()
+        assert backend.closed
+        await ended.wait()
+        with pytest.raises(ServerClosingError):
+            await server.complete("too late")
+        with pytest.raises(ServerClosingError):
+            await server.status()
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
+    backend = ScriptedBackend()
+    with pytest.raises(ZeroDivisionError):
+        async with serve(backend):
+            raise ZeroDivisionError
+    assert backend.closed
+
+
+async def test_a_server_is_entered_once() -> None:
+    async with serve() as server:
+        pass
+    with pytest.raises(RuntimeError, match="only once"):
+        await server.__aenter__()
+
+
+# -- loading
+
+
+async def test_a_model_that_cannot_be_loaded() -> None:
+    def load(config: Config, *, progress: object = None) -> Backend:
+        raise ModelLoadError("no such file")
+
+    with pytest.raises(ModelLoadError, match="no such file"):
+        async with Server(load=load):
+            raise AssertionError("unreachable")
+
+
+async def test_loading_can_be_cancelled() -> None:
+    loading, backend = threading.Event(), ScriptedBackend()
+
+    def load(config: Config, *, progress: Callable[[float], bool]) -> Backend:
+        loading.set()
+        while progress(0.5):
+            pass
+        return backend  # too late to give up: it must be freed
+
+    async def cancel_when_loading(scope: trio.CancelScope) -> None:
+        await trio.to_thread.run_sync(loading.wait)
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        server = Server(load=load)
+        nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
+        async with server:
+            raise AssertionError("unreachable")
+    assert server.load_progress == 0.5
+    assert backend.closed
+
+
+async def test_the_thread_is_joined() -> None:
+    backend = ScriptedBackend()
+    async with Server(load=scripted(backend)) as server:
+        names = [thread.name for thread in threading.enumerate()]
+        assert "trioserve-engine" in names
+        assert (await server.complete("hi")).text == "HI"
+    assert backend.closed
+    assert "trioserve-engine" not in [thread.name for thread in threading.enumerate()]
+
+
+async def test_an_unknown_strategy_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="strategy"):
+        async with serve(strategy="magic"):
+            pass
