@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tests.support.clients import client_of
 from tests.support.command import run, serving
 from tests.support.http_server import connected, serving_script
 from trioserve.api.base import cors
-from trioserve.cli.main import open_socket
 from trioserve.config import Config
 
 # -- where it listens
@@ -46,33 +44,6 @@ async def test_https_and_a_unix_socket(tmp_path: Path) -> None:
 
 
 PROMPT = {"prompt": "Once"}
-
-
-def test_a_unix_socket_that_is_in_use_stays(tmp_path: Path) -> None:
-    path = tmp_path / "a.sock"
-    with open_socket(str(path), 0) as first:
-        first.listen()
-        with pytest.raises(OSError, match="in use"):
-            open_socket(str(path), 0)
-    with open_socket(str(path), 0) as second:  # nobody listens on the path any more
-        assert second.getsockname() == str(path)
-
-
-def test_two_servers_on_one_port() -> None:
-    with open_socket("127.0.0.1", 0, reuse=True) as first:
-        first.listen()
-        with open_socket("127.0.0.1", first.getsockname()[1], reuse=True) as second:
-            assert second.getsockname() == first.getsockname()
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
-def test_ipv6_can_leave_ipv4_alone() -> None:
-    try:
-        opened = open_socket("::", 0, both=False)
-    except OSError:
-        pytest.skip("no IPv6 on this machine")
-    with opened, open_socket("0.0.0.0", opened.getsockname()[1]):
-        pass
 
 
 def test_what_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:

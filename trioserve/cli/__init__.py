@@ -1,1 +1,1 @@
-"""The command ``trioserve``."""
+"""The command ``trioserve``: flags in, a server until a signal comes, an exit code out."""

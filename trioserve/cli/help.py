@@ -10,7 +10,7 @@ from importlib.metadata import version
 from trioserve import llama
 from trioserve._version import __version__
 from trioserve.config.parse import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
-from trioserve.config.table import FLAGS, GROUPS, Flag
+from trioserve.config.table import BY_NAME, FLAGS, GROUPS, Flag
 
 _COLUMN = 30
 
@@ -70,10 +70,10 @@ def _entry(flag: Flag, width: int) -> str:
         names += ", " + flag.negative[-1]
     left = f"  {names} {value_name(flag)}".rstrip()
     notes = []
-    if flag.field not in _OWN_FLAG or _OWN_FLAG[flag.field] is flag:
-        default = default_text(flag)
-        notes += [f"default {default}"] if default else []
-    notes += [flag.variable] if flag.variable else []
+    if _OWN_FLAG[flag.field] is flag and (default := default_text(flag)):
+        notes.append(f"default {default}")
+    if flag.variable:
+        notes.append(flag.variable)
     text = flag.help + (f" ({'; '.join(notes)})" if notes else "")
     lines = textwrap.wrap(text, max(width - _COLUMN, 20), break_long_words=False)
     if len(left) + 2 <= _COLUMN:
@@ -82,15 +82,8 @@ def _entry(flag: Flag, width: int) -> str:
     return ("\n" + " " * _COLUMN).join([left, *lines])
 
 
-def _first_of_each_field() -> dict[str, Flag]:
-    found: dict[str, Flag] = {}
-    for one in FLAGS:
-        found.setdefault(one.field, one)
-    return found
-
-
-#: Fields that several flags set: the default is told once.
-_OWN_FLAG = _first_of_each_field()
+#: The first flag of each field. Where several set one, only the first shows the default.
+_OWN_FLAG = {flag.field: flag for flag in reversed(FLAGS)}
 
 
 def version_text() -> str:
@@ -125,5 +118,4 @@ def devices_text() -> str:
 
 def completion_text() -> str:
     """A line for bash that completes flags, and names of files after them."""
-    names = [name for one in FLAGS for name in (*one.names, *one.negative)]
-    return _COMPLETION.format(words=" ".join([*names, CONFIG_FLAG, *ACTIONS]))
+    return _COMPLETION.format(words=" ".join([*BY_NAME, CONFIG_FLAG, *ACTIONS]))

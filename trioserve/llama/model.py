@@ -16,7 +16,7 @@ from trioserve.llama import devices, library
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.vocab import Vocab
-from trioserve.models import BUNDLED
+from trioserve.models import resolve
 from trioserve.types import ModelInfo
 
 Progress = Callable[[float], bool]
@@ -55,7 +55,7 @@ class Model:
                 generate text, or `progress` gave up.
         """
         library.start(config.numa)
-        path = BUNDLED if config.model is None else Path(config.model)
+        path = resolve(config.model)
         check_file(path)
         _check_size(path, config)
         handle = _load_weights(path, config, progress)

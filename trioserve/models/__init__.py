@@ -1,4 +1,4 @@
-"""The model that is shipped with trioserve: `BUNDLED` is the path of its GGUF file."""
+"""Which file a model is in, and the model that is shipped with trioserve."""
 
 from __future__ import annotations
 
@@ -6,3 +6,8 @@ from pathlib import Path
 
 #: A small chat model, for a first run and for tests.
 BUNDLED: Path = Path(__file__).with_name("bundled.gguf")
+
+
+def resolve(reference: str | None) -> Path:
+    """Return the file that `Config.model` refers to: a path; none: the bundled model."""
+    return BUNDLED if reference is None else Path(reference)

@@ -1,0 +1,124 @@
+"""How serving begins and ends: what stops it before it begins, signals, the drain."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+import trio
+
+from tests.support.command import Running, serving
+from trioserve import Config
+from trioserve.cli.serving import serve
+
+#: A request that runs until someone ends it.
+ENDLESS = {"prompt": "Once upon a time", "stream": True, "ignore_eos": True, "temperature": 0.0}
+
+
+def test_a_mistake_of_ours_ends_it_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: object, **_kwargs: object) -> None:
+        raise RuntimeError("nobody expected this")
+
+    monkeypatch.setattr("trioserve.llama.load", broken)
+    with structlog.testing.capture_logs() as lines:
+        assert serve(Config(port=0)) == 1
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == ["the server broke"]
+
+
+class Events:
+    """A completion as it streams in, over a plain socket."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._unread = b""
+
+    async def first(self) -> None:
+        """Wait until output has come."""
+        while b"data: " not in self._unread:
+            self._unread += await self._stream.receive_some()
+
+    async def rest(self) -> list[dict[str, Any]]:
+        """Read to the end of the connection; returns all events."""
+        async for data in self._stream:
+            self._unread += data
+        lines = self._unread.decode().splitlines()
+        return [json.loads(line.partition(": ")[2]) for line in lines if line.startswith("data: ")]
+
+
+@asynccontextmanager
+async def streaming(running: Running, **fields: object) -> AsyncIterator[Events]:
+    """An endless completion, once its first output is there."""
+    url = httpx.URL(running.url)
+    body = json.dumps(ENDLESS | fields).encode()
+    head = (
+        "POST /completion HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    async with await trio.open_tcp_stream(url.host, url.port or 0) as stream:
+        await stream.send_all(head.encode() + body)
+        events = Events(stream)
+        await events.first()
+        yield events
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_an_idle_server_with_exit_code_0(number: signal.Signals) -> None:
+    async with serving() as running:
+        running.process.send_signal(number)
+        assert (await running.line("draining"))["signal"] == number.name
+        assert await running.process.wait() == 0
+
+
+async def test_a_signal_drains() -> None:
+    async with (
+        serving("-c", "32768", "-np", "2", "--drain-timeout", "1") as running,
+        streaming(running) as events,
+    ):
+        running.process.send_signal(signal.SIGTERM)
+        await running.line("draining")
+        async with running.client() as client:
+            assert (await client.get("/health")).status_code == 503
+            refused = await client.post("/completion", json={"prompt": "Hi", "n_predict": 1})
+            assert refused.status_code == 503
+            assert refused.json()["error"]["type"] == "unavailable_error"
+        got = await events.rest()
+        assert len(got) > 2, "the stream goes on while the server drains"
+        assert got[-1]["error"]["code"] == 503
+        assert await running.process.wait() == 0
+
+
+async def test_a_request_that_ends_within_the_drain_ends_well() -> None:
+    async with (
+        serving("-c", "32768", "--drain-timeout", "60") as running,
+        streaming(running, n_predict=200) as events,
+    ):
+        running.process.send_signal(signal.SIGTERM)
+        got = await events.rest()
+        assert got[-1]["stop_type"] == "limit"
+        assert await running.process.wait() == 0
+
+
+async def test_a_second_signal_ends_it_at_once() -> None:
+    async with (
+        serving("-c", "32768", "--drain-timeout", "600") as running,
+        streaming(running),
+    ):
+        running.process.send_signal(signal.SIGTERM)
+        await running.line("draining")
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.process.wait() == -signal.SIGTERM
+
+
+async def test_a_client_that_does_not_read_cannot_keep_it_from_ending() -> None:
+    async with (
+        serving("-c", "32768", "--drain-timeout", "0.2", "--unread-tokens", "100000") as running,
+        streaming(running),  # and nobody reads the rest
+    ):
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.process.wait() == 0

@@ -1,0 +1,52 @@
+"""Sockets: TCP, IPv6 and paths."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from trioserve.cli.sockets import open_socket, url_of
+
+
+def test_a_socket_on_any_free_port() -> None:
+    with open_socket("127.0.0.1", 0) as opened:
+        assert url_of(opened) == f"http://127.0.0.1:{opened.getsockname()[1]}"
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_the_address_of_ipv6_is_in_brackets() -> None:
+    try:
+        opened = open_socket("::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with opened:
+        assert url_of(opened).startswith("http://[::1]:")
+
+
+def test_a_unix_socket_that_is_in_use_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with open_socket(str(path), 0) as first:
+        first.listen()
+        with pytest.raises(OSError, match="in use"):
+            open_socket(str(path), 0)
+    with open_socket(str(path), 0) as second:  # nobody listens on the path any more
+        assert second.getsockname() == str(path)
+
+
+def test_two_servers_on_one_port() -> None:
+    with open_socket("127.0.0.1", 0, reuse=True) as first:
+        first.listen()
+        with open_socket("127.0.0.1", first.getsockname()[1], reuse=True) as second:
+            assert second.getsockname() == first.getsockname()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_ipv6_can_leave_ipv4_alone() -> None:
+    try:
+        opened = open_socket("::", 0, both=False)
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with opened, open_socket("0.0.0.0", opened.getsockname()[1]):
+        pass

@@ -1,0 +1,167 @@
+"""Serving until a signal comes: Hypercorn on the sockets, with the app on top."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from trioserve.cli.loading import load
+from trioserve.cli.sockets import open_sockets, url_of
+from trioserve.config import Config
+from trioserve.errors import ConfigError, TrioServeError
+from trioserve.models import resolve
+
+if TYPE_CHECKING:
+    import hypercorn
+
+    from trioserve.api.base.service import Service
+
+_log = structlog.stdlib.get_logger("trioserve")
+
+#: Connections that the kernel keeps for us until we accept them.
+_BACKLOG = 1024
+
+#: Seconds that connections get to close, once no request runs.
+_GRACE = 3.0
+
+
+def serve(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT. Blocks; returns the exit code."""
+    exit_code = 0
+    with ExitStack() as closing:
+        try:
+            _check_files(config)
+            listening = closing.enter_context(open_sockets(config))
+        except TrioServeError as error:
+            print(f"trioserve: {error.message}", file=sys.stderr)
+            return 1
+        from hypercorn.utils import LifespanFailureError
+
+        try:
+            trio.run(_serve, config, listening)
+        except* LifespanFailureError:
+            exit_code = 1  # there is no model; the service has logged why
+    return exit_code
+
+
+def _check_files(config: Config) -> None:
+    """Look for what can be seen at once, before the port is open.
+
+    Raises:
+        ModelLoadError: the model file is not there, or not a GGUF file.
+        ConfigError: another file or directory cannot be used.
+    """
+    from trioserve.llama.model import check_file
+
+    check_file(resolve(config.model))
+    if config.static_path is not None and not Path(config.static_path).is_dir():
+        raise ConfigError(f"--path: {config.static_path} is not a directory")
+    if config.ssl_cert_file is not None:
+        try:
+            ssl.create_default_context().load_cert_chain(config.ssl_cert_file, config.ssl_key_file)
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or error
+            raise ConfigError(f"the certificate or its key cannot be used: {reason}") from None
+
+
+async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
+    """Serve until a signal.
+
+    Raises:
+        ExceptionGroup: of `LifespanFailureError`, when the model cannot be loaded.
+    """
+    import hypercorn.trio
+
+    from trioserve.app import create_app
+
+    app = create_app(config, load=load)
+    service: Service = app.extensions["trioserve"]
+    stop = trio.Event()
+    hypercorn_config = _hypercorn_config(config, listening)
+    async with trio.open_nursery() as watching:
+        await watching.start(_until_signal, service, stop)
+        watching.start_soon(_announce, service)
+        async with trio.open_nursery() as serving:
+            await serving.start(
+                partial(hypercorn.trio.serve, app, hypercorn_config, shutdown_trigger=stop.wait)
+            )
+            for each in listening:
+                url = url_of(each, secure=config.ssl_cert_file is not None) + config.api_prefix
+                _log.info("listening", url=url, model=config.model or "bundled")
+        watching.cancel_scope.cancel()
+
+
+def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hypercorn.Config:
+    from hypercorn import Config as HypercornConfig
+
+    logger = logging.getLogger("hypercorn.error")
+    logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))  # we say where we listen
+    made = HypercornConfig()
+    made.bind = [f"fd://{os.dup(each.fileno())}" for each in listening]
+    made.certfile, made.keyfile = config.ssl_cert_file, config.ssl_key_file
+    made.backlog = _BACKLOG
+    made.accesslog = None  # requests have log lines of their own
+    made.errorlog = logger
+    made.keep_alive_timeout = config.keep_alive_timeout
+    made.keep_alive_max_requests = 2**31
+    made.graceful_timeout = _GRACE
+    made.include_server_header = False
+    made.h11_max_incomplete_size = 64 * 1024  # a request's line and headers
+    made.wsgi_max_body_size = config.max_body_size
+    return made
+
+
+async def _announce(service: Service) -> None:
+    await service.wait_loaded()
+    server = service.server
+    # What was made until now stays: the garbage collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    _log.info("ready", model=server.info.name, slots=server.n_slots, context=server.n_ctx_seq)
+
+
+async def _until_signal(
+    service: Service, stop: trio.Event, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """Wait for a signal, drain, and set `stop`. A second signal meets the default action."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    with trio.open_signal_receiver(*numbers) as signals:
+        task_status.started()
+        number = await anext(signals)
+    for each in numbers:
+        signal.signal(each, signal.SIG_DFL)
+    _log.info("draining", signal=signal.Signals(number).name)
+    await service.drain()
+    _exit_soon()
+    stop.set()
+
+
+def _exit_soon() -> None:
+    """End the process even if a connection cannot be closed.
+
+    Hypercorn writes to a socket under a shield, so a client that does not read could keep the
+    server from ending for as long as it likes.
+    """
+
+    def end() -> None:
+        _log.warning("some connections did not close in time")
+        sys.stderr.flush()
+        os._exit(0)
+
+    timer = threading.Timer(_GRACE + 2.0, end)
+    timer.daemon = True
+    timer.start()
