@@ -17,17 +17,18 @@ _COLUMN = 30
 _HEAD = """\
 usage: trioserve [flags]
 
-Serves a GGUF model over HTTP, with OpenAI's API and llama-server's own. Without -m it serves the
-small model that comes with it. The flags are llama-server's; variables do the same, and flags win.
+An LLM server: it serves a GGUF model over HTTP with the APIs of OpenAI, Anthropic and llama-server.
+Without -m, it serves a small bundled model. Flags have the names that they have in llama-server.
+An environment variable in parentheses does the same as its flag; if both are set, the flag wins.
 """
 
 _TAIL = f"""
   {CONFIG_FLAG} FILE               read a TOML file; its keys are the long flags without the dashes,
                               and variables and flags win ({CONFIG_VARIABLE})
-  -h, --help                  print this and exit
+  -h, --help                  print this help and exit
   --version                   print the versions and exit
-  --list-devices              print what there is to compute on, and exit
-  --completion-bash           print what makes bash complete flags, and exit
+  --list-devices              list the devices that models can run on, and exit
+  --completion-bash           print a script for bash that completes flags, and exit
 """
 
 _COMPLETION = """\

@@ -20,28 +20,28 @@ from trioserve.errors import ConfigError
 NO_EFFECT: Mapping[str, str] = {
     "--threads-http": "one event loop serves all connections",
     "--jinja": "chat templates are always run as Jinja",
-    "-cb": "requests are always batched together as they come",
-    "--cont-batching": "requests are always batched together as they come",
-    "--warmup": "there is no warm-up run",
-    "--no-warmup": "there is no warm-up run",
+    "-cb": "requests are always batched continuously",
+    "--cont-batching": "requests are always batched continuously",
+    "--warmup": "the model is not warmed up",
+    "--no-warmup": "the model is not warmed up",
     "--perf": "timings are always measured",
-    "--no-perf": "timings are always measured, and cost nothing",
-    "-e": "escapes are always read",
-    "--escape": "escapes are always read",
-    "--offline": "nothing is ever downloaded",
-    "--no-mmproj": "only text is read",
-    "--no-mmproj-auto": "only text is read",
-    "--mmproj-offload": "only text is read",
-    "--no-mmproj-offload": "only text is read",
-    "--no-agent": "no tools are run by the server",
-    "-no-ag": "no tools are run by the server",
+    "--no-perf": "timings are always measured",
+    "-e": "escapes are always processed",
+    "--escape": "escapes are always processed",
+    "--offline": "nothing is downloaded anyway",
+    "--no-mmproj": "only text input is supported",
+    "--no-mmproj-auto": "only text input is supported",
+    "--mmproj-offload": "only text input is supported",
+    "--no-mmproj-offload": "only text input is supported",
+    "--no-agent": "the server runs no tools",
+    "-no-ag": "the server runs no tools",
     "--no-ui-mcp-proxy": "there is no such proxy",
     "--no-webui-mcp-proxy": "there is no such proxy",
-    "--no-models-autoload": "there is one model",
-    "--no-spec-draft-backend-sampling": "there is no draft model",
-    "-sps": "the longest prefix that any slot or kept sequence has is found for each prompt",
-    "--slot-prompt-similarity": "the longest prefix that any slot or kept sequence has is found "
-    "for each prompt",
+    "--no-models-autoload": "the server has only one model",
+    "--no-spec-draft-backend-sampling": "there is no speculative decoding",
+    "-sps": "a prompt always reuses the longest prefix in any slot or kept sequence",
+    "--slot-prompt-similarity": "a prompt always reuses the longest prefix in any slot or kept "
+    "sequence",
     "-dt": "llama.cpp no longer uses it",
     "--defrag-thold": "llama.cpp no longer uses it",
 }
@@ -70,7 +70,7 @@ _FLAGS = """
 -sps --slot-prompt-similarity
 --sleep-idle-seconds
 --log-prompts-dir
-# nothing is downloaded; name a file with -m
+# models are not downloaded; name a file with -m
 -cl --cache-list
 -mu --model-url LLAMA_ARG_MODEL_URL
 -dr --docker-repo LLAMA_ARG_DOCKER_REPO
@@ -89,7 +89,7 @@ _FLAGS = """
 --gpt-oss-120b-default
 --vision-gemma-4b-default
 --vision-gemma-12b-default
-# the system places the threads; taskset and nice do so from outside
+# threads are left to the operating system; use taskset and nice
 -C --cpu-mask
 -Cr --cpu-range
 --cpu-strict
@@ -100,11 +100,11 @@ _FLAGS = """
 --cpu-strict-batch
 --prio-batch
 --poll-batch
-# sizes are taken as they are given
+# sizes are used as given, and not fitted to the memory
 -fit --fit LLAMA_ARG_FIT
 -fitt --fit-target LLAMA_ARG_FIT_TARGET
 -fitc --fit-ctx LLAMA_ARG_FIT_CTX
-# tokens are not drafted
+# there is no speculative decoding
 --spec-draft-type-k -ctkd --cache-type-k-draft LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K
 --spec-draft-type-v -ctvd --cache-type-v-draft LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V
 -lcs --lookup-cache-static
@@ -148,11 +148,11 @@ _FLAGS = """
 --spec-ngram-map-k4v-size-m
 --spec-ngram-map-k4v-min-hits
 --spec-default
-# the prefix cache has rules of its own; see --cache-seqs and --cache-ram
+# the prefix cache works differently; see --cache-seqs and --cache-ram
 -ctxcp --ctx-checkpoints --swa-checkpoints LLAMA_ARG_CTX_CHECKPOINTS
 -cms --checkpoint-min-step LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT
 --cache-reuse LLAMA_ARG_CACHE_REUSE
-# only text is read
+# only text input is supported
 -mm --mmproj LLAMA_ARG_MMPROJ
 -mmu --mmproj-url LLAMA_ARG_MMPROJ_URL
 --mmproj-auto | --no-mmproj --no-mmproj-auto LLAMA_ARG_MMPROJ_AUTO
@@ -165,7 +165,7 @@ _FLAGS = """
 --video-timestamp-interval LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL
 --video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
 --media-path
-# the page has no settings
+# the built-in page cannot be configured
 --ui-config --webui-config LLAMA_ARG_UI_CONFIG
 --ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG_FILE
 # the server runs no tools

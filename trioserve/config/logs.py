@@ -1,4 +1,4 @@
-"""Logs: one line an event, on standard error, pretty on a terminal and JSON otherwise.
+"""Setting up the log: a line for each event on standard error, pretty on a terminal, else JSON.
 
 Everything goes through structlog. What libraries write with `logging` (Hypercorn, Quart) comes out
 in the same form. Fields bound with `structlog.contextvars`, such as ``request_id``, are on every
@@ -91,9 +91,9 @@ def _is_pretty(config: Config, stream: TextIO) -> bool:
 
 
 def _console(config: Config, stream: TextIO) -> list[Processor]:
-    wanted = config.log_colors
+    colors = config.log_colors
     console = structlog.dev.ConsoleRenderer(
-        colors=stream.isatty() if wanted == "auto" else wanted == "on",
+        colors=stream.isatty() if colors == "auto" else colors == "on",
         pad_event_to=0,
         exception_formatter=structlog.dev.plain_traceback,
     )

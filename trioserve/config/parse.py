@@ -72,10 +72,10 @@ def from_environment(environ: Mapping[str, str]) -> Config:
         ConfigError: as `config_from`.
     """
     config = config_from((), environ)
+    why = "the program that serves the app opens the socket"
     for flag in FLAGS:
         if flag.field in _FOR_THE_COMMAND and getattr(config, flag.field) != flag.default:
-            name = flag.variable or flag.field
-            _log.warning("%s has no effect here: it is for the program that opens the socket", name)
+            _log.warning("%s has no effect here: %s", flag.variable or flag.field, why)
     return config
 
 

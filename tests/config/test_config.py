@@ -1,0 +1,45 @@
+"""The two classes: what they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from trioserve.config import Config, ModelConfig
+from trioserve.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"port": "80"},
+        {"port": True},
+        {"slots_endpoint": 1},
+        {"model": 3},
+        {"api_keys": "one"},
+        {"api_keys": ("",)},
+        {"drain_timeout": math.inf},
+        {"log_level": "loud"},
+        {"host": ""},
+        {"alias": " "},
+    ],
+)
+def test_a_config_refuses_what_it_cannot_use(fields: Mapping[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        Config(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cls", [ModelConfig, Config])
+def test_fields_that_contradict_each_other(cls: type[ModelConfig]) -> None:
+    with pytest.raises(ConfigError, match="reranking needs pooling 'rank', not 'mean'"):
+        cls(reranking=True, pooling="mean")
+    with pytest.raises(ConfigError, match="pooling has no effect"):
+        cls(pooling="mean")
+
+
+def test_a_model_of_its_own_has_the_fields_of_a_model() -> None:
+    config = ModelConfig(model="a.gguf", alias="a, b", lora=("x:2.0",))
+    assert (config.aliases, config.lora_files) == (("a", "b"), (("x", 2.0),))
+    assert not hasattr(config, "port")

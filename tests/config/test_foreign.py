@@ -1,0 +1,54 @@
+"""Flags of llama-server that are not ours."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.support.configs import read, refused
+from trioserve.config import Config, foreign
+from trioserve.config.parse import ACTIONS, parse
+from trioserve.config.table import FLAGS
+
+
+@pytest.mark.parametrize("flag", ["-nocb", "--no-jinja", "--control-vector"])
+def test_what_is_not_there_yet_is_refused(flag: str) -> None:
+    wanted = f"{flag} is a flag of llama-server that trioserve does not have yet"
+    assert refused(flag, "x") == wanted
+
+
+def test_what_is_not_there_yet_is_refused_with_the_reason() -> None:
+    assert refused("--mmproj", "x").endswith("does not have yet: only text input is supported")
+    assert refused(LLAMA_ARG_MODELS_DIR="x").endswith("does not have yet: a server has one model")
+
+
+@pytest.mark.parametrize("flag", sorted(foreign.NO_EFFECT))
+def test_what_cannot_matter_is_noted(flag: str) -> None:
+    value = ["2"] if flag in foreign.TAKES_VALUE else []
+    parsed = parse([flag, *value, "--port", "1"], {})
+    assert parsed.config == Config(port=1)
+    assert parsed.notes == (f"{flag} has no effect: {foreign.NO_EFFECT[flag]}",)
+
+
+def test_the_table_of_foreign_flags_is_sound() -> None:
+    theirs = foreign.flags()
+    own = {flag for one in FLAGS for flag in (*one.names, *one.negative)}
+    assert len(theirs) == sum(len(one.names) + len(one.negative) for one in foreign.table())
+    assert not set(theirs) & own
+    assert set(theirs) >= set(foreign.NO_EFFECT)
+    assert set(foreign.NO_EFFECT) >= foreign.TAKES_VALUE
+    assert all(flag.startswith("-") for flag in theirs)
+    assert not set(foreign.variables()) & {one.variable for one in FLAGS}
+
+
+def test_every_flag_of_llama_server_is_known_once() -> None:
+    own = {flag for one in FLAGS for flag in (*one.names, *one.negative)}
+    known = [*own, *ACTIONS, *foreign.flags()]
+    assert len(known) == len(set(known))
+
+
+def test_a_note_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="trioserve"):
+        read("--jinja")
+    assert caplog.messages == ["--jinja has no effect: chat templates are always run as Jinja"]
