@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import structlog
 
-from trioserve.config import Config
+from trioserve.config import ModelConfig
 from trioserve.errors import InvalidRequestError, ModelLoadError
 from trioserve.llama import state_file
 from trioserve.llama.adapters import LoadedAdapters
@@ -80,7 +80,7 @@ class LlamaBackend:
             )
 
     @classmethod
-    def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaBackend:
+    def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> LlamaBackend:
         """Load a model and make its context; see `trioserve.llama.load`."""
         model = Model.load(config, progress=progress)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.config import Config
+from trioserve.config import ModelConfig
 from trioserve.errors import DecodeError, EngineError, KVCacheFullError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.batch import Batch
@@ -128,7 +128,7 @@ class Context:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
 
-def generation_params(model: Model, config: Config) -> Any:
+def generation_params(model: Model, config: ModelConfig) -> Any:
     """Make the parameters of a context that generates text.
 
     Raises:
@@ -164,7 +164,7 @@ def generation_params(model: Model, config: Config) -> Any:
     return params
 
 
-def sequences(config: Config) -> int:
+def sequences(config: ModelConfig) -> int:
     """Return how many KV sequences to have: one a slot, and those kept for later prompts.
 
     In a unified cache a kept sequence costs the cells it holds; in a split one it costs its whole
@@ -183,7 +183,7 @@ def threads(number: int) -> int:
     return physical_cores() if number == -1 else os.cpu_count() or 1
 
 
-def kv_cache_size(model: Model, config: Config, n_ctx: int) -> int:
+def kv_cache_size(model: Model, config: ModelConfig, n_ctx: int) -> int:
     """Return how many bytes a KV cache of `n_ctx` cells has at least.
 
     This is exact for plain attention. Layers with a sliding window are counted as nothing where
@@ -209,7 +209,7 @@ def kv_cache_size(model: Model, config: Config, n_ctx: int) -> int:
     return int(n_ctx * layers * lib.llama_model_n_head_kv(model.handle) * per_head)
 
 
-def _check_memory(model: Model, config: Config, params: Any) -> None:
+def _check_memory(model: Model, config: ModelConfig, params: Any) -> None:
     """Refuse what would make the system end the process: the cache is written to at once."""
     free = free_memory()
     on_gpu = lib.llama_supports_gpu_offload() and config.n_gpu_layers != 0 and config.kv_offload

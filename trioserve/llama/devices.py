@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.config import Config
+from trioserve.config import ModelConfig
 from trioserve.config.values import parse_override, parse_placement
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
@@ -104,7 +104,7 @@ class _Placement(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer", ctypes.c_void_p))
 
 
-def place(params: Any, config: Config) -> list[Any]:
+def place(params: Any, config: ModelConfig) -> list[Any]:
     """Set the parameters of a model that say where things go, and what its metadata are.
 
     Returns what must stay alive until the model is loaded.
@@ -151,7 +151,7 @@ def _chosen(names: tuple[str, ...]) -> list[int]:
     return [known[name].handle for name in names]
 
 
-def _placements(config: Config) -> list[tuple[bytes, int]]:
+def _placements(config: ModelConfig) -> list[tuple[bytes, int]]:
     """Which tensors go where; the first pattern that fits decides."""
     wanted = []
     if config.override_tensor:
@@ -180,7 +180,7 @@ def _buffers() -> dict[str, int]:
     return found
 
 
-def overridden(config: Config) -> dict[str, str]:
+def overridden(config: ModelConfig) -> dict[str, str]:
     """The metadata that `Config.override_kv` replaces, as texts, which llama.cpp does not tell."""
     found = map(parse_override, config.override_kv)
     return {

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import structlog
 
-from trioserve.config import Config
+from trioserve.config import ModelConfig
 from trioserve.engine.embedding.backend import POOLINGS, EmbeddingBackend, Matrix
 from trioserve.errors import DecodeError, ModelLoadError
 from trioserve.llama.batch import Batch
@@ -42,7 +42,7 @@ class LlamaEmbedder(EmbeddingBackend):
     `info`, `vocab` and `pair` may be used by any thread at any time.
     """
 
-    def __init__(self, model: Model, context: Context, config: Config) -> None:
+    def __init__(self, model: Model, context: Context, config: ModelConfig) -> None:
         self._model = model
         self._context = context
         self.info = model.info
@@ -64,7 +64,7 @@ class LlamaEmbedder(EmbeddingBackend):
         _log.info("embeddings", pooling=self.pooling, width=self.width, most_tokens=self.n_batch)
 
     @classmethod
-    def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaEmbedder:
+    def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> LlamaEmbedder:
         """Load a model and make its context; see `trioserve.llama.load`."""
         model = Model.load(config, progress=progress)
         try:
@@ -164,7 +164,7 @@ class _GGUFParams(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
-def _longest_text(model: Model, config: Config) -> int:
+def _longest_text(model: Model, config: ModelConfig) -> int:
     """How many tokens a text may have: as in training, or more where positions are scaled.
 
     A table of positions cannot be scaled, and llama.cpp ends the process beyond its end.
@@ -198,7 +198,7 @@ def _has_tensor(model: Model, names: Sequence[bytes]) -> bool:
         gguf.gguf_free(handle)
 
 
-def embedding_params(model: Model, config: Config) -> Any:
+def embedding_params(model: Model, config: ModelConfig) -> Any:
     """Make the parameters of a context for embeddings.
 
     A batch is computed at once, so that the pooled vector of a sequence is that of all its tokens

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trioserve.config import Config
+from trioserve.config import ModelConfig
 from trioserve.errors import ModelLoadError
 from trioserve.llama import devices, library
 from trioserve.llama.library import lib
@@ -34,7 +34,7 @@ class Model:
     `handle` is llama.cpp's pointer. May be closed in any thread, once nobody uses it.
     """
 
-    def __init__(self, handle: Any, path: Path, config: Config) -> None:
+    def __init__(self, handle: Any, path: Path, config: ModelConfig) -> None:
         self.handle: Any = handle
         self._swa_full = config.swa_full
         try:
@@ -47,7 +47,7 @@ class Model:
             raise
 
     @classmethod
-    def load(cls, config: Config, *, progress: Progress | None = None) -> Model:
+    def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> Model:
         """Load the file that `config.model` names, or the bundled one.
 
         Raises:
@@ -106,7 +106,7 @@ class Model:
             return
         raise ModelLoadError(f"The model in {path} {kind}; such models are not supported.")
 
-    def _describe(self, path: Path, config: Config) -> ModelInfo:
+    def _describe(self, path: Path, config: ModelConfig) -> ModelInfo:
         handle, vocab = self.handle, self.vocab
         template = lib.llama_model_chat_template(handle, None)
         ftype = lib.llama_ftype_name(lib.llama_model_ftype(handle))
@@ -164,7 +164,7 @@ def check_file(path: Path) -> None:
         )
 
 
-def _check_size(path: Path, config: Config) -> None:
+def _check_size(path: Path, config: ModelConfig) -> None:
     """Weights that are not mapped but read must fit in memory, or the process is ended."""
     free = free_memory()
     if config.load_mode in _MAPPED or free is None:
@@ -178,7 +178,7 @@ def _check_size(path: Path, config: Config) -> None:
         )
 
 
-def _load_weights(path: Path, config: Config, progress: Progress | None) -> Any:
+def _load_weights(path: Path, config: ModelConfig, progress: Progress | None) -> Any:
     """Call llama.cpp, which logs why it fails. Returns its pointer."""
     params = lib.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
