@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bundled_model.corpus import documents
-from bundled_model.document import Document
-from bundled_model.tokenizer import END_OF_TEXT, IM_END, IM_START
+from examples.bundled_model.corpus import documents
+from examples.bundled_model.document import Document
+from examples.bundled_model.tokenizer import END_OF_TEXT, IM_END, IM_START
 
 POOL = 512
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from bundled_model import lexicon
-from bundled_model.document import Turn
+from examples.bundled_model import lexicon
+from examples.bundled_model.document import Turn
 
 REPEAT = (
     "Repeat: {}",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from bundled_model import (
+from examples.bundled_model import (
     copying,
     knowledge,
     lexicon,
@@ -16,7 +16,7 @@ from bundled_model import (
     structured,
     tools,
 )
-from bundled_model.document import Document, Turn
+from examples.bundled_model.document import Document, Turn
 
 #: Kinds of single questions, with their shares.
 TURNS: tuple[tuple[Callable[[Random], Turn], float], ...] = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bundled_model.chat import render
+from examples.bundled_model.chat import render
 
 HELD_OUT_SHARE = 25
 

@@ -12,11 +12,11 @@ from random import Random
 
 from llama_cpp import Llama
 
-from bundled_model import copying, knowledge, lexicon, small_talk, stories, structured
-from bundled_model.chat import render
-from bundled_model.corpus import chat, documents, tool_chat
-from bundled_model.document import Document, Turn
-from bundled_model.tokenizer import END_OF_TEXT, IM_END
+from examples.bundled_model import copying, knowledge, lexicon, small_talk, stories, structured
+from examples.bundled_model.chat import render
+from examples.bundled_model.corpus import chat, documents, tool_chat
+from examples.bundled_model.document import Document, Turn
+from examples.bundled_model.tokenizer import END_OF_TEXT, IM_END
 
 LONG = 1200
 SEEN = ("small talk",)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from bundled_model.chat import template_source
-from bundled_model.model import Config, Llama
-from bundled_model.tokenizer import (
+from examples.bundled_model.chat import template_source
+from examples.bundled_model.model import Config, Llama
+from examples.bundled_model.tokenizer import (
     CONTROL,
     END_OF_TEXT,
     FIM_MIDDLE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from bundled_model import lexicon
+from examples.bundled_model import lexicon
 
 Maker = Callable[[Random], Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from bundled_model import lexicon
-from bundled_model.document import Turn
-from bundled_model.lexicon import words
+from examples.bundled_model import lexicon
+from examples.bundled_model.document import Turn
+from examples.bundled_model.lexicon import words
 
 CAPITALS = dict(
     pair.split(":")

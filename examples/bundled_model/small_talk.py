@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from bundled_model.document import Turn
+from examples.bundled_model.document import Turn
 
 WHO = (
     "I am a very small language model that runs in trioserve. I can talk a little, "

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from bundled_model import lexicon
-from bundled_model.document import Turn
-from bundled_model.lexicon import words
+from examples.bundled_model import lexicon
+from examples.bundled_model.document import Turn
+from examples.bundled_model.lexicon import words
 
 OPENINGS = (
     "Once upon a time there was a {adj} {animal} named {hero}.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from random import Random
 
-from bundled_model import lexicon
-from bundled_model.document import Turn
+from examples.bundled_model import lexicon
+from examples.bundled_model.document import Turn
 
 Value = str | int | float | bool | list["Value"] | dict[str, "Value"]
 

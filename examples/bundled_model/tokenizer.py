@@ -95,7 +95,7 @@ def vocabulary(tokenizer: Tokenizer) -> list[str]:
 
 def main() -> None:
     """Learn a tokenizer from the corpus and save it."""
-    from bundled_model.corpus import documents
+    from examples.bundled_model.corpus import documents
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--output", type=Path, required=True, help="the tokenizer.json to write")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from bundled_model import lexicon
-from bundled_model.document import Turn, is_held_out
-from bundled_model.functions import FUNCTIONS, Function, random_function
+from examples.bundled_model import lexicon
+from examples.bundled_model.document import Turn, is_held_out
+from examples.bundled_model.functions import FUNCTIONS, Function, random_function
 
 Json = dict[str, Any]
 

@@ -16,13 +16,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bundled_model.batches import Batch, batches
-from bundled_model.corpus import documents
-from bundled_model.document import Document
-from bundled_model.export import load_checkpoint
-from bundled_model.model import Config, Llama
-from bundled_model.optimizer import Muon, schedule
-from bundled_model.tokenizer import IM_END, load_tokenizer
+from examples.bundled_model.batches import Batch, batches
+from examples.bundled_model.corpus import documents
+from examples.bundled_model.document import Document
+from examples.bundled_model.export import load_checkpoint
+from examples.bundled_model.model import Config, Llama
+from examples.bundled_model.optimizer import Muon, schedule
+from examples.bundled_model.tokenizer import IM_END, load_tokenizer
 
 WATCHED = ("repeat", "repeat times", "json", "tool call", "recall", "lookup", "count", "capital")
 

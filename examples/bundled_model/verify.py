@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from llama_cpp import Llama as LlamaCpp
 
-from bundled_model.corpus import documents
-from bundled_model.export import load_checkpoint
-from bundled_model.tokenizer import load_tokenizer
+from examples.bundled_model.corpus import documents
+from examples.bundled_model.export import load_checkpoint
+from examples.bundled_model.tokenizer import load_tokenizer
 
 TEXTS = (
     "Hello, world!",
