@@ -10,12 +10,19 @@ from trioserve.chat.messages import join_text, parse_messages, parse_tools
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
 def test_text_stays() -> None:
-    assert parse_messages([USER]) == [USER]
-    assert parse_messages(({"role": "user", "content": ""},)) == [{"role": "user", "content": ""}]
+    assert parse_messages([USER]) == (USER,)
+    assert parse_messages(({"role": "user", "content": ""},)) == ({"role": "user", "content": ""},)
+
+
+def test_what_was_parsed_is_not_parsed_again() -> None:
+    messages, tools = parse_messages([USER]), parse_tools([TOOL])
+    assert parse_messages(messages) is messages
+    assert parse_tools(tools) is tools
 
 
 def test_parts_stay_parts() -> None:
@@ -38,17 +45,17 @@ def test_what_the_sdk_sends_back_is_taken() -> None:
         "reasoning_content": "",
         "tool_calls": [CALL],
     }
-    assert parse_messages([message]) == [
+    assert parse_messages([message]) == (
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    ]
-    assert parse_messages([{"role": "assistant", "content": None, "tool_calls": []}]) == [
+    )
+    assert parse_messages([{"role": "assistant", "content": None, "tool_calls": []}]) == (
         {"role": "assistant", "content": ""},
-    ]
+    )
 
 
 def test_fields_of_a_models_own_are_kept() -> None:
     message = {**USER, "name": "Ann", "citations": [1]}
-    assert parse_messages([message]) == [message]
+    assert parse_messages([message]) == (message,)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +85,7 @@ def test_arguments_become_text(arguments: object, expected: str) -> None:
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([{"role": "tool", "content": None}], "messages[0].content"),
+        ([{"role": "assistant"}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": {}}], "messages[0].content"),
         ([{"role": "user", "content": ["Hi"]}], "messages[0].content[0]"),
@@ -131,7 +139,7 @@ def test_what_is_not_supported_is_named(message: dict[str, Any], param: str) -> 
 
 def test_tools() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": None, "strict": True}}
-    assert parse_tools([tool]) == [
+    assert parse_tools([tool]) == (
         {
             "type": "function",
             "function": {
@@ -139,9 +147,9 @@ def test_tools() -> None:
                 "strict": True,
                 "parameters": {"type": "object", "properties": {}},
             },
-        }
-    ]
-    assert parse_tools(None) == parse_tools([]) == []
+        },
+    )
+    assert parse_tools(None) == parse_tools([]) == ()
 
 
 @pytest.mark.parametrize(

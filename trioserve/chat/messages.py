@@ -26,7 +26,19 @@ Message = dict[str, Any]
 Tool = dict[str, Any]
 
 
-def parse_messages(messages: object, path: str = "messages") -> list[Message]:
+class Messages(tuple[Message, ...]):
+    """Messages in normal form: what `parse_messages` makes, and takes as it is."""
+
+    __slots__ = ()
+
+
+class Tools(tuple[Tool, ...]):
+    """Tools that have been checked: what `parse_tools` makes, and takes as it is."""
+
+    __slots__ = ()
+
+
+def parse_messages(messages: object, path: str = "messages") -> Messages:
     """Bring OpenAI's chat messages into normal form.
 
     Raises:
@@ -34,25 +46,25 @@ def parse_messages(messages: object, path: str = "messages") -> list[Message]:
         InvalidRequestError: something is missing or of the wrong type.
         Both name the field in `param`, such as ``messages[2].content[0].text``.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise InvalidRequestError(f"'{path}' must be a list of messages.", param=path)
-    if not messages:
+    if isinstance(messages, Messages):
+        return messages
+    given = _list(messages, path, "a list of messages")
+    if not given:
         raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
-    return [_parse_message(message, f"{path}[{i}]") for i, message in enumerate(messages)]
+    return Messages(_parse_message(message, f"{path}[{i}]") for i, message in enumerate(given))
 
 
-def parse_tools(tools: object, path: str = "tools") -> list[Tool]:
+def parse_tools(tools: object, path: str = "tools") -> Tools:
     """Check OpenAI's list of tools. A function without parameters gets an empty schema.
 
     Raises:
         UnsupportedFieldError: a tool is not a function.
         InvalidRequestError: something is missing or of the wrong type; `param` names it.
     """
-    if tools is None:
-        return []
-    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
-        raise InvalidRequestError(f"'{path}' must be a list of tools.", param=path)
-    return [_parse_tool(tool, f"{path}[{i}]") for i, tool in enumerate(tools)]
+    if isinstance(tools, Tools):
+        return tools
+    given = () if tools is None else _list(tools, path, "a list of tools")
+    return Tools(_parse_tool(tool, f"{path}[{i}]") for i, tool in enumerate(given))
 
 
 def _parse_tool(tool: object, path: str) -> Tool:
@@ -89,24 +101,24 @@ def _parse_message(message: object, path: str) -> Message:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if name in fields:
             _text(fields[name], f"{path}.{name}")
+    if "content" in fields:
+        fields["content"] = _parse_content(fields["content"], f"{path}.content")
+    elif role == "assistant" and (calls is not None or "reasoning_content" in fields):
+        fields["content"] = ""
+    else:
+        raise InvalidRequestError(f"'{path}.content' is missing.", param=f"{path}.content")
     if not fields.get("reasoning_content"):
         fields.pop("reasoning_content", None)
-    fields["content"] = _parse_content(fields.get("content"), f"{path}.content", role)
     if calls:
         fields["tool_calls"] = _parse_calls(calls, f"{path}.tool_calls")
     return fields
 
 
-def _parse_content(content: object, path: str, role: str) -> str | list[dict[str, Any]]:
-    if content is None:
-        if role != "assistant":
-            raise InvalidRequestError(f"'{path}' is missing.", param=path)
-        return ""
+def _parse_content(content: object, path: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise InvalidRequestError(f"'{path}' must be text or a list of content parts.", param=path)
-    return [_parse_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+    parts = _list(content, path, "text or a list of content parts")
+    return [_parse_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
 
 
 def _parse_part(part: object, path: str) -> dict[str, Any]:
@@ -123,9 +135,8 @@ def _parse_part(part: object, path: str) -> dict[str, Any]:
 
 
 def _parse_calls(calls: object, path: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
-        raise InvalidRequestError(f"'{path}' must be a list of tool calls.", param=path)
-    return [_parse_call(call, f"{path}[{i}]") for i, call in enumerate(calls)]
+    given = _list(calls, path, "a list of tool calls")
+    return [_parse_call(call, f"{path}[{i}]") for i, call in enumerate(given)]
 
 
 def _parse_call(call: object, path: str) -> dict[str, Any]:
@@ -149,6 +160,12 @@ def _parse_call(call: object, path: str) -> dict[str, Any]:
     if fields.get("id") is not None:
         parsed = {"id": _text(fields["id"], f"{path}.id"), **parsed}
     return parsed
+
+
+def _list(value: object, path: str, expected: str) -> Sequence[object]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise InvalidRequestError(f"'{path}' must be {expected}.", param=path)
+    return value
 
 
 def _mapping(value: object, path: str) -> Mapping[str, Any]:

@@ -22,6 +22,47 @@ class ToolChoice:
     names: tuple[str, ...] | None = None
 
 
+def parse_tool_choice(value: object, path: str = "tool_choice") -> ToolChoice:
+    """Read OpenAI's ``tool_choice``: a mode, a function, or a mode and the tools it is about.
+
+    Raises:
+        InvalidRequestError: it is something else; `param` names what is wrong.
+    """
+    if value in MODES:
+        return ToolChoice(value)
+    match value:
+        case {"type": "function"}:
+            return ToolChoice("required", (_function_name(value, path),))
+        case {"type": "allowed_tools", "allowed_tools": {} as allowed}:
+            return _parse_allowed(allowed, f"{path}.allowed_tools")
+    raise InvalidRequestError(
+        f'\'{path}\' must be "auto", "none", "required", or an object that names functions.',
+        param=path,
+    )
+
+
+def _parse_allowed(allowed: Mapping[str, Any], path: str) -> ToolChoice:
+    mode = allowed.get("mode")
+    if mode not in ("auto", "required"):
+        path = f"{path}.mode"
+        raise InvalidRequestError(f'\'{path}\' must be "auto" or "required".', param=path)
+    return ToolChoice(mode, _function_names(allowed.get("tools"), f"{path}.tools"))
+
+
+def _function_names(tools: object, path: str) -> tuple[str, ...]:
+    if not isinstance(tools, list) or not tools:
+        raise InvalidRequestError(f"'{path}' must be a list of tools, and not empty.", param=path)
+    return tuple(_function_name(tool, f"{path}[{i}]") for i, tool in enumerate(tools))
+
+
+def _function_name(tool: object, path: str) -> str:
+    match tool:
+        case {"function": {"name": str(name)}}:
+            return name
+    path = f"{path}.function.name"
+    raise InvalidRequestError(f"'{path}' must be the name of a function.", param=path)
+
+
 def choose(choice: str | ToolChoice, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
     """Read a choice: a `ToolChoice`, "auto", "none", "required", or the name of a function.
 

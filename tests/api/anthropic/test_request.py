@@ -111,7 +111,7 @@ def test_a_number_that_changes_each_time_does_not_change_the_prefix() -> None:
 
 def test_the_least_request() -> None:
     wanted = MessagesRequest.parse({"messages": HI})
-    assert wanted.settings() == {"max_tokens": MAX_TOKENS}
+    assert wanted.given_params() == {"max_tokens": MAX_TOKENS}
     assert wanted.prompt.thinking.enabled is None
 
 
@@ -120,7 +120,7 @@ def test_fields_that_all_routes_share() -> None:
         ASK | {"seed": 3, "top_k": 5, "top_p": 0.5, "temperature": 0.1, "timeout": 5}
     )
     settings = {"max_tokens": 200, "seed": 3, "top_k": 5, "top_p": 0.5, "temperature": 0.1}
-    assert wanted.settings() == settings
+    assert wanted.given_params() == settings
     assert wanted.timeout == 5
 
 

@@ -11,9 +11,10 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from tests.support.clients import client_of
 from tests.support.scripts import HI
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import _fields_of
 from trioserve.api.base.neutral import ACCEPTED, NEUTRAL, NEUTRAL_IN_CHAT
-from trioserve.api.base.schema import ChatRequest, CompletionRequest
+from trioserve.api.openai.request import CompletionRequest
 from trioserve.testing import ScriptedBackend
 from trioserve.types import GenerationParams, SamplingParams
 

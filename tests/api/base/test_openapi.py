@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.support.clients import client_of
-from trioserve.api.base import json_types, openapi
+from trioserve.api.base import json_schema, openapi
 from trioserve.api.base.fields import how, json_type
 from trioserve.app import create_app
 from trioserve.errors import TrioServeError
@@ -44,15 +44,15 @@ def test_every_route_with_a_body_says_what_it_takes() -> None:
 def test_every_field_of_a_request_class_is_in_it() -> None:
     taken = {getattr(handler, "takes", None) for _, _, handler in openapi.routes(APP)} - {None}
     assert taken
-    for cls in set[Any]().union(*(json_types.classes_in(one) for one in taken)):
+    for cls in set[Any]().union(*(json_schema.classes_in(one) for one in taken)):
         properties = DESCRIBED["components"]["schemas"][cls.__name__]["properties"]
         for field in attrs.fields(cls):
             whole = field.metadata.get("whole")
             if whole is None:
-                assert set(json_types.json_names(field)) <= properties.keys(), (cls, field.name)
+                assert set(json_schema.json_names(field)) <= properties.keys(), (cls, field.name)
             else:
                 assert hasattr(whole, "json_properties"), (cls, field.name, "add json_type to it")
-                assert json_types.properties_of(whole).keys() <= properties.keys()
+                assert json_schema.properties_of(whole).keys() <= properties.keys()
 
 
 def test_every_reader_has_a_schema() -> None:
@@ -130,7 +130,7 @@ class _Outer:
 
 
 def test_the_schema_of_a_class() -> None:
-    assert json_types.of_class(_Outer) == {
+    assert json_schema.of_class(_Outer) == {
         "type": "object",
         "properties": {
             "inner": {"anyOf": [{"$ref": "#/components/schemas/_Inner"}, {"type": "null"}]},
@@ -144,7 +144,7 @@ def test_the_schema_of_a_class() -> None:
         },
         "allOf": [{"anyOf": [{"required": ["w"]}, {"required": ["words"]}]}],
     }
-    assert json_types.classes_in(_Outer) == {_Outer, _Inner}
+    assert json_schema.classes_in(_Outer) == {_Outer, _Inner}
 
 
 @pytest.mark.parametrize("keys", [(), ("key",)])

@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.support.scripts import HI
-from trioserve.api.base import values
+from trioserve.api.base import readers
+from trioserve.api.base.chat_request import ChatRequest, Continuation, TemplateRequest
 from trioserve.api.base.fields import MismatchError, structure
-from trioserve.api.base.schema import (
-    ChatRequest,
-    CompletionRequest,
-    Ending,
-    LlamaCompletionRequest,
-    TemplateRequest,
-    TokenizeRequest,
-)
+from trioserve.api.llama.request import LlamaCompletionRequest, TokenizeRequest
+from trioserve.api.openai.request import CompletionRequest
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 
@@ -29,11 +24,11 @@ def chat(**fields: Any) -> ChatRequest:
 def test_the_least_chat() -> None:
     parsed = chat()
     assert parsed.messages == (HI[0],)
-    assert parsed.settings() == {}
+    assert parsed.given_params() == {}
     assert not parsed.stream
 
 
-def test_settings_carry_what_was_set_by_the_names_of_options() -> None:
+def test_what_was_set_is_given_by_the_names_of_parameters() -> None:
     parsed = chat(
         max_tokens=5,
         temperature=0,
@@ -48,7 +43,7 @@ def test_settings_carry_what_was_set_by_the_names_of_options() -> None:
         t_max_predict_ms=-1,
         seed=None,
     )
-    assert parsed.settings() == {
+    assert parsed.given_params() == {
         "max_tokens": 5,
         "temperature": 0,
         "top_k": 3,
@@ -67,9 +62,9 @@ def test_n_predict_wins_over_its_aliases() -> None:
 
 
 def test_progress_is_asked_of_the_engine_only_for_streams() -> None:
-    assert "return_progress" not in chat(return_progress=True).settings()
-    assert chat(return_progress=True, stream=True).settings() == {"return_progress": True}
-    assert chat(timings_per_token=True, stream=True).settings() == {"return_progress": True}
+    assert "return_progress" not in chat(return_progress=True).given_params()
+    assert chat(return_progress=True, stream=True).given_params() == {"return_progress": True}
+    assert chat(timings_per_token=True, stream=True).given_params() == {"return_progress": True}
 
 
 @pytest.mark.parametrize(
@@ -90,26 +85,29 @@ BEGUN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "We
 
 
 @pytest.mark.parametrize(
-    ("fields", "ending"),
+    ("fields", "continuation"),
     [
-        ({}, Ending(True, None)),
-        ({"add_generation_prompt": False}, Ending(False, None)),
-        ({"messages": BEGUN}, Ending(False, "auto", echo=True)),
-        ({"messages": BEGUN, "echo": False}, Ending(False, "auto")),
-        ({"messages": BEGUN, "add_generation_prompt": True}, Ending(False, "auto", echo=True)),
-        ({"messages": BEGUN, "continue_final_message": False}, Ending(True, None)),
-        ({"messages": BEGUN, "continue_final_message": True}, Ending(False, "auto")),
-        ({"messages": BEGUN, "continue_final_message": "content"}, Ending(False, "content")),
+        ({}, Continuation(True, None)),
+        ({"add_generation_prompt": False}, Continuation(False, None)),
+        ({"messages": BEGUN}, Continuation(False, "auto", echo=True)),
+        ({"messages": BEGUN, "echo": False}, Continuation(False, "auto")),
+        (
+            {"messages": BEGUN, "add_generation_prompt": True},
+            Continuation(False, "auto", echo=True),
+        ),
+        ({"messages": BEGUN, "continue_final_message": False}, Continuation(True, None)),
+        ({"messages": BEGUN, "continue_final_message": True}, Continuation(False, "auto")),
+        ({"messages": BEGUN, "continue_final_message": "content"}, Continuation(False, "content")),
         (
             {"continue_final_message": "reasoning_content", "add_generation_prompt": False},
-            Ending(False, "reasoning_content"),
+            Continuation(False, "reasoning_content"),
         ),
     ],
 )
-def test_how_a_prompt_ends(fields: dict[str, Any], ending: Ending) -> None:
-    assert chat(**fields).ending == ending
+def test_how_a_prompt_ends(fields: dict[str, Any], continuation: Continuation) -> None:
+    assert chat(**fields).continuation == continuation
     template = {"messages": [{"role": "user", "content": "Hi"}], **fields}
-    assert structure(TemplateRequest, template).ending == ending
+    assert structure(TemplateRequest, template).continuation == continuation
 
 
 @pytest.mark.parametrize(
@@ -147,42 +145,65 @@ def test_values_that_change_nothing_are_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "param"),
     [
-        [],
-        "x",
-        [5],
-        [{"content": "x"}],
-        [{"role": "user"}],
-        [{"role": "user", "content": 5}],
-        [{"role": "assistant"}],
-        [{"role": "user", "content": [{"type": "image_url"}]}],
-        [{"role": "user", "content": [{"type": "text"}]}],
-        [{"role": "user", "content": ["x"]}],
+        ([], "messages"),
+        ("x", "messages"),
+        ([5], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "assistant"}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
     ],
 )
-def test_bad_messages(messages: Any) -> None:
+def test_bad_messages(messages: Any, param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ChatRequest.parse({"messages": messages})
-    assert caught.value.param == "messages"
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
 
 
 def test_messages_of_all_kinds() -> None:
-    messages = [
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": [{"type": "text", "text": "Be"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "5", "tool_call_id": "1"},
     ]
-    assert ChatRequest.parse({"messages": messages}).messages == tuple(messages)
+    system, _, _, result = messages
+    assert ChatRequest.parse({"messages": messages}).messages == (
+        system,
+        {"role": "assistant", "content": [{"type": "text", "text": "No."}]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        result,
+    )
 
 
 def test_tools() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
-    assert chat(tools=[tool]).tools == (tool,)
-    for bad in ("x", [{}], [{"type": "function"}], [{"type": "function", "function": {}}]):
-        with pytest.raises(InvalidRequestError) as caught:
-            chat(tools=bad)
-        assert caught.value.param == "tools"
+    parameters = {"type": "object", "properties": {}}
+    expected = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert chat(tools=[tool]).tools == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ("x", "tools"),
+        ([{}], "tools[0].type"),
+        ([{"type": "function"}], "tools[0].function"),
+        ([{"type": "function", "function": {}}], "tools[0].function.name"),
+    ],
+)
+def test_bad_tools(tools: Any, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(tools=tools)
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
 
 
 def test_template_variables() -> None:
@@ -270,17 +291,14 @@ NESTED = st.recursive(
 @given(NESTED)
 def test_readers_read_or_say_what_they_want(value: Any) -> None:
     for read in (
-        values.prompts,
-        values.biases,
-        values.messages,
-        values.tools,
-        values.words,
-        values.samplers,
-        values.breakers,
-        values.content,
-        values.tokens,
+        readers.prompts,
+        readers.biases,
+        readers.words,
+        readers.samplers,
+        readers.breakers,
+        readers.content,
     ):
         try:
             assert isinstance(read(value), tuple | str)
         except MismatchError as error:
-            assert error.wanted  # noqa: PT017
+            assert error.expected  # noqa: PT017

@@ -12,7 +12,7 @@ import trio
 from tests.support.clients import client_and_service, client_of
 from tests.support.http_server import slots_in_use
 from tests.support.scripts import CHAT
-from trioserve.api.base.schema import ChatRequest
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.streams import parked
 from trioserve.api.streams.parked import ConflictError, Lot, Parked
 from trioserve.errors import NotFoundError, QueueFullError

@@ -1,4 +1,4 @@
-"""Anthropic's messages and tools, checked and brought into the form that `Server` takes: OpenAI's.
+"""Anthropic's messages and tools, checked and brought into the normal form of `trioserve.chat`.
 
 A message there is a list of blocks. Neighbours of one role are one turn. What a tool returned
 becomes a message of its own, and thinking becomes `reasoning_content`.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 from trioserve.api.base import sse
 from trioserve.api.base.fields import (
@@ -20,26 +20,18 @@ from trioserve.api.base.fields import (
     mapping,
     named,
     objects,
+    one_of,
+    required,
     text,
 )
+from trioserve.chat.messages import Message, Messages, Tools
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-
-_T = TypeVar("_T")
 
 #: A block and where it stands in the request: ``messages[0].content[1]``.
 _Block: TypeAlias = tuple[str, Mapping[str, Any]]
 
 #: Stands before the result of a tool that failed, as templates have no field for that.
 ERROR_MARK = "Error: "
-
-
-def required(fields: Mapping[str, Any], name: str, read: Callable[[Any], _T], path: str = "") -> _T:
-    """Read a field of an object that stands at `path`. Raises InvalidRequestError, naming it."""
-    where = f"{path}.{name}" if path else name
-    if (value := fields.get(name)) is None:
-        raise InvalidRequestError(f"'{where}' is required.", param=where)
-    result: _T = named(read, value, where)
-    return result
 
 
 # -- thinking that was not shown
@@ -86,14 +78,14 @@ _BLOCKS = {"type": ["string", "array"], "items": {"type": "object"}}
         },
     }
 )
-def read_messages(body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def read_messages(body: Mapping[str, Any]) -> Messages:
     """Read ``system`` and ``messages`` of a request.
 
     Raises:
         UnsupportedFieldError: a block is of a kind that this server cannot read.
         InvalidRequestError: something is missing or has the wrong type. Both name it.
     """
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     if (system := body.get("system")) is not None:
         messages.append({"role": "system", "content": _system(system)})
     names: dict[str, str] = {}
@@ -102,28 +94,28 @@ def read_messages(body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
             messages.append(_assistant(blocks, names))
         else:
             messages += _user(role, blocks, names)
-    return tuple(messages)
+    return Messages(messages)
 
 
 @json_type()
-def is_begun(body: Mapping[str, Any]) -> bool:
-    """Whether the last message is the assistant's, which the model then goes on with.
+def continues_final_message(body: Mapping[str, Any]) -> bool:
+    """Whether the last message, which `read_messages` has checked, is the assistant's to continue.
 
     Raises:
         InvalidRequestError: it calls a tool, and so waits for a result.
     """
     if body.get("continue_final_message") is False:  # as the configuration may have it
         return False
-    given = body.get("messages")
-    last = given[-1] if isinstance(given, list) and given else None
-    if not isinstance(last, dict) or last.get("role") != "assistant":
+    messages = body["messages"]
+    if messages[-1]["role"] != "assistant":
         return False
-    content = last.get("content")
-    for j, block in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(block, dict) and block.get("type") == "tool_use":
-            path = f"messages[{len(given) - 1}].content[{j}]"  # type: ignore[arg-type]
+    for path, block in _blocks(messages[-1]["content"], f"messages[{len(messages) - 1}].content"):
+        if block["type"] == "tool_use":
             raise InvalidRequestError(f"'{path}' needs a 'tool_result' after it.", param=path)
     return True
+
+
+_ROLE = one_of("user", "assistant", "system")
 
 
 def _turns(messages: tuple[dict[str, Any], ...]) -> list[tuple[str, list[_Block]]]:
@@ -133,7 +125,7 @@ def _turns(messages: tuple[dict[str, Any], ...]) -> list[tuple[str, list[_Block]
     turns: list[tuple[str, list[_Block]]] = []
     for i, message in enumerate(messages):
         path = f"messages[{i}]"
-        role = required(message, "role", _role, path)
+        role = required(message, "role", _ROLE, path)
         blocks = _blocks(required(message, "content", _content, path), f"{path}.content")
         if turns and turns[-1][0] == role:
             _part(turns[-1][1], blocks)
@@ -148,12 +140,6 @@ def _part(before: list[_Block], after: list[_Block]) -> None:
     if before and after and before[-1][1].get("type") == after[0][1].get("type") == "text":
         path, last = before[-1]
         before[-1] = (path, {**last, "text": _text(last, path) + "\n\n"})
-
-
-def _role(value: Any) -> str:
-    if value not in ("user", "assistant", "system"):
-        raise MismatchError('"user", "assistant" or "system"')
-    return str(value)
 
 
 def _content(value: Any) -> str | tuple[dict[str, Any], ...]:
@@ -246,7 +232,7 @@ def _thinking(block: Mapping[str, Any], path: str) -> str:
 
 def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     function = {
-        "name": required(block, "name", text, path),
+        "name": required(block, "name", _filled, path),
         "arguments": sse.encode(required(block, "input", mapping, path)),
     }
     return {"id": required(block, "id", text, path), "type": "function", "function": function}
@@ -313,7 +299,7 @@ _NEUTRAL_IN_TOOLS: Mapping[str, Any] = {
         },
     }
 )
-def read_tools(value: Any) -> tuple[dict[str, Any], ...]:
+def read_tools(value: Any) -> Tools:
     """Read ``tools``: functions that the client runs.
 
     Raises:
@@ -321,7 +307,7 @@ def read_tools(value: Any) -> tuple[dict[str, Any], ...]:
         UnsupportedFieldError: a tool would have to be run by the server.
         InvalidRequestError: something is missing or has the wrong type. Both name it.
     """
-    return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(value)))
+    return Tools(_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(value)))
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -337,12 +323,10 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
                 f"'{path}.{name}' is not supported with this value; leave it out.",
                 param=f"{path}.{name}",
             )
-    description = tool.get("description")
-    function = {
+    description = "" if tool.get("description") is None else tool["description"]
+    function: dict[str, Any] = {
         "name": required(tool, "name", _filled, path),
-        "description": ""
-        if description is None
-        else named(text, description, f"{path}.description"),
+        "description": named(text, description, f"{path}.description"),
         "parameters": required(tool, "input_schema", mapping, path),
     }
     if tool.get("strict") is not None:

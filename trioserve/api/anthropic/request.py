@@ -13,22 +13,25 @@ from typing import Any
 
 import attrs
 
-from trioserve.api.anthropic.messages import is_begun, read_messages, read_tools, required
-from trioserve.api.base import values
+from trioserve.api.anthropic.messages import continues_final_message, read_messages, read_tools
+from trioserve.api.base import readers
+from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
-    MismatchError,
     boolean,
     how,
     json_type,
     mapping,
     named,
+    one_of,
+    required,
     strings,
     structure,
     text,
 )
-from trioserve.api.base.json_types import of_fields
+from trioserve.api.base.generation_request import GenerationRequest
+from trioserve.api.base.json_schema import of_fields
 from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
-from trioserve.api.base.schema import Generation
+from trioserve.chat.messages import Messages, Tools
 from trioserve.chat.tool_choice import Mode, ToolChoice
 from trioserve.types import Grammar
 
@@ -76,7 +79,7 @@ class Calling:
 )
 def _calling(value: Any) -> Calling:
     fields = mapping(value)
-    kind = required(fields, "type", _choice_kind, "tool_choice")
+    kind = required(fields, "type", _CALLING_TYPE, "tool_choice")
     single = fields.get("disable_parallel_tool_use")
     if single is not None:
         single = named(boolean, single, "tool_choice.disable_parallel_tool_use")
@@ -87,13 +90,8 @@ def _calling(value: Any) -> Calling:
     return Calling(ToolChoice(_MODES[kind]), parallel)
 
 
+_CALLING_TYPE = one_of("auto", "any", "tool", "none")
 _MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
-
-
-def _choice_kind(value: Any) -> str:
-    if value not in ("auto", "any", "tool", "none"):
-        raise MismatchError('"auto", "any", "tool" or "none"')
-    return str(value)
 
 
 # -- thinking, and the form of the answer
@@ -124,30 +122,22 @@ class Thinking:
 )
 def _thinking(value: Any) -> Thinking:
     fields = mapping(value)
-    kind = required(fields, "type", _thinking_kind, "thinking")
+    kind = required(fields, "type", _THINKING_TYPE, "thinking")
     if kind == "disabled":
         return Thinking(enabled=False)
     display = fields.get("display") or "summarized"
-    shown = named(_display, display, "thinking.display")
+    shown = named(_DISPLAY, display, "thinking.display") == "summarized"
     if kind == "adaptive":
         return Thinking(enabled=True, shown=shown)
     given = fields.get("budget_tokens")
     budget = BUDGET_TOKENS
     if given is not None:
-        budget = named(values.count, given, "thinking.budget_tokens")
+        budget = named(readers.count, given, "thinking.budget_tokens")
     return Thinking(enabled=True, budget=budget, shown=shown)
 
 
-def _thinking_kind(value: Any) -> str:
-    if value not in ("enabled", "disabled", "adaptive"):
-        raise MismatchError('"enabled", "disabled" or "adaptive"')
-    return str(value)
-
-
-def _display(value: Any) -> bool:
-    if value not in ("summarized", "omitted"):
-        raise MismatchError('"summarized" or "omitted"')
-    return bool(value == "summarized")
+_THINKING_TYPE = one_of("enabled", "disabled", "adaptive")
+_DISPLAY = one_of("summarized", "omitted")
 
 
 _FORMAT = {
@@ -184,15 +174,9 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
     if given is None:
         return None
     fields = named(mapping, given, path)
-    required(fields, "type", _format_kind, path)
+    required(fields, "type", one_of("json_schema"), path)
     schema = required(fields, "schema", mapping, path)
     return Grammar("json_schema", json.dumps(schema), param=f"{path}.schema")
-
-
-def _format_kind(value: Any) -> str:
-    if value != "json_schema":
-        raise MismatchError('"json_schema"')
-    return str(value)
 
 
 # -- the routes
@@ -202,14 +186,14 @@ def _format_kind(value: Any) -> str:
 class CountTokensRequest:
     """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
 
-    messages: tuple[dict[str, Any], ...] = attrs.field(metadata=how(whole=read_messages))
-    begun: bool = attrs.field(metadata=how(whole=is_begun))
-    tools: tuple[dict[str, Any], ...] = attrs.field(default=(), metadata=how(read=read_tools))
+    messages: Messages = attrs.field(metadata=how(whole=read_messages))
+    continue_final_message: bool = attrs.field(metadata=how(whole=continues_final_message))
+    tools: Tools = attrs.field(factory=Tools, metadata=how(read=read_tools))
     calling: Calling = attrs.field(factory=Calling, metadata=how("tool_choice", read=_calling))
     thinking: Thinking = attrs.field(factory=Thinking, metadata=how(read=_thinking))
     effort: str | None = attrs.field(metadata=how(whole=_effort))
     chat_template_kwargs: dict[str, Any] = attrs.field(
-        factory=dict, metadata=how(read=values.template_kwargs)
+        factory=dict, metadata=how(read=template_kwargs)
     )
 
     def rendering(self) -> dict[str, Any]:
@@ -221,8 +205,8 @@ class CountTokensRequest:
             kwargs["reasoning_effort"] = self.effort
         return {
             "tools": self.tools or None,
-            "add_generation_prompt": not self.begun,
-            "continue_final_message": "auto" if self.begun else None,
+            "add_generation_prompt": not self.continue_final_message,
+            "continue_final_message": "auto" if self.continue_final_message else None,
             "template_kwargs": kwargs,
         }
 
@@ -249,13 +233,13 @@ def _stop_sequences(value: Any) -> tuple[str, ...]:
     return tuple(word for word in strings(value) if word)
 
 
-@attrs.frozen(kw_only=True)
-class MessagesRequest(Generation):
+@attrs.frozen(kw_only=True, slots=False)
+class MessagesRequest(GenerationRequest):
     """``POST /v1/messages``."""
 
     prompt: CountTokensRequest = attrs.field(metadata=how(whole=_prompt))
     metadata: Metadata = attrs.field(factory=Metadata)
-    max_tokens: int | None = attrs.field(default=MAX_TOKENS, metadata=how(read=values.limit))
+    max_tokens: int | None = attrs.field(default=MAX_TOKENS, metadata=how(read=readers.max_tokens))
     stop: tuple[str, ...] | None = attrs.field(
         default=None, metadata=how("stop_sequences", read=_stop_sequences)
     )

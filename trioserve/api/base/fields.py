@@ -1,4 +1,4 @@
-"""From the JSON body of a request to frozen attrs classes, strictly, with errors that name fields.
+"""From a JSON object to a frozen attrs class, strictly, with errors that name fields.
 
 A request class is an attrs class whose fields are named as in JSON, or carry other names in
 their metadata (see `how`). A null counts as absent, as in llama-server.
@@ -6,95 +6,28 @@ their metadata (see `how`). A null counts as absent, as in llama-server.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Mapping
-from functools import cache, partial
-from typing import Any, NoReturn, TypeVar, cast, get_type_hints
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import attrs
-import cattrs
-import trio
-from quart import request
 
 from trioserve.errors import InvalidRequestError
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: Bodies up to this length (bytes) are parsed on the event loop: it takes about 2 ms.
-_SHORT_BODY = 256 * 1024
-
 
 class MismatchError(Exception):
-    """A value is not what it should be; `wanted` says what that is: "an integer"."""
+    """A value is not what it should be; `expected` says what that is: "an integer"."""
 
-    def __init__(self, wanted: str) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
-
-
-# -- the body
+    def __init__(self, expected: str) -> None:
+        super().__init__(expected)
+        self.expected = expected
 
 
-async def read_body() -> dict[str, Any]:
-    """Read the JSON object that is the body of the current request.
-
-    Raises:
-        InvalidRequestError: it is not a JSON object.
-        RequestEntityTooLarge: it is larger than the app allows.
-    """
-    return _object(await read_json())
-
-
-async def read_json() -> Any:
-    """Read the JSON that is the body of the current request.
-
-    Raises:
-        InvalidRequestError: it is not JSON.
-        RequestEntityTooLarge: it is larger than the app allows.
-    """
-    data = await request.get_data(cache=False)
-    assert isinstance(data, bytes)
-    if len(data) <= _SHORT_BODY:
-        return parse_json(data)
-    return await trio.to_thread.run_sync(partial(parse_json, data))
-
-
-def parse(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises InvalidRequestError: it is something else."""
-    return _object(parse_json(data))
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidRequestError("The body must be a JSON object.")
-    return value
-
-
-def parse_json(data: bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        InvalidRequestError: it is something else, holds NaN, or text that is not Unicode.
-    """
-    try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
-        if b"\\ud" in data or b"\\uD" in data:  # may be half of a pair, which is no character
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeError as error:
-        raise InvalidRequestError(f"The body is not Unicode text: {error.reason}.") from None  # type: ignore[attr-defined]
-    except RecursionError:
-        raise InvalidRequestError("The body is nested too deeply.") from None
-    except ValueError as error:
-        raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
-    return value
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-# -- its fields
+# -- declaring fields
 
 
 def how(
@@ -133,8 +66,14 @@ def json_type(
     return tell
 
 
-def structure(cls: type[_T], body: Mapping[str, Any]) -> _T:
+# -- reading them
+
+
+def structure(cls: type[_T], body: Mapping[str, Any], path: str = "") -> _T:
     """Make a request class from a JSON object. Fields that it does not know are ignored.
+
+    Args:
+        path: where the object stands in the body, if it is not the body itself.
 
     Raises:
         InvalidRequestError: a field is missing or has the wrong type; `param` names it.
@@ -146,11 +85,11 @@ def structure(cls: type[_T], body: Mapping[str, Any]) -> _T:
             continue
         for name in field.names:
             if (value := body.get(name)) is not None:
-                values[field.name] = named(field.read, value, name)
+                values[field.name] = _read(field, value, f"{path}{name}")
                 break
         else:
             if field.required:
-                name = field.names[0]
+                name = f"{path}{field.names[0]}"
                 raise InvalidRequestError(f"'{name}' is required.", param=name)
     return cls(**values)
 
@@ -162,8 +101,14 @@ class _Field:
     name: str
     names: tuple[str, ...]
     read: Callable[[Any], Any]
+    inner: type | None  # the class of an object, which is read by its own fields
     whole: Callable[[Mapping[str, Any]], Any] | None
     required: bool
+
+
+def _read(field: _Field, value: Any, path: str) -> Any:
+    value = named(field.read, value, path)
+    return value if field.inner is None else structure(field.inner, value, f"{path}.")
 
 
 @cache
@@ -171,36 +116,54 @@ def _fields_of(cls: Hashable) -> tuple[_Field, ...]:
     """How a request class is read. Found out once."""
     types = types_of(cls)
     return tuple(
-        _Field(
-            each.name,
-            each.metadata.get("names") or (each.name,),
-            each.metadata.get("read") or _reader_of(types[each.name]),
-            each.metadata.get("whole"),
-            each.default is attrs.NOTHING,
-        )
+        _field_of(each, types[each.name])
         for each in attrs.fields(cast(type[attrs.AttrsInstance], cls))
     )
 
 
-def _reader_of(wanted: Any) -> Callable[[Any], Any]:
-    return lambda value: _converter.structure(value, wanted)
+def _field_of(field: attrs.Attribute[Any], type_: Any) -> _Field:
+    read: Callable[[Any], Any] | None = field.metadata.get("read")
+    whole, inner = field.metadata.get("whole"), None
+    if read is None and whole is None:
+        type_ = _without_none(type_)
+        inner = type_ if attrs.has(type_) else None
+        read = mapping if inner else READERS[type_]
+    return _Field(
+        name=field.name,
+        names=field.metadata.get("names") or (field.name,),
+        read=read or _anything,
+        inner=inner,
+        whole=whole,
+        required=field.default is attrs.NOTHING,
+    )
 
 
-def convert(value: Any, wanted: Any, name: str) -> Any:
-    """Convert the value of one field to a type.
-
-    Raises:
-        InvalidRequestError: it is of another type.
-    """
-    return named(_reader_of(wanted), value, name)
+def _anything(value: Any) -> Any:
+    return value
 
 
-def named(reader: Callable[[Any], Any], value: Any, name: str) -> Any:
+def _without_none(type_: Any) -> Any:
+    """The type of a field when it is there: null counts as absent."""
+    if get_origin(type_) not in (Union, UnionType):
+        return type_
+    (given,) = (each for each in get_args(type_) if each is not NoneType)
+    return given
+
+
+def named(reader: Callable[[Any], _T], value: Any, name: str) -> _T:
     """Read the value of one field. Raises InvalidRequestError, which names it."""
     try:
         return reader(value)
     except MismatchError as error:
-        raise InvalidRequestError(f"'{name}' must be {error.wanted}.", param=name) from None
+        raise InvalidRequestError(f"'{name}' must be {error.expected}.", param=name) from None
+
+
+def required(fields: Mapping[str, Any], name: str, read: Callable[[Any], _T], path: str = "") -> _T:
+    """Read a field of an object that stands at `path`. Raises InvalidRequestError, naming it."""
+    where = f"{path}.{name}" if path else name
+    if (value := fields.get(name)) is None:
+        raise InvalidRequestError(f"'{where}' is required.", param=where)
+    return named(read, value, where)
 
 
 @cache
@@ -209,7 +172,7 @@ def types_of(cls: Hashable) -> Mapping[str, Any]:
     return get_type_hints(cls)
 
 
-# -- strict conversions
+# -- readers by type
 
 
 def integer(value: Any) -> int:
@@ -251,6 +214,20 @@ def strings(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """Make a reader that takes one of a few strings."""
+    quoted = [f'"{each}"' for each in choices]
+    expected = " or ".join([*([", ".join(quoted[:-1])] if quoted[1:] else []), quoted[-1]])
+
+    @json_type({"enum": list(choices)})
+    def read(value: Any) -> str:
+        if value not in choices:
+            raise MismatchError(expected)
+        return str(value)
+
+    return read
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """Take an object."""
     if not isinstance(value, dict):
@@ -265,21 +242,12 @@ def objects(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(value)
 
 
-def _make_converter() -> cattrs.Converter:
-    converter = cattrs.Converter(detailed_validation=False)
-    for type_, read in ((int, integer), (float, number), (bool, boolean), (str, text)):
-        converter.register_structure_hook(type_, lambda value, _, read=read: read(value))
-    converter.register_structure_hook_func(
-        lambda wanted: wanted == tuple[str, ...],
-        lambda value, _: strings(value),
-    )
-    converter.register_structure_hook_func(
-        lambda wanted: wanted == dict[str, Any], lambda value, _: mapping(value)
-    )
-    converter.register_structure_hook_func(
-        attrs.has, lambda value, wanted: structure(wanted, mapping(value))
-    )
-    return converter
-
-
-_converter = _make_converter()
+#: How a field is read that has no reader of its own, by its type.
+READERS: Mapping[Any, Callable[[Any], Any]] = {
+    int: integer,
+    float: number,
+    bool: boolean,
+    str: text,
+    tuple[str, ...]: strings,
+    dict[str, Any]: mapping,
+}

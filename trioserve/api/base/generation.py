@@ -9,19 +9,19 @@ from typing import Any
 import attrs
 
 from trioserve.api.base import sse
-from trioserve.api.base.fields import read_body
+from trioserve.api.base.body import read_body
+from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.payload import RANDOM_SEED
 from trioserve.api.base.queue import Waiting, current_queue
-from trioserve.api.base.schema import Generation
+from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.service import current_service
-from trioserve.api.base.values import Prompt
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.types import GenerationParams, TokenId
 
 
-async def options_for(server: Server, wanted: Generation) -> GenerationParams:
+async def options_for(server: Server, wanted: GenerationRequest) -> GenerationParams:
     """Make the options of a request: what it sets, and the server's defaults.
 
     Raises:
@@ -32,7 +32,7 @@ async def options_for(server: Server, wanted: Generation) -> GenerationParams:
         raise InvalidRequestError(
             f"'{param}' must be between 1 and {server.n_slots}, the number of slots.", param=param
         )
-    settings = wanted.settings()
+    settings = wanted.given_params()
     if wanted.logit_bias is not None:
         settings["logit_bias"] = await _biases(server, wanted)
     return server.options(settings)
@@ -68,7 +68,7 @@ def copies_of(options: GenerationParams, n: int) -> list[GenerationParams]:
     return copies
 
 
-async def _biases(server: Server, wanted: Generation) -> tuple[tuple[TokenId, float], ...]:
+async def _biases(server: Server, wanted: GenerationRequest) -> tuple[tuple[TokenId, float], ...]:
     biases: list[tuple[TokenId, float]] = []
     for token, bias in wanted.logit_bias or ():
         if isinstance(token, str):
@@ -95,7 +95,7 @@ def check_token(server: Server, token: TokenId, param: str) -> None:
 
 async def tokens_for(
     server: Server,
-    prompt: Prompt,
+    prompt: RawPrompt,
     *,
     add_special: bool = True,
     parse_special: bool = True,
@@ -116,7 +116,7 @@ async def tokens_for(
 
 
 def pings_for(
-    server: Server, wanted: Generation, streams: Sequence[Stream | ChatStream]
+    server: Server, wanted: GenerationRequest, streams: Sequence[Stream | ChatStream]
 ) -> sse.Pings:
     """Decide what the response to a request says while its streams are silent."""
     interval = wanted.sse_ping_interval

@@ -19,7 +19,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
 from trioserve.api.anthropic import errors as anthropic_errors
-from trioserve.api.base import json_types
+from trioserve.api.base import json_schema
 from trioserve.api.base.auth import PUBLIC, PUBLIC_PREFIX
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_service
@@ -91,9 +91,9 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
     for path, method, handler in routes(app):
         paths[path][method.lower()] = _operation(path, method, handler)
         if (wanted := getattr(handler, "takes", None)) is not None:
-            classes |= json_types.classes_in(wanted)
+            classes |= json_schema.classes_in(wanted)
     schemas = {
-        cls.__name__: json_types.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
+        cls.__name__: json_schema.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
     }
     return {
         "openapi": "3.1.0",
@@ -129,9 +129,9 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
         operation["parameters"] = parameters
     kinds: dict[str, Any] = {"application/json": _ANYTHING}
     if wanted is not None:
-        body = {"schema": {"$ref": json_types.COMPONENTS + wanted.__name__}}
+        body = {"schema": {"$ref": json_schema.COMPONENTS + wanted.__name__}}
         operation["requestBody"] = {"required": True, "content": {"application/json": body}}
-        if "stream" in json_types.of_fields(wanted):
+        if "stream" in json_schema.of_fields(wanted):
             kinds["text/event-stream"] = _ANYTHING
     operation["responses"] = {
         "2XX": {"description": "What was asked for.", "content": kinds},
@@ -162,7 +162,7 @@ def _errors() -> dict[str, Any]:
     for kind in _tree(TrioServeError):
         about = " ".join((kind.__doc__ or "").split())
         meanings[str(kind.status)].append(f"{kind.type}: {about}")
-    content = {"application/json": {"schema": {"$ref": f"{json_types.COMPONENTS}Error"}}}
+    content = {"application/json": {"schema": {"$ref": f"{json_schema.COMPONENTS}Error"}}}
     return {
         status: {"description": "\n".join(dict.fromkeys(about)), "content": content}
         for status, about in sorted(meanings.items())

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from trioserve._version import __version__
-from trioserve.api.base.schema import Generation
+from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.types import (
     FinishReason,
     GenerationParams,
@@ -126,7 +126,10 @@ def _decode(piece: bytes) -> str:
 
 
 def generation_settings(
-    options: GenerationParams, wanted: Generation | None = None, *, reasoning_format: str = "none"
+    options: GenerationParams,
+    wanted: GenerationRequest | None = None,
+    *,
+    reasoning_format: str = "none",
 ) -> dict[str, Any]:
     """Write how a request is continued, with all defaults.
 

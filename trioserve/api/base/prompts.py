@@ -9,9 +9,9 @@ from typing import TypeVar
 import attrs
 import trio
 
-from trioserve.api.base import values
 from trioserve.api.base.connection import Request
 from trioserve.api.base.generation import copies_of, tokens_for
+from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.terms import Terms
 from trioserve.errors import TrioServeError
 from trioserve.server import Server
@@ -30,7 +30,7 @@ class Job:
 
 
 async def jobs_for(
-    server: Server, prompts: Sequence[values.Prompt], options: GenerationParams, n_copies: int
+    server: Server, prompts: Sequence[RawPrompt], options: GenerationParams, n_copies: int
 ) -> list[Job]:
     """Tokenize prompts. Those of one prompt stand together, in the order of their seeds."""
     made = [Prompt(await tokens_for(server, prompt)) for prompt in prompts]

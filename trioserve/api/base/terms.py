@@ -10,8 +10,8 @@ import attrs
 import trio
 
 from trioserve.api.base.fields import MismatchError
+from trioserve.api.base.readers import seconds
 from trioserve.api.base.request import current_request
-from trioserve.api.base.values import seconds
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.types import CancelReason
 
@@ -74,4 +74,4 @@ def _read(value: str) -> float:
     try:
         return seconds(float(value) if _NUMBER.fullmatch(value) else None)
     except MismatchError as error:
-        raise InvalidRequestError(f"'{HEADER}' must be {error.wanted}.", param=HEADER) from None
+        raise InvalidRequestError(f"'{HEADER}' must be {error.expected}.", param=HEADER) from None

@@ -10,20 +10,21 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, payload, sse
-from trioserve.api.base.fields import read_body, structure
+from trioserve.api.base.body import read_body
+from trioserve.api.base.chat_request import TemplateRequest
+from trioserve.api.base.fields import structure
 from trioserve.api.base.generation import check_token, options_for, pings_for, read_chat, tokens_for
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.prompts import Job, complete_all, jobs_for, open_all
 from trioserve.api.base.request import current_request, json_response
-from trioserve.api.base.schema import (
+from trioserve.api.base.service import current_server
+from trioserve.api.base.terms import Terms, terms_of
+from trioserve.api.llama.request import (
     DetokenizeRequest,
     LlamaCompletionRequest,
     LlamaRequest,
-    TemplateRequest,
     TokenizeRequest,
 )
-from trioserve.api.base.service import current_server
-from trioserve.api.base.terms import Terms, terms_of
 from trioserve.server import Server
 from trioserve.server.stream import Completion
 from trioserve.types import Chunk, Finished, Progress, Prompt, TokenId, TokenProbs
@@ -81,8 +82,8 @@ async def apply_template() -> Response:
     prompt = await current_server().render(
         wanted.messages,
         tools=wanted.tools or None,
-        add_generation_prompt=wanted.ending.add_generation_prompt,
-        continue_final_message=wanted.ending.continue_final_message,
+        add_generation_prompt=wanted.continuation.add_generation_prompt,
+        continue_final_message=wanted.continuation.continue_final_message,
         template_kwargs=wanted.template_kwargs,
     )
     return json_response({"prompt": prompt})

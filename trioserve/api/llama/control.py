@@ -9,7 +9,8 @@ import attrs
 from quart import Blueprint, current_app
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base.fields import read_body, structure
+from trioserve.api.base.body import read_body
+from trioserve.api.base.fields import structure
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server

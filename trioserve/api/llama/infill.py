@@ -19,19 +19,18 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve import types
-from trioserve.api.base.fields import read_body
+from trioserve.api.base.body import read_body
 from trioserve.api.base.generation import options_for, tokens_for
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.prompts import jobs_for
-from trioserve.api.base.schema import InfillRequest
+from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.service import current_server
 from trioserve.api.base.terms import terms_of
-from trioserve.api.base.values import File, Prompt
 from trioserve.api.llama.completion import answer
+from trioserve.api.llama.request import File, InfillRequest
 from trioserve.errors import NotSupportedError
 from trioserve.server import Server
-from trioserve.types import GenerationParams, TokenId
+from trioserve.types import GenerationParams, Prompt, TokenId
 
 blueprint = Blueprint("infill", __name__)
 
@@ -45,8 +44,8 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 class Gap:
     """A text with a gap. `begun` is what the gap begins with."""
 
-    prefix: Prompt
-    suffix: Prompt
+    prefix: RawPrompt
+    suffix: RawPrompt
     extra: tuple[File, ...] = ()
     begun: str = ""
 
@@ -106,9 +105,9 @@ async def prompt_for(server: Server, gap: Gap, options: GenerationParams) -> tup
     return (*extra[max(0, len(extra) - n_extra) :], *bos, *parts[0], *parts[1], fim.middle)
 
 
-async def _tokens(server: Server, text: Prompt, param: str) -> tuple[TokenId, ...]:
+async def _tokens(server: Server, text: RawPrompt, param: str) -> tuple[TokenId, ...]:
     tokens = await tokens_for(server, text, add_special=False, parse_special=False)
-    types.Prompt(tokens).check(server.vocab.n_tokens, param)
+    Prompt(tokens).check(server.vocab.n_tokens, param)
     return tokens
 
 

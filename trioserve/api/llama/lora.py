@@ -5,8 +5,9 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import values
-from trioserve.api.base.fields import named, read_json
+from trioserve.api.base import readers
+from trioserve.api.base.body import read_json
+from trioserve.api.base.fields import named
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server
@@ -43,6 +44,6 @@ async def set_scales() -> Response:
     body = await read_json()
     if not isinstance(body, list):
         raise InvalidRequestError("Request body must be an array")
-    scales = named(values.lora, body, "lora")
+    scales = named(readers.lora, body, "lora")
     current_server().lora.set(dict(scales))
     return json_response({"success": True})

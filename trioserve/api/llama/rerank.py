@@ -13,7 +13,7 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import values
+from trioserve.api.base import readers
 from trioserve.api.base.fields import MismatchError, how, json_type, structure
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import json_response
@@ -51,13 +51,13 @@ class RerankRequest:
     query: str
     documents: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=_documents))
     texts: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=_documents))
-    top_n: int | None = attrs.field(default=None, metadata=how(read=values.count))
+    top_n: int | None = attrs.field(default=None, metadata=how(read=readers.count))
     return_documents: bool = False
     return_text: bool = False
     raw_scores: bool = True
     priority: int = 0
     model: str | None = None
-    timeout: float | None = attrs.field(default=None, metadata=how(read=values.seconds))
+    timeout: float | None = attrs.field(default=None, metadata=how(read=readers.seconds))
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> RerankRequest:

@@ -13,12 +13,12 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, payload, sse
-from trioserve.api.base.fields import read_body
+from trioserve.api.base.body import read_body
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import copies_of, options_for, pings_for, read_chat
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.prompts import Job, all_of, complete_all, jobs_for, open_all
 from trioserve.api.base.request import current_request, json_response
-from trioserve.api.base.schema import ChatRequest, CompletionRequest
 from trioserve.api.base.service import current_server
 from trioserve.api.base.terms import Terms, terms_of
 from trioserve.api.llama import control, infill
@@ -29,6 +29,7 @@ from trioserve.api.openai.events import (
     chat_logprobs,
     text_logprobs,
 )
+from trioserve.api.openai.request import CompletionRequest
 from trioserve.api.streams import parked
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
@@ -97,8 +98,8 @@ def chat_arguments(wanted: ChatRequest) -> dict[str, Any]:
         "tools": wanted.tools or None,
         "tool_choice": wanted.tool_choice,
         "parallel_tool_calls": wanted.parallel_tool_calls,
-        "add_generation_prompt": wanted.ending.add_generation_prompt,
-        "continue_final_message": wanted.ending.continue_final_message,
+        "add_generation_prompt": wanted.continuation.add_generation_prompt,
+        "continue_final_message": wanted.continuation.continue_final_message,
         "template_kwargs": wanted.template_kwargs,
         "reasoning_format": wanted.reasoning_format,
         "reasoning_budget": wanted.reasoning_budget,
@@ -128,7 +129,7 @@ def whole_chat(
 
 def _with_echo(wanted: ChatRequest, done: ChatCompletion) -> ChatCompletion:
     """Put what the client has begun before what the model has added, if it is to be there."""
-    if not wanted.ending.echo:
+    if not wanted.continuation.echo:
         return done
     whole = MessageBuilder()
     for delta in final_message_deltas(wanted.messages):

@@ -14,23 +14,23 @@ import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sse, values
+from trioserve.api.base import readers, sse
+from trioserve.api.base.body import read_body
 from trioserve.api.base.fields import (
     MismatchError,
     how,
     integer,
     json_type,
     objects,
-    read_body,
     structure,
     text,
 )
 from trioserve.api.base.generation import tokens_for
 from trioserve.api.base.openapi import takes
+from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.request import current_request
 from trioserve.api.base.service import current_server
 from trioserve.api.base.terms import terms_of
-from trioserve.api.base.values import Prompt
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.embedding_results import Array, Embeddings
@@ -53,7 +53,7 @@ _WANTED = (
 
 
 @json_type({"type": ["string", "array", "object"]})
-def inputs(value: Any) -> tuple[Prompt, ...]:
+def inputs(value: Any) -> tuple[RawPrompt, ...]:
     """Read `input`: one text or a list of them; any number.
 
     Raises:
@@ -69,7 +69,7 @@ def inputs(value: Any) -> tuple[Prompt, ...]:
     return tuple(_input(each) for each in value)
 
 
-def _input(value: Any) -> Prompt:
+def _input(value: Any) -> RawPrompt:
     if isinstance(value, dict) and isinstance(value.get("content"), list):
         return "".join(_part(part) for part in objects(value["content"]))
     if isinstance(value, dict) and "prompt_string" in value:
@@ -114,14 +114,14 @@ def _norm(value: Any) -> int:
 class EmbeddingsRequest:
     """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
 
-    input: tuple[Prompt, ...] | None = attrs.field(default=None, metadata=how(read=inputs))
-    content: tuple[Prompt, ...] | None = attrs.field(default=None, metadata=how(read=inputs))
+    input: tuple[RawPrompt, ...] | None = attrs.field(default=None, metadata=how(read=inputs))
+    content: tuple[RawPrompt, ...] | None = attrs.field(default=None, metadata=how(read=inputs))
     model: str | None = None
     encoding_format: str = attrs.field(default="float", metadata=how(read=_encoding))
     dimensions: int | None = attrs.field(default=None, metadata=how(read=_width))
     embd_normalize: int | None = attrs.field(default=None, metadata=how(read=_norm))
     priority: int = 0
-    timeout: float | None = attrs.field(default=None, metadata=how(read=values.seconds))
+    timeout: float | None = attrs.field(default=None, metadata=how(read=readers.seconds))
 
 
 @blueprint.post("/v1/embeddings")
@@ -186,7 +186,7 @@ async def _embed(server: Server, wanted: EmbeddingsRequest) -> Embeddings:
     )
 
 
-async def _tokens(server: Server, prompt: Prompt) -> str | tuple[TokenId, ...]:
+async def _tokens(server: Server, prompt: RawPrompt) -> str | tuple[TokenId, ...]:
     """Tokenize ids and text mixed; all else is left to `Server.embed`."""
     if isinstance(prompt, str):
         return prompt

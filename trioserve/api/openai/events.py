@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any
 
 from trioserve.api.base import payload, sse
-from trioserve.api.base.schema import ChatRequest, CompletionRequest
+from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.openai.request import CompletionRequest
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -156,7 +157,7 @@ class _Choice:
         self._index = index
         self._frame, self._wanted, self._options = frame, wanted, options
         self._live = payload.LiveTimings(n_prompt, monotonic)
-        self._echo = final_message_deltas(wanted.messages) if wanted.ending.echo else ()
+        self._echo = final_message_deltas(wanted.messages) if wanted.continuation.echo else ()
         self._began = False
         self._called = False
         self._n_predicted = 0

@@ -18,8 +18,8 @@ from quart import current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import sse
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.request import json_response
-from trioserve.api.base.schema import ChatRequest
 from trioserve.api.base.terms import Terms
 from trioserve.errors import NotFoundError, QueueFullError, TrioServeError
 from trioserve.types import GenerationParams

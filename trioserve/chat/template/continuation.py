@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
 from trioserve.chat.formats.syntax import ChatFormat, Reasoning
-from trioserve.chat.messages import Message, parse_messages
+from trioserve.chat.messages import Message, Messages, parse_messages
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
@@ -25,8 +25,8 @@ def continued_part(messages: object, part: ContinueFinalMessage) -> ContinueFina
     Raises:
         InvalidRequestError: the final message cannot be continued; `param` names it.
     """
-    final = parse_messages(messages)[-1]
-    path = f"messages[{len(messages) - 1}]"  # type: ignore[arg-type]
+    parsed = parse_messages(messages)
+    final, path = parsed[-1], f"messages[{len(parsed) - 1}]"
     if final["role"] != "assistant":
         raise InvalidRequestError(
             f"'{path}.role' is {final['role']!r}, but only an assistant message can be continued.",
@@ -58,9 +58,8 @@ def render_continued(
             model writes its messages in channels.
         InvalidRequestError: there is nothing before the final message, or a message is malformed.
     """
-    part = continued_part(messages, part)
-    final = parse_messages(messages)[-1]
-    before = messages[:-1]
+    *others, final = messages = parse_messages(messages)
+    part, before = continued_part(messages, part), Messages(others)
     if not before:
         raise InvalidRequestError(
             "'messages' must have a message before the one that is continued.", param="messages"

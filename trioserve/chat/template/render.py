@@ -18,6 +18,7 @@ from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import (
     ROLES,
     Message,
+    Messages,
     Tool,
     join_text,
     parse_messages,
@@ -112,7 +113,7 @@ class ChatTemplate:
                 param=f"chat_template_kwargs.{name}",
             )
         variables: dict[str, Any] = {**self._absent, **(kwargs or {})}
-        parsed_tools = parse_tools(tools)
+        parsed_tools = list(parse_tools(tools))
         has_place = self.capabilities.supports_tools
         adapted = self._adapt(parse_messages(messages), [] if has_place else parsed_tools)
         self._set_thinking(variables)
@@ -136,7 +137,7 @@ class ChatTemplate:
 
     # -- adapting messages to what the template takes
 
-    def _adapt(self, messages: list[Message], tools: list[Tool]) -> list[tuple[int, Message]]:
+    def _adapt(self, messages: Messages, tools: list[Tool]) -> list[tuple[int, Message]]:
         """Give the messages as the template wants them, each with its place in the request.
 
         The model is told of `tools` by text.

@@ -120,7 +120,7 @@ def test_the_fields_that_a_chat_has_under_other_names() -> None:
     assert chat.template_kwargs == {"reasoning_effort": "low", "verbosity": "low"}
     assert chat.grammar is not None and chat.grammar.param == "text.format"
     assert (chat.logprobs, chat.top_logprobs, chat.n_probs) == (True, 2, 2)
-    assert chat.others == {"temperature": 0.5, "top_k": 3}
+    assert chat.scalars == {"temperature": 0.5, "top_k": 3}
     function = {"name": "weather", "parameters": {"type": "object"}}
     assert chat.tools == ({"type": "function", "function": function},)
 
@@ -317,7 +317,7 @@ async def test_a_call_that_nobody_answered_cannot_go_on() -> None:
     async with Server(load=scripted(backend)) as server:
         with pytest.raises(InvalidRequestError) as caught, wanted.input.naming_items():
             await server.render(
-                chat.messages, continue_final_message=chat.ending.continue_final_message
+                chat.messages, continue_final_message=chat.continuation.continue_final_message
             )
     assert caught.value.message == "'input[1]' has tool calls, so it cannot be continued."
     assert caught.value.param == "input[1]"

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from trioserve.api.base import errors, payload, sse
-from trioserve.api.base.schema import ChatRequest
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.openai.responses.items import (
     CallItem,
     Event,
@@ -81,7 +81,7 @@ class ResponseBuilder:
             {"type": "response.created", "response": self.response},
             {"type": "response.in_progress", "response": self.response},
         ]
-        if self._chat.ending.echo:
+        if self._chat.continuation.echo:
             events += self.add(ChatChunk(final_message_deltas(self._chat.messages), ()))
         return events
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.api.base.fields import convert
+from trioserve.api.base.fields import named, text
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 Item = Mapping[str, Any]
@@ -90,7 +90,7 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
     """
     chat = Conversation()
     if (instructions := body.get("instructions")) is not None:
-        chat.add("instructions", "system", convert(instructions, str, "instructions"))
+        chat.add("instructions", "system", named(text, instructions, "instructions"))
     given = body.get("input")
     if isinstance(given, str):
         chat.add("input", "user", given)

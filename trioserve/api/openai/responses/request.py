@@ -11,7 +11,8 @@ from typing import Any
 
 import attrs
 
-from trioserve.api.base import values
+from trioserve.api.base import readers
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import (
     MismatchError,
     how,
@@ -23,9 +24,8 @@ from trioserve.api.base.fields import (
     structure,
     text,
 )
-from trioserve.api.base.json_types import of_fields
+from trioserve.api.base.json_schema import of_fields
 from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
-from trioserve.api.base.schema import ChatRequest
 from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
@@ -148,7 +148,12 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
                 raise InvalidRequestError(
                     '\'tool_choice.mode\' must be "auto" or "required".', param="tool_choice.mode"
                 )
-            for i, tool in enumerate(named(objects, value.get("tools"), "tool_choice.tools")):
+            tools = named(objects, value.get("tools"), "tool_choice.tools")
+            if not tools:
+                raise InvalidRequestError(
+                    "'tool_choice.tools' must not be empty.", param="tool_choice.tools"
+                )
+            for i, tool in enumerate(tools):
                 named(text, tool.get("name"), f"tool_choice.tools[{i}].name")
             return value
         raise UnsupportedFieldError(
@@ -191,8 +196,8 @@ class ResponsesRequest:
         )
     )
     instructions: str | None = None
-    max_output_tokens: int | None = attrs.field(default=None, metadata=how(read=values.limit))
-    max_tool_calls: int | None = attrs.field(default=None, metadata=how(read=values.count))
+    max_output_tokens: int | None = attrs.field(default=None, metadata=how(read=readers.max_tokens))
+    max_tool_calls: int | None = attrs.field(default=None, metadata=how(read=readers.count))
     metadata: dict[str, str] = attrs.field(factory=dict, metadata=how(read=_metadata))
     tools: tuple[dict[str, Any], ...] = attrs.field(default=(), metadata=how(read=_tools))
     tool_choice: str | dict[str, Any] = attrs.field(default="auto", metadata=how(read=_tool_choice))
@@ -200,7 +205,7 @@ class ResponsesRequest:
     reasoning: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_reasoning))
     text: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_text_config))
     include: tuple[str, ...] = attrs.field(default=(), metadata=how(read=_include))
-    top_logprobs: int = attrs.field(default=0, metadata=how(read=values.count))
+    top_logprobs: int = attrs.field(default=0, metadata=how(read=readers.count))
     stream_options: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_stream_options))
     user: str | None = None
     safety_identifier: str | None = None
@@ -214,17 +219,17 @@ class ResponsesRequest:
             InvalidRequestError: `param` names the field at fault.
         """
         refuse_unsupported(body, _NEUTRAL)
-        wanted = structure(cls, body)
-        if wanted.top_logprobs and _LOGPROBS not in wanted.include:
+        request = structure(cls, body)
+        if request.top_logprobs and _LOGPROBS not in request.include:
             raise InvalidRequestError(
                 f"'top_logprobs' needs {_LOGPROBS!r} in 'include'.", param="top_logprobs"
             )
-        fields = wanted._in_chat()
-        with wanted.input.naming_items():
+        fields = request._in_chat()
+        with request.input.naming_items():
             chat = ChatRequest.parse(fields)
         if chat.grammar is not None and chat.grammar.param == "response_format":
             chat = attrs.evolve(chat, grammar=attrs.evolve(chat.grammar, param="text.format"))
-        return wanted, chat
+        return request, chat
 
     def _in_chat(self) -> dict[str, Any]:
         """The body of a chat request that asks for the same."""

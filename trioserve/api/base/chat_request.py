@@ -1,0 +1,220 @@
+"""What requests for a chat may hold, and what the prompt of a chat is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self, cast
+
+import attrs
+
+from trioserve.api.base import readers
+from trioserve.api.base.fields import (
+    MismatchError,
+    boolean,
+    how,
+    json_type,
+    mapping,
+    named,
+    structure,
+)
+from trioserve.api.base.generation_request import GenerationRequest
+from trioserve.api.base.neutral import NEUTRAL_IN_CHAT, refuse_unsupported
+from trioserve.chat.messages import Messages, Tools, parse_messages, parse_tools
+from trioserve.chat.template.continuation import ContinueFinalMessage
+from trioserve.chat.tool_choice import MODES, ToolChoice, parse_tool_choice
+from trioserve.errors import InvalidRequestError
+
+# -- messages and tools
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+        "content": {"type": ["string", "array", "null"], "items": _TEXT_PART},
+        "reasoning_content": {"type": ["string", "null"]},
+        "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+    "required": ["role"],
+}
+_TOOL = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+
+
+@json_type({"type": "array", "items": _MESSAGE, "minItems": 1})
+def _messages(value: Any) -> Messages:
+    return parse_messages(value)
+
+
+@json_type({"type": "array", "items": _TOOL})
+def _tools(value: Any) -> Tools:
+    return parse_tools(value)
+
+
+@json_type({"anyOf": [{"enum": list(MODES)}, {"type": "object"}]})
+def _tool_choice(value: Any) -> ToolChoice:
+    return parse_tool_choice(value)
+
+
+# -- how the prompt ends
+
+
+@attrs.frozen
+class Continuation:
+    """Whether the prompt ends with the head of an answer, or with a message that is continued.
+
+    With `echo` the answer repeats the message that it continues.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: ContinueFinalMessage | None = None
+    echo: bool = False
+
+
+@json_type(
+    properties={
+        "add_generation_prompt": {"type": "boolean"},
+        "continue_final_message": {"enum": [True, False, "content", "reasoning_content"]},
+        "echo": {"type": "boolean"},
+    }
+)
+def _continuation(body: Mapping[str, Any]) -> Continuation:
+    """Read ``add_generation_prompt``, ``continue_final_message`` and ``echo``.
+
+    Without the second, a last message of the assistant's is continued and repeated, as in
+    llama-server.
+    """
+    add = _optional(body, "add_generation_prompt", boolean)
+    part = _optional(body, "continue_final_message", _part)
+    echo = _optional(body, "echo", boolean)
+    if part is None and _ends_with_assistant(body["messages"]):
+        return Continuation(False, "auto", echo is not False)
+    if part is None or part is False:
+        return Continuation(add is not False)
+    if add:
+        raise InvalidRequestError(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="continue_final_message",
+        )
+    return Continuation(False, part, echo is True)
+
+
+def _optional(body: Mapping[str, Any], name: str, read: Any) -> Any:
+    value = body.get(name)
+    return None if value is None else named(read, value, name)
+
+
+def _part(value: Any) -> ContinueFinalMessage | bool:
+    """Take a boolean, or the part of the message that is continued; false: none is."""
+    if isinstance(value, bool):
+        return "auto" if value else False
+    if value not in ("content", "reasoning_content"):
+        raise MismatchError('true, false, "content" or "reasoning_content"')
+    return cast(ContinueFinalMessage, value)
+
+
+def _ends_with_assistant(messages: Any) -> bool:
+    roles = [message["role"] for message in messages[-2:]]
+    if roles == ["assistant", "assistant"]:
+        raise InvalidRequestError(
+            "'messages' must not end with two messages of the assistant.", param="messages"
+        )
+    return roles[-1:] == ["assistant"]
+
+
+# -- variables of the template
+
+
+@json_type({"type": "object"})
+def template_kwargs(value: Any) -> dict[str, Any]:
+    """Read `chat_template_kwargs`."""
+    kwargs = mapping(value)
+    if not isinstance(kwargs.get("enable_thinking", False), bool):
+        raise MismatchError("an object in which 'enable_thinking' is true or false")
+    return kwargs
+
+
+# -- the routes
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class TemplateRequest:
+    """``POST /apply-template``: the fields that the prompt of a chat is made of."""
+
+    messages: Messages = attrs.field(metadata=how(read=_messages))
+    tools: Tools = attrs.field(factory=Tools, metadata=how(read=_tools))
+    continuation: Continuation = attrs.field(metadata=how(whole=_continuation))
+    chat_template_kwargs: dict[str, Any] = attrs.field(
+        factory=dict, metadata=how(read=template_kwargs)
+    )
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The variables of the template; an effort of "none" switches thinking off."""
+        variables = dict(self.chat_template_kwargs)
+        if self.verbosity is not None:
+            variables["verbosity"] = self.verbosity
+        if self.reasoning_effort == "none":
+            variables["enable_thinking"] = False
+        elif self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        return variables
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        return structure(cls, body)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class ChatRequest(TemplateRequest, GenerationRequest):
+    """``POST /v1/chat/completions``."""
+
+    tool_choice: ToolChoice = attrs.field(factory=ToolChoice, metadata=how(read=_tool_choice))
+    parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool = True
+    reasoning_format: str | None = None
+    reasoning_budget: int = attrs.field(
+        default=-1,
+        metadata=how("reasoning_budget_tokens", "thinking_budget_tokens", read=readers.budget),
+    )
+    reasoning_budget_message: str | None = None
+    reasoning_control: bool = False
+    logprobs: bool = False
+    top_logprobs: int | None = attrs.field(default=None, metadata=how(read=readers.count))
+    n_candidates: int = attrs.field(default=0, metadata=how("n_probs", read=readers.count))
+
+    @property
+    def n_probs(self) -> int:
+        """How many candidates to report for each token. llama-server's default is 20."""
+        if not self.logprobs:
+            return self.n_candidates
+        return 20 if self.top_logprobs is None else max(1, self.top_logprobs)
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        refuse_unsupported(body, NEUTRAL_IN_CHAT)
+        request = structure(cls, body)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise InvalidRequestError(
+                "'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs"
+            )
+        return request

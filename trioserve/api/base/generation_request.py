@@ -1,0 +1,136 @@
+"""The fields of every request that generates text, and what they change in `GenerationParams`.
+
+Names, aliases and defaults are llama-server's and OpenAI's. Fields that nobody knows are ignored,
+as both do. A field that is known but has no effect here is refused (`trioserve.api.base.neutral`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from trioserve.api.base import readers
+from trioserve.api.base.fields import READERS, how, json_type, named, types_of
+from trioserve.api.base.grammar_fields import read_grammar
+from trioserve.api.base.json_schema import of_fields
+from trioserve.api.base.readers import Bias
+from trioserve.types import GenerationParams, Grammar, SamplingParams
+
+#: Scalars that are read by fields of their own below.
+_WITH_FIELDS = frozenset({"max_tokens", "n_probs", "return_progress"})
+
+#: How the other numbers and booleans of `GenerationParams` and `SamplingParams` are read.
+_SCALARS: Mapping[str, Callable[[Any], Any]] = {
+    name: READERS[type_]
+    for cls in (GenerationParams, SamplingParams)
+    for name, type_ in types_of(cls).items()
+    if type_ in (int, float, bool) and name not in _WITH_FIELDS
+}
+
+
+@json_type(
+    properties={
+        name: schema
+        for cls in (GenerationParams, SamplingParams)
+        for name, schema in of_fields(cls, _SCALARS).items()
+    }
+)
+def _read_scalars(body: Mapping[str, Any]) -> dict[str, Any]:
+    scalars = {
+        name: named(read, body[name], name)
+        for name, read in _SCALARS.items()
+        if body.get(name) is not None
+    }
+    if scalars.get("dry_base", 1.0) < 1.0:
+        del scalars["dry_base"]  # llama-server takes its default then
+    if scalars.get("t_max_predict_ms", 0) < 0:
+        scalars["t_max_predict_ms"] = 0
+    return scalars
+
+
+#: Fields of a request that are fields of the parameters, too.
+_SHARED = ("max_tokens", "stop", "samplers", "dry_sequence_breakers", "lora", "grammar")
+
+
+@attrs.frozen(kw_only=True)
+class StreamOptions:
+    """Options of a streamed response."""
+
+    include_usage: bool = False
+
+
+@attrs.frozen(kw_only=True, slots=False)  # without slots, a class can inherit from two of these
+class GenerationRequest:
+    """The fields of every route that generates text."""
+
+    stream: bool = False
+    stream_options: StreamOptions = attrs.field(factory=StreamOptions)
+    timeout: float | None = attrs.field(default=None, metadata=how(read=readers.seconds))
+    sse_ping_interval: float | None = None
+    queue_comments: bool = False  # tell the place in the queue, in comments of the stream
+    timings_per_token: bool = False
+    return_progress: bool = False
+    max_tokens: int | None = attrs.field(
+        default=None,
+        metadata=how("n_predict", "max_completion_tokens", "max_tokens", read=readers.max_tokens),
+    )
+    n: int = attrs.field(default=1, metadata=how("n_cmpl", "n", read=readers.copies))
+    stop: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=readers.words))
+    samplers: tuple[str, ...] | None = attrs.field(
+        default=None, metadata=how(read=readers.samplers)
+    )
+    dry_sequence_breakers: tuple[str, ...] | None = attrs.field(
+        default=None, metadata=how(read=readers.breakers)
+    )
+    logit_bias: tuple[Bias, ...] | None = attrs.field(
+        default=None, metadata=how(read=readers.biases)
+    )
+    lora: tuple[tuple[int, float], ...] | None = attrs.field(
+        default=None, metadata=how(read=readers.lora)
+    )
+    grammar: Grammar | None = attrs.field(metadata=how(whole=read_grammar))
+    scalars: dict[str, Any] = attrs.field(metadata=how(whole=_read_scalars))
+
+    @property
+    def n_probs(self) -> int:
+        """How many candidates to report for each token."""
+        return 0
+
+    @property
+    def n_copies(self) -> int:
+        """How many times each prompt is continued."""
+        return self.n
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether the engine is to report its progress in the prompt."""
+        return self.stream and (self.return_progress or self.timings_per_token)
+
+    def given_params(self) -> dict[str, Any]:
+        """The fields of `GenerationParams` and `SamplingParams` that the request sets.
+
+        All but `logit_bias`, which may hold text that has to be tokenized first.
+        """
+        params = dict(self.scalars)
+        for name in _SHARED:
+            if (value := getattr(self, name)) is not None:
+                params[name] = value
+        if self.n_probs:
+            params["n_probs"] = self.n_probs
+        if self.wants_progress:
+            params["return_progress"] = True
+        return params
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class TextRequest(GenerationRequest):
+    """What the routes that continue text have in common."""
+
+    logprobs: int = attrs.field(default=0, metadata=how("n_probs", "logprobs", read=readers.count))
+
+    @property
+    def n_probs(self) -> int:
+        """How many candidates to report for each token."""
+        return self.logprobs

@@ -1,0 +1,99 @@
+"""What requests to llama-server's own routes may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import attrs
+
+from trioserve.api.base import readers
+from trioserve.api.base.fields import MismatchError, how, json_type, objects, structure
+from trioserve.api.base.generation_request import TextRequest
+from trioserve.api.base.neutral import NEUTRAL_IN_LLAMA, refuse_unsupported
+from trioserve.api.base.readers import RawPrompt
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class LlamaRequest(TextRequest):
+    """What the routes that continue a prompt have in common."""
+
+    return_tokens: bool = False
+    response_fields: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        refuse_unsupported(body, NEUTRAL_IN_LLAMA)
+        return structure(cls, body)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class LlamaCompletionRequest(LlamaRequest):
+    """``POST /completion``."""
+
+    prompts: tuple[RawPrompt, ...] = attrs.field(metadata=how("prompt", read=readers.prompts))
+
+
+# -- /infill
+
+
+@attrs.frozen
+class File:
+    """A file beside the one with a gap."""
+
+    name: str
+    text: str
+
+
+#: The name of a file that has none, as in llama-server.
+_NO_NAME = "tmp"
+
+
+@json_type({"type": "array", "items": {"type": "object"}})
+def _extra_files(value: Any) -> tuple[File, ...]:
+    """Read `input_extra`: files, each with a text and perhaps a name."""
+    files = []
+    for each in objects(value):
+        text, name = each.get("text"), each.get("filename", _NO_NAME)
+        if not isinstance(text, str) or not isinstance(name, str):
+            raise MismatchError("a list of objects with a 'text' and perhaps a 'filename'")
+        files.append(File(name, text))
+    return tuple(files)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class InfillRequest(LlamaRequest):
+    """``POST /infill``: text with a gap. `prompt` is what the gap begins with."""
+
+    input_prefix: RawPrompt = attrs.field(metadata=how(read=readers.content))
+    input_suffix: RawPrompt = attrs.field(metadata=how(read=readers.content))
+    input_extra: tuple[File, ...] = attrs.field(default=(), metadata=how(read=_extra_files))
+    prompt: str = ""
+
+
+# -- tokens
+
+
+@json_type({"type": "array", "items": {"type": "integer"}})
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise MismatchError("a list of token ids")
+    return tuple(value)
+
+
+@attrs.frozen(kw_only=True)
+class TokenizeRequest:
+    """``POST /tokenize``."""
+
+    content: RawPrompt = attrs.field(default="", metadata=how(read=readers.content))
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class DetokenizeRequest:
+    """``POST /detokenize``."""
+
+    tokens: tuple[int, ...] = attrs.field(default=(), metadata=how(read=_token_ids))

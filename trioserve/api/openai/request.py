@@ -1,0 +1,60 @@
+"""What ``POST /v1/completions`` may hold. Chats: `trioserve.api.base.chat_request`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import attrs
+
+from trioserve.api.base import readers
+from trioserve.api.base.fields import how, structure
+from trioserve.api.base.generation_request import TextRequest
+from trioserve.api.base.neutral import NEUTRAL, refuse_unsupported
+from trioserve.api.base.readers import RawPrompt
+from trioserve.errors import InvalidRequestError
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class CompletionRequest(TextRequest):
+    """``POST /v1/completions``."""
+
+    prompts: tuple[RawPrompt, ...] = attrs.field(metadata=how("prompt", read=readers.prompts))
+    suffix: str = ""
+    echo: bool = False
+    best_of: int | None = attrs.field(default=None, metadata=how(read=readers.copies))
+
+    @property
+    def n_copies(self) -> int:
+        """How many times each prompt is continued; `best_of` are made to choose from."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def n_probs(self) -> int:
+        """How many candidates to report for each token; a choice needs the token's own."""
+        return self.logprobs or int(self.n_copies > self.n)
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        refuse_unsupported(body, NEUTRAL)
+        request = structure(cls, body)
+        if request.best_of is not None:
+            _check_best_of(request, request.best_of)
+        for other, given in (("suffix", request.suffix), ("logprobs", request.logprobs)):
+            if request.echo and given:
+                raise InvalidRequestError(f"'echo' and '{other}' exclude each other.", param="echo")
+        return request
+
+
+def _check_best_of(request: CompletionRequest, best_of: int) -> None:
+    if best_of < request.n:
+        raise InvalidRequestError("'best_of' must be at least 'n'.", param="best_of")
+    if best_of > request.n and request.stream:
+        raise InvalidRequestError("'best_of' cannot be streamed.", param="best_of")
+    if best_of > request.n and request.scalars.get("post_sampling_probs"):
+        raise InvalidRequestError(
+            "'best_of' goes by the probabilities before sampling, "
+            "and 'post_sampling_probs' asks for others.",
+            param="best_of",
+        )
