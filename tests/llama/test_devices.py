@@ -68,7 +68,7 @@ def test_everything_can_be_kept_on_the_cpu() -> None:
     [
         ({"device": ("none", "CUDA0")}, "There is no device 'none' to offload to"),
         ({"device": ("CPU",)}, "There is no device 'CPU' to offload to"),
-        ({"override_tensor": ("a=GPU",)}, "There is no buffer 'GPU' for tensors; there are CPU"),
+        ({"override_tensor": ("a=GPU",)}, "There is no buffer type 'GPU'; available: CPU"),
         ({"tensor_split": (1.0,) * 999}, "tensor_split has 999 shares; llama.cpp takes "),
     ],
 )

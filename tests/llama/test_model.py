@@ -117,7 +117,7 @@ def test_progress_may_give_up(after: int) -> None:
         calls.append(share)
         return len(calls) < after
 
-    with pytest.raises(ModelLoadError, match="was given up"):
+    with pytest.raises(ModelLoadError, match="was cancelled"):
         Model.load(Config(), progress=progress)
     assert len(calls) == after
 
@@ -179,7 +179,7 @@ def test_a_vocabulary_without_the_token_it_wants_added_is_refused(
 ) -> None:
     monkeypatch.setattr(library.lib, "llama_vocab_get_add_bos", lambda _handle: True)
     monkeypatch.setattr(library.lib, "llama_vocab_bos", lambda _handle: -1)
-    with pytest.raises(ModelLoadError, match="wants a BOS token added, and has none"):
+    with pytest.raises(ModelLoadError, match="adds a BOS token to texts, but has none"):
         Model.load(Config())
 
 

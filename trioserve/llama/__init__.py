@@ -1,10 +1,10 @@
 """llama.cpp, typed and with every C object released on time. Only this package imports llama_cpp.
 
-`library` finds the C functions and takes llama.cpp's log lines; `model`, `vocab`, `context`,
-`memory`, `batch` and `sampling` wrap one C object each; `chain` turns `SamplingParams` into a
-sampler chain; `machine` knows cores and memory; `backend` joins them into what the engine asks for,
-and `embedding` into what the engine for embeddings does.
-Everything that reaches C is checked first, because llama.cpp ends the process on bad values.
+`library` finds the C functions and takes llama.cpp's log lines. `model`, `vocab`, `context`,
+`memory`, `batch` and `adapters` wrap one kind of C object each. `sampling` chooses tokens, within
+what `grammar` allows. `devices` and `machine` know what there is to compute with. `backend` puts
+them together for the engine, and `embedding` for the engine of embeddings.
+Everything that reaches C is checked first, because llama.cpp aborts the process on bad values.
 Importing this package is cheap: llama_cpp is imported by the first call of `load`.
 """
 
@@ -28,11 +28,11 @@ def load(
 
     Args:
         config: which file, how many sequences, how much context, how many threads.
-        progress: gets the share of the weights that is loaded, 0.0 to 1.0, in the calling thread;
-            returning False gives up. What it raises passes through.
+        progress: called with the share of the weights that is loaded, 0.0 to 1.0, in the calling
+            thread. Returning False cancels the load; what it raises is passed on.
 
     Raises:
-        ModelLoadError: the file or the context cannot be used, or `progress` gave up.
+        ModelLoadError: the file or the context cannot be used, or `progress` cancelled.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
     if config.serves_embeddings:
@@ -45,7 +45,7 @@ def load(
 
 
 def check_library() -> None:
-    """Check that the installed llama.cpp has what we call.
+    """Check that the installed llama.cpp has every function that we call.
 
     Raises:
         BackendMismatchError: it does not; the message names what is missing.

@@ -1,4 +1,4 @@
-"""Adapters: the LoRA files that were loaded beside a model, and which of them a context uses."""
+"""Adapters: the LoRA files that are loaded beside a model, and which of them a context uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HANDLE = ctypes.POINTER(ctypes.c_void_p)
 
 
 class LoadedAdapters:
-    """The adapters of a model, which frees them when it is closed.
+    """The adapters of a model. The model frees them when it is closed.
 
     Raises:
         ModelLoadError: a file is missing, is not a LoRA adapter, or is one for another model.
@@ -39,17 +39,17 @@ class LoadedAdapters:
         )
 
     def use(self, context: Context, adapters: Adapters) -> None:
-        """Have a context compute with these and no others.
+        """Make a context compute with these and no others.
 
-        llama.cpp plans its buffers anew then, which takes about as long as a token.
+        llama.cpp then plans its buffers again, which takes about as long as a token.
         """
         n = len(adapters)
         if any(not 0 <= id_ < len(self._handles) for id_, _ in adapters):
-            raise EngineError(f"There are {len(self._handles)} adapters; got {adapters}.")
+            raise EngineError(f"Adapter ids are below {len(self._handles)}; got {adapters}.")
         handles = (_HANDLE * n)(*(self._handles[i] for i, _ in adapters))
         scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
         if lib.llama_set_adapters_lora(context.handle, handles, n, scales):
-            raise EngineError("llama.cpp does not take the adapters.")
+            raise EngineError("llama.cpp refused the LoRA adapters.")
 
 
 def _load(model: Model, path: Path) -> Any:
@@ -61,14 +61,14 @@ def _load(model: Model, path: Path) -> Any:
         raise ModelLoadError(f"The LoRA adapter {path} cannot be used: {why}.")
     if lib.llama_adapter_get_alora_n_invocation_tokens(handle):
         raise ModelLoadError(
-            f"The adapter {path} is an activated LoRA, which works from some token of the prompt "
-            "on; such adapters are not supported."
+            f"The adapter {path} is an activated LoRA, which applies only after certain tokens of "
+            "the prompt; such adapters are not supported."
         )
     return handle
 
 
 def _entry(handle: Any, key: bytes) -> str:
-    """Read an entry of the metadata; empty where there is none."""
+    """Read an entry of the metadata; empty if there is none."""
     buffer = ctypes.create_string_buffer(1024)
     lib.llama_adapter_meta_val_str(handle, key, buffer, len(buffer))
     return buffer.value.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""LlamaBackend: a model and a context that generates text, as the engine wants them."""
+"""LlamaBackend: a model and a context that generates text, for the engine."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _log = structlog.get_logger("llama")
 class LlamaBackend:
     """Implements `trioserve.engine.backend.Backend` with llama.cpp.
 
-    It may be made in one thread, used in another and closed in a third, one after the other. Only
-    `info`, `vocab`, `check_sampling` and `compile` may be used by any thread at any time.
+    It may be made in one thread, used in another and closed in a third. `info`, `vocab`,
+    `check_sampling` and `compile` may be used by any thread at any time.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LlamaBackend:
         *,
         n_slots: int,
         n_spare_cores: int = 0,
-        n_ctx_most: int | None = None,  # of one sequence; none: as in training
+        max_n_ctx_seq: int | None = None,  # None: as in training
         adapters: LoadedAdapters | None = None,
     ) -> None:
         self._model = model
@@ -62,7 +62,7 @@ class LlamaBackend:
         self.info: ModelInfo = model.info
         self.vocab: Vocab = model.vocab
         self.n_ctx: int = context.n_ctx
-        self.n_ctx_seq: int = min(context.n_ctx_seq, n_ctx_most or model.info.n_ctx_train)
+        self.n_ctx_seq: int = min(context.n_ctx_seq, max_n_ctx_seq or model.info.n_ctx_train)
         self.n_batch: int = context.n_batch
         self._lora = adapters
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
@@ -84,6 +84,7 @@ class LlamaBackend:
         """Load a model and make its context; see `trioserve.llama.load`."""
         model = Model.load(config, progress=progress)
         try:
+            max_n_ctx_seq = model.max_n_ctx_seq(config)
             adapters = LoadedAdapters(model, config.lora_files)
             context = Context(model, generation_params(model, config))
             _check_generates(model, context)
@@ -91,16 +92,12 @@ class LlamaBackend:
             model.close()
             raise
         n_spare = max(0, len(allowed_cpus()) - threads(config.threads))
-        stretch = max(1.0, 1 / (config.rope_freq_scale or 1.0))
-        n_ctx_most = int(model.info.n_ctx_train * stretch)
-        if config.kv_unified_per_slot:
-            n_ctx_most = min(n_ctx_most, config.kv_unified_per_slot)
         return cls(
             model,
             context,
             n_slots=config.parallel,
             n_spare_cores=n_spare,
-            n_ctx_most=n_ctx_most,
+            max_n_ctx_seq=max_n_ctx_seq,
             adapters=adapters,
         )
 
@@ -120,7 +117,7 @@ class LlamaBackend:
         self._context.decode(self.batch)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Make of a grammar what `sampler` takes; from any thread but the inference thread.
+        """Compile a grammar for `sampler`; in any thread but the inference thread.
 
         Raises:
             InvalidRequestError: it is wrong, too large, or cannot be enforced.
@@ -134,10 +131,10 @@ class LlamaBackend:
         prompt: Sequence[TokenId],
         constraint: Constraint | None = None,
     ) -> Sampler:
-        """Make the sampler of a task. It has seen the prompt (for penalties).
+        """Make the sampler of a task. Penalties count the tokens of the prompt.
 
-        With a constraint from `compile`, it chooses only what the grammar allows. Where nothing
-        but the end is left, the output ends, whatever the biases say.
+        With a constraint from `compile`, it chooses only what the grammar allows. Where the grammar
+        allows only the end, the output ends, whatever the biases are.
 
         Raises:
             InvalidRequestError: a parameter cannot be used with this model, or forbids all that
@@ -146,7 +143,7 @@ class LlamaBackend:
         matcher = None
         if constraint is not None:
             if not isinstance(constraint, CompiledGrammar):
-                raise TypeError("the constraint is of another backend")
+                raise TypeError("the constraint was compiled by another backend")
             matcher = matcher_for(constraint, chain.banned(params, self.vocab))
         sampler = Sampler(
             self._context,
@@ -168,7 +165,7 @@ class LlamaBackend:
         """
         chain.check(params, self.vocab)
 
-    # -- sequences; the ids are checked, and `EngineError` names one that does not exist
+    # -- sequences: each method raises `EngineError` for one that does not exist
 
     def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
         """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
@@ -202,10 +199,10 @@ class LlamaBackend:
         return self._memory.saved_size(seq)
 
     def state_get(self, seq: int) -> bytes:
-        """Return what a sequence holds, for `state_set`. A copied one must be decoded with first.
+        """Return what a sequence holds, for `state_set`.
 
         Raises:
-            EngineError: llama.cpp fails, or a copy waits for the next decode.
+            EngineError: llama.cpp fails, or a copy is pending until the next decode.
         """
         return self._memory.save(seq)
 
@@ -213,12 +210,12 @@ class LlamaBackend:
         """Replace what a sequence holds by what `state_get` returned, of the same configuration.
 
         Raises:
-            InvalidRequestError: the data does not fit; the sequence is empty now.
+            InvalidRequestError: the data does not fit; the sequence is then empty.
         """
         self._memory.restore(seq, data)
 
     def write_state(self, path: Path, saved: SlotState) -> int:
-        """Write a file that llama-server reads, too, whole or not at all; returns its size.
+        """Write a file that llama-server can read too, whole or not at all; returns its size.
 
         Raises:
             OSError: it cannot be written.
@@ -226,12 +223,12 @@ class LlamaBackend:
         return state_file.write(path, saved, self.adapters)
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
-        """Read such a file, from here or from llama-server, and its size.
+        """Read a file of `write_state` or of llama-server; returns the state and the file's size.
 
-        `adapters` are those of a file that does not say which it was computed with.
+        `adapters` are those of a file that names none.
 
         Raises:
-            InvalidRequestError: it is no such file, or is of another model.
+            InvalidRequestError: it is no such file, or it is from another model.
             OSError: it cannot be read.
         """
         free = free_memory()
@@ -241,11 +238,11 @@ class LlamaBackend:
                 param="filename",
             )
         saved, size = state_file.read(
-            path, self._state_prefix, self.adapters, adapters, most=self.n_ctx_seq
+            path, self._state_prefix, self.adapters, adapters, max_tokens=self.n_ctx_seq
         )
         if any(not 0 <= token < self.vocab.n_tokens for token in saved.tokens):
             raise InvalidRequestError(
-                "Unable to restore slot: the file is of a model with other tokens.",
+                "Unable to restore slot: the file is from a model with another vocabulary.",
                 param="filename",
             )
         return saved, size
@@ -269,6 +266,6 @@ def _check_generates(model: Model, context: Context) -> None:
     if not context.has_cache:
         context.close()
         raise ModelLoadError(
-            f"The model in {model.info.path} is for embeddings, and makes no text: it needs "
-            "--embeddings, or --reranking if it ranks documents."
+            f"The model in {model.info.path} is for embeddings and does not generate text: it "
+            "needs --embeddings, or --reranking if it ranks documents."
         )

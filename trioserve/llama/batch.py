@@ -3,8 +3,8 @@
 row           0    1    2    3   …  capacity - 1
 token        17   12    5  900
 position     40   41    0    1
-sequence      0    0    3    3        one sequence a token
-logits        0    1    0    0        1: wanted
+sequence      0    0    3    3        each token belongs to one sequence
+logits        0    1    0    0        1: asked for
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trioserve.types import TokenId
 
 
 class Batch:
-    """At most `capacity` tokens. Allocated once and filled anew each tick; nothing to release.
+    """At most `capacity` tokens. Allocated once and refilled each tick; nothing to release.
 
     Raises:
         EngineError: from methods that add, when the batch is full, or a token, position or
-            sequence does not exist. The batch is then as it was.
+            sequence does not exist. The batch has not changed then.
     """
 
     def __init__(self, capacity: int, *, n_vocab: int, n_seqs: int) -> None:
@@ -37,10 +37,10 @@ class Batch:
         self._pos = np.zeros(capacity, dtype=np.int32)
         self._seq = np.zeros(capacity, dtype=np.int32)
         self._logits = np.zeros(capacity, dtype=np.int8)
-        # C wants, for each token, a count of sequences and a pointer to them: always one, its own.
+        # For each token, C takes a count of sequences and a pointer to them: always one, its own.
         self._one = np.ones(capacity, dtype=np.int32)
         self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
-        # Assigning one item through a memoryview takes half the time that numpy takes.
+        # Assigning one item through a memoryview takes half as long as through numpy.
         self._tokens, self._positions = self._token.data, self._pos.data
         self._seqs, self._flags = self._seq.data, self._logits.data
         self._range = np.arange(capacity, dtype=np.int32)
@@ -73,7 +73,7 @@ class Batch:
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
         """Append tokens at positions ``pos, pos + 1, …``, without logits; returns the last row.
 
-        No tokens are fine; the row is then the one before.
+        Without tokens, that is the row before.
         """
         start, count = self._size, len(tokens)
         end = start + count
@@ -87,9 +87,9 @@ class Batch:
                 chunk[:] = tokens
             except OverflowError:
                 chunk[0] = -1  # a token that does not exist
-            least, most = int(chunk.min()), int(chunk.max())
-            if least < 0 or most >= self._n_vocab:
-                self._refuse(count, min(least, 0) or most, pos, seq)
+            lowest, highest = int(chunk.min()), int(chunk.max())
+            if lowest < 0 or highest >= self._n_vocab:
+                self._refuse(count, min(lowest, 0) or highest, pos, seq)
             np.add(self._range[:count], pos, out=self._pos[start:end])
             self._seq[start:end] = seq
             self._logits[start:end] = 0
@@ -97,22 +97,22 @@ class Batch:
         return end - 1
 
     def want_logits(self, row: int) -> None:
-        """Ask for the logits of a row that is already there."""
+        """Ask for the logits of a row that has been added."""
         if not 0 <= row < self._size:
             raise EngineError(f"The batch has no row {row}; it has {self._size}.")
         self._flags[row] = 1
 
     def want_all(self) -> None:
-        """Ask for the logits, or the vectors, of all rows that are there."""
+        """Ask for the logits, or the embeddings, of all rows."""
         self._logits[: self._size] = 1
 
     def seal(self) -> Any:
-        """Return the structure that `llama_decode` takes, with the tokens that are there now."""
+        """Return the structure that `llama_decode` takes, with the tokens added so far."""
         self._struct.n_tokens = self._size
         return self._struct
 
     def rows(self) -> bytes:
-        """Return a byte for each row: 1 where logits are wanted."""
+        """Return a byte for each row: 1 where logits were asked for."""
         return self._logits[: self._size].tobytes()
 
     def _refuse(self, count: int, token: int, pos: int, seq: int) -> None:

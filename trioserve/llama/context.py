@@ -1,7 +1,7 @@
 """Context: the KV cache and the buffers that decoding needs.
 
-A context is made of parameters, which say what it is for. `generation_params` makes those for
-text; a context for embeddings takes others, and the same class.
+What a context is for depends on its parameters. `generation_params` makes those for text;
+`trioserve.llama.embedding` has others, for the same class.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 @attrs.frozen
 class _CacheType:
-    """A type of values in the KV cache: ggml's number for it, and bytes per value."""
+    """A type of the values in the KV cache: ggml's number for it, and bytes per value."""
 
     number: int
     width: float
@@ -77,11 +77,11 @@ class Context:
         self.n_batch: int = lib.llama_n_batch(handle)
         self.n_ubatch: int = lib.llama_n_ubatch(handle)
         self.n_seqs: int = lib.llama_n_seq_max(handle)
-        #: Encoders have none: each batch stands alone, and there are no logits.
+        #: Encoders have no cache: batches are independent, and there are no logits.
         self.has_cache: bool = lib.llama_get_memory(handle) is not None
-        #: One byte a row of the last batch: 1 where there are logits.
+        #: One byte for each row of the last batch: 1 if it has logits.
         self.rows = b""
-        #: Whether all sequences share the cells. One sequence alone has all of them anyway.
+        #: Whether all sequences share the cells. A single sequence has all of them anyway.
         self.unified = bool(params.kv_unified) or self.n_seqs == 1
         self.memory = Memory(handle, self.n_seqs, unified=bool(params.kv_unified))
 
@@ -135,13 +135,13 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
         ModelLoadError: the KV cache would be larger than the memory that is free.
     """
     params = lib.llama_context_default_params()
-    # llama.cpp counts cells in steps of 256, and ends the process if a batch could not hold one
-    # token of each sequence.
-    wanted = config.ctx_size or config.parallel * config.kv_unified_per_slot
-    params.n_ctx = _pad(wanted or model.info.n_ctx_train)
+    # llama.cpp counts cells in steps of 256, and aborts if a batch cannot hold one token of each
+    # sequence.
+    n_ctx = config.ctx_size or config.parallel * config.kv_unified_per_slot
+    params.n_ctx = _pad(n_ctx or model.info.n_ctx_train)
     params.n_seq_max = sequences(config)
-    # Of each sequence, only the last row of a batch has logits. By default llama.cpp makes room for
-    # those of every row, 300 MB at 512 rows and 152,000 tokens.
+    # Only the last row of each sequence has logits. By default llama.cpp makes room for those of
+    # every row: 300 MB for 512 rows and 152,000 tokens.
     params.n_outputs_max = params.n_seq_max
     params.n_batch = max(config.batch_size, params.n_seq_max)
     params.n_ubatch = min(config.ubatch_size, params.n_batch)
@@ -165,9 +165,9 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
 
 
 def sequences(config: ModelConfig) -> int:
-    """Return how many KV sequences to have: one a slot, and those kept for later prompts.
+    """Return the number of KV sequences: one for each slot, and those kept for later prompts.
 
-    In a unified cache a kept sequence costs the cells it holds; in a split one it costs its whole
+    In a unified cache a kept sequence costs the cells it holds. In a split one it costs its whole
     part, used or not.
     """
     extra = config.cache_seqs
@@ -177,18 +177,18 @@ def sequences(config: ModelConfig) -> int:
 
 
 def threads(number: int) -> int:
-    """Turn a setting into a number of threads: -1 is one a physical core, 0 one a logical CPU."""
+    """Resolve a number of threads: -1 is one for each physical core, 0 for each logical CPU."""
     if number > 0:
         return number
     return physical_cores() if number == -1 else os.cpu_count() or 1
 
 
 def kv_cache_size(model: Model, config: ModelConfig, n_ctx: int) -> int:
-    """Return how many bytes a KV cache of `n_ctx` cells has at least.
+    """Return how many bytes a KV cache of `n_ctx` cells takes at least.
 
-    This is exact for plain attention. Layers with a sliding window are counted as nothing where
-    the file does not say which they are, recurrent and hybrid models altogether: their memory does
-    not grow with the context in a way that the file tells.
+    This is exact for plain attention. Layers with a sliding window are not counted unless the file
+    says which they are. Recurrent and hybrid models count as 0, because the file does not say how
+    their memory grows with the context.
     """
     if lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(model.handle):
         return 0
@@ -210,7 +210,10 @@ def kv_cache_size(model: Model, config: ModelConfig, n_ctx: int) -> int:
 
 
 def _check_memory(model: Model, config: ModelConfig, params: Any) -> None:
-    """Refuse what would make the system end the process: the cache is written to at once."""
+    """Refuse a cache that is larger than the memory that is free.
+
+    llama.cpp writes to all of it at once, and the system would kill the process.
+    """
     free = free_memory()
     on_gpu = lib.llama_supports_gpu_offload() and config.n_gpu_layers != 0 and config.kv_offload
     if free is None or on_gpu:
@@ -223,7 +226,7 @@ def _check_memory(model: Model, config: ModelConfig, params: Any) -> None:
     if cache + logits > free:
         raise ModelLoadError(
             f"The KV cache for {cells} tokens does not fit: it needs {gib(cache)}, and "
-            f"{gib(max(0, free - logits))} of memory are free; set a smaller ctx_size."
+            f"only {gib(max(0, free - logits))} of memory are free; set a smaller ctx_size."
         )
 
 

@@ -1,6 +1,6 @@
-"""What llama.cpp can compute on, and where its tensors go: options that need ggml's own objects.
+"""The devices that llama.cpp can compute on, and which tensors go where.
 
-The Python bindings do not have these functions of ggml, so they are called by name here.
+The Python bindings lack these functions of ggml, so they are called by name here.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _DENSE = r"\.ffn_(up|down|gate)\."
 
 @cache
 def _ggml(name: str) -> Callable[..., Any]:
-    """A function of ggml. Raises BackendMismatchError when it is not there."""
-    from llama_cpp._ggml import libggml
+    """Return a function of ggml. Raises BackendMismatchError if it does not exist."""
+    from llama_cpp._ggml import libggml  # not above: `library` tells if llama_cpp is missing
 
     result, arguments = _FUNCTIONS[name]
     try:
@@ -57,14 +57,14 @@ def _ggml(name: str) -> Callable[..., Any]:
 
 
 def versions() -> str:
-    """Name the versions of llama.cpp and ggml, and the commit that ggml was built from."""
+    """Return the versions of llama.cpp and ggml, and the commit that ggml was built from."""
     parts = (lib.llama_version(), _ggml("ggml_version")(), _ggml("ggml_commit")())
     llama, ggml, commit = (part.decode(errors="replace") for part in parts)
     return f"llama.cpp {llama}, ggml {ggml} (commit {commit})"
 
 
 def system() -> str:
-    """Tell what the CPU code of llama.cpp was built for."""
+    """Return the CPU features that llama.cpp was built for."""
     return str(lib.llama_print_system_info().decode(errors="replace").strip(" |"))
 
 
@@ -79,7 +79,7 @@ class Device:
 
 
 def devices() -> tuple[Device, ...]:
-    """All devices, in ggml's order. Raises BackendMismatchError."""
+    """Return all devices, in ggml's order. Raises BackendMismatchError."""
     library.start()
     found = []
     for i in range(_ggml("ggml_backend_dev_count")()):
@@ -105,12 +105,12 @@ class _Placement(ctypes.Structure):
 
 
 def place(params: Any, config: ModelConfig) -> list[Any]:
-    """Set the parameters of a model that say where things go, and what its metadata are.
+    """Set the parameters of a model that place its tensors or replace its metadata.
 
-    Returns what must stay alive until the model is loaded.
+    Returns what must be kept alive until the model is loaded.
 
     Raises:
-        ModelLoadError: there is no such device or buffer, or more shares than devices.
+        ModelLoadError: there is no such device or buffer, or there are more shares than devices.
     """
     params.split_mode = _SPLIT_MODES[config.split_mode]
     params.lazy_mode = _LAZY_MODES[config.lazy_mode]
@@ -123,12 +123,13 @@ def place(params: Any, config: ModelConfig) -> list[Any]:
         kept.append((ctypes.c_void_p * (len(handles) + 1))(*handles, None))
         params.devices = ctypes.cast(kept[-1], ctypes.c_void_p)
     if config.tensor_split:
-        most = int(lib.llama_max_devices())
-        if len(config.tensor_split) > most:
+        max_devices = int(lib.llama_max_devices())
+        if len(config.tensor_split) > max_devices:
             raise ModelLoadError(
-                f"tensor_split has {len(config.tensor_split)} shares; llama.cpp takes {most}."
+                f"tensor_split has {len(config.tensor_split)} shares; llama.cpp takes at most "
+                f"{max_devices}."
             )
-        kept.append((ctypes.c_float * most)(*config.tensor_split))
+        kept.append((ctypes.c_float * max_devices)(*config.tensor_split))
         params.tensor_split = ctypes.cast(kept[-1], ctypes.POINTER(ctypes.c_float))
     if placements := _placements(config):
         kept.append((_Placement * (len(placements) + 1))(*(_Placement(*one) for one in placements)))
@@ -140,36 +141,36 @@ def place(params: Any, config: ModelConfig) -> list[Any]:
 
 
 def _chosen(names: tuple[str, ...]) -> list[int]:
-    """The devices with these names; "none" is no device, which leaves the CPU."""
+    """Return the devices with these names; "none" is no device but the CPU."""
     if names == ("none",):
         return []
     known = {one.name: one for one in devices()}
     for name in names:
         if name not in known or known[name].is_cpu:
-            there = ", ".join(one.name for one in known.values() if not one.is_cpu) or "no others"
-            raise ModelLoadError(f"There is no device {name!r} to offload to; there are {there}.")
+            there = ", ".join(one.name for one in known.values() if not one.is_cpu) or "none"
+            raise ModelLoadError(f"There is no device {name!r} to offload to; available: {there}.")
     return [known[name].handle for name in names]
 
 
 def _placements(config: ModelConfig) -> list[tuple[bytes, int]]:
-    """Which tensors go where; the first pattern that fits decides."""
-    wanted = []
+    """Return patterns of tensor names with their buffers; the first that matches decides."""
+    found = []
     if config.override_tensor:
         buffers = _buffers()
         for pattern, name in map(parse_placement, config.override_tensor):
             if name not in buffers:
                 raise ModelLoadError(
-                    f"There is no buffer {name!r} for tensors; there are {', '.join(buffers)}."
+                    f"There is no buffer type {name!r}; available: {', '.join(buffers)}."
                 )
-            wanted.append((pattern, buffers[name]))
+            found.append((pattern, buffers[name]))
     cpu = _ggml("ggml_backend_cpu_buffer_type")
     if config.cpu_moe:
-        wanted.append((_EXPERTS, cpu()))
+        found.append((_EXPERTS, cpu()))
     for i in range(config.n_cpu_moe):
-        wanted.append((rf"blk\.{i}{_EXPERTS}", cpu()))
+        found.append((rf"blk\.{i}{_EXPERTS}", cpu()))
     for i in range(config.n_cpu_ffn):
-        wanted.append((rf"blk\.{i}{_DENSE}", cpu()))
-    return [(pattern.encode(), buffer) for pattern, buffer in wanted]
+        found.append((rf"blk\.{i}{_DENSE}", cpu()))
+    return [(pattern.encode(), buffer) for pattern, buffer in found]
 
 
 def _buffers() -> dict[str, int]:
@@ -181,7 +182,7 @@ def _buffers() -> dict[str, int]:
 
 
 def overridden(config: ModelConfig) -> dict[str, str]:
-    """The metadata that `Config.override_kv` replaces, as texts, which llama.cpp does not tell."""
+    """Return the metadata that `Config.override_kv` replaces, as text; llama.cpp does not tell."""
     found = map(parse_override, config.override_kv)
     return {
         one.key: str(one.value).lower() if one.kind == "bool" else str(one.value) for one in found

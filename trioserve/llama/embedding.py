@@ -1,11 +1,8 @@
-"""LlamaEmbedder: a model and a context that makes vectors of texts, as the engine wants them."""
+"""LlamaEmbedder: a model and a context that computes embeddings, for the engine."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -23,13 +20,13 @@ from trioserve.types import TokenId
 
 _log = structlog.get_logger("llama")
 
-#: Texts in one batch. A text of fewer than 8 tokens is rare, and a batch has 512 by default.
-_MOST_SEQS = 64
+#: Texts in one batch. A batch has 512 tokens by default, and few texts have less than 8.
+_MAX_SEQS = 64
 
-#: Where there is no KV cache, there is no bound for what it holds.
-_ENDLESS = 2**31 - 1
+#: The size of a KV cache that does not exist, for models that compute each batch on its own.
+_NO_LIMIT = 2**31 - 1
 
-#: Tensors that make a score of a vector; without one, llama.cpp makes numbers up.
+#: Tensors that turn an embedding into a score. Without one, llama.cpp returns meaningless numbers.
 _HEADS = (b"cls.weight", b"cls.output.weight")
 
 _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
@@ -38,8 +35,8 @@ _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 class LlamaEmbedder(EmbeddingBackend):
     """Implements `trioserve.engine.embedding.backend.EmbeddingBackend` with llama.cpp.
 
-    It may be made in one thread, used in another and closed in a third, one after the other. Only
-    `info`, `vocab` and `pair` may be used by any thread at any time.
+    It may be made in one thread, used in another and closed in a third. `info`, `vocab` and `pair`
+    may be used by any thread at any time.
     """
 
     def __init__(self, model: Model, context: Context, config: ModelConfig) -> None:
@@ -50,12 +47,12 @@ class LlamaEmbedder(EmbeddingBackend):
         self.pooling = POOLINGS[lib.llama_pooling_type(context.handle)]
         self.n_slots = config.parallel
         self.n_seqs = context.n_seqs
-        self.n_ctx = context.n_ctx if context.has_cache else _ENDLESS
+        self.n_ctx = context.n_ctx if context.has_cache else _NO_LIMIT
         self.n_batch = min(context.n_batch, self.n_ctx)
         self.can_split = context.has_cache and bool(lib.llama_get_causal_attn(context.handle))
-        most = _longest_text(model, config)
-        wanted = context.n_ctx_seq if self.can_split else config.ctx_size or most
-        self.n_ctx_seq = min(wanted, most)
+        max_n_ctx_seq = model.max_n_ctx_seq(config)
+        n_ctx_seq = context.n_ctx_seq if self.can_split else config.ctx_size or max_n_ctx_seq
+        self.n_ctx_seq = min(n_ctx_seq, max_n_ctx_seq)
         count = lib.llama_model_n_cls_out if self.pooling == "rank" else lib.llama_model_n_embd_out
         self.width = int(count(model.handle))
         self._batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
@@ -73,16 +70,18 @@ class LlamaEmbedder(EmbeddingBackend):
             model.close()
             raise
         embedder = cls(model, context, config)
-        if embedder.pooling == "rank" and not _has_tensor(model, _HEADS):
+        if embedder.pooling == "rank" and not model.has_tensor(_HEADS):
             embedder.close()
-            raise ModelLoadError(f"The model in {model.info.path} has no head that ranks.")
+            raise ModelLoadError(
+                f"The model in {model.info.path} has no classification head, so it cannot rank."
+            )
         return embedder
 
     def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
-        """Make of a query and a document the text that a ranking model gives a score to.
+        """Join a query and a document into the text that a ranking model scores.
 
-        That is the model's template for it, if it has one, or the two between BOS, EOS and SEP,
-        as far as the vocabulary wants them.
+        That is done by the template in the model file, if there is one, or else by putting BOS, EOS
+        and SEP around the two, as far as the vocabulary uses them.
 
         Raises:
             InvalidRequestError: one of them cannot be encoded.
@@ -109,12 +108,12 @@ class LlamaEmbedder(EmbeddingBackend):
         self._context.decode(self._batch)
 
     def pooled(self, seq: int) -> Matrix:
-        """Return the vector of a sequence, of its part in the last batch. Shape (1, width)."""
+        """Return the embedding of a sequence's part in the last batch. Shape (1, width)."""
         pointer = lib.llama_get_embeddings_seq(self._context.handle, seq)
         return self._copy(pointer, 1, f"sequence {seq}")
 
     def rows(self, start: int, stop: int) -> Matrix:
-        """Return the vectors of rows of the last batch, where there is no pooling."""
+        """Return the embeddings of rows of the last batch, if there is no pooling."""
         pointer = lib.llama_get_embeddings(self._context.handle)
         return self._copy(pointer, stop, f"row {stop - 1}")[start:]
 
@@ -137,7 +136,7 @@ class LlamaEmbedder(EmbeddingBackend):
 
 @attrs.frozen
 class _PairTokens:
-    """What stands between a query and a document: each a token, or none."""
+    """The tokens around a query and a document: each one token, or none."""
 
     bos: tuple[TokenId, ...]
     eos: tuple[TokenId, ...]
@@ -148,61 +147,21 @@ class _PairTokens:
         vocab = model.vocab
         sep = lib.llama_vocab_sep(vocab.handle)
 
-        def wanted(adds: Any, token: TokenId) -> tuple[TokenId, ...]:
+        def used(adds: Any, token: TokenId) -> tuple[TokenId, ...]:
             return (token,) if adds(vocab.handle) and token >= 0 else ()
 
         return cls(
-            bos=wanted(lib.llama_vocab_get_add_bos, vocab.bos),
-            eos=wanted(lib.llama_vocab_get_add_eos, vocab.eos if vocab.eos >= 0 else sep),
-            sep=wanted(lib.llama_vocab_get_add_sep, sep),
+            bos=used(lib.llama_vocab_get_add_bos, vocab.bos),
+            eos=used(lib.llama_vocab_get_add_eos, vocab.eos if vocab.eos >= 0 else sep),
+            sep=used(lib.llama_vocab_get_add_sep, sep),
         )
-
-
-class _GGUFParams(ctypes.Structure):
-    """How `gguf_init_from_file` reads a file: the names of the tensors, and not their values."""
-
-    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
-
-
-def _longest_text(model: Model, config: ModelConfig) -> int:
-    """How many tokens a text may have: as in training, or more where positions are scaled.
-
-    A table of positions cannot be scaled, and llama.cpp ends the process beyond its end.
-    """
-    stretch = max(1.0, 1 / (config.rope_freq_scale or 1.0))
-    if stretch > 1 and _has_tensor(model, (b"position_embd.weight",)):
-        stretch = 1.0
-    most = int(model.info.n_ctx_train * stretch)
-    return min(most, config.kv_unified_per_slot or most)
-
-
-def _has_tensor(model: Model, names: Sequence[bytes]) -> bool:
-    """Whether the file has one of these tensors.
-
-    A file in several parts counts as having it: the tensors are spread over all of them.
-    """
-    if int(model.metadata.get("split.count", 1)) > 1:
-        return True
-    gguf = lib._lib
-    gguf.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GGUFParams)
-    gguf.gguf_init_from_file.restype = ctypes.c_void_p
-    gguf.gguf_find_tensor.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
-    gguf.gguf_find_tensor.restype = ctypes.c_int64
-    gguf.gguf_free.argtypes = (ctypes.c_void_p,)
-    handle = gguf.gguf_init_from_file(os.fsencode(model.info.path), _GGUFParams(True, None))
-    if handle is None:
-        raise ModelLoadError(f"The model file {model.info.path} cannot be read a second time.")
-    try:
-        return any(gguf.gguf_find_tensor(handle, name) >= 0 for name in names)
-    finally:
-        gguf.gguf_free(handle)
 
 
 def embedding_params(model: Model, config: ModelConfig) -> Any:
     """Make the parameters of a context for embeddings.
 
-    A batch is computed at once, so that the pooled vector of a sequence is that of all its tokens
-    in the batch: logical and physical batch are the same, and there is one KV cache for all.
+    The logical batch is as large as the physical one, so that a pooled embedding covers all tokens
+    that a sequence has in the batch. There is one KV cache for all sequences.
 
     Raises:
         ModelLoadError: the KV cache would be larger than the memory that is free.
@@ -217,12 +176,12 @@ def embedding_params(model: Model, config: ModelConfig) -> Any:
         model,
         attrs.evolve(
             config,
-            # A text that sees all of itself is computed as a whole: more is never held.
+            # Without a causal mask, a text is computed in one batch, and the cache holds no more.
             ctx_size=n_ctx if is_causal else size,
             kv_unified_per_slot=0,
             batch_size=size,
             ubatch_size=size,
-            parallel=min(config.parallel if holds_state else _MOST_SEQS, size),
+            parallel=min(config.parallel if holds_state else _MAX_SEQS, size),
             cache_seqs=0,
             kv_unified=True,
         ),

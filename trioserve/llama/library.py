@@ -1,8 +1,8 @@
-"""The installed llama.cpp: its functions, whether they are all there, and what it logs.
+"""The installed llama.cpp: its functions, whether all of them exist, and what it logs.
 
-`lib` is the module of ctypes bindings. ctypes lets go of the GIL around each call, which is right
-for `llama_decode` and costs more than the call itself for one that takes a microsecond; `short`
-holds such functions bound to keep the GIL.
+`lib` is the module of ctypes bindings. ctypes releases the GIL around each call. That is right for
+`llama_decode`, but costs more than the call itself where one takes a microsecond: `short` has such
+functions, which keep the GIL.
 """
 
 from __future__ import annotations
@@ -18,119 +18,46 @@ import structlog
 
 from trioserve.errors import BackendMismatchError
 
-#: The oldest llama-cpp-python whose functions and structures we know.
-WANTED = "0.3.36"
+#: The oldest version of llama-cpp-python that is known to work.
+MIN_VERSION = "0.3.36"
 
 #: Every C function that this package calls. A test compares it with the sources.
+# fmt: off
 FUNCTIONS = (
-    "llama_adapter_get_alora_n_invocation_tokens",
-    "llama_adapter_lora_init",
-    "llama_adapter_meta_val_str",
-    "llama_backend_init",
-    "llama_context_default_params",
-    "llama_decode",
-    "llama_encode",
-    "llama_free",
-    "llama_ftype_name",
-    "llama_get_causal_attn",
-    "llama_get_embeddings",
-    "llama_get_embeddings_seq",
-    "llama_get_logits_ith",
-    "llama_get_memory",
-    "llama_init_from_model",
-    "llama_log_set",
-    "llama_max_devices",
-    "llama_max_parallel_sequences",
-    "llama_memory_can_shift",
-    "llama_memory_seq_add",
-    "llama_memory_seq_cp",
-    "llama_memory_seq_pos_max",
-    "llama_memory_seq_pos_min",
-    "llama_memory_seq_rm",
-    "llama_model_chat_template",
-    "llama_model_default_params",
-    "llama_model_desc",
-    "llama_model_free",
-    "llama_model_ftype",
-    "llama_model_get_vocab",
-    "llama_model_has_decoder",
-    "llama_model_has_encoder",
-    "llama_model_is_diffusion",
-    "llama_model_is_hybrid",
-    "llama_model_is_recurrent",
-    "llama_model_load_from_file",
-    "llama_model_meta_count",
-    "llama_model_meta_key_by_index",
-    "llama_model_meta_val_str_by_index",
-    "llama_model_n_cls_out",
-    "llama_model_n_ctx_train",
-    "llama_model_n_embd",
-    "llama_model_n_embd_out",
-    "llama_model_n_head",
-    "llama_model_n_head_kv",
-    "llama_model_n_layer",
-    "llama_model_n_params",
-    "llama_model_n_swa",
-    "llama_model_size",
-    "llama_n_batch",
-    "llama_n_ctx",
-    "llama_n_ctx_seq",
-    "llama_n_seq_max",
-    "llama_n_ubatch",
-    "llama_numa_init",
-    "llama_pooling_type",
-    "llama_print_system_info",
-    "llama_sampler_accept",
-    "llama_sampler_apply",
-    "llama_sampler_chain_add",
-    "llama_sampler_chain_default_params",
-    "llama_sampler_chain_get",
-    "llama_sampler_chain_init",
-    "llama_sampler_chain_n",
-    "llama_sampler_free",
-    "llama_sampler_init_adaptive_p",
-    "llama_sampler_init_dist",
-    "llama_sampler_init_dry",
-    "llama_sampler_init_infill",
-    "llama_sampler_init_logit_bias",
-    "llama_sampler_init_min_p",
-    "llama_sampler_init_mirostat",
-    "llama_sampler_init_mirostat_v2",
-    "llama_sampler_init_penalties",
-    "llama_sampler_init_temp",
-    "llama_sampler_init_temp_ext",
-    "llama_sampler_init_top_k",
-    "llama_sampler_init_top_n_sigma",
-    "llama_sampler_init_top_p",
-    "llama_sampler_init_typical",
-    "llama_sampler_init_xtc",
-    "llama_sampler_name",
-    "llama_sampler_sample",
-    "llama_set_adapters_lora",
-    "llama_state_seq_get_data",
-    "llama_state_seq_get_size",
-    "llama_state_seq_set_data",
-    "llama_supports_gpu_offload",
-    "llama_token_to_piece",
-    "llama_tokenize",
-    "llama_version",
-    "llama_vocab_bos",
-    "llama_vocab_eos",
-    "llama_vocab_eot",
-    "llama_vocab_fim_mid",
-    "llama_vocab_fim_pre",
-    "llama_vocab_fim_rep",
-    "llama_vocab_fim_sep",
-    "llama_vocab_fim_suf",
-    "llama_vocab_get_add_bos",
-    "llama_vocab_get_add_eos",
-    "llama_vocab_get_add_sep",
-    "llama_vocab_get_suppress_tokens",
-    "llama_vocab_is_eog",
-    "llama_vocab_n_tokens",
-    "llama_vocab_sep",
-    "llama_vocab_type",
+    "llama_adapter_get_alora_n_invocation_tokens", "llama_adapter_lora_init",
+    "llama_adapter_meta_val_str", "llama_backend_init", "llama_context_default_params",
+    "llama_decode", "llama_encode", "llama_free", "llama_ftype_name", "llama_get_causal_attn",
+    "llama_get_embeddings", "llama_get_embeddings_seq", "llama_get_logits_ith", "llama_get_memory",
+    "llama_init_from_model", "llama_log_set", "llama_max_devices", "llama_max_parallel_sequences",
+    "llama_memory_can_shift", "llama_memory_seq_add", "llama_memory_seq_cp",
+    "llama_memory_seq_pos_max", "llama_memory_seq_pos_min", "llama_memory_seq_rm",
+    "llama_model_chat_template", "llama_model_default_params", "llama_model_desc",
+    "llama_model_free", "llama_model_ftype", "llama_model_get_vocab", "llama_model_has_decoder",
+    "llama_model_has_encoder", "llama_model_is_diffusion", "llama_model_is_hybrid",
+    "llama_model_is_recurrent", "llama_model_load_from_file", "llama_model_meta_count",
+    "llama_model_meta_key_by_index", "llama_model_meta_val_str_by_index", "llama_model_n_cls_out",
+    "llama_model_n_ctx_train", "llama_model_n_embd", "llama_model_n_embd_out", "llama_model_n_head",
+    "llama_model_n_head_kv", "llama_model_n_layer", "llama_model_n_params", "llama_model_n_swa",
+    "llama_model_size", "llama_n_batch", "llama_n_ctx", "llama_n_ctx_seq", "llama_n_seq_max",
+    "llama_n_ubatch", "llama_numa_init", "llama_pooling_type", "llama_print_system_info",
+    "llama_sampler_accept", "llama_sampler_apply", "llama_sampler_chain_add",
+    "llama_sampler_chain_default_params", "llama_sampler_chain_get", "llama_sampler_chain_init",
+    "llama_sampler_chain_n", "llama_sampler_free", "llama_sampler_init_adaptive_p",
+    "llama_sampler_init_dist", "llama_sampler_init_dry", "llama_sampler_init_infill",
+    "llama_sampler_init_logit_bias", "llama_sampler_init_min_p", "llama_sampler_init_mirostat",
+    "llama_sampler_init_mirostat_v2", "llama_sampler_init_penalties", "llama_sampler_init_temp",
+    "llama_sampler_init_temp_ext", "llama_sampler_init_top_k", "llama_sampler_init_top_n_sigma",
+    "llama_sampler_init_top_p", "llama_sampler_init_typical", "llama_sampler_init_xtc",
+    "llama_sampler_name", "llama_sampler_sample", "llama_set_adapters_lora",
+    "llama_state_seq_get_data", "llama_state_seq_get_size", "llama_state_seq_set_data",
+    "llama_supports_gpu_offload", "llama_token_to_piece", "llama_tokenize", "llama_version",
+    "llama_vocab_bos", "llama_vocab_eos", "llama_vocab_eot", "llama_vocab_fim_mid",
+    "llama_vocab_fim_pre", "llama_vocab_fim_rep", "llama_vocab_fim_sep", "llama_vocab_fim_suf",
+    "llama_vocab_get_add_bos", "llama_vocab_get_add_eos", "llama_vocab_get_add_sep",
+    "llama_vocab_get_suppress_tokens", "llama_vocab_is_eog", "llama_vocab_n_tokens",
+    "llama_vocab_sep", "llama_vocab_type",
 )
+# fmt: on
 
 #: Functions that return within microseconds, take no lock, and never wait.
 SHORT = (
@@ -162,22 +89,22 @@ def check_library(library: Any = None) -> None:
     """
     if library is None:
         library = lib
-    want = f"trioserve needs llama-cpp-python {WANTED} or a later one that is compatible"
+    needs = f"trioserve needs llama-cpp-python {MIN_VERSION} or a later one that is compatible"
     if library is None:
-        raise BackendMismatchError(f"llama.cpp cannot be used ({_import_error}); {want}.")
+        raise BackendMismatchError(f"llama.cpp cannot be used ({_import_error}); {needs}.")
     missing = [name for name in FUNCTIONS if not hasattr(library, name)]
     if missing:
-        raise BackendMismatchError(f"The installed llama.cpp lacks {', '.join(missing)}; {want}.")
-    # The last fields of the largest structure tell whether the bindings and the library agree.
+        raise BackendMismatchError(f"The installed llama.cpp lacks {', '.join(missing)}; {needs}.")
+    # If the last fields of the largest structure are right, the bindings and the library agree.
     params = library.llama_context_default_params()
     if (params.type_k, params.type_v, params.n_samplers) != (1, 1, 0):
         raise BackendMismatchError(
-            f"llama.cpp's structures are not those of its Python bindings; {want}."
+            f"llama.cpp's structures are not those of its Python bindings; {needs}."
         )
 
 
 def _keep_gil() -> SimpleNamespace:
-    """Bind the functions of `SHORT` so that calling them keeps the GIL."""
+    """Bind the functions of `SHORT` so that they keep the GIL when called."""
     if lib is None:
         return SimpleNamespace()
     shared = lib._lib
@@ -201,7 +128,7 @@ _log: Any = structlog.get_logger("llama")
 
 
 class _Lines(threading.local):
-    """The line that a thread is in the middle of, and the errors it logged last."""
+    """The unfinished line of a thread, and the errors that it logged last."""
 
     def __init__(self) -> None:
         self.level = 0
@@ -219,13 +146,13 @@ class _Lines(threading.local):
     def flush(self) -> None:
         line = "".join(self.parts).strip()
         self.parts.clear()
-        if line.strip("."):  # nothing but dots is a progress bar, and `progress` tells that
+        if line.strip("."):  # a line of dots is a progress bar; `progress` reports that
             if self.level == 4:
                 self.errors.append(line)
             self.write(_LEVELS.get(self.level, "debug"), line)
 
     def write(self, level: str, line: str) -> None:
-        # A program that has not configured structlog does not want 300 lines on standard output.
+        # A program that has not configured structlog should not get 300 lines on standard output.
         if level != "debug" or structlog.is_configured():
             getattr(_log, level)(line)
 
@@ -244,10 +171,10 @@ _starting = threading.Lock()
 
 
 def start(numa: str = "none") -> None:
-    """Check the library, take its log lines, and set it up once, for such a NUMA machine.
+    """Check the library, take its log lines, and initialize it once, for this kind of NUMA.
 
-    llama.cpp's log function is one for the process, so it is taken again with each model: another
-    user of llama_cpp may have changed it.
+    A process has one log function of llama.cpp. It is set again for each model, because other users
+    of llama_cpp may have changed it.
 
     Raises:
         BackendMismatchError: as `check_library`.
@@ -266,7 +193,7 @@ def start(numa: str = "none") -> None:
 
 
 def take_errors() -> list[str]:
-    """Return the error lines that llama.cpp logged in this thread, and forget them."""
+    """Return the error lines that llama.cpp has logged in this thread, and clear them."""
     _lines.flush()
     errors = list(_lines.errors)
     _lines.errors.clear()
@@ -274,7 +201,7 @@ def take_errors() -> list[str]:
 
 
 def reason(errors: list[str]) -> str:
-    """Make a part of a sentence of error lines: the first is the cause, the rest follow from it."""
+    """Make a part of a sentence of error lines: the first one, which is the cause of the rest."""
     if not errors:
         return "llama.cpp does not say why"
     return re.sub(r"^\w+: (error loading model: )?", "", errors[0]).rstrip(". ")

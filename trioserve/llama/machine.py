@@ -1,4 +1,4 @@
-"""What the machine has: cores to compute with, and memory that is free."""
+"""The machine: how many cores it has, and how much memory is free."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def allowed_cpus() -> tuple[int, ...]:
 
 
 def free_memory() -> int | None:
-    """Return how many bytes can be allocated before the system ends processes; None: unknown.
+    """Return how many bytes can be allocated before the system kills processes; None: unknown.
 
-    On Linux that is what is available, with swap, or what the process's cgroup leaves. Elsewhere
-    it is the size of the memory.
+    On Linux that is the available memory and swap, or what the limit of the process's cgroup leaves
+    if that is less. Elsewhere it is the size of the memory.
     """
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
@@ -50,7 +50,7 @@ def free_memory() -> int | None:
 
 
 def _left_in_cgroup() -> int | None:
-    """Return the bytes that the memory limit of the container leaves; None: there is no limit."""
+    """Return the bytes that the memory limit of the container leaves; None: no limit."""
     for limit, usage, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),

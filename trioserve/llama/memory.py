@@ -1,7 +1,7 @@
 """Memory: what the sequences of a context hold, and how it is cut, copied, moved and saved.
 
-With one KV cache for all sequences (unified) a copy marks the same cells as belonging to both.
-With a part for each (split) it copies the whole part, and llama.cpp does so at the next decode.
+In a KV cache for all sequences (unified), a copy marks the same cells as belonging to both. In one
+with a part for each (split), llama.cpp copies the whole part, at the next decode.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from trioserve.errors import EngineError, InvalidRequestError, NotSupportedError
 from trioserve.llama import library
 from trioserve.llama.library import lib, short
 
-#: Makes a bytes object of a size, filled with nothing in particular. Filling it twice, or copying
-#: it once more, would double the time that a state takes.
+#: Makes an uninitialized bytes object of a given size. Zeroing or copying it would double the time
+#: it takes to save a state.
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 _new_bytes.restype = ctypes.py_object
@@ -34,15 +34,15 @@ class Memory:
         self._handle: Any = lib.llama_get_memory(context)
         self._n_seqs = n_seqs
         self._unified = unified
-        self._copies_wait = False
+        self._copies_pending = False
 
     def close(self) -> None:
         """Forget the pointers; the context frees what they point to."""
         self._context = self._handle = None
 
     def settle(self) -> None:
-        """Note that a decode has run, and with it the copies that waited."""
-        self._copies_wait = False
+        """Note that a decode has run, which completes pending copies."""
+        self._copies_pending = False
 
     def remove(self, seq: int, start: int, stop: int = -1) -> bool:
         """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
@@ -60,11 +60,13 @@ class Memory:
         """
         self._check(source)
         if self.last(target) != -1:
-            raise EngineError(f"Sequence {target} is not empty, so nothing is copied over it.")
+            raise EngineError(
+                f"Sequence {target} is not empty, so it cannot be overwritten by a copy."
+            )
         if source != target:
             # Both bounds must be open: a copy between two parts must be of the whole sequence.
             lib.llama_memory_seq_cp(self._handle, source, target, -1, -1)
-            self._copies_wait |= not self._unified
+            self._copies_pending |= not self._unified
 
     def move(self, seq: int, start: int, stop: int, delta: int) -> None:
         """Add `delta` to the positions ``start <= p < stop`` of a sequence.
@@ -99,11 +101,11 @@ class Memory:
         """Return what a sequence holds, for `restore`.
 
         Raises:
-            EngineError: a copy waits for the next decode, or llama.cpp fails.
+            EngineError: a copy is pending until the next decode, or llama.cpp fails.
         """
         self._check_settled(seq)
         size = self.saved_size(seq)
-        data: bytes = _new_bytes(None, size)  # nobody else has it: it may still be written to
+        data: bytes = _new_bytes(None, size)  # may be written to while nobody else has it
         target = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
         written = lib.llama_state_seq_get_data(self._context, target, size, seq)
         if not 0 < written <= size:
@@ -115,11 +117,11 @@ class Memory:
         """Replace what a sequence holds by what `save` returned.
 
         The data must come from `save` of a context with the same model, cache types and kind of
-        cache. It is trusted: llama.cpp checks its form but not each position in it.
+        cache. It is trusted: llama.cpp checks its form, but not each position in it.
 
         Raises:
-            InvalidRequestError: it does not fit; the sequence is empty now.
-            EngineError: a copy waits for the next decode.
+            InvalidRequestError: it does not fit; the sequence is then empty.
+            EngineError: a copy is pending until the next decode.
         """
         self._check_settled(seq)
         source = np.frombuffer(data, dtype=np.uint8)
@@ -127,7 +129,7 @@ class Memory:
         library.take_errors()
         read = lib.llama_state_seq_set_data(self._context, pointer, len(data), seq)
         if not read or read != len(data):
-            why = "it has something behind its end" if read else ""
+            why = "there are bytes after its end" if read else ""
             why = why or library.reason(library.take_errors())
             self.remove(seq, 0)
             raise InvalidRequestError(f"The saved state does not fit this model's context: {why}.")
@@ -140,5 +142,5 @@ class Memory:
 
     def _check_settled(self, seq: int) -> None:
         self._check(seq)
-        if self._copies_wait:
+        if self._copies_pending:
             raise EngineError("A copied sequence is complete only after the next decode.")

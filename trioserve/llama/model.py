@@ -1,4 +1,4 @@
-"""Model: the weights of a GGUF file, and what is known of them."""
+"""Model: the weights and the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ _HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number o
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _MAPPED = ("auto", "mmap", "mmap+mlock")
 _CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "failed to read")
+
+
+class _GGUFParams(ctypes.Structure):
+    """How `gguf_init_from_file` reads a file: the names of the tensors, but not their values."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
 class Model:
@@ -51,8 +57,8 @@ class Model:
         """Load the file that `config.model` names, or the bundled one.
 
         Raises:
-            ModelLoadError: it is missing, not a GGUF, cut short, too large, of a kind that does not
-                generate text, or `progress` gave up.
+            ModelLoadError: it is missing, not a GGUF, cut short, too large, of a kind that is not
+                supported, or `progress` cancelled.
         """
         library.start(config.numa)
         path = resolve(config.model)
@@ -86,13 +92,45 @@ class Model:
 
     @property
     def can_cut(self) -> bool:
-        """Whether what a sequence remembers can be cut at any position."""
+        """Whether the state of a sequence can be cut off at any position."""
         handle = self.handle
         return not (
             lib.llama_model_is_recurrent(handle)
             or lib.llama_model_is_hybrid(handle)
             or (lib.llama_model_n_swa(handle) > 0 and not self._swa_full)
         )
+
+    def max_n_ctx_seq(self, config: ModelConfig) -> int:
+        """Return how many tokens a sequence may have: as in training, or more with scaled RoPE.
+
+        A table of positions cannot be scaled, and llama.cpp aborts the process beyond its end.
+        """
+        stretch = max(1.0, 1 / (config.rope_freq_scale or 1.0))
+        if stretch > 1 and self.has_tensor((b"position_embd.weight",)):
+            stretch = 1.0
+        limit = int(self.info.n_ctx_train * stretch)
+        return min(limit, config.kv_unified_per_slot or limit)
+
+    def has_tensor(self, names: Sequence[bytes]) -> bool:
+        """Whether the file has one of these tensors.
+
+        A file in several parts counts as having it: the tensors are spread over all of them.
+        """
+        if int(self.metadata.get("split.count", 1)) > 1:
+            return True
+        gguf = lib._lib
+        gguf.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GGUFParams)
+        gguf.gguf_init_from_file.restype = ctypes.c_void_p
+        gguf.gguf_find_tensor.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+        gguf.gguf_find_tensor.restype = ctypes.c_int64
+        gguf.gguf_free.argtypes = (ctypes.c_void_p,)
+        handle = gguf.gguf_init_from_file(os.fsencode(self.info.path), _GGUFParams(True, None))
+        if handle is None:
+            raise ModelLoadError(f"The model file {self.info.path} cannot be read a second time.")
+        try:
+            return any(gguf.gguf_find_tensor(handle, name) >= 0 for name in names)
+        finally:
+            gguf.gguf_free(handle)
 
     def _check_kind(self, path: Path) -> None:
         handle = self.handle
@@ -132,10 +170,10 @@ class Model:
 
 
 def check_file(path: Path) -> None:
-    """Check that a file is there, can be read, and begins as a GGUF does.
+    """Check that a file exists, can be read, and begins as a GGUF does.
 
     Raises:
-        ModelLoadError: it is not so; the message is one sentence that says what is wrong.
+        ModelLoadError: it does not; the message is one sentence that says what is wrong.
     """
     try:
         if path.is_dir():
@@ -165,7 +203,7 @@ def check_file(path: Path) -> None:
 
 
 def _check_size(path: Path, config: ModelConfig) -> None:
-    """Weights that are not mapped but read must fit in memory, or the process is ended."""
+    """Refuse weights that are read, not mapped, and larger than the memory that is free."""
     free = free_memory()
     if config.load_mode in _MAPPED or free is None:
         return
@@ -173,30 +211,30 @@ def _check_size(path: Path, config: ModelConfig) -> None:
         return
     if (size := path.stat().st_size) > free:
         raise ModelLoadError(
-            f"The model file {path} has {gib(size)}, and {gib(free)} of memory are free; "
+            f"The model file {path} has {gib(size)}, but only {gib(free)} of memory are free; "
             "load_mode 'mmap' needs less."
         )
 
 
 def _load_weights(path: Path, config: ModelConfig, progress: Progress | None) -> Any:
-    """Call llama.cpp, which logs why it fails. Returns its pointer."""
+    """Load the weights and return llama.cpp's pointer. llama.cpp logs why it fails."""
     params = lib.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
     params.load_mode = _LOAD_MODES[config.load_mode]
     params.check_tensors = config.check_tensors
     kept = devices.place(params, config)
     raised: list[BaseException] = []
-    gave_up = False
+    cancelled = False
 
     def on_progress(share: float, _data: object) -> bool:
-        nonlocal gave_up
-        if progress is not None and not gave_up:
+        nonlocal cancelled
+        if progress is not None and not cancelled:
             try:
-                gave_up = not progress(share)
-            except BaseException as error:  # it cannot pass through C: raised again below
+                cancelled = not progress(share)
+            except BaseException as error:  # cannot be raised through C; raised again below
                 raised.append(error)
-                gave_up = True
-        return not gave_up
+                cancelled = True
+        return not cancelled
 
     callback = lib.llama_progress_callback(on_progress)  # alive until the call returns
     params.progress_callback = callback
@@ -204,12 +242,12 @@ def _load_weights(path: Path, config: ModelConfig, progress: Progress | None) ->
     handle = lib.llama_model_load_from_file(os.fsencode(path), params)
     errors = library.take_errors()
     kept.clear()
-    if handle is not None and gave_up:
+    if handle is not None and cancelled:
         lib.llama_model_free(handle)
     if raised:
         raise raised[0]
-    if gave_up:
-        raise ModelLoadError(f"Loading the model {path} was given up.")
+    if cancelled:
+        raise ModelLoadError(f"Loading the model {path} was cancelled.")
     if handle is None:
         why = library.reason(errors)
         if any(sign in line for line in errors for sign in _CUT_SHORT):
@@ -220,7 +258,7 @@ def _load_weights(path: Path, config: ModelConfig, progress: Progress | None) ->
 
 
 def _metadata(handle: Any) -> dict[str, str]:
-    """Read the scalar entries of the GGUF; llama.cpp does not give out arrays."""
+    """Read the scalar entries of the GGUF; llama.cpp does not return arrays."""
     return {
         _text(lib.llama_model_meta_key_by_index, handle, i): _text(
             lib.llama_model_meta_val_str_by_index, handle, i
@@ -230,7 +268,7 @@ def _metadata(handle: Any) -> dict[str, str]:
 
 
 def _text(function: Any, *args: Any) -> str:
-    """Call a C function that writes a text to a buffer and returns its length."""
+    """Call a C function that writes text to a buffer and returns its length."""
     size = 256
     while True:
         buffer = ctypes.create_string_buffer(size)
@@ -241,5 +279,5 @@ def _text(function: Any, *args: Any) -> str:
 
 
 def gib(size: int) -> str:
-    """Write a number of bytes for a person."""
+    """Format a number of bytes for people."""
     return f"{size / 2**30:.1f} GiB"

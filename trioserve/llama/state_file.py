@@ -1,11 +1,11 @@
-"""Files that hold the state of one sequence: llama.cpp's, with the token list of llama-server.
+"""Files with the state of one sequence, in llama.cpp's format with llama-server's list of tokens.
 
 ::
 
-    magic, version, n | n words: -1, 1, count, tokens ..., 0 | state | ours, with what it is
+    magic, version, n | n words: -1, 1, count, tokens ..., 0 | state | JSON, its length, a mark
 
-llama-server reads what trioserve writes and the other way round. It ignores what follows the
-state, which says here what LoRA adapters it was computed with.
+llama-server reads what trioserve writes, and the other way round. It ignores what follows the
+state: our JSON, which names the LoRA adapters that the state was computed with.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from trioserve.types import AdapterInfo, Adapters, SlotState
 
 _HEAD = struct.Struct("<III")
 _MAGIC, _VERSION = 0x67677371, 3
-_LIST = struct.Struct("<iII")  # a token that does not exist, the version of the list, its length
+_LIST = struct.Struct("<iII")  # -1, which is no token; the version of the list; its length
 _LIST_VERSION = 1
 _TAIL = struct.Struct("<I8s")  # bytes of JSON before it, and a mark
 _MARK = b"trioserv"
 
-#: What a state in memory begins with and a file leaves out: llama.cpp's mark, and the sequence.
+#: Bytes that a state in memory begins with and a file leaves out: llama.cpp's mark, the sequence.
 PREFIX = 8
 
 
 def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
-    """Write a file, whole or not at all; returns its size. `adapters` are the loaded ones.
+    """Write a file, whole or not at all, and return its size. `adapters` are the loaded ones.
 
     Raises:
         OSError: it cannot be written.
@@ -58,20 +58,20 @@ def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
 
 
 def read(
-    path: Path, prefix: bytes, loaded: Sequence[AdapterInfo], otherwise: Adapters, most: int
+    path: Path, prefix: bytes, loaded: Sequence[AdapterInfo], default: Adapters, max_tokens: int
 ) -> tuple[SlotState, int]:
-    """Read a file, and its size.
+    """Read a file; returns its state and its size.
 
     Args:
         path: of the file.
         prefix: what a state in memory begins with.
         loaded: the adapters that are loaded.
-        otherwise: the adapters of a file that does not say which it was computed with.
-        most: the most tokens that a sequence may hold.
+        default: the adapters of a file that names none.
+        max_tokens: how many tokens a sequence may hold.
 
     Raises:
-        InvalidRequestError: it is no such file, or it was computed with adapters that are not
-            loaded, or it holds too many tokens.
+        InvalidRequestError: it is no such file, has too many tokens, or was computed with adapters
+            that are not loaded.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -84,18 +84,18 @@ def read(
             raise _refusal("is not the state of a slot")
         if _HEAD.size + 4 * n_words > size:
             raise _refusal("is cut short")
-        if n_words > most + 8:
-            raise _refusal(f"holds more than the {most} tokens of a context")
+        if n_words > max_tokens + 8:
+            raise _refusal(f"holds more than the {max_tokens} tokens of a context")
         tokens = _tokens(file.read(4 * n_words))
         state = bytearray(prefix)
         state += file.read()
     note = _take_note(state)
-    adapters = otherwise if note is None else _adapters(note, loaded)
+    adapters = default if note is None else _adapters(note, loaded)
     return SlotState(tokens=tokens, adapters=adapters, state=bytes(state)), size
 
 
 def _tokens(words: bytes) -> tuple[int, ...]:
-    """Read the list of tokens, which older versions wrote as it is."""
+    """Read the list of tokens, which older versions wrote without a header."""
     values = array("i", words).tolist()
     if not values or values[0] != -1:
         return tuple(values)
@@ -105,7 +105,7 @@ def _tokens(words: bytes) -> tuple[int, ...]:
 
 
 def _take_note(state: bytearray) -> object:
-    """Cut off what trioserve has written behind the state; None where there is nothing."""
+    """Cut off the JSON that trioserve wrote after the state, and read it; None if there is none."""
     if len(state) < PREFIX + _TAIL.size:
         return None
     length, mark = _TAIL.unpack(state[-_TAIL.size :])
@@ -130,7 +130,7 @@ def _adapters(note: object, loaded: Sequence[AdapterInfo]) -> Adapters:
                     case [str(name), float() | int() as scale] if name in ids:
                         found.append((ids[name], float(scale)))
                     case _:
-                        raise _refusal(f"was computed with the adapter {pair}, which is not there")
+                        raise _refusal(f"was computed with the adapter {pair}, which is not loaded")
             return tuple(sorted(found))
     raise _refusal("is damaged at its end")
 

@@ -18,11 +18,11 @@ from trioserve.types import FimTokens, TokenId
 
 _BPE = 2
 _WORD_PIECE = 3
-_TEXT_MAX = 2**31 - 64  # bytes; lengths are 32-bit in C
+_MAX_TEXT = 2**31 - 64  # bytes; lengths are 32-bit in C
 
-# llama.cpp splits text into words by code of its own for these values of ``tokenizer.ggml.pre``.
-# For all others it uses std::regex, which recurses once a character and, on a word long enough,
-# overruns the stack of the thread.
+# For these values of ``tokenizer.ggml.pre``, llama.cpp splits text into words with its own code.
+# For all others it uses std::regex, which recurses for each character, so that a long word overruns
+# the stack of the thread.
 # fmt: off
 _OWN_SPLITTERS = frozenset(
     {
@@ -42,8 +42,8 @@ _OWN_SPLITTERS = frozenset(
 class Vocab:
     """The vocabulary of a model. It belongs to its `Model`, which closes it.
 
-    All methods may be called from any thread. Closing waits for calls that run; a call after that
-    raises `ServerClosingError`.
+    All methods may be called from any thread. Closing waits for running calls; a later one raises
+    `ServerClosingError`.
     """
 
     def __init__(self, handle: Any, metadata: Mapping[str, str]) -> None:
@@ -64,23 +64,23 @@ class Vocab:
         self._check_specials()
         #: The bytes each token adds to the output; empty for control tokens.
         self.pieces: tuple[bytes, ...] = self._table(special=False)
-        #: The same, with the names of control tokens.
+        #: The same for text, and the names of control tokens.
         self.names: tuple[bytes, ...] = self._table(special=True)
         self.end_of_generation: frozenset[TokenId] = frozenset(
             token for token in range(self.n_tokens) if short.llama_vocab_is_eog(handle, token)
         )
-        #: Tokens that the model's maker wants never chosen.
+        #: Tokens that must never be chosen, according to the model file.
         self.suppressed: tuple[TokenId, ...] = self._suppressed()
         self._too_long = _word_limit(lib.llama_vocab_type(handle), metadata)
 
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
     ) -> tuple[TokenId, ...]:
-        """Turn text into token ids. NUL characters are text as any other.
+        """Turn text into token ids. NUL characters are treated like any others.
 
         Args:
             text: Unicode text; half of a surrogate pair is not.
-            add_special: add BOS and EOS where the model wants them.
+            add_special: add BOS and EOS if the model uses them.
             parse_special: read names of control tokens in the text as those tokens.
 
         Raises:
@@ -92,8 +92,8 @@ class Vocab:
         if self._too_long is not None and (match := self._too_long.search(text)):
             raise InvalidRequestError(
                 f"The text has {len(match[0])} or more characters in a row, from character "
-                f"{match.start()} on, that are all blank or none is, "
-                "which is more than the tokenizer of this model takes."
+                f"{match.start()} on, that are all blanks or without a blank: "
+                "more than the tokenizer of this model can take."
             )
         with self.in_use() as handle:
             return _tokenize(handle, data, add_special, parse_special)
@@ -109,7 +109,7 @@ class Vocab:
         return b"".join([table[token] for token in tokens])
 
     def check(self, tokens: Sequence[TokenId], *, param: str) -> None:
-        """Check that these are ids of tokens.
+        """Check that these are token ids.
 
         Raises:
             InvalidRequestError: one is not; the error names `param`.
@@ -123,18 +123,18 @@ class Vocab:
                 )
 
     def name_of(self, token: TokenId) -> str:
-        """Return a token as text, the name if it is a control token; empty if there is none."""
+        """Return a token as text, or the name of a control token; empty if there is none."""
         return self.names[token].decode(errors="replace") if token >= 0 else ""
 
     def close(self) -> None:
-        """Wait for calls that run, and refuse those that come. Closing twice is fine."""
+        """Wait for running calls, and refuse later ones. Closing twice is fine."""
         with self._idle:
             self.handle = None
             self._idle.wait_for(lambda: self._users == 0)
 
     @contextmanager
     def in_use(self) -> Iterator[Any]:
-        """Keep the vocabulary open while a thread is in C with it."""
+        """Keep the vocabulary open while a thread uses it in C."""
         with self._idle:
             if (handle := self.handle) is None:
                 raise ServerClosingError("The model is closed")
@@ -147,16 +147,16 @@ class Vocab:
                 self._idle.notify_all()
 
     def _check_specials(self) -> None:
-        """llama.cpp ends the process when it is to add a token that there is not."""
+        """Refuse missing tokens that llama.cpp would add: it aborts the process then."""
         is_word_piece = lib.llama_vocab_type(self.handle) == _WORD_PIECE
         sep = lib.llama_vocab_sep(self.handle)
-        for name, wanted, token in (
+        for name, is_added, token in (
             ("BOS", lib.llama_vocab_get_add_bos(self.handle) or is_word_piece, self.bos),
             ("EOS", lib.llama_vocab_get_add_eos(self.handle) and not is_word_piece, self.eos),
             ("SEP", is_word_piece, sep),
         ):
-            if wanted and not 0 <= token < self.n_tokens:
-                raise ModelLoadError(f"The vocabulary wants a {name} token added, and has none.")
+            if is_added and not 0 <= token < self.n_tokens:
+                raise ModelLoadError(f"The vocabulary adds a {name} token to texts, but has none.")
 
     def _table(self, *, special: bool) -> tuple[bytes, ...]:
         to_piece, handle = short.llama_token_to_piece, self.handle
@@ -187,8 +187,8 @@ def _encode(text: str) -> bytes:
             f"The text has half of a surrogate pair at character {error.start}, "
             "which is not Unicode."
         ) from error
-    if len(data) > _TEXT_MAX:
-        raise InvalidRequestError(f"The text has {len(data)} bytes, more than {_TEXT_MAX}.")
+    if len(data) > _MAX_TEXT:
+        raise InvalidRequestError(f"The text has {len(data)} bytes, more than {_MAX_TEXT}.")
     return data
 
 
@@ -206,10 +206,10 @@ def _tokenize(handle: Any, data: bytes, special: bool, parse: bool) -> tuple[Tok
 
 
 def _word_limit(vocab_type: int, metadata: Mapping[str, str]) -> re.Pattern[str] | None:
-    """Make the pattern of texts that overrun the stack; None if llama.cpp needs little of it.
+    """Return a pattern of words that overrun the stack; None if the tokenizer does not recurse.
 
-    A character takes 250 to 350 bytes of stack (measured with GCC's std::regex); two words can
-    make one match, and the limit leaves room for both.
+    A character takes 250 to 350 bytes of stack (measured with GCC's std::regex). One match can span
+    two words, and the limit leaves room for both.
     """
     pre = metadata.get("tokenizer.ggml.pre", "")
     if vocab_type != _BPE or pre in _OWN_SPLITTERS or sys.platform == "darwin":

@@ -119,7 +119,10 @@ async def test_a_file_that_is_damaged(tmp_path: Path, monkeypatch: pytest.Monkey
         for content, why in (
             (whole[:100], "the file is cut short."),
             (whole[: len(whole) // 2], "The saved state does not fit this model's context: "),
-            (whole[:-1], "The saved state does not fit this model's context: it has something"),
+            (
+                whole[:-1],
+                "The saved state does not fit this model's context: there are bytes after",
+            ),
             (whole[:24] + b"\xff\xff\xff\x7f" + whole[28:], "the file is of a model with other"),
         ):
             path.write_bytes(content)
@@ -402,12 +405,14 @@ def test_the_adapters_of_a_file_are_found_by_name(tmp_path: Path) -> None:
     a, b = AdapterInfo(path="/x/a.gguf"), AdapterInfo(path="/x/b.gguf")
     saved = SlotState(tokens=(5,), adapters=((1, 0.5),), state=b"prefix__state")
     state_file.write(path, saved, [a, b])
-    read, _ = state_file.read(path, b"prefix__", [b], (), most=10)
+    read, _ = state_file.read(path, b"prefix__", [b], (), max_tokens=10)
     assert read == SlotState(tokens=(5,), adapters=((0, 0.5),), state=b"prefix__state")
     with pytest.raises(InvalidRequestError, match=r"b\.gguf"):
-        state_file.read(path, b"prefix__", [a], (), most=10)
+        state_file.read(path, b"prefix__", [a], (), max_tokens=10)
     with pytest.raises(InvalidRequestError, match="more than the -4 tokens"):
-        state_file.read(path, b"prefix__", [b], (), most=-4)  # five words: a list of one token
+        state_file.read(
+            path, b"prefix__", [b], (), max_tokens=-4
+        )  # five words: a list of one token
 
 
 async def test_what_was_computed_with_an_adapter_is_used_with_it_alone(tmp_path: Path) -> None:

@@ -21,30 +21,17 @@ _LOCATE_SECONDS = 0.25
 
 #: Keywords of any draft that restrict values and that llguidance cannot enforce. It refuses those
 #: of the schema's own draft and silently ignores those of others.
+# fmt: off
 _UNSUPPORTED = frozenset(
     {
-        "$dynamicRef",
-        "$recursiveRef",
-        "contains",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "disallow",
-        "divisibleBy",
-        "else",
-        "extends",
-        "if",
-        "maxContains",
-        "minContains",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
+        "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired",
+        "dependentSchemas", "disallow", "divisibleBy", "else", "extends", "if", "maxContains",
+        "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
         "uniqueItems",
-        "x-guidance",  # options of llguidance, which are not the client's to set
+        "x-guidance",  # options of llguidance, which clients may not set
     }
 )
+# fmt: on
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLES = ("items", "additionalItems", "additionalProperties")
@@ -90,11 +77,10 @@ def check(schema: Any) -> None:
     for count, (path, part) in enumerate(_walk(schema)):
         if count == _MAX_SCHEMAS:
             raise SchemaError(f"it has more than {_MAX_SCHEMAS} schemas in it")
-        if isinstance(part, dict):
-            for keyword in part:
-                if keyword in _UNSUPPORTED:
-                    place = f"{path}/{_escape(keyword)}"
-                    raise SchemaError(f"the keyword '{keyword}' is not supported", place)
+        for keyword in part if isinstance(part, dict) else ():
+            if keyword in _UNSUPPORTED:
+                place = f"{path}/{_escape(keyword)}"
+                raise SchemaError(f"the keyword '{keyword}' is not supported", place)
 
 
 def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:

@@ -1,1 +1,1 @@
-"""From logits to a token: sampler chains, the shortlist before them, and probabilities."""
+"""From logits to a token: sampler chains, a shortlist of candidates for them, probabilities."""

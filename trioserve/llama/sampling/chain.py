@@ -1,9 +1,9 @@
-"""Sampler chains: what `SamplingParams` become in llama.cpp, in llama-server's order.
+"""Sampler chains: `SamplingParams` as llama.cpp's samplers, in llama-server's order.
 
-First the logit biases (the request's, end-of-generation tokens if they are to be ignored, those
-that the model's maker forbids), then the samplers in the order that the request names, and at the
-end the one that draws: ``dist``, or ``adaptive-p`` if the request names it. Mirostat replaces all
-but the biases. A temperature of 0 or less is no special case: its sampler leaves one token.
+First come the logit biases: the request's, and those that forbid end-of-generation tokens (if they
+are to be ignored) and tokens that the model file forbids. Then come the samplers in the request's
+order, and last the one that draws: ``dist``, or ``adaptive-p`` if the request names it. Mirostat
+replaces all but the biases. A temperature of 0 is no special case: its sampler leaves one token.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from trioserve.llama.library import lib
 from trioserve.llama.vocab import Vocab
 from trioserve.types import SamplingParams, TokenId
 
-_FLOAT_MAX = 3.4028234e38
+_MAX_FLOAT = 3.4028234e38
 _FLOATS = tuple(field.name for field in attrs.fields(SamplingParams) if str(field.type) == "float")
-_SAMPLERS_MAX = 32
-_BREAKERS_MAX = 32
-_BREAKER_MAX = 40  # bytes; llama.cpp cuts longer ones
-# The infill sampler compares all pairs of candidates, with buffers for pieces of 512 bytes.
-_INFILL_MAX = 1024
-_INFILL_PIECE_MAX = 512
-# Below this a temperature is greedy: dividing by it would make infinities of logits.
-_COLDEST = 1e-30
+_MAX_SAMPLERS = 32
+_MAX_BREAKERS = 32
+_MAX_BREAKER = 40  # bytes; llama.cpp cuts longer ones
+# The infill sampler compares all pairs of candidates, in buffers for pieces of 512 bytes.
+_MAX_INFILL = 1024
+_MAX_INFILL_PIECE = 512
+# A temperature below this is taken as 0, because dividing logits by it would give infinities.
+_MIN_TEMPERATURE = 1e-30
 
 
 def check(params: SamplingParams, vocab: Vocab) -> None:
-    """Check what `SamplingParams` alone cannot know, and what llama.cpp would not survive.
+    """Check what depends on the vocabulary, and what would make llama.cpp abort.
 
     Raises:
         InvalidRequestError: a value cannot be used; `param` names the field.
     """
     for name in _FLOATS:
-        if abs(getattr(params, name)) > _FLOAT_MAX:
-            raise _invalid(name, f"must be between -{_FLOAT_MAX} and {_FLOAT_MAX}")
+        if abs(getattr(params, name)) > _MAX_FLOAT:
+            raise _invalid(name, f"must be between -{_MAX_FLOAT} and {_MAX_FLOAT}")
     if params.repeat_penalty < 1e-37:
         raise _invalid("repeat_penalty", "must be greater than 0")
-    if len(params.samplers) > _SAMPLERS_MAX:
-        raise _invalid("samplers", f"holds {len(params.samplers)}; the most is {_SAMPLERS_MAX}")
+    if len(params.samplers) > _MAX_SAMPLERS:
+        raise _invalid(
+            "samplers", f"holds {len(params.samplers)}; at most {_MAX_SAMPLERS} are allowed"
+        )
     _check_biases(params, vocab)
     if uses_dry(params):
         _check_breakers(params)
@@ -53,20 +55,20 @@ def check(params: SamplingParams, vocab: Vocab) -> None:
 
 
 def build(params: SamplingParams, vocab: Vocab, *, n_ctx: int) -> Any:
-    """Make the chain, and return llama.cpp's pointer, which the caller frees.
+    """Make a chain and return llama.cpp's pointer, which the caller frees.
 
     Args:
         params: what the request asks for.
         vocab: of the model.
-        n_ctx: the most tokens that the sequence can hold; -1 for "look back over all" is this.
+        n_ctx: how many tokens the sequence can hold; windows of -1 are of this size.
 
     Raises:
         InvalidRequestError: as `check`.
     """
     check(params, vocab)
-    settings = lib.llama_sampler_chain_default_params()
-    settings.no_perf = True
-    chain = lib.llama_sampler_chain_init(settings)
+    chain_params = lib.llama_sampler_chain_default_params()
+    chain_params.no_perf = True
+    chain = lib.llama_sampler_chain_init(chain_params)
     for sampler in _samplers(params, vocab, n_ctx):
         lib.llama_sampler_chain_add(chain, sampler)
     return chain
@@ -86,7 +88,7 @@ def biases(params: SamplingParams, vocab: Vocab) -> dict[TokenId, float]:
 
 
 def window(params: SamplingParams, n_ctx: int) -> int:
-    """Return how many of the last tokens the chain looks back at; 0 if it does not."""
+    """Return how many of the last tokens the chain looks back at; 0 if at none."""
     if params.mirostat:
         return 0
     sizes = [0]
@@ -98,7 +100,7 @@ def window(params: SamplingParams, n_ctx: int) -> int:
 
 
 def uses_penalties(params: SamplingParams) -> bool:
-    """Whether the sampler of penalties is there and does something."""
+    """Whether the penalties are in the chain and have an effect."""
     return "penalties" in params.samplers and (
         params.repeat_penalty != 1.0
         or params.frequency_penalty != 0
@@ -107,7 +109,7 @@ def uses_penalties(params: SamplingParams) -> bool:
 
 
 def uses_dry(params: SamplingParams) -> bool:
-    """Whether the DRY sampler is there and does something."""
+    """Whether the DRY sampler is in the chain and has an effect."""
     return (
         not params.mirostat
         and "dry" in params.samplers
@@ -132,7 +134,7 @@ def _samplers(params: SamplingParams, vocab: Vocab, n_ctx: int) -> list[Any]:
             last = lib.llama_sampler_init_mirostat_v2(seed, tau, eta)
         return [*samplers, last]
     for name in params.samplers:
-        if name != "adaptive_p":  # it draws, so it is last, wherever it is named
+        if name != "adaptive_p":  # it draws, so it comes last, wherever it is named
             samplers.append(_MAKERS[name](params, vocab, n_ctx, seed))
     if "adaptive_p" in params.samplers:
         target, decay = params.adaptive_target, params.adaptive_decay
@@ -153,7 +155,7 @@ def _penalties(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> 
 
 
 def _dry(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> Any:
-    # Finding the breakers in the vocabulary takes time, so not when they have no effect.
+    # Finding the breakers in the vocabulary takes time, so none are given if they have no effect.
     breakers = [text.encode() for text in params.dry_sequence_breakers] if uses_dry(params) else []
     return lib.llama_sampler_init_dry(
         vocab.handle,
@@ -168,7 +170,7 @@ def _dry(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> Any:
 
 def _temperature(params: SamplingParams, _vocab: Vocab, _n_ctx: int, _seed: int) -> Any:
     temperature = params.temperature
-    if params.dynatemp_range == 0 and 0 < temperature < _COLDEST:
+    if params.dynatemp_range == 0 and 0 < temperature < _MIN_TEMPERATURE:
         temperature = 0.0
     return lib.llama_sampler_init_temp_ext(
         temperature, params.dynatemp_range, params.dynatemp_exponent
@@ -193,7 +195,7 @@ _MAKERS: dict[str, _Maker] = {
 
 
 def _last_n(number: int, n_ctx: int) -> int:
-    """Bound a window: llama.cpp allocates it, and a sequence has no more than `n_ctx` tokens."""
+    """Bound a window by `n_ctx`, because llama.cpp allocates it."""
     return n_ctx if number == -1 else min(number, n_ctx)
 
 
@@ -210,22 +212,24 @@ def _check_biases(params: SamplingParams, vocab: Vocab) -> None:
         raise _invalid("logit_bias", f"has more entries than the {vocab.n_tokens} tokens there are")
     vocab.check([token for token, _ in params.logit_bias], param="logit_bias")
     for token, bias in params.logit_bias:
-        if not (bias == -math.inf or abs(bias) <= _FLOAT_MAX):  # NaN is neither
-            raise _invalid("logit_bias", f"adds {bias} to token {token}; give a finite number")
+        if not (bias == -math.inf or abs(bias) <= _MAX_FLOAT):  # NaN is neither
+            raise _invalid(
+                "logit_bias", f"adds {bias} to token {token}; it must be a finite number"
+            )
 
 
 def _check_breakers(params: SamplingParams) -> None:
     name, breakers = "dry_sequence_breakers", params.dry_sequence_breakers
-    if len(breakers) > _BREAKERS_MAX:
-        raise _invalid(name, f"holds {len(breakers)} strings; the most is {_BREAKERS_MAX}")
+    if len(breakers) > _MAX_BREAKERS:
+        raise _invalid(name, f"holds {len(breakers)} strings; at most {_MAX_BREAKERS} are allowed")
     for text in breakers:
         try:
             size = len(text.encode())
         except UnicodeEncodeError as error:
             raise _invalid(name, "holds half of a surrogate pair") from error
-        if not 0 < size <= _BREAKER_MAX or "\0" in text:
+        if not 0 < size <= _MAX_BREAKER or "\0" in text:
             raise _invalid(
-                name, f"must hold strings of 1 to {_BREAKER_MAX} bytes without NUL characters"
+                name, f"must hold strings of 1 to {_MAX_BREAKER} bytes without NUL characters"
             )
 
 
@@ -234,10 +238,10 @@ def _check_infill(params: SamplingParams, vocab: Vocab) -> None:
     for name in params.samplers[: params.samplers.index("infill")]:
         if name == "top_k" and params.top_k > 0:
             candidates = min(candidates, params.top_k)
-    if candidates > _INFILL_MAX:
-        raise _invalid("samplers", f"needs 'top_k' of at most {_INFILL_MAX} before 'infill'")
-    if max(vocab.eot, vocab.eos) < 0 or max(map(len, vocab.names)) > _INFILL_PIECE_MAX:
-        raise _invalid("samplers", "holds 'infill', which this model's vocabulary does not allow")
+    if candidates > _MAX_INFILL:
+        raise _invalid("samplers", f"needs 'top_k' of at most {_MAX_INFILL} before 'infill'")
+    if max(vocab.eot, vocab.eos) < 0 or max(map(len, vocab.names)) > _MAX_INFILL_PIECE:
+        raise _invalid("samplers", "holds 'infill', which this model's vocabulary does not support")
 
 
 def _invalid(name: str, problem: str) -> InvalidRequestError:

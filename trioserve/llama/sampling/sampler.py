@@ -1,4 +1,4 @@
-"""Sampler: chooses the tokens of one task, and tells how probable they were."""
+"""Sampler: chooses the tokens of one task, and says how probable they were."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 
 class _Scratch:
-    """Room for candidates, with all that ctypes takes long to make."""
+    """A buffer for candidates, with the ctypes objects that take long to make."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        room = np.zeros(size, dtype=_CANDIDATE)
-        self.ids, self.logits, self.probs = room["id"], room["logit"], room["p"]
-        self.data: Any = room.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
+        buffer = np.zeros(size, dtype=_CANDIDATE)
+        self.ids, self.logits, self.probs = buffer["id"], buffer["logit"], buffer["p"]
+        self.data: Any = buffer.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
         self.array: Any = lib.llama_token_data_array()
         self.reference: Any = ctypes.byref(self.array)
 
 
 class Sampler:
-    """A sampler chain with its random numbers and what it remembers of the task's tokens.
+    """A sampler chain, with its random numbers and its memory of the task's tokens.
 
-    To be used by the thread that decodes, and closed before the context.
+    For the inference thread; to be closed before the context.
 
     Args:
         context: whose logits it reads.
         vocab: of the model.
         params: what the request asks for.
         prompt: what the task begins with; the penalties look back at it.
-        n_ctx: the most tokens that the task's sequence can hold.
+        n_ctx: how many tokens the task's sequence can hold.
         matcher: follows the output through a grammar; it is closed with the sampler.
         on_close: called once, when it is closed.
 
@@ -92,15 +92,15 @@ class Sampler:
         while True:
             mask = None if self._matcher is None else self._matcher.mask()
             token = self._draw(row) if mask is None else self._constrained(row, mask)
-            # One that is refused stays among the tokens that penalties look back at.
+            # The penalties still count a token that the matcher refuses.
             if self._matcher is None or self._matcher.accept(token):
                 return token
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
-        """Like `sample`, and chooses the same token, with the `n` most probable candidates.
+        """Choose the token that `sample` would, and return the `n` most probable candidates too.
 
-        They come from the raw logits, as if there were no grammar, or with `post` from what the
-        grammar and the samplers left; these can be fewer, and those of probability 0 are left out.
+        Their probabilities are those of the raw logits, without the grammar, or with `post` those
+        after the grammar and the samplers. These may be fewer: without those of probability 0.
 
         Raises:
             EngineError: as `sample`.
@@ -118,7 +118,7 @@ class Sampler:
         return token, self.probs(row, token, n, post=False)
 
     def accept(self, token: TokenId) -> None:
-        """Note a token that comes next without having been sampled.
+        """Note a token that comes next although it was not sampled.
 
         Raises:
             EngineError: the grammar does not allow it, or the sampler is closed.
@@ -126,13 +126,13 @@ class Sampler:
         if self._chain is None:
             raise EngineError("The sampler is closed.")
         if self._matcher is not None and not self._matcher.accept(token):
-            raise EngineError(f"The grammar does not allow token {token}, which was to come next.")
+            raise EngineError(f"The grammar does not allow token {token}, which must come next.")
         short.llama_sampler_accept(self._chain, token)
 
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
-        """Give the probabilities for a token that comes next without having been sampled.
+        """Return the probabilities for a token that comes next although it was not sampled.
 
-        With `post` they are those of a token that is certain.
+        With `post` the token has a probability of 1.
         """
         if post:
             chosen = self._prob(token, 1.0)
@@ -142,7 +142,7 @@ class Sampler:
         return TokenProbs(self._prob(token, raw[token]), best)
 
     def names(self) -> tuple[str, ...]:
-        """The samplers of the chain, in order; a ``?`` before a name says that it is off."""
+        """The samplers of the chain, in order; a ``?`` before a name means "without effect"."""
         count = lib.llama_sampler_chain_n(self._chain)
         each = (lib.llama_sampler_chain_get(self._chain, i) for i in range(count))
         return tuple(lib.llama_sampler_name(sampler).decode() for sampler in each)
@@ -172,7 +172,7 @@ class Sampler:
         raise EngineError(f"Row {row} of the last batch has no logits.")
 
     def _logits(self, row: int) -> NDArray[np.float32]:
-        """Look at the logits of a row where they are; valid until the next decode."""
+        """Return a view of the logits of a row, valid until the next decode."""
         pointer = short.llama_get_logits_ith(self._context.handle, row)
         address = ctypes.addressof(pointer.contents)
         floats: Any = (ctypes.c_float * self._vocab.n_tokens).from_address(address)
@@ -189,7 +189,7 @@ class Sampler:
         return token
 
     def _constrained(self, row: int, mask: Mask) -> TokenId:
-        """Choose from the tokens of a mask, and leave the logits as they are."""
+        """Choose from the tokens of a mask, without changing the logits."""
         if mask.only is not None:
             short.llama_sampler_accept(self._chain, mask.only)
             return mask.only
@@ -214,7 +214,7 @@ class Sampler:
             logits[forbidden] = hidden
 
     def _choose(self, ids: NDArray[np.integer[Any]], logits: NDArray[np.float32]) -> TokenId:
-        """Do what `llama_sampler_sample` does, with some tokens."""
+        """Do what `llama_sampler_sample` does, for these tokens only."""
         size = len(ids)
         if self._scratch is None or self._scratch.size < size:
             self._scratch = _Scratch(size)
@@ -230,7 +230,7 @@ class Sampler:
     def _apply_all(
         self, logits: NDArray[np.float32]
     ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
-        """Do what `sample` does, and return the candidates that are left, too."""
+        """Do what `sample` does, and return the remaining candidates too."""
         while True:
             mask = None if self._matcher is None else self._matcher.mask()
             if mask is None:
@@ -244,7 +244,7 @@ class Sampler:
     def _apply(
         self, ids: NDArray[np.int32], logits: NDArray[np.float32]
     ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
-        """Do what `llama_sampler_sample` does with some tokens, and return what is left of them."""
+        """Do what `_choose` does, and return the remaining candidates too."""
         data = np.empty(len(ids), dtype=_CANDIDATE)
         data["id"], data["logit"], data["p"] = ids, logits, 0
         array = lib.llama_token_data_array()
@@ -270,14 +270,14 @@ def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _largest(probs: NDArray[Any], n: int) -> list[int]:
-    """Return the places of the `n` largest, in order; equal ones as they stand."""
+    """Return the indices of the `n` largest, in order; equal ones by index."""
     n = min(n, len(probs))
     if n <= 0:
         return []
     if n < len(probs):
-        # All that may be among the n, in the order in which they stand, so that ties are stable.
-        least = np.partition(probs, len(probs) - n)[len(probs) - n]
-        places = np.flatnonzero(probs >= least)
+        # All that may be among the n, by index, so that ties are stable.
+        smallest = np.partition(probs, len(probs) - n)[len(probs) - n]
+        places = np.flatnonzero(probs >= smallest)
     else:
         places = np.arange(n)
     best: list[int] = places[np.argsort(-probs[places], kind="stable")][:n].tolist()

@@ -1,8 +1,8 @@
 """A shortlist: the few candidates that a sampler chain can choose from.
 
-With a large vocabulary a chain spends most of its time on making a candidate of every token, to
-keep 40 of them or one. Where it is certain which can be chosen, finding these first is quicker.
-What the chain chooses stays the same.
+With a large vocabulary, a chain spends most of its time on making candidates of all tokens, only to
+keep 40 of them, or one. Where it is certain which can be chosen, it is faster to find these first.
+The chain still chooses the same tokens.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from trioserve.llama.sampling import chain
 from trioserve.types import SamplingParams, TokenId
 
-#: Logits are looked at in this many rows, a column a block.
+#: Logits in one block; only the largest of each block is looked at first.
 _BLOCK = 128
-#: With fewer tokens, making a candidate of each takes no longer than choosing the best 40.
-_LEAST = 65_536
+#: With a smaller vocabulary, making all candidates takes no longer than finding the best 40.
+_MIN_VOCAB = 65_536
 
 
 class Shortlist:
@@ -37,15 +37,15 @@ class Shortlist:
     ) -> None:
         self._lowered = frozenset(biases)
         best = n_best(params)
-        # Tokens that are lowered may have been before those that stay.
+        # Tokens with biases may be among the largest logits, and fall behind others later.
         self._n_best = best + len(biases)
         possible = best > 0 and all(bias <= 0 for bias in biases.values())
         self._is_greedy = possible and best == 1
-        #: Whether to use it; else the chain looks at all tokens.
-        self.is_useful = possible and (self._is_greedy or n_vocab >= _LEAST)
+        #: Whether to use it; if not, the chain looks at all tokens.
+        self.is_useful = possible and (self._is_greedy or n_vocab >= _MIN_VOCAB)
 
     def best(self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> int | None:
-        """Return the place of the one logit to look at; None where there are more."""
+        """Return the index of the only logit to look at; None if there are more."""
         if not self._is_greedy:
             return None
         best = int(logits.argmax())  # or the first NaN
@@ -55,7 +55,7 @@ class Shortlist:
     def places(
         self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None
     ) -> NDArray[np.intp] | None:
-        """Return the places of the logits to look at; None: all.
+        """Return the indices of the logits to look at; None: all.
 
         Args:
             logits: of all tokens, or of those that a grammar allows.
@@ -68,18 +68,18 @@ class Shortlist:
         if self._n_best > n_blocks // 2:
             return None
         blocks = logits[: n_blocks * _BLOCK].reshape(_BLOCK, n_blocks)
-        # As many tokens as there are blocks above it are above it, so it cuts off none of the best.
+        # In each of `_n_best` blocks a logit reaches this bound, so none of the best is cut off.
         bound = np.partition(blocks.max(axis=0), -self._n_best)[-self._n_best]
         places = np.flatnonzero(logits >= bound)
-        return places if len(places) else None  # NaNs are not above anything
+        return places if len(places) else None  # comparisons with NaN are false
 
 
 def n_best(params: SamplingParams) -> int:
-    """Return how many of the largest logits a chain can choose from, biases apart; 0: of all."""
+    """Return how many of the largest logits a chain can choose from, before biases; 0: all."""
     if params.mirostat:
         return 0
     n = 0
-    exact = True  # what comes next has not been told how probable all tokens are together
+    exact = True  # no sampler so far depended on the probabilities of all tokens
     for name in params.samplers:
         if name == "top_k" and params.top_k > 0:
             n = n or (params.top_k if exact else 0)
@@ -90,7 +90,7 @@ def n_best(params: SamplingParams) -> int:
         elif name == "top_p":
             exact &= params.top_p >= 1
         elif name != "min_p" and _is_on(name, params):
-            break  # it may drop the most probable ones
+            break  # it may drop the most probable tokens
     return n
 
 

@@ -191,45 +191,27 @@ def _ratio(a: float, b: float) -> float:
 
 
 #: Names, types and help of llama-server, in its order.
+# fmt: off
 _LLAMACPP = (
-    (
-        "prompt_tokens_total",
-        "counter",
-        "Number of prompt tokens processed, excluding cached tokens",
-    ),
+    ("prompt_tokens_total", "counter",
+     "Number of prompt tokens processed, excluding cached tokens"),
     ("prompt_tokens_cached_total", "counter", "Number of prompt tokens reused from the cache"),
     ("prompt_seconds_total", "counter", "Total time spent processing prompts"),
     ("tokens_predicted_total", "counter", "Number of generation tokens processed"),
     ("tokens_predicted_seconds_total", "counter", "Total time spent generating tokens"),
-    (
-        "n_decode_total",
-        "counter",
-        "Total number of llama_decode() calls, "
-        "excluding speculative decoding and multimodal decoding",
-    ),
+    ("n_decode_total", "counter",
+     "Total number of llama_decode() calls, excluding speculative decoding and multimodal "
+     "decoding"),
     ("n_tokens_max", "counter", "Largest observed sequence length (prompt + generation)"),
-    (
-        "spec_decode_num_draft_tokens_total",
-        "counter",
-        "Speculative: Total draft tokens generated",
-    ),
-    (
-        "spec_decode_num_accepted_tokens_total",
-        "counter",
-        "Speculative: Total draft tokens accepted by the target model",
-    ),
-    (
-        "spec_decode_num_drafts_total",
-        "counter",
-        "Speculative: Total speculative decoding verification steps",
-    ),
+    ("spec_decode_num_draft_tokens_total", "counter", "Speculative: Total draft tokens generated"),
+    ("spec_decode_num_accepted_tokens_total", "counter",
+     "Speculative: Total draft tokens accepted by the target model"),
+    ("spec_decode_num_drafts_total", "counter",
+     "Speculative: Total speculative decoding verification steps"),
     ("prompt_tokens_seconds", "gauge", "Average prompt throughput in tokens/s"),
     ("predicted_tokens_seconds", "gauge", "Average generation throughput in tokens/s"),
     ("requests_processing", "gauge", "Number of requests processing"),
     ("requests_deferred", "gauge", "Number of requests deferred"),
-    (
-        "n_busy_slots_per_decode",
-        "gauge",
-        "Average number of busy slots per llama_decode() call",
-    ),
+    ("n_busy_slots_per_decode", "gauge", "Average number of busy slots per llama_decode() call"),
 )
+# fmt: on
