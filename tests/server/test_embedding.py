@@ -330,7 +330,7 @@ async def test_a_server_does_one_thing(mean: Bert, ranker: Bert, decoder: Path) 
 async def test_models_that_cannot_do_it_are_refused(mean: Bert, decoder: Path) -> None:
     for path, settings, why in (
         (mean.path, {"embeddings": False}, "--embeddings"),
-        (decoder, {"reranking": True}, "no head"),
+        (decoder, {"reranking": True}, "no classification head"),
     ):
         with pytest.raises(ModelLoadError, match=why):
             async with serving(path, **settings):

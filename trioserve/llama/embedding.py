@@ -58,7 +58,7 @@ class LlamaEmbedder(EmbeddingBackend):
         self._batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         self.batch = self._batch
         self._pairs = _PairTokens.of(model)
-        _log.info("embeddings", pooling=self.pooling, width=self.width, most_tokens=self.n_batch)
+        _log.info("embeddings", pooling=self.pooling, width=self.width, max_tokens=self.n_batch)
 
     @classmethod
     def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> LlamaEmbedder:

@@ -123,7 +123,10 @@ async def test_a_file_that_is_damaged(tmp_path: Path, monkeypatch: pytest.Monkey
                 whole[:-1],
                 "The saved state does not fit this model's context: there are bytes after",
             ),
-            (whole[:24] + b"\xff\xff\xff\x7f" + whole[28:], "the file is of a model with other"),
+            (
+                whole[:24] + b"\xff\xff\xff\x7f" + whole[28:],
+                "the file is from a model with another vocabulary",
+            ),
         ):
             path.write_bytes(content)
             error = await error_of(client, "/slots/1?action=restore", json=body)
