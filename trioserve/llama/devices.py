@@ -182,7 +182,7 @@ def _buffers() -> dict[str, int]:
 
 
 def overridden(config: ModelConfig) -> dict[str, str]:
-    """Return the metadata that `Config.override_kv` replaces, as text; llama.cpp does not tell."""
+    """Return the metadata that `override_kv` replaces, as text; llama.cpp does not tell."""
     found = map(parse_override, config.override_kv)
     return {
         one.key: str(one.value).lower() if one.kind == "bool" else str(one.value) for one in found
