@@ -252,14 +252,13 @@ async def test_choices_on_the_wire() -> None:
         ),
         (
             {"tool_choice": {"type": "function", "function": {}}},
-            "'tool_choice' must be an object whose functions have a 'name'.",
-            "tool_choice",
+            "'tool_choice.function.name' must be the name of a function.",
+            "tool_choice.function.name",
         ),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none"}}},
-            "'tool_choice' must be an object whose 'allowed_tools' have the mode \"auto\" or "
-            '"required".',
-            "tool_choice",
+            '\'tool_choice.allowed_tools.mode\' must be "auto" or "required".',
+            "tool_choice.allowed_tools.mode",
         ),
         (
             {"tool_choice": {"type": "function", "function": {"name": "nope"}}},

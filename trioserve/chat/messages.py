@@ -50,7 +50,7 @@ def parse_messages(messages: object, path: str = "messages") -> Messages:
         return messages
     given = _list(messages, path, "a list of messages")
     if not given:
-        raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
+        raise _invalid(path, "must not be empty")
     return Messages(_parse_message(message, f"{path}[{i}]") for i, message in enumerate(given))
 
 
@@ -69,119 +69,114 @@ def parse_tools(tools: object, path: str = "tools") -> Tools:
 
 def _parse_tool(tool: object, path: str) -> Tool:
     if not isinstance(tool, Mapping):
-        raise InvalidRequestError(f"'{path}' must be an object.", param=path)
+        raise _invalid(path, "must be an object")
     if tool.get("type") != "function":
-        raise UnsupportedFieldError(f"'{path}.type' must be \"function\".", param=f"{path}.type")
-    function = _mapping(tool.get("function"), f"{path}.function")
-    _text(function.get("name"), f"{path}.function.name", filled=True)
+        raise _unsupported(f"{path}.type", 'must be "function"')
+    path = f"{path}.function"
+    function = _mapping(tool.get("function"), path)
+    _text(function, "name", path, filled=True)
     if function.get("description") is not None:
-        _text(function["description"], f"{path}.function.description")
+        _text(function, "description", path)
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
-    parameters = _mapping(parameters, f"{path}.function.parameters")
+    parameters = _mapping(parameters, f"{path}.parameters")
     kept = {key: value for key, value in function.items() if value is not None}
     return {**tool, "function": {**kept, "parameters": dict(parameters)}}
 
 
 def _parse_message(message: object, path: str) -> Message:
     fields = {key: value for key, value in _mapping(message, path).items() if value is not None}
-    role = _text(fields.get("role"), f"{path}.role", filled=True)
+    role = _text(fields, "role", path, filled=True)
     if fields.get("function_call"):
-        raise UnsupportedFieldError(
-            f"'{path}.function_call' is not supported; use 'tool_calls'.",
-            param=f"{path}.function_call",
-        )
+        raise _unsupported(f"{path}.function_call", "is not supported; use 'tool_calls'")
     calls = fields.pop("tool_calls", None)
     if calls and role != "assistant":
-        raise InvalidRequestError(
-            f"'{path}.tool_calls' belongs to a message of the assistant.",
-            param=f"{path}.tool_calls",
-        )
+        raise _invalid(f"{path}.tool_calls", "belongs to a message of the assistant")
     for name in ("name", "tool_call_id", "reasoning_content"):
         if name in fields:
-            _text(fields[name], f"{path}.{name}")
+            _text(fields, name, path)
     if "content" in fields:
-        fields["content"] = _parse_content(fields["content"], f"{path}.content")
+        fields["content"] = _parse_content(fields["content"], path)
     elif role == "assistant" and (calls is not None or "reasoning_content" in fields):
         fields["content"] = ""
     else:
-        raise InvalidRequestError(f"'{path}.content' is missing.", param=f"{path}.content")
+        raise _invalid(f"{path}.content", "is missing")
     if not fields.get("reasoning_content"):
         fields.pop("reasoning_content", None)
     if calls:
-        fields["tool_calls"] = _parse_calls(calls, f"{path}.tool_calls")
+        given = _list(calls, f"{path}.tool_calls", "a list of tool calls")
+        fields["tool_calls"] = [
+            _parse_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(given)
+        ]
     return fields
 
 
 def _parse_content(content: object, path: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
+    path = f"{path}.content"
     parts = _list(content, path, "text or a list of content parts")
     return [_parse_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
 
 
 def _parse_part(part: object, path: str) -> dict[str, Any]:
     fields = _mapping(part, path)
-    kind = _text(fields.get("type"), f"{path}.type", filled=True)
-    if kind == "refusal":
-        return {"type": "text", "text": _text(fields.get("refusal"), f"{path}.refusal")}
-    if kind != "text":
-        raise UnsupportedFieldError(
-            f"'{path}.type' is {kind!r}: only text can be given to this model.",
-            param=f"{path}.type",
-        )
-    return {"type": "text", "text": _text(fields.get("text"), f"{path}.text")}
-
-
-def _parse_calls(calls: object, path: str) -> list[dict[str, Any]]:
-    given = _list(calls, path, "a list of tool calls")
-    return [_parse_call(call, f"{path}[{i}]") for i, call in enumerate(given)]
+    kind = _text(fields, "type", path, filled=True)
+    if kind not in ("text", "refusal"):
+        raise _unsupported(f"{path}.type", f"is {kind!r}: only text can be given to this model")
+    return {"type": "text", "text": _text(fields, kind, path)}
 
 
 def _parse_call(call: object, path: str) -> dict[str, Any]:
     fields = _mapping(call, path)
     if fields.get("type", "function") != "function":
-        raise UnsupportedFieldError(f"'{path}.type' must be \"function\".", param=f"{path}.type")
+        raise _unsupported(f"{path}.type", 'must be "function"')
     function = _mapping(fields.get("function"), f"{path}.function")
-    name = _text(function.get("name"), f"{path}.function.name", filled=True)
+    name = _text(function, "name", f"{path}.function", filled=True)
     arguments = function.get("arguments")
     if isinstance(arguments, Mapping):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif arguments is None or arguments == "":
         arguments = "{}"
+    elif not isinstance(arguments, str):
+        raise _invalid(f"{path}.function.arguments", "must be text or an object")
     parsed: dict[str, Any] = {
         "type": "function",
-        "function": {
-            "name": name,
-            "arguments": _text(arguments, f"{path}.function.arguments"),
-        },
+        "function": {"name": name, "arguments": arguments},
     }
-    if fields.get("id") is not None:
-        parsed = {"id": _text(fields["id"], f"{path}.id"), **parsed}
-    return parsed
+    return parsed if fields.get("id") is None else {"id": _text(fields, "id", path), **parsed}
 
 
-def _list(value: object, path: str, expected: str) -> Sequence[object]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InvalidRequestError(f"'{path}' must be {expected}.", param=path)
-    return value
+# -- values of fields. `path` is where the value, or the object that has it, is in the request.
+
+
+def _text(fields: Mapping[str, Any], name: str, path: str, *, filled: bool = False) -> str:
+    value = fields.get(name)
+    if isinstance(value, str) and (value or not filled):
+        return value
+    problem = "is missing" if value is None else "must be text"
+    raise _invalid(f"{path}.{name}", "must not be empty" if value == "" else problem)
 
 
 def _mapping(value: object, path: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        problem = "is missing" if value is None else "must be an object"
-        raise InvalidRequestError(f"'{path}' {problem}.", param=path)
-    return value
+    if isinstance(value, (dict, Mapping)):  # to tell that it is a dict is quick
+        return value
+    raise _invalid(path, "is missing" if value is None else "must be an object")
 
 
-def _text(value: object, path: str, *, filled: bool = False) -> str:
-    if not isinstance(value, str):
-        problem = "is missing" if value is None else "must be text"
-        raise InvalidRequestError(f"'{path}' {problem}.", param=path)
-    if filled and not value:
-        raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
-    return value
+def _list(value: object, path: str, expected: str) -> Sequence[object]:
+    if isinstance(value, (list, Sequence)) and not isinstance(value, str | bytes):
+        return value
+    raise _invalid(path, f"must be {expected}")
+
+
+def _invalid(path: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"'{path}' {problem}.", param=path)
+
+
+def _unsupported(path: str, problem: str) -> UnsupportedFieldError:
+    return UnsupportedFieldError(f"'{path}' {problem}.", param=path)
 
 
 def join_text(parts: Sequence[Mapping[str, Any]]) -> str:
