@@ -31,6 +31,7 @@ from .errors import (
     NotFoundError as NotFoundError,
     NotSupportedError as NotSupportedError,
     PayloadTooLargeError as PayloadTooLargeError,
+    PermissionDeniedError as PermissionDeniedError,
     QueueFullError as QueueFullError,
     RequestEndedError as RequestEndedError,
     ServerClosingError as ServerClosingError,

@@ -97,6 +97,13 @@ class TemplateError(InvalidRequestError):
         super().__init__(message, param=param)
 
 
+class PermissionDeniedError(TrioServeError):
+    """The request is not allowed, whoever sends it: it comes from a page of another site."""
+
+    status = 403
+    type = "permission_error"
+
+
 class AuthenticationError(TrioServeError):
     """The API key is missing or wrong."""
 

@@ -57,7 +57,7 @@ async def streaming(running: Running, **fields: object) -> AsyncIterator[Events]
     url = httpx.URL(running.url)
     body = json.dumps(ENDLESS | fields).encode()
     head = (
-        "POST /completion HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        "POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     async with await trio.open_tcp_stream(url.host, url.port or 0) as stream:

@@ -66,7 +66,7 @@ def test_what_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async with serving_script(timeout=0.05) as (url, _), connected(url) as stream:
-        head = b"POST /completion HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\n{"
+        head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
         await stream.send_all(head)
         with trio.fail_after(10):
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 408 ")

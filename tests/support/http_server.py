@@ -70,5 +70,5 @@ async def connected(url: str) -> AsyncIterator[trio.SocketStream]:
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
     """Write a request by hand."""
-    head = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", *headers]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join([*head, "", ""]).encode() + body

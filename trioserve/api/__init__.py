@@ -12,7 +12,7 @@ from quart_trio import QuartTrio
 
 from trioserve.api import pages
 from trioserve.api.anthropic import routes as anthropic
-from trioserve.api.base import auth, cors, errors, openapi, request_id, service
+from trioserve.api.base import auth, cors, errors, openapi, request_id, service, sites, tcp
 from trioserve.api.base.connection import PREFIX, SEND_TIMEOUT, Connection, Request
 from trioserve.api.base.service import Service
 from trioserve.api.llama import (
@@ -42,8 +42,10 @@ def install(app: QuartTrio, served: Service) -> None:
     app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     service.attach(app, served)
+    tcp.install()
     request_id.install(app)  # first: what follows may answer, and log
     cors.install(app)
+    sites.install(app)
     auth.install(app)
     errors.install(app)
     pages.install(app)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import cast
 
-from quart import Blueprint, Quart, request, send_from_directory
+import trio
+from quart import Blueprint, Quart, request, send_file
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import NotFound
 
@@ -36,8 +38,19 @@ async def index() -> Response:
 
 
 async def _file(directory: str, name: str) -> Response:
-    # It refuses names that lead out of the directory.
-    return cast(Response, await send_from_directory(directory, name))
+    """Send a file of the directory; a link or a name that leads out of it is not found."""
+    path = await trio.to_thread.run_sync(_inside, Path(directory), name)
+    if path is None:
+        raise NotFoundError("File Not Found")
+    return cast(Response, await send_file(path))
+
+
+def _inside(directory: Path, name: str) -> Path | None:
+    try:
+        path = (directory / name).resolve(strict=True)
+    except (OSError, ValueError):  # not there, too long, or with a NUL
+        return None
+    return path if path.is_file() and path.is_relative_to(directory.resolve()) else None
 
 
 def install(app: Quart) -> None:

@@ -126,6 +126,9 @@ class Config(ModelConfig):
     cors_credentials: bool = _network(False,
         "--cors-credentials | --no-cors-credentials LLAMA_ARG_CORS_CREDENTIALS",
         help="let pages of other origins send credentials")
+    allowed_hosts: tuple[str, ...] = _network((), "--allowed-hosts TRIOSERVE_ALLOWED_HOSTS",
+        help="names, separated by commas, that a server without API keys answers to on a loopback "
+        "address, beside localhost; .example.org = all names below it; * = any name")
 
     # -- Limits
     timeout: float = _limit(60.0, "-to --timeout LLAMA_ARG_TIMEOUT", min=0.001,
@@ -145,6 +148,9 @@ class Config(ModelConfig):
     keep_alive_timeout: float = _limit(5.0,
         "--keep-alive-timeout TRIOSERVE_KEEP_ALIVE_TIMEOUT", min=0.001,
         help="seconds after which an idle connection is closed")
+    max_connections: int = _limit(0, "--max-connections TRIOSERVE_MAX_CONNECTIONS", min=0,
+        help="connections that may be open; further ones get status 503; 0 = as many as the "
+        "limit of descriptors allows")
     max_body_size: int = _limit(32 * 2**20, "--max-body-size TRIOSERVE_MAX_BODY_SIZE", min=1,
         help="maximum size of a request body in bytes")
 

@@ -38,6 +38,7 @@ from trioserve.errors import (
     NotFoundError,
     NotSupportedError,
     PayloadTooLargeError,
+    PermissionDeniedError,
     QueueFullError,
     RequestEndedError,
     ServerClosingError,
@@ -245,6 +246,18 @@ async def a_wrong_key() -> httpx.Response:
 
 
 @answers(
+    PermissionDeniedError,
+    403,
+    code=403,
+    message="Pages of http://evil.com may not use this server. --cors-origins lets them.",
+    type="permission_error",
+)
+async def a_page_of_another_site() -> httpx.Response:
+    async with client_of() as client:
+        return await client.get("/v1/models", headers={"Origin": "http://evil.com"})
+
+
+@answers(
     NotFoundError,
     404,
     code=404,
@@ -282,7 +295,7 @@ async def a_stream_that_somebody_reads() -> httpx.Response:
         parked = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
         where = parked.headers["Location"]
         async with connected(url) as reader:
-            await reader.send_all(f"GET {where} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+            await reader.send_all(f"GET {where} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             await reader.receive_some()
             return await client.get(where)
 

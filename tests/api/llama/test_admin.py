@@ -218,6 +218,9 @@ def test_a_key_is_compared_with_all() -> None:
     assert not auth.is_valid("\udcff", ["a"])
     assert auth.key_in("Bearer x", "y") == "x"
     assert auth.key_in(None, "y") == "y"
+    assert auth.key_in("bEARER  x", None) == "x"
+    assert auth.key_in("Bearer schl\xc3\xbcssel", None) == "schlüssel"
+    assert auth.is_valid("schlüssel", ["schlüssel"])
 
 
 # -- origins

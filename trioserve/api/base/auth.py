@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable
 
 from quart import Quart, request
@@ -14,16 +15,20 @@ from trioserve.errors import AuthenticationError
 #: Routes that need no key, as in llama-server; and the page, which holds no secrets.
 PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready"})
 
-#: Below this the id in the path is the key: an `EventSource` sends no headers.
-PUBLIC_PREFIX = "/v1/stream/"
+#: Rules that begin so have an id that is the key: an `EventSource` sends no headers.
+PUBLIC_RULES = "/v1/stream/"
 
-_BEARER = "Bearer "
+_BEARER = re.compile(r"bearer +", re.IGNORECASE)
 
 
 def key_in(authorization: str | None, x_api_key: str | None) -> str:
-    """The key that a request shows; empty when it shows none."""
-    shown = authorization or x_api_key or ""
-    return shown.removeprefix(_BEARER)
+    """The key that a request shows; empty when it shows none.
+
+    Headers come as Latin-1, whatever their bytes mean; keys are UTF-8.
+    """
+    shown = (authorization or x_api_key or "").encode("latin-1", "replace")
+    text = shown.decode("utf-8", "surrogateescape")
+    return _BEARER.sub("", text, count=1) if _BEARER.match(text) else text
 
 
 def is_valid(shown: str, keys: Iterable[str]) -> bool:
@@ -38,7 +43,9 @@ def install(app: Quart) -> None:
 
     async def check() -> None:
         keys = service_of(app).config.api_keys
-        if not keys or request.path in PUBLIC or request.path.startswith(PUBLIC_PREFIX):
+        # By the rule, not by the path: a path may lead out of its beginning again.
+        rule = request.url_rule.rule if request.url_rule is not None else ""
+        if not keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
             return
         shown = key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
         if not is_valid(shown, keys):

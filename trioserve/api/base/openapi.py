@@ -20,7 +20,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve._version import __version__
 from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.base import json_schema
-from trioserve.api.base.auth import PUBLIC, PUBLIC_PREFIX
+from trioserve.api.base.auth import PUBLIC, PUBLIC_RULES
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_service
 from trioserve.errors import TrioServeError
@@ -137,7 +137,7 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
         "2XX": {"description": "What was asked for.", "content": kinds},
         **{status: {"$ref": f"#/components/responses/{status}"} for status in _errors()},
     }
-    if path in PUBLIC or path.startswith(PUBLIC_PREFIX):
+    if path in PUBLIC or path.startswith(PUBLIC_RULES):
         operation["security"] = []
     return operation
 

@@ -13,7 +13,8 @@ from trioserve.server.lifecycle import Loader
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
-_NAME = "trioserve"  # in `app.extensions`
+#: Where an app has its service: `app.extensions[NAME]`.
+NAME = "trioserve"
 
 
 class Service:
@@ -30,6 +31,7 @@ class Service:
         self.config = config or Config()
         #: Why there is no server: the model cannot be loaded, or the engine broke.
         self.failure: TrioServeError | None = None
+        self.n_connections = 0  # that are open
         self._load = load
         self._server: Server | None = None
         self._scope = trio.CancelScope()
@@ -107,12 +109,12 @@ class Service:
 
 def attach(app: Quart, service: Service) -> None:
     """Make `service` the one of an app."""
-    app.extensions[_NAME] = service
+    app.extensions[NAME] = service
 
 
 def service_of(app: Quart) -> Service:
     """The service of an app."""
-    service = app.extensions[_NAME]
+    service = app.extensions[NAME]
     assert isinstance(service, Service)
     return service
 

@@ -1,0 +1,160 @@
+"""One TCP connection: Hypercorn's, and nothing that a client sends on it ends more than itself.
+
+Hypercorn's Trio server catches `OSError`; whatever else a connection raises ends the process
+(pgjones/hypercorn#225). `install` puts `TCPConnection` in the place of its class, which does what
+that one does, and in addition:
+
+- An exception ends its connection and is logged in one line.
+- It speaks HTTP/1.1 only. A request to upgrade to h2c or to a websocket is answered as if it did
+  not ask, which RFC 9110 (section 7.8) allows; HTTP/2's preface gets status 400.
+- A request that can be read in two ways is refused: ``Transfer-Encoding`` beside
+  ``Content-Length`` (request smuggling), and a target that is neither a path nor a URL.
+- The descriptor is closed when the client has gone. Hypercorn keeps it for the rest of the
+  keep-alive timeout.
+- Beyond ``--max-connections`` a client gets status 503.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import h11
+import hypercorn.protocol
+import hypercorn.trio.run
+import structlog
+import trio
+from hypercorn.events import Closed
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.tcp_server import TCPServer
+
+from trioserve.api.base import errors, sse
+from trioserve.api.base.service import NAME, Service
+from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError
+
+if TYPE_CHECKING:
+    from hypercorn.events import Event
+
+_log = structlog.stdlib.get_logger("trioserve.api")
+
+#: Seconds that closing may take: under TLS it sends, and a client may not read.
+_CLOSE_TIMEOUT = 2.0
+
+#: Connections that are told at the same time that there are too many. Beyond, none is told.
+_MAX_REFUSED = 32
+
+
+def install() -> None:
+    """Have Hypercorn's Trio server use `TCPConnection`, also when its command started it."""
+    hypercorn.trio.run.TCPServer = TCPConnection  # type: ignore[attr-defined]
+    hypercorn.protocol.H11Protocol = HTTP1  # type: ignore[attr-defined]
+
+
+class HTTP1(H11Protocol):
+    """HTTP/1.1 without upgrades, and without requests that can be read in two ways."""
+
+    async def handle(self, event: Event) -> None:
+        """Take what the client sent. A request that is refused ends the connection."""
+        try:
+            await super().handle(event)
+        except TrioServeError as error:
+            if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+                await self._respond(error)
+            await self.send(Closed())
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Refuse a request by its head. Raises InvalidRequestError."""
+        if _service_in(self.app) is None:
+            await super()._check_protocol(event)
+            return
+        if event.http_version not in (b"1.0", b"1.1"):
+            raise InvalidRequestError("This server speaks HTTP/1.1 only.")
+        names = {name for name, _ in event.headers}
+        if {b"transfer-encoding", b"content-length"} <= names:
+            raise InvalidRequestError("Transfer-Encoding and Content-Length exclude each other.")
+        if not event.target.startswith((b"/", b"http://", b"https://", b"*")):
+            raise InvalidRequestError("The target of the request is neither a path nor a URL.")
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        if _service_in(self.app) is not None:
+            request = h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=[(name, value) for name, value in request.headers if name != b"upgrade"],
+                http_version=request.http_version,
+            )
+        await super()._create_stream(request)
+
+    async def _respond(self, error: TrioServeError) -> None:
+        body = sse.encode(errors.body(error)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        response = h11.Response(status_code=error.status, headers=headers)
+        for part in (response, h11.Data(data=body), h11.EndOfMessage()):
+            await self._send_h11_event(part)
+
+
+class TCPConnection(TCPServer):
+    """Serves one connection. Returns when it is closed; an error in it is logged, not raised."""
+
+    async def run(self) -> None:
+        """Talk to the client until one of the two has had enough."""
+        service = _service_in(self.app)
+        try:
+            if service is None:
+                await super().run()
+            else:
+                await self._serve(service)
+        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the client went away
+        except* Exception as group:
+            _log.warning("connection failed", error=repr(_first(group)))
+        finally:
+            await self._close()
+
+    async def _serve(self, service: Service) -> None:
+        limit = service.config.max_connections or math.inf
+        service.n_connections += 1
+        try:
+            if service.n_connections <= limit:
+                await super().run()
+            elif service.n_connections <= limit + _MAX_REFUSED:
+                await self._refuse()
+        finally:
+            service.n_connections -= 1
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
+
+    async def _refuse(self) -> None:
+        """Say that there are too many connections, whatever the client is about to ask."""
+        error = UnavailableError("The server has as many connections as it takes.")
+        body = sse.encode(errors.body(error)).encode()
+        head = (
+            f"HTTP/1.1 {error.status} \r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        with trio.move_on_after(_CLOSE_TIMEOUT):
+            await self.stream.send_all(head.encode() + body)
+            await self.stream.send_eof()
+            await self.stream.receive_some(2**16)  # unread bytes would make a reset of the close
+
+    async def _close(self) -> None:
+        with trio.move_on_after(_CLOSE_TIMEOUT, shield=True):
+            await super()._close()
+
+
+def _service_in(app: Any) -> Service | None:
+    """The service of an app as Hypercorn wraps it, if it is one of ours."""
+    extensions: dict[str, Any] = getattr(getattr(app, "app", None), "extensions", {})
+    return extensions.get(NAME)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
