@@ -33,8 +33,8 @@ def priorities(n: int) -> bytes:
 
 
 ATTACKS = {
-    "h2c with settings that are none": b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
-    b"Upgrade: h2c\r\nHTTP2-Settings: A\r\n\r\n",
+    "h2c with settings that are none": b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    b"Connection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n\r\n",
     "HTTP/2: CONNECT": PREFACE + frame(1, b"\x02\x07CONNECT\x41\x01a", flags=5),
     "HTTP/2: a path that is not ASCII": PREFACE
     + frame(1, b"\x82\x86\x04\x02/\xff\x41\x01a", flags=5),
