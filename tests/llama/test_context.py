@@ -20,8 +20,8 @@ def model() -> Iterator[Model]:
         yield model
 
 
-def make(model: Model, **settings: object) -> Context:
-    config = Config(**{"threads": 1, "cache_seqs": 0, **settings})
+def make(model: Model, **fields: object) -> Context:
+    config = Config(**{"threads": 1, "cache_seqs": 0, **fields})
     return Context(model, generation_params(model, config))
 
 
@@ -37,7 +37,7 @@ def test_a_split_cache_is_divided(model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "n_ctx", "n_batch"),
+    ("fields", "n_ctx", "n_batch"),
     [
         ({"ctx_size": 1}, 256, 256),
         ({"ctx_size": 1, "parallel": 100}, 256, 256),
@@ -47,9 +47,9 @@ def test_a_split_cache_is_divided(model: Model) -> None:
     ],
 )
 def test_sizes_that_llama_cpp_would_not_survive_are_raised(
-    model: Model, settings: dict[str, int], n_ctx: int, n_batch: int
+    model: Model, fields: dict[str, int], n_ctx: int, n_batch: int
 ) -> None:
-    with make(model, **settings) as made:
+    with make(model, **fields) as made:
         assert (made.n_ctx, made.n_batch) == (n_ctx, n_batch)
         assert made.n_ubatch <= made.n_batch
 
@@ -58,12 +58,12 @@ def test_sizes_that_llama_cpp_would_not_survive_are_raised(
 def test_the_size_of_the_cache_is_known_before(
     model: Model, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"cache_type_k": name, "cache_type_v": "q8_0", "ctx_size": 1024}
+    fields = {"cache_type_k": name, "cache_type_v": "q8_0", "ctx_size": 1024}
     lines: list[str] = []
     monkeypatch.setattr(library._lines, "write", lambda _level, line: lines.append(line))
-    make(model, **settings).close()
+    make(model, **fields).close()
     [size] = re.findall(r"KV buffer size = +([\d.]+) MiB", "\n".join(lines))
-    expected = kv_cache_size(model, Config(**settings), 1024)
+    expected = kv_cache_size(model, Config(**fields), 1024)
     assert float(size) == pytest.approx(expected / 2**20, abs=0.01)
 
 
@@ -74,10 +74,10 @@ def test_a_cache_larger_than_the_memory_is_refused(model: Model) -> None:
         context_with_memory(model, 10 * 2**20, parallel=256, kv_unified=False)
 
 
-def context_with_memory(model: Model, free: int, **settings: object) -> None:
+def context_with_memory(model: Model, free: int, **fields: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "free_memory", lambda: free)
-        make(model, **settings).close()
+        make(model, **fields).close()
 
 
 def test_what_fits_is_not_refused(model: Model) -> None:

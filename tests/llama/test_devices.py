@@ -64,7 +64,7 @@ def test_everything_can_be_kept_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("fields", "message"),
     [
         ({"device": ("none", "CUDA0")}, "There is no device 'none' to offload to"),
         ({"device": ("CPU",)}, "There is no device 'CPU' to offload to"),
@@ -72,9 +72,9 @@ def test_everything_can_be_kept_on_the_cpu() -> None:
         ({"tensor_split": (1.0,) * 999}, "tensor_split has 999 shares; llama.cpp takes "),
     ],
 )
-def test_what_is_not_there_is_named(settings: dict[str, Any], message: str) -> None:
+def test_what_is_not_there_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
-        Model.load(Config(**settings))
+        Model.load(Config(**fields))
     assert caught.value.message.startswith(message)
 
 

@@ -23,10 +23,10 @@ def gguf() -> bytes:
     return BUNDLED.read_bytes()
 
 
-def load_error(path: Path | str, **settings: object) -> str:
+def load_error(path: Path | str, **fields: object) -> str:
     """Load a file that cannot be loaded; returns the sentence."""
     with pytest.raises(ModelLoadError) as caught:
-        Model.load(Config(model=str(path), **settings))
+        Model.load(Config(model=str(path), **fields))
     message = caught.value.message
     assert str(path) in message
     assert "\n" not in message

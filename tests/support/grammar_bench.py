@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
+import pytest
+
 from trioserve.engine import DecodeMaximal, Engine
+from trioserve.errors import InvalidRequestError
 from trioserve.llama import LlamaBackend
 from trioserve.types import (
     Chunk,
@@ -38,16 +42,16 @@ class Bench:
         self.ends: dict[int, Finished | Failed] = {}
 
     def submit(
-        self, task_id: int, wanted: Grammar | None, prompt: str = PROMPT, **options: Any
+        self, task_id: int, grammar: Grammar | None, prompt: str = PROMPT, **params: Any
     ) -> None:
-        constraint = None if wanted is None else self.backend.compile(wanted)
-        options.setdefault("max_tokens", 200)
-        options.setdefault("cache_prompt", False)
+        constraint = None if grammar is None else self.backend.compile(grammar)
+        params.setdefault("max_tokens", 200)
+        params.setdefault("cache_prompt", False)
         self.text[task_id], self.tokens[task_id], self.probs[task_id] = "", [], []
         task = Task(
             task_id,
             Prompt(self.backend.vocab.tokenize(prompt)),
-            GenerationParams(grammar=wanted, **options),
+            GenerationParams(grammar=grammar, **params),
             constraint=constraint,
         )
         self.engine.submit(task)
@@ -73,47 +77,59 @@ class Bench:
         return end.reason
 
 
-def generate(backend: LlamaBackend, wanted: Grammar, **options: Any) -> tuple[str, FinishReason]:
+def generate(backend: LlamaBackend, grammar: Grammar, **params: Any) -> tuple[str, FinishReason]:
     bench = Bench(backend)
-    bench.submit(1, wanted, **options)
+    bench.submit(1, grammar, **params)
     bench.run()
     return bench.text[1], bench.reason(1)
+
+
+def refusal(backend: LlamaBackend, grammar: Grammar) -> str:
+    """The error for a grammar, which must come quickly."""
+    backend.compile(Grammar("regex", "warm"))  # makes the tokenizer
+    start = time.perf_counter()
+    with pytest.raises(InvalidRequestError) as caught:
+        backend.compile(grammar)
+    assert time.perf_counter() - start < 5
+    assert caught.value.param == grammar.param
+    assert f"'{grammar.param}'" in caught.value.message
+    return caught.value.message
 
 
 def schema(value: Any, param: str = "response_format") -> Grammar:
     return Grammar("json_schema", json.dumps(value), param=param)
 
 
-def is_valid(value: Any, wanted: dict[str, Any]) -> bool:
-    if "enum" in wanted:
-        return value in wanted["enum"]
-    match wanted["type"]:
+def is_valid(value: Any, schema: dict[str, Any]) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    match schema["type"]:
         case "object":
-            names = set(wanted["properties"])
+            names = set(schema["properties"])
             return (
                 isinstance(value, dict)
-                and set(wanted.get("required", ())) <= set(value) <= names
-                and all(is_valid(value[name], wanted["properties"][name]) for name in value)
+                and set(schema.get("required", ())) <= set(value) <= names
+                and all(is_valid(value[name], schema["properties"][name]) for name in value)
             )
         case "array":
-            low, high = wanted.get("minItems", 0), wanted.get("maxItems", 10**9)
+            low, high = schema.get("minItems", 0), schema.get("maxItems", 10**9)
             return (
                 isinstance(value, list)
                 and low <= len(value) <= high
-                and all(is_valid(item, wanted["items"]) for item in value)
+                and all(is_valid(item, schema["items"]) for item in value)
             )
         case "string":
             return (
                 isinstance(value, str)
-                and len(value) <= wanted.get("maxLength", 10**9)
-                and re.search(wanted.get("pattern", ""), value) is not None
+                and len(value) <= schema.get("maxLength", 10**9)
+                and re.search(schema.get("pattern", ""), value) is not None
             )
         case "integer" | "number":
-            kinds = int if wanted["type"] == "integer" else (int, float)
+            kinds = int if schema["type"] == "integer" else (int, float)
             return (
                 isinstance(value, kinds)
                 and not isinstance(value, bool)
-                and wanted.get("minimum", -1e99) <= value <= wanted.get("maximum", 1e99)
+                and schema.get("minimum", -1e99) <= value <= schema.get("maximum", 1e99)
             )
         case "boolean":
             return isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Grammars that begin late: after reasoning, or after a marker. On the bundled model."""
+"""Lazy grammars: after reasoning, or after triggers. On the bundled model."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ THINK = Thinking(start="<think>", end="</think>")
 BEGUN = attrs.evolve(THINK, begun=True)
 
 
-def wanted(**where: Any) -> Grammar:
-    return Grammar("json_schema", SCHEMA, **where)
+def lazy_schema(**params: Any) -> Grammar:
+    return Grammar("json_schema", SCHEMA, **params)
 
 
 def submit(
-    bench: Bench, task_id: int, grammar: Grammar, *, budget: int = -1, **options: Any
+    bench: Bench, task_id: int, grammar: Grammar, *, budget: int = -1, **params: Any
 ) -> None:
     """Ask for a story, with a few words to end its reasoning."""
     closing = bench.backend.vocab.tokenize(" Well.</think>")
@@ -57,7 +57,7 @@ def submit(
             task_id,
             Prompt(bench.backend.vocab.tokenize("Once upon a time")),
             GenerationParams(
-                **{"max_tokens": 100, "sampling": GREEDY, "grammar": grammar, **options}
+                **{"max_tokens": 100, "sampling": GREEDY, "grammar": grammar, **params}
             ),
             constraint=bench.backend.compile(grammar),
             budget=limit if budget >= 0 else None,
@@ -65,9 +65,9 @@ def submit(
     )
 
 
-def generate(backend: LlamaBackend, grammar: Grammar, **settings: Any) -> tuple[str, FinishReason]:
+def generate(backend: LlamaBackend, grammar: Grammar, **params: Any) -> tuple[str, FinishReason]:
     bench = Bench(backend)
-    submit(bench, 1, grammar, **settings)
+    submit(bench, 1, grammar, **params)
     bench.run()
     end = bench.ends[1]
     assert isinstance(end, Finished), end
@@ -85,7 +85,7 @@ def test_after_reasoning_comes_what_the_grammar_says(
 ) -> None:
     text, reason = generate(
         backend,
-        wanted(thinking=BEGUN),
+        lazy_schema(thinking=BEGUN),
         budget=5,
         sampling=sampling,
         n_probs=n_probs,
@@ -100,7 +100,7 @@ def test_after_reasoning_comes_what_the_grammar_says(
 
 def test_what_is_free_is_as_without_a_grammar(backend: LlamaBackend) -> None:
     free, _ = generate(backend, Grammar("regex", r"(?s:.*)"), max_tokens=40)
-    for grammar in (wanted(thinking=BEGUN), wanted(triggers=(("<call>",),))):
+    for grammar in (lazy_schema(thinking=BEGUN), lazy_schema(triggers=(("<call>",),))):
         text, reason = generate(backend, grammar, max_tokens=40)
         assert (text, reason) == (free, FinishReason.LIMIT)
 
@@ -109,17 +109,17 @@ def test_what_is_free_is_as_without_a_grammar(backend: LlamaBackend) -> None:
 def test_the_end_before_the_grammar_begins(backend: LlamaBackend, required: bool) -> None:
     ends = tuple((token, 100.0) for token in backend.vocab.end_of_generation)
     sampling = SamplingParams(temperature=0.0, logit_bias=ends)
-    grammar = wanted(triggers=(("<call>",),), required=required)
+    grammar = lazy_schema(triggers=(("<call>",),), required=required)
     text, reason = generate(backend, grammar, sampling=sampling, max_tokens=10)
     assert (reason is FinishReason.LIMIT) == required
     assert bool(text) == required
-    # Without stages all of it is the grammar's, reasoning apart.
-    _, reason = generate(backend, wanted(thinking=BEGUN), sampling=sampling, max_tokens=10)
+    # Without triggers all of it is the grammar's, reasoning apart.
+    _, reason = generate(backend, lazy_schema(thinking=BEGUN), sampling=sampling, max_tokens=10)
     assert reason is FinishReason.LIMIT
 
 
-def test_stages(backend: LlamaBackend) -> None:
-    grammar = wanted(triggers=((",",), (" a", " the")))
+def test_triggers_come_one_after_another(backend: LlamaBackend) -> None:
+    grammar = lazy_schema(triggers=((",",), (" a", " the")))
     text, reason = generate(backend, grammar)
     start = text.index("{")
     assert json.loads(text[start:])["a"] in ("x", "y")
@@ -146,8 +146,8 @@ def test_a_token_that_goes_beyond_the_marker(backend: LlamaBackend) -> None:
     text, reason = generate(backend, fits, sampling=biased(token))
     assert (text, reason) == (whole.decode(), FinishReason.EOS) or text == f"{whole.decode()}!"
     refuses = Grammar("regex", "[0-9]", triggers=((marker,),))
-    for settings in ({}, {"n_probs": 2}, {"n_probs": 2, "post_sampling_probs": True}):
-        text, reason = generate(backend, refuses, sampling=biased(token), max_tokens=5, **settings)
+    for params in ({}, {"n_probs": 2}, {"n_probs": 2, "post_sampling_probs": True}):
+        text, reason = generate(backend, refuses, sampling=biased(token), max_tokens=5, **params)
         assert whole.decode() not in text
 
 
@@ -179,13 +179,13 @@ def test_newlines_after_reasoning_are_free(backend: LlamaBackend) -> None:
 
 def test_the_answer_may_come_at_once(backend: LlamaBackend) -> None:
     sampling = biased(named(backend, b"{"))
-    text, reason = generate(backend, wanted(thinking=THINK), sampling=sampling)
+    text, reason = generate(backend, lazy_schema(thinking=THINK), sampling=sampling)
     assert json.loads(text)["a"] in ("x", "y")
     assert reason is FinishReason.EOS
 
 
 def test_or_reasoning_comes_first(backend: LlamaBackend) -> None:
-    compiled = backend.compile(wanted(thinking=THINK))
+    compiled = backend.compile(lazy_schema(thinking=THINK))
     matcher = matcher_for(compiled)
     assert isinstance(matcher, LazyMatcher)
     for token in backend.vocab.tokenize("<think>"):
@@ -210,7 +210,9 @@ def allowed(matcher: LazyMatcher) -> Mask:
 
 
 def test_the_beginning_of_a_marker_leads_to_all_of_it(backend: LlamaBackend) -> None:
-    matcher = matcher_for(backend.compile(wanted(thinking=Thinking(start="thought:", end="."))))
+    matcher = matcher_for(
+        backend.compile(lazy_schema(thinking=Thinking(start="thought:", end=".")))
+    )
     assert isinstance(matcher, LazyMatcher)
     names = backend.vocab.names
     assert matcher.accept(named(backend, b"t"))
@@ -263,7 +265,7 @@ def test_a_marker_that_the_grammar_allows_is_its_own(backend: LlamaBackend) -> N
 
 
 def test_channels(backend: LlamaBackend) -> None:
-    grammar = after_thinking(wanted(), HARMONY, None, "auto")
+    grammar = after_thinking(lazy_schema(), HARMONY, None, "auto")
     matcher = matcher_for(backend.compile(grammar))
     assert isinstance(matcher, LazyMatcher)
     spell(
@@ -284,11 +286,11 @@ def test_channels(backend: LlamaBackend) -> None:
 
 
 def test_the_end_is_not_accepted_where_it_may_not_be(backend: LlamaBackend) -> None:
-    matcher = matcher_for(backend.compile(wanted(thinking=BEGUN)))
+    matcher = matcher_for(backend.compile(lazy_schema(thinking=BEGUN)))
     with pytest.raises(EngineError):
         matcher.accept(min(backend.vocab.end_of_generation))
     matcher.close()
-    matcher = matcher_for(backend.compile(wanted(triggers=(("x",),))))
+    matcher = matcher_for(backend.compile(lazy_schema(triggers=(("x",),))))
     assert matcher.accept(min(backend.vocab.end_of_generation))
     matcher.close()
 
@@ -301,14 +303,14 @@ def test_a_grammar_whose_beginning_is_forbidden_is_refused(backend: LlamaBackend
         )
 
 
-@pytest.mark.parametrize("after", [("x",), (("",),), ((),), [["x"]]])
-def test_stages_are_checked(after: Any) -> None:
+@pytest.mark.parametrize("triggers", [("x",), (("",),), ((),), [["x"]]])
+def test_triggers_are_checked(triggers: Any) -> None:
     with pytest.raises(InvalidRequestError):
-        Grammar("json_object", triggers=after)
+        Grammar("json_object", triggers=triggers)
 
 
 def test_a_forced_token_that_the_grammar_does_not_allow(backend: LlamaBackend) -> None:
-    sampler = backend.sampler(GREEDY, [1], backend.compile(wanted()))
+    sampler = backend.sampler(GREEDY, [1], backend.compile(lazy_schema()))
     with pytest.raises(EngineError):
         sampler.accept(named(backend, b"a"))
     sampler.close()
@@ -321,25 +323,25 @@ def test_a_forced_token_that_the_grammar_does_not_allow(backend: LlamaBackend) -
 
 def test_neighbours_with_and_without(backend: LlamaBackend) -> None:
     alone = {}
-    settings: dict[int, dict[str, Any]] = {
-        1: {"grammar": wanted(thinking=BEGUN), "budget": 7},
-        2: {"grammar": wanted(triggers=((",",),))},
-        3: {"grammar": wanted()},
-        4: {"grammar": wanted(thinking=THINK), "sampling": SamplingParams(seed=5)},
+    tasks: dict[int, dict[str, Any]] = {
+        1: {"grammar": lazy_schema(thinking=BEGUN), "budget": 7},
+        2: {"grammar": lazy_schema(triggers=((",",),))},
+        3: {"grammar": lazy_schema()},
+        4: {"grammar": lazy_schema(thinking=THINK), "sampling": SamplingParams(seed=5)},
     }
-    for task_id, each in settings.items():
+    for task_id, each in tasks.items():
         alone[task_id], _ = generate(backend, **each)
     bench = Bench(backend)
-    for task_id, each in settings.items():
+    for task_id, each in tasks.items():
         submit(bench, task_id, **each)
     bench.run()
     assert bench.text == alone
 
 
 def test_preempted_tasks_go_on(backend: LlamaBackend) -> None:
-    whole, _ = generate(backend, wanted(thinking=BEGUN), budget=7)
+    whole, _ = generate(backend, lazy_schema(thinking=BEGUN), budget=7)
     bench = Bench(backend)
-    submit(bench, 1, wanted(thinking=BEGUN), budget=7)
+    submit(bench, 1, lazy_schema(thinking=BEGUN), budget=7)
     for _ in range(40):
         if bench.tick():
             slots = bench.engine._scheduler.slots

@@ -1,22 +1,16 @@
-"""Sampling under a grammar: alone, in company, and what is compiled once."""
+"""Sampling under a grammar: alone, and beside other tasks."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from tests.support.grammar_bench import GREEDY, SCHEMAS, Bench, generate, is_valid, schema
-from trioserve import llama
-from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
-from trioserve.errors import EngineError, ServerClosingError, TrioServeError
+from trioserve.errors import EngineError, TrioServeError
 from trioserve.llama import LlamaBackend
-from trioserve.llama.grammar import json_schema, matcher
+from trioserve.llama.grammar import matcher
 from trioserve.llama.grammar.masks import Mask
 from trioserve.types import (
     Failed,
@@ -32,12 +26,12 @@ from trioserve.types import (
 
 
 def test_the_end_comes_only_where_the_grammar_allows_it(backend: LlamaBackend) -> None:
-    wanted = Grammar("regex", "a{3,6}")
+    grammar = Grammar("regex", "a{3,6}")
     eager = tuple((token, 1000.0) for token in backend.vocab.end_of_generation)
-    text, reason = generate(backend, wanted, sampling=SamplingParams(logit_bias=eager))
+    text, reason = generate(backend, grammar, sampling=SamplingParams(logit_bias=eager))
     assert (text, reason) == ("aaa", FinishReason.EOS)
     late = SamplingParams(ignore_eos=True)
-    assert generate(backend, wanted, sampling=late) == ("aaaaaa", FinishReason.EOS)
+    assert generate(backend, grammar, sampling=late) == ("aaaaaa", FinishReason.EOS)
 
 
 def test_a_bias_that_leaves_nothing(backend: LlamaBackend) -> None:
@@ -51,10 +45,10 @@ def test_a_bias_that_leaves_nothing(backend: LlamaBackend) -> None:
 
 
 def test_probabilities_before_the_samplers_know_no_grammar(backend: LlamaBackend) -> None:
-    wanted = Grammar("regex", "[xyz]{2}")
+    grammar = Grammar("regex", "[xyz]{2}")
     bench = Bench(backend)
-    bench.submit(1, wanted, n_probs=3, sampling=GREEDY)
-    bench.submit(2, wanted, n_probs=3, post_sampling_probs=True, sampling=SamplingParams(seed=1))
+    bench.submit(1, grammar, n_probs=3, sampling=GREEDY)
+    bench.submit(2, grammar, n_probs=3, post_sampling_probs=True, sampling=SamplingParams(seed=1))
     bench.submit(3, None, n_probs=3, sampling=GREEDY, max_tokens=1)
     bench.run()
     assert bench.probs[1][0].top == bench.probs[3][0].top
@@ -65,7 +59,7 @@ def test_probabilities_before_the_samplers_know_no_grammar(backend: LlamaBackend
 
 def test_a_dense_mask_draws_the_same_as_a_sparse_one(backend: LlamaBackend) -> None:
     """Hiding what is forbidden and listing what is allowed are the same to the samplers."""
-    wanted = Grammar("regex", r'[^"\\]*')
+    grammar = Grammar("regex", r'[^"\\]*')
     (row,) = [backend.batch.clear() or backend.batch.add(5, 0, 0, logits=True)]
     backend.seq_rm(0, 0)
     backend.decode()
@@ -74,7 +68,7 @@ def test_a_dense_mask_draws_the_same_as_a_sparse_one(backend: LlamaBackend) -> N
         drawn = []
         for compact in (False, True):
             params = SamplingParams(seed=seed, temperature=1.5)
-            with backend.sampler(params, (), backend.compile(wanted)) as sampler:
+            with backend.sampler(params, (), backend.compile(grammar)) as sampler:
                 logits = sampler._logits(row)
                 raw = logits.copy() if raw is None else raw
                 sampler._compact = compact
@@ -178,45 +172,3 @@ def test_a_constraint_of_something_else_is_refused(backend: LlamaBackend) -> Non
 
     with pytest.raises(TypeError):
         backend.sampler(GREEDY, (), Constraint(Grammar("regex", "a")))
-
-
-# -- compiling
-
-
-def test_what_was_compiled_is_remembered(backend: LlamaBackend) -> None:
-    first = backend.compile(Grammar("regex", "remember"))
-    assert backend.compile(Grammar("regex", "remember", param="json_schema")) is first
-    for i in range(70):
-        backend.compile(Grammar("regex", f"n{i}"))
-    assert backend.compile(Grammar("regex", "remember")) is not first
-
-
-def test_compiling_in_many_threads_at_once(backend: LlamaBackend) -> None:
-    wanted = [schema(SCHEMAS[name]) for name in SCHEMAS] * 3
-    with ThreadPoolExecutor(4) as pool:
-        assert len({id(compiled) for compiled in pool.map(backend.compile, wanted)}) == len(SCHEMAS)
-
-
-def test_a_closed_model_compiles_nothing() -> None:
-    before = set(threading.enumerate())
-    with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
-        compiled = backend.compile(Grammar("regex", "abc"))
-        sampler = backend.sampler(GREEDY, (), compiled)
-        sampler._matcher.accept(compiled.first.ids[0])
-    with pytest.raises(ServerClosingError):
-        backend.compile(Grammar("regex", "other"))
-    assert set(threading.enumerate()) <= before
-
-
-def test_the_place_of_an_error_is_found_in_bounded_time() -> None:
-    asked = 0
-
-    def ask(part: Any) -> str:
-        nonlocal asked
-        asked += 1
-        time.sleep(0.01)
-        return "other"
-
-    value = {"properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
-    assert json_schema.locate(value, "problem", ask) == "#"
-    assert 0 < asked < 100

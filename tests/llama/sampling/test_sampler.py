@@ -48,14 +48,14 @@ def last_row(backend: LlamaBackend) -> int:
     return len(backend.vocab.tokenize(PROMPT)) - 1
 
 
-def draw(backend: LlamaBackend, count: int = 20, **settings: object) -> list[int]:
+def draw(backend: LlamaBackend, count: int = 20, **fields: object) -> list[int]:
     """Draw from the same logits again and again."""
-    with backend.sampler(SamplingParams(**settings), backend.vocab.tokenize(PROMPT)) as sampler:
+    with backend.sampler(SamplingParams(**fields), backend.vocab.tokenize(PROMPT)) as sampler:
         return [sampler.sample(last_row(backend)) for _ in range(count)]
 
 
-def names(backend: LlamaBackend, **settings: object) -> tuple[str, ...]:
-    with backend.sampler(SamplingParams(**settings), ()) as sampler:
+def names(backend: LlamaBackend, **fields: object) -> tuple[str, ...]:
+    with backend.sampler(SamplingParams(**fields), ()) as sampler:
         return sampler.names()
 
 
@@ -67,7 +67,7 @@ def test_the_default_chain_has_the_order_of_llama_server(backend: LlamaBackend) 
 
 
 @pytest.mark.parametrize(
-    ("settings", "place", "name"),
+    ("fields", "place", "name"),
     [
         ({"repeat_penalty": 1.1}, 0, "penalties"),
         ({"presence_penalty": 0.1}, 0, "penalties"),
@@ -90,11 +90,11 @@ def test_the_default_chain_has_the_order_of_llama_server(backend: LlamaBackend) 
     ],
 )
 def test_a_parameter_turns_its_sampler_on_or_off(
-    backend: LlamaBackend, settings: dict[str, object], place: int, name: str
+    backend: LlamaBackend, fields: dict[str, object], place: int, name: str
 ) -> None:
     expected = list(OFF)
     expected[place] = name
-    assert names(backend, **settings) == tuple(expected)
+    assert names(backend, **fields) == tuple(expected)
 
 
 def test_the_request_names_the_samplers_and_their_order(backend: LlamaBackend) -> None:
@@ -104,17 +104,17 @@ def test_the_request_names_the_samplers_and_their_order(backend: LlamaBackend) -
 
 
 def test_adaptive_p_draws_wherever_it_is_named(backend: LlamaBackend) -> None:
-    settings = {"samplers": ("adaptive_p", "min_p"), "adaptive_target": 0.5}
-    assert names(backend, **settings) == ("min-p", "adaptive-p")
+    fields = {"samplers": ("adaptive_p", "min_p"), "adaptive_target": 0.5}
+    assert names(backend, **fields) == ("min-p", "adaptive-p")
 
 
 @pytest.mark.parametrize(("version", "name"), [(1, "mirostat"), (2, "mirostat-v2")])
 def test_mirostat_replaces_all_but_the_biases(
     backend: LlamaBackend, version: int, name: str
 ) -> None:
-    settings = {"mirostat": version, "repeat_penalty": 1.5, "dry_multiplier": 1.0}
-    assert names(backend, **settings) == ("temp", name)
-    assert names(backend, **settings, ignore_eos=True) == ("logit-bias", "temp", name)
+    fields = {"mirostat": version, "repeat_penalty": 1.5, "dry_multiplier": 1.0}
+    assert names(backend, **fields) == ("temp", name)
+    assert names(backend, **fields, ignore_eos=True) == ("logit-bias", "temp", name)
 
 
 def test_biases_come_first(backend: LlamaBackend) -> None:
@@ -147,9 +147,9 @@ def test_a_bias_decides(backend: LlamaBackend) -> None:
 
 def test_ignore_eos_forbids_each_token_that_ends(backend: LlamaBackend) -> None:
     ends = backend.vocab.end_of_generation
-    wanted = tuple((token, 1000.0) for token in ends)
-    assert set(draw(backend, logit_bias=wanted)) <= ends
-    assert not ends & set(draw(backend, logit_bias=wanted, ignore_eos=True))
+    biases = tuple((token, 1000.0) for token in ends)
+    assert set(draw(backend, logit_bias=biases)) <= ends
+    assert not ends & set(draw(backend, logit_bias=biases, ignore_eos=True))
 
 
 def test_penalties_look_back_at_the_prompt(backend: LlamaBackend) -> None:
@@ -166,8 +166,8 @@ def test_dry_breaks_a_repetition(backend: LlamaBackend) -> None:
     a, b, c = 300, 301, 302
     params = {"temperature": 0, "logit_bias": ((c, 100.0),)}
     for multiplier, expected in ((0.0, True), (1000.0, False)):
-        settings = SamplingParams(dry_multiplier=multiplier, **params)
-        with backend.sampler(settings, (a, b, c, a, b, c, a, b)) as sampler:
+        fields = SamplingParams(dry_multiplier=multiplier, **params)
+        with backend.sampler(fields, (a, b, c, a, b, c, a, b)) as sampler:
             assert (sampler.sample(last_row(backend)) == c) is expected
 
 
@@ -235,7 +235,7 @@ def test_the_largest_are_in_order_and_ties_as_they_stand(values: list[float], n:
 
 
 @pytest.mark.parametrize(
-    ("settings", "param"),
+    ("fields", "param"),
     [
         ({"repeat_penalty": 0.0}, "repeat_penalty"),
         ({"temperature": 1e300}, "temperature"),
@@ -257,9 +257,9 @@ def test_the_largest_are_in_order_and_ties_as_they_stand(values: list[float], n:
     ],
 )
 def test_a_bad_value_is_refused_by_name(
-    backend: LlamaBackend, settings: dict[str, object], param: str
+    backend: LlamaBackend, fields: dict[str, object], param: str
 ) -> None:
-    params = SamplingParams(**settings)
+    params = SamplingParams(**fields)
     with pytest.raises(InvalidRequestError) as caught:
         backend.sampler(params, ())
     assert caught.value.param == param
@@ -274,8 +274,8 @@ def test_what_has_no_effect_is_not_refused(backend: LlamaBackend) -> None:
 
 def test_windows_are_bounded_by_the_context(backend: LlamaBackend) -> None:
     huge = 2**31 - 1  # llama.cpp would allocate 8 GiB for each
-    settings = {"repeat_last_n": huge, "dry_penalty_last_n": huge, "dry_multiplier": 1.0}
-    assert len(draw(backend, **settings, repeat_penalty=1.1)) == 20
+    fields = {"repeat_last_n": huge, "dry_penalty_last_n": huge, "dry_multiplier": 1.0}
+    assert len(draw(backend, **fields, repeat_penalty=1.1)) == 20
 
 
 @pytest.mark.parametrize("row", [-1, 0, 1000])
@@ -352,20 +352,20 @@ def test_the_strategy_covers_every_parameter() -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    settings=st.fixed_dictionaries({}, optional=_FIELDS),
+    fields=st.fixed_dictionaries({}, optional=_FIELDS),
     prompt=st.lists(_TOKENS, max_size=8),
     post=st.booleans(),
 )
 def test_extreme_values_are_refused_or_give_tokens(
-    backend: LlamaBackend, settings: dict[str, object], prompt: list[int], post: bool
+    backend: LlamaBackend, fields: dict[str, object], prompt: list[int], post: bool
 ) -> None:
     sampler, refused = None, None
     try:
-        sampler = backend.sampler(SamplingParams(**settings), tuple(prompt))
+        sampler = backend.sampler(SamplingParams(**fields), tuple(prompt))
     except InvalidRequestError as error:
         refused = error.param
     if sampler is None:
-        assert refused in settings
+        assert refused in fields
         return
     ids = range(backend.vocab.n_tokens)
     with sampler:
@@ -451,8 +451,8 @@ def test_logits_that_are_no_numbers_have_no_shortlist() -> None:
 def test_the_shortlist_changes_no_choice(
     backend: LlamaBackend, changes: dict[str, object], ignore_eos: bool
 ) -> None:
-    settings: dict[str, object] = {"seed": 7, "ignore_eos": ignore_eos, **changes}
+    fields: dict[str, object] = {"seed": 7, "ignore_eos": ignore_eos, **changes}
     with mock.patch.multiple(shortlist, _MIN_VOCAB=10**9):
-        without = draw(backend, **{**settings, "min_p": 0.0})
+        without = draw(backend, **{**fields, "min_p": 0.0})
     with mock.patch.multiple(shortlist, _MIN_VOCAB=0):
-        assert draw(backend, **{**settings, "min_p": 0.0}) == without
+        assert draw(backend, **{**fields, "min_p": 0.0}) == without

@@ -31,9 +31,10 @@ class _Scratch:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        buffer = np.zeros(size, dtype=_CANDIDATE)
-        self.ids, self.logits, self.probs = buffer["id"], buffer["logit"], buffer["p"]
-        self.data: Any = buffer.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
+        self.candidates = np.zeros(size, dtype=_CANDIDATE)
+        self.ids, self.logits = self.candidates["id"], self.candidates["logit"]
+        self.probs = self.candidates["p"]
+        self.data: Any = self.candidates.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
         self.array: Any = lib.llama_token_data_array()
         self.reference: Any = ctypes.byref(self.array)
 
@@ -245,18 +246,15 @@ class Sampler:
         self, ids: NDArray[np.int32], logits: NDArray[np.float32]
     ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
         """Do what `_choose` does, and return the remaining candidates too."""
-        data = np.empty(len(ids), dtype=_CANDIDATE)
-        data["id"], data["logit"], data["p"] = ids, logits, 0
-        array = lib.llama_token_data_array()
-        array.data = data.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
-        array.size, array.selected, array.sorted = len(logits), -1, False
-        lib.llama_sampler_apply(self._chain, ctypes.byref(array))
+        token = self._choose(ids, logits)
+        assert self._scratch is not None
+        candidates, array = self._scratch.candidates, self._scratch.array
         # Samplers shorten the array, and may move its beginning.
-        first = (ctypes.addressof(array.data.contents) - data.ctypes.data) // _CANDIDATE.itemsize
-        left = data[first : first + array.size]
-        token = int(left["id"][array.selected])
-        short.llama_sampler_accept(self._chain, token)
-        return token, left["id"], np.nan_to_num(left["p"], copy=False)
+        first = (
+            ctypes.addressof(array.data.contents) - candidates.ctypes.data
+        ) // _CANDIDATE.itemsize
+        left = candidates[first : first + array.size]
+        return token, left["id"], np.nan_to_num(left["p"])
 
     def _prob(self, token: int | np.integer[Any], probability: float) -> TokenProb:
         logprob = math.log(probability) if probability > 0 else -math.inf
