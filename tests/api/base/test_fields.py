@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.api.base.body import parse_object
-from trioserve.api.base.fields import how, integer, structure
+from trioserve.api.base.fields import field, integer, structure
 from trioserve.errors import InvalidRequestError
 
 JSON = st.recursive(
@@ -32,8 +32,8 @@ class Outer:
     share: float = 0.5
     words: tuple[str, ...] = ()
     inner: Inner = attrs.field(factory=Inner)
-    limit: int | None = attrs.field(default=None, metadata=how("first", "second"))
-    keys: int = attrs.field(metadata=how(whole=len))
+    limit: int | None = field("first", "second", default=None)
+    keys: int = field(whole=len)
     anything: dict[str, Any] = attrs.field(factory=dict)
 
 

@@ -12,7 +12,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from tests.support.clients import client_of
 from tests.support.scripts import HI
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.fields import _fields_of
+from trioserve.api.base.fields import fields_of
 from trioserve.api.base.neutral import ACCEPTED, NEUTRAL, NEUTRAL_IN_CHAT
 from trioserve.api.openai.request import CompletionRequest
 from trioserve.testing import ScriptedBackend
@@ -26,7 +26,7 @@ TEMPLATE = (
 
 def names_of(cls: Any) -> set[str]:
     """The fields that a request class reads, by their names in JSON."""
-    names = {name for field in _fields_of(cls) for name in field.names}
+    names = {name for field in fields_of(cls) for name in field.names}
     scalars = {*GenerationParams.__annotations__, *SamplingParams.__annotations__}
     whole = {"response_format", "add_generation_prompt", "continue_final_message", "echo"}
     return names | scalars | whole

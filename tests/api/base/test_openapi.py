@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from tests.support.clients import client_of
 from trioserve.api.base import json_schema, openapi
-from trioserve.api.base.fields import how, json_type
+from trioserve.api.base.fields import field, fields_of, json_type
 from trioserve.app import create_app
 from trioserve.errors import TrioServeError
 
@@ -46,21 +46,20 @@ def test_every_field_of_a_request_class_is_in_it() -> None:
     assert taken
     for cls in set[Any]().union(*(json_schema.classes_in(one) for one in taken)):
         properties = DESCRIBED["components"]["schemas"][cls.__name__]["properties"]
-        for field in attrs.fields(cls):
-            whole = field.metadata.get("whole")
-            if whole is None:
-                assert set(json_schema.json_names(field)) <= properties.keys(), (cls, field.name)
+        for each in fields_of(cls):
+            if each.whole is None:
+                assert set(each.names) <= properties.keys(), (cls, each.name)
             else:
-                assert hasattr(whole, "json_properties"), (cls, field.name, "add json_type to it")
-                assert json_schema.properties_of(whole).keys() <= properties.keys()
+                assert hasattr(each.whole, "json_properties"), (cls, each.name, "add json_type")
+                assert each.whole.json_properties.keys() <= properties.keys()
 
 
 def test_every_reader_has_a_schema() -> None:
     taken = {getattr(handler, "takes", None) for _, _, handler in openapi.routes(APP)} - {None}
     for cls in taken:
-        for field in attrs.fields(cls):
-            if (read := field.metadata.get("read")) is not None:
-                assert getattr(read, "json_schema", None) is not None, (cls, field.name)
+        for each in fields_of(cls):
+            if each.whole is None:
+                assert getattr(each.read, "json_schema", None) is not None, (cls, each.name)
 
 
 def test_the_names_of_operations_are_unique() -> None:
@@ -123,10 +122,8 @@ class _Inner:
 @attrs.frozen(kw_only=True)
 class _Outer:
     inner: _Inner | None = None
-    words: tuple[str, ...] = attrs.field(metadata=how("w", "words"))
-    kind: str = attrs.field(
-        default="x", metadata=how(read=json_type({"enum": ["x", "y"]})(lambda value: value))
-    )
+    words: tuple[str, ...] = field("w", "words")
+    kind: str = field(read=json_type({"enum": ["x", "y"]})(lambda value: value), default="x")
 
 
 def test_the_schema_of_a_class() -> None:

@@ -18,7 +18,7 @@ from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
     boolean,
-    how,
+    field,
     json_type,
     mapping,
     named,
@@ -99,7 +99,7 @@ _MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 @attrs.frozen
 class Thinking:
-    """Whether the model thinks, how long, and who may read it.
+    """Whether the model thinks, field long, and who may read it.
 
     It does not unless it is asked to: clients that do not ask read the first block as text.
     """
@@ -186,15 +186,13 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
 class CountTokensRequest:
     """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
 
-    messages: Messages = attrs.field(metadata=how(whole=read_messages))
-    continue_final_message: bool = attrs.field(metadata=how(whole=continues_final_message))
-    tools: Tools = attrs.field(factory=Tools, metadata=how(read=read_tools))
-    calling: Calling = attrs.field(factory=Calling, metadata=how("tool_choice", read=_calling))
-    thinking: Thinking = attrs.field(factory=Thinking, metadata=how(read=_thinking))
-    effort: str | None = attrs.field(metadata=how(whole=_effort))
-    chat_template_kwargs: dict[str, Any] = attrs.field(
-        factory=dict, metadata=how(read=template_kwargs)
-    )
+    messages: Messages = field(whole=read_messages)
+    continue_final_message: bool = field(whole=continues_final_message)
+    tools: Tools = field(read=read_tools, factory=Tools)
+    calling: Calling = field("tool_choice", read=_calling, factory=Calling)
+    thinking: Thinking = field(read=_thinking, factory=Thinking)
+    effort: str | None = field(whole=_effort)
+    chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
 
     def rendering(self) -> dict[str, Any]:
         """What `Server.render` takes beside the messages."""
@@ -237,13 +235,11 @@ def _stop_sequences(value: Any) -> tuple[str, ...]:
 class MessagesRequest(GenerationRequest):
     """``POST /v1/messages``."""
 
-    prompt: CountTokensRequest = attrs.field(metadata=how(whole=_prompt))
+    prompt: CountTokensRequest = field(whole=_prompt)
     metadata: Metadata = attrs.field(factory=Metadata)
-    max_tokens: int | None = attrs.field(default=MAX_TOKENS, metadata=how(read=readers.max_tokens))
-    stop: tuple[str, ...] | None = attrs.field(
-        default=None, metadata=how("stop_sequences", read=_stop_sequences)
-    )
-    grammar: Grammar | None = attrs.field(metadata=how(whole=_format))
+    max_tokens: int | None = field(read=readers.max_tokens, default=MAX_TOKENS)
+    stop: tuple[str, ...] | None = field("stop_sequences", read=_stop_sequences, default=None)
+    grammar: Grammar | None = field(whole=_format)
 
     @property
     def wants_progress(self) -> bool:

@@ -11,7 +11,7 @@ from trioserve.api.base import readers
 from trioserve.api.base.fields import (
     MismatchError,
     boolean,
-    how,
+    field,
     json_type,
     mapping,
     named,
@@ -71,7 +71,7 @@ def _tool_choice(value: Any) -> ToolChoice:
     return parse_tool_choice(value)
 
 
-# -- how the prompt ends
+# -- field the prompt ends
 
 
 @attrs.frozen
@@ -156,12 +156,10 @@ def template_kwargs(value: Any) -> dict[str, Any]:
 class TemplateRequest:
     """``POST /apply-template``: the fields that the prompt of a chat is made of."""
 
-    messages: Messages = attrs.field(metadata=how(read=_messages))
-    tools: Tools = attrs.field(factory=Tools, metadata=how(read=_tools))
-    continuation: Continuation = attrs.field(metadata=how(whole=_continuation))
-    chat_template_kwargs: dict[str, Any] = attrs.field(
-        factory=dict, metadata=how(read=template_kwargs)
-    )
+    messages: Messages = field(read=_messages)
+    tools: Tools = field(read=_tools, factory=Tools)
+    continuation: Continuation = field(whole=_continuation)
+    chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
     reasoning_effort: str | None = None
     verbosity: str | None = None
 
@@ -187,19 +185,18 @@ class TemplateRequest:
 class ChatRequest(TemplateRequest, GenerationRequest):
     """``POST /v1/chat/completions``."""
 
-    tool_choice: ToolChoice = attrs.field(factory=ToolChoice, metadata=how(read=_tool_choice))
+    tool_choice: ToolChoice = field(read=_tool_choice, factory=ToolChoice)
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool = True
     reasoning_format: str | None = None
-    reasoning_budget: int = attrs.field(
-        default=-1,
-        metadata=how("reasoning_budget_tokens", "thinking_budget_tokens", read=readers.budget),
+    reasoning_budget: int = field(
+        "reasoning_budget_tokens", "thinking_budget_tokens", read=readers.budget, default=-1
     )
     reasoning_budget_message: str | None = None
     reasoning_control: bool = False
     logprobs: bool = False
-    top_logprobs: int | None = attrs.field(default=None, metadata=how(read=readers.count))
-    n_candidates: int = attrs.field(default=0, metadata=how("n_probs", read=readers.count))
+    top_logprobs: int | None = field(read=readers.count, default=None)
+    n_candidates: int = field("n_probs", read=readers.count, default=0)
 
     @property
     def n_probs(self) -> int:

@@ -1,12 +1,12 @@
 """From a JSON object to a frozen attrs class, strictly, with errors that name fields.
 
 A request class is an attrs class whose fields are named as in JSON, or carry other names in
-their metadata (see `how`). A null counts as absent, as in llama-server.
+their declaration (see `field`). A null counts as absent, as in llama-server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -17,6 +17,8 @@ from trioserve.errors import InvalidRequestError
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+Schema = dict[str, Any]
 
 
 class MismatchError(Exception):
@@ -30,20 +32,22 @@ class MismatchError(Exception):
 # -- declaring fields
 
 
-def how(
+def field(
     *names: str,
     read: Callable[[Any], Any] | None = None,
     whole: Callable[[Mapping[str, Any]], Any] | None = None,
-) -> dict[str, Any]:
-    """Make the metadata of a field of a request class: ``attrs.field(metadata=how("n"))``.
+    **kwargs: Any,
+) -> Any:
+    """Declare a field of a request class that its name and type alone do not describe.
 
     Args:
         names: its names in JSON when it has others, the one that wins first.
         read: turns the JSON value into the field's, or raises `MismatchError`. Without it, the
             type decides.
         whole: makes the field from the whole JSON object.
+        kwargs: what `attrs.field` takes, such as ``default``.
     """
-    return {"names": names, "read": read, "whole": whole}
+    return attrs.field(metadata={"names": names, "read": read, "whole": whole}, **kwargs)
 
 
 def json_type(
@@ -73,73 +77,74 @@ def structure(cls: type[_T], body: Mapping[str, Any], path: str = "") -> _T:
     """Make a request class from a JSON object. Fields that it does not know are ignored.
 
     Args:
-        path: where the object stands in the body, if it is not the body itself.
+        path: what stands before the names of fields in errors: where the object is in the body.
 
     Raises:
         InvalidRequestError: a field is missing or has the wrong type; `param` names it.
     """
     values: dict[str, Any] = {}
-    for field in _fields_of(cast(Hashable, cls)):
-        if field.whole is not None:
-            values[field.name] = field.whole(body)
+    for each in _all_fields_of(cast(Hashable, cls)):
+        if each.whole is not None:
+            values[each.name] = each.whole(body)
             continue
-        for name in field.names:
+        for name in each.names:
             if (value := body.get(name)) is not None:
-                values[field.name] = _read(field, value, f"{path}{name}")
+                values[each.name] = each.structure(value, f"{path}{name}")
                 break
         else:
-            if field.required:
-                name = f"{path}{field.names[0]}"
+            if each.required:
+                name = f"{path}{each.names[0]}"
                 raise InvalidRequestError(f"'{name}' is required.", param=name)
     return cls(**values)
 
 
 @attrs.frozen
-class _Field:
-    """How one field of a request class is read; see `how`."""
+class Field:
+    """How one field of a request class is read; see `field`."""
 
     name: str
     names: tuple[str, ...]
-    read: Callable[[Any], Any]
-    inner: type | None  # the class of an object, which is read by its own fields
-    whole: Callable[[Mapping[str, Any]], Any] | None
+    read: Any
+    whole: Any
+    inner: type | None  # the class of an object, whose fields are read in turn
     required: bool
+    attribute: attrs.Attribute[Any]
+
+    def structure(self, value: Any, path: str) -> Any:
+        """Read a value that stands at `path`. Raises InvalidRequestError, which names it."""
+        value = named(self.read, value, path)
+        return value if self.inner is None else structure(self.inner, value, f"{path}.")
 
 
-def _read(field: _Field, value: Any, path: str) -> Any:
-    value = named(field.read, value, path)
-    return value if field.inner is None else structure(field.inner, value, f"{path}.")
+def fields_of(cls: Any, names: Iterable[str] | None = None) -> list[Field]:
+    """The fields of a request class, or those of the names."""
+    if names is None:
+        return list(_all_fields_of(cls))
+    return [_field_of(cls, name) for name in attrs.fields_dict(cls) if name in names]
 
 
 @cache
-def _fields_of(cls: Hashable) -> tuple[_Field, ...]:
-    """How a request class is read. Found out once."""
-    types = types_of(cls)
-    return tuple(
-        _field_of(each, types[each.name])
-        for each in attrs.fields(cast(type[attrs.AttrsInstance], cls))
-    )
+def _all_fields_of(cls: Hashable) -> tuple[Field, ...]:
+    return tuple(_field_of(cls, name) for name in attrs.fields_dict(cast(Any, cls)))
 
 
-def _field_of(field: attrs.Attribute[Any], type_: Any) -> _Field:
-    read: Callable[[Any], Any] | None = field.metadata.get("read")
-    whole, inner = field.metadata.get("whole"), None
+def _field_of(cls: Any, name: str) -> Field:
+    attribute = attrs.fields_dict(cls)[name]
+    read, whole = attribute.metadata.get("read"), attribute.metadata.get("whole")
+    inner = None
     if read is None and whole is None:
-        type_ = _without_none(type_)
+        type_ = _without_none(types_of(cls)[name])
         inner = type_ if attrs.has(type_) else None
-        read = mapping if inner else READERS[type_]
-    return _Field(
-        name=field.name,
-        names=field.metadata.get("names") or (field.name,),
-        read=read or _anything,
-        inner=inner,
+        read = mapping if inner is not None else READERS[type_]
+    return Field(
+        name=name,
+        names=attribute.metadata.get("names") or (name,),
+        read=read,
         whole=whole,
-        required=field.default is attrs.NOTHING,
+        inner=inner,
+        required=attribute.default is attrs.NOTHING,
+        attribute=attribute,
     )
-
-
-def _anything(value: Any) -> Any:
-    return value
 
 
 def _without_none(type_: Any) -> Any:
@@ -175,6 +180,7 @@ def types_of(cls: Hashable) -> Mapping[str, Any]:
 # -- readers by type
 
 
+@json_type({"type": "integer"})
 def integer(value: Any) -> int:
     """Take a whole number; ``5.0`` is one, and ``true`` is not."""
     if isinstance(value, float) and value.is_integer():
@@ -184,6 +190,7 @@ def integer(value: Any) -> int:
     return value
 
 
+@json_type({"type": "number"})
 def number(value: Any) -> float:
     """Take a number that fits in a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -193,6 +200,7 @@ def number(value: Any) -> float:
     return value
 
 
+@json_type({"type": "boolean"})
 def boolean(value: Any) -> bool:
     """Take true or false."""
     if not isinstance(value, bool):
@@ -200,6 +208,7 @@ def boolean(value: Any) -> bool:
     return value
 
 
+@json_type({"type": "string"})
 def text(value: Any) -> str:
     """Take a string."""
     if not isinstance(value, str):
@@ -207,6 +216,7 @@ def text(value: Any) -> str:
     return value
 
 
+@json_type({"type": "array", "items": {"type": "string"}})
 def strings(value: Any) -> tuple[str, ...]:
     """Take a list of strings."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -228,6 +238,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return read
 
 
+@json_type({"type": "object"})
 def mapping(value: Any) -> dict[str, Any]:
     """Take an object."""
     if not isinstance(value, dict):
@@ -235,6 +246,7 @@ def mapping(value: Any) -> dict[str, Any]:
     return value
 
 
+@json_type({"type": "array", "items": {"type": "object"}})
 def objects(value: Any) -> tuple[dict[str, Any], ...]:
     """Take a list of objects."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from trioserve.api.base import readers
-from trioserve.api.base.fields import READERS, how, json_type, named, types_of
+from trioserve.api.base.fields import READERS, field, json_type, named, types_of
 from trioserve.api.base.grammar_fields import read_grammar
 from trioserve.api.base.json_schema import of_fields
 from trioserve.api.base.readers import Bias
@@ -67,31 +67,22 @@ class GenerationRequest:
 
     stream: bool = False
     stream_options: StreamOptions = attrs.field(factory=StreamOptions)
-    timeout: float | None = attrs.field(default=None, metadata=how(read=readers.seconds))
+    timeout: float | None = field(read=readers.seconds, default=None)
     sse_ping_interval: float | None = None
     queue_comments: bool = False  # tell the place in the queue, in comments of the stream
     timings_per_token: bool = False
     return_progress: bool = False
-    max_tokens: int | None = attrs.field(
-        default=None,
-        metadata=how("n_predict", "max_completion_tokens", "max_tokens", read=readers.max_tokens),
+    max_tokens: int | None = field(
+        "n_predict", "max_completion_tokens", "max_tokens", read=readers.max_tokens, default=None
     )
-    n: int = attrs.field(default=1, metadata=how("n_cmpl", "n", read=readers.copies))
-    stop: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=readers.words))
-    samplers: tuple[str, ...] | None = attrs.field(
-        default=None, metadata=how(read=readers.samplers)
-    )
-    dry_sequence_breakers: tuple[str, ...] | None = attrs.field(
-        default=None, metadata=how(read=readers.breakers)
-    )
-    logit_bias: tuple[Bias, ...] | None = attrs.field(
-        default=None, metadata=how(read=readers.biases)
-    )
-    lora: tuple[tuple[int, float], ...] | None = attrs.field(
-        default=None, metadata=how(read=readers.lora)
-    )
-    grammar: Grammar | None = attrs.field(metadata=how(whole=read_grammar))
-    scalars: dict[str, Any] = attrs.field(metadata=how(whole=_read_scalars))
+    n: int = field("n_cmpl", "n", read=readers.copies, default=1)
+    stop: tuple[str, ...] | None = field(read=readers.words, default=None)
+    samplers: tuple[str, ...] | None = field(read=readers.samplers, default=None)
+    dry_sequence_breakers: tuple[str, ...] | None = field(read=readers.breakers, default=None)
+    logit_bias: tuple[Bias, ...] | None = field(read=readers.biases, default=None)
+    lora: tuple[tuple[int, float], ...] | None = field(read=readers.lora, default=None)
+    grammar: Grammar | None = field(whole=read_grammar)
+    scalars: dict[str, Any] = field(whole=_read_scalars)
 
     @property
     def n_probs(self) -> int:
@@ -128,7 +119,7 @@ class GenerationRequest:
 class TextRequest(GenerationRequest):
     """What the routes that continue text have in common."""
 
-    logprobs: int = attrs.field(default=0, metadata=how("n_probs", "logprobs", read=readers.count))
+    logprobs: int = field("n_probs", "logprobs", read=readers.count, default=0)
 
     @property
     def n_probs(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import attrs
 
 from trioserve.api.base import readers
-from trioserve.api.base.fields import MismatchError, how, json_type, objects, structure
+from trioserve.api.base.fields import MismatchError, field, json_type, objects, structure
 from trioserve.api.base.generation_request import TextRequest
 from trioserve.api.base.neutral import NEUTRAL_IN_LLAMA, refuse_unsupported
 from trioserve.api.base.readers import RawPrompt
@@ -32,7 +32,7 @@ class LlamaRequest(TextRequest):
 class LlamaCompletionRequest(LlamaRequest):
     """``POST /completion``."""
 
-    prompts: tuple[RawPrompt, ...] = attrs.field(metadata=how("prompt", read=readers.prompts))
+    prompts: tuple[RawPrompt, ...] = field("prompt", read=readers.prompts)
 
 
 # -- /infill
@@ -66,9 +66,9 @@ def _extra_files(value: Any) -> tuple[File, ...]:
 class InfillRequest(LlamaRequest):
     """``POST /infill``: text with a gap. `prompt` is what the gap begins with."""
 
-    input_prefix: RawPrompt = attrs.field(metadata=how(read=readers.content))
-    input_suffix: RawPrompt = attrs.field(metadata=how(read=readers.content))
-    input_extra: tuple[File, ...] = attrs.field(default=(), metadata=how(read=_extra_files))
+    input_prefix: RawPrompt = field(read=readers.content)
+    input_suffix: RawPrompt = field(read=readers.content)
+    input_extra: tuple[File, ...] = field(read=_extra_files, default=())
     prompt: str = ""
 
 
@@ -86,7 +86,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 class TokenizeRequest:
     """``POST /tokenize``."""
 
-    content: RawPrompt = attrs.field(default="", metadata=how(read=readers.content))
+    content: RawPrompt = field(read=readers.content, default="")
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -96,4 +96,4 @@ class TokenizeRequest:
 class DetokenizeRequest:
     """``POST /detokenize``."""
 
-    tokens: tuple[int, ...] = attrs.field(default=(), metadata=how(read=_token_ids))
+    tokens: tuple[int, ...] = field(read=_token_ids, default=())

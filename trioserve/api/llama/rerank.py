@@ -14,7 +14,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import readers
-from trioserve.api.base.fields import MismatchError, how, json_type, structure
+from trioserve.api.base.fields import MismatchError, field, json_type, structure
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server
@@ -49,15 +49,15 @@ class RerankRequest:
     """``POST /v1/rerank``."""
 
     query: str
-    documents: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=_documents))
-    texts: tuple[str, ...] | None = attrs.field(default=None, metadata=how(read=_documents))
-    top_n: int | None = attrs.field(default=None, metadata=how(read=readers.count))
+    documents: tuple[str, ...] | None = field(read=_documents, default=None)
+    texts: tuple[str, ...] | None = field(read=_documents, default=None)
+    top_n: int | None = field(read=readers.count, default=None)
     return_documents: bool = False
     return_text: bool = False
     raw_scores: bool = True
     priority: int = 0
     model: str | None = None
-    timeout: float | None = attrs.field(default=None, metadata=how(read=readers.seconds))
+    timeout: float | None = field(read=readers.seconds, default=None)
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> RerankRequest:
@@ -93,7 +93,7 @@ _OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_sc
 @blueprint.post("/v1/reranking")
 @takes(RerankRequest)
 async def rerank() -> Response:
-    """Score how well documents fit a query."""
+    """Score field well documents fit a query."""
     server = current_server()
     server.check_ranks()
     wanted = await read_as(RerankRequest.parse)

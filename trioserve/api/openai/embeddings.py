@@ -18,7 +18,7 @@ from trioserve.api.base import readers, sse
 from trioserve.api.base.body import read_body
 from trioserve.api.base.fields import (
     MismatchError,
-    how,
+    field,
     integer,
     json_type,
     objects,
@@ -114,14 +114,14 @@ def _norm(value: Any) -> int:
 class EmbeddingsRequest:
     """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
 
-    input: tuple[RawPrompt, ...] | None = attrs.field(default=None, metadata=how(read=inputs))
-    content: tuple[RawPrompt, ...] | None = attrs.field(default=None, metadata=how(read=inputs))
+    input: tuple[RawPrompt, ...] | None = field(read=inputs, default=None)
+    content: tuple[RawPrompt, ...] | None = field(read=inputs, default=None)
     model: str | None = None
-    encoding_format: str = attrs.field(default="float", metadata=how(read=_encoding))
-    dimensions: int | None = attrs.field(default=None, metadata=how(read=_width))
-    embd_normalize: int | None = attrs.field(default=None, metadata=how(read=_norm))
+    encoding_format: str = field(read=_encoding, default="float")
+    dimensions: int | None = field(read=_width, default=None)
+    embd_normalize: int | None = field(read=_norm, default=None)
     priority: int = 0
-    timeout: float | None = attrs.field(default=None, metadata=how(read=readers.seconds))
+    timeout: float | None = field(read=readers.seconds, default=None)
 
 
 @blueprint.post("/v1/embeddings")

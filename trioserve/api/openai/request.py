@@ -8,7 +8,7 @@ from typing import Any, Self
 import attrs
 
 from trioserve.api.base import readers
-from trioserve.api.base.fields import how, structure
+from trioserve.api.base.fields import field, structure
 from trioserve.api.base.generation_request import TextRequest
 from trioserve.api.base.neutral import NEUTRAL, refuse_unsupported
 from trioserve.api.base.readers import RawPrompt
@@ -19,10 +19,10 @@ from trioserve.errors import InvalidRequestError
 class CompletionRequest(TextRequest):
     """``POST /v1/completions``."""
 
-    prompts: tuple[RawPrompt, ...] = attrs.field(metadata=how("prompt", read=readers.prompts))
+    prompts: tuple[RawPrompt, ...] = field("prompt", read=readers.prompts)
     suffix: str = ""
     echo: bool = False
-    best_of: int | None = attrs.field(default=None, metadata=how(read=readers.copies))
+    best_of: int | None = field(read=readers.copies, default=None)
 
     @property
     def n_copies(self) -> int:

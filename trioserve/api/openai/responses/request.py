@@ -15,7 +15,7 @@ from trioserve.api.base import readers
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import (
     MismatchError,
-    how,
+    field,
     json_type,
     mapping,
     named,
@@ -184,29 +184,27 @@ def _for_chats(body: Mapping[str, Any]) -> dict[str, Any]:
 class ResponsesRequest:
     """``POST /v1/responses``. `for_chats` holds what a chat request understands as it is."""
 
-    for_chats: dict[str, Any] = attrs.field(metadata=how(whole=_for_chats))
-    input: Conversation = attrs.field(
-        metadata=how(
-            whole=json_type(
-                properties={
-                    "input": {"type": ["string", "array"]},
-                    "instructions": {"type": "string"},
-                }
-            )(read_input)
-        )
+    for_chats: dict[str, Any] = field(whole=_for_chats)
+    input: Conversation = field(
+        whole=json_type(
+            properties={
+                "input": {"type": ["string", "array"]},
+                "instructions": {"type": "string"},
+            }
+        )(read_input)
     )
     instructions: str | None = None
-    max_output_tokens: int | None = attrs.field(default=None, metadata=how(read=readers.max_tokens))
-    max_tool_calls: int | None = attrs.field(default=None, metadata=how(read=readers.count))
-    metadata: dict[str, str] = attrs.field(factory=dict, metadata=how(read=_metadata))
-    tools: tuple[dict[str, Any], ...] = attrs.field(default=(), metadata=how(read=_tools))
-    tool_choice: str | dict[str, Any] = attrs.field(default="auto", metadata=how(read=_tool_choice))
+    max_output_tokens: int | None = field(read=readers.max_tokens, default=None)
+    max_tool_calls: int | None = field(read=readers.count, default=None)
+    metadata: dict[str, str] = field(read=_metadata, factory=dict)
+    tools: tuple[dict[str, Any], ...] = field(read=_tools, default=())
+    tool_choice: str | dict[str, Any] = field(read=_tool_choice, default="auto")
     parallel_tool_calls: bool = True
-    reasoning: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_reasoning))
-    text: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_text_config))
-    include: tuple[str, ...] = attrs.field(default=(), metadata=how(read=_include))
-    top_logprobs: int = attrs.field(default=0, metadata=how(read=readers.count))
-    stream_options: dict[str, Any] = attrs.field(factory=dict, metadata=how(read=_stream_options))
+    reasoning: dict[str, Any] = field(read=_reasoning, factory=dict)
+    text: dict[str, Any] = field(read=_text_config, factory=dict)
+    include: tuple[str, ...] = field(read=_include, default=())
+    top_logprobs: int = field(read=readers.count, default=0)
+    stream_options: dict[str, Any] = field(read=_stream_options, factory=dict)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
