@@ -8,7 +8,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trioserve.engine import DecodeMaximal, Engine
-from trioserve.engine.turns import Turns
+from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.errors import KVCacheFullError
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
@@ -71,7 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.engine._scheduler.cache.min_shared = 3
         if self.n_adapters:
-            self.engine._scheduler.turns = Turns(2, now=itertools.count().__next__)
+            self.engine._scheduler.turns = AdapterTurns(2, now=itertools.count().__next__)
         self.prompts: dict[int, str] = {}
         self.adapters: dict[int, Adapters] = {}
         self.budgets: dict[int, int] = {}

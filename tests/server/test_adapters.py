@@ -17,7 +17,7 @@ from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.config.parse import config_from
 from trioserve.engine import DecodeMaximal, Engine
-from trioserve.engine.turns import Turns
+from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.errors import ConfigError, EngineError, InvalidRequestError, ModelLoadError
 from trioserve.llama import load
 from trioserve.models import BUNDLED
@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_one_set_of_adapters_has_all_the_ticks() -> None:
-    turns = Turns(2, itertools.count().__next__)
+    turns = AdapterTurns(2, itertools.count().__next__)
     assert [turns.take([(), ()]) for _ in range(5)] == [()] * 5
     one = ((0, 1.0),)
     assert turns.take([one]) == one
@@ -51,14 +51,14 @@ def test_one_set_of_adapters_has_all_the_ticks() -> None:
 
 
 def test_several_take_turns_and_nobody_starves() -> None:
-    turns, a, b = Turns(2, itertools.count(1).__next__), ((0, 1.0),), ((1, 1.0),)
+    turns, a, b = AdapterTurns(2, itertools.count(1).__next__), ((0, 1.0),), ((1, 1.0),)
     taken = [turns.take([(), a]) for _ in range(3)]
     taken += [turns.take([(), a, b]) for _ in range(7)]
     assert taken == [a, a, (), (), a, a, b, b, (), ()]
 
 
 def test_a_turn_ends_when_nobody_wants_it() -> None:
-    turns, a, b = Turns(100, itertools.count().__next__), ((0, 1.0),), ((1, 1.0),)
+    turns, a, b = AdapterTurns(100, itertools.count().__next__), ((0, 1.0),), ((1, 1.0),)
     assert [turns.take([a, b]), turns.take([b]), turns.take([a, b])] == [a, b, b]
 
 

@@ -1,8 +1,12 @@
 """The engine: slots, continuous batching and the inference thread.
 
-It knows the `Backend` protocol and nothing of llama.cpp, Trio or HTTP. `EmbeddingEngine` is another
-engine, which makes vectors instead of text. Commands come in through
-an inbox and events go out through an outbox; in between, everything is synchronous code.
+It knows the `Backend` protocol and nothing of llama.cpp, Trio or HTTP. `Engine` generates text and
+`EmbeddingEngine` makes embeddings. Commands come in through an inbox and events go out through an
+outbox; in between, everything is synchronous code.
+
+`engine` has the tick, `scheduler` decides who is in it (also that a follower waits for what another
+run is about to prefill), `queue` whose turn it is, and `strategy` how many prompt tokens a tick
+takes. `cache` knows what the KV cache holds, and `text` turns tokens into text.
 """
 
 from trioserve.engine.backend import Backend

@@ -1,7 +1,7 @@
 """The engine: one thread that takes tasks, runs ticks, and hands out what they produce.
 
 A tick is schedule, run, postprocess: decide, decode one batch, sample. Everything but
-`Engine.run` is synchronous code that a test can step.
+`Engine.run` is synchronous code that a test can call.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, SlotCal
 from trioserve.engine.loop import Loop
 from trioserve.engine.output import accept
 from trioserve.engine.run import Run
-from trioserve.engine.sampling import Draw, SamplerPool
-from trioserve.engine.scheduler import Scheduler, Work, least
+from trioserve.engine.sampler_pool import Draw, SamplerPool
+from trioserve.engine.scheduler import Scheduler, Work, lowest_priority
 from trioserve.engine.slot import Slot
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.errors import (
@@ -100,9 +100,9 @@ class Engine(Loop):
         Returns whether it runs, with a budget; one that is not in its reasoning goes on as it is.
         """
         run = self._scheduler.find(task_id)
-        if run is None or run.watch is None:
+        if run is None or run.reasoning is None:
             return False
-        run.watch.end()
+        run.reasoning.end()
         run.close_thinking()
         return True
 
@@ -272,7 +272,7 @@ class Engine(Loop):
         """
         slots = [piece.slot for piece in work]
         if len(slots) > 1:
-            self._scheduler.preempt(least(slots))
+            self._scheduler.preempt(lowest_priority(slots))
         else:
             self._fail(slots[0], error)
 

@@ -67,7 +67,7 @@ class Inbox:
     def __init__(self) -> None:
         self._commands: list[Command] = []
         self._arrived = threading.Condition()
-        #: Called after each `put`, for a driver that steps the engine itself.
+        #: Called after each `put`, for a driver that calls `Loop.tick` itself.
         self.listener: Callable[[], None] | None = None
 
     def put(self, command: Command) -> None:

@@ -39,7 +39,7 @@ class LoopBackend(Protocol):
 
 
 class Loop(abc.ABC):
-    """Runs ticks while there is work. Everything but `run` is code that a test can step.
+    """Runs ticks while there is work. Everything but `run` is code that a test can call.
 
     Args:
         backend: the model.

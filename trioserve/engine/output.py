@@ -8,7 +8,7 @@ import attrs
 
 from trioserve.engine.backend import Vocab
 from trioserve.engine.run import Run
-from trioserve.engine.sampling import Draw
+from trioserve.engine.sampler_pool import Draw
 from trioserve.types import Chunk, FinishReason, TokenId, TokenProb, TokenProbs
 
 
@@ -30,12 +30,12 @@ def accept(
     if draw.probs is not None:
         run.unsent_probs.append(_named(draw.probs, run.task.preserved_tokens, vocab))
     text = _show(run, draw.token, vocab, n_ctx_seq, shifts=shifts)
-    if run.indentation is not None:
-        text = run.indentation.cut(text)
-        if run.indentation.ended:
+    if run.indent_stop is not None:
+        text = run.indent_stop.cut(text)
+        if run.indent_stop.ended:
             run.finish_reason, run.text.stopping_word = FinishReason.LIMIT, ""
-    if run.watch is not None:
-        run.watch.note(vocab.names[draw.token])
+    if run.reasoning is not None:
+        run.reasoning.feed(vocab.names[draw.token])
         run.close_thinking()
     if not text and run.finish_reason is None:
         return None
@@ -62,16 +62,16 @@ def _show(run: Run, token: TokenId, vocab: Vocab, n_ctx_seq: int, *, shifts: boo
 
 
 def _limit_reached(run: Run, piece: bytes, n_ctx_seq: int, *, shifts: bool) -> bool:
-    options = run.task.params
-    endless = shifts and options.max_tokens < 0
-    if run.n_output == (n_ctx_seq if endless else options.max_tokens):
+    params = run.task.params
+    endless = shifts and params.max_tokens < 0
+    if run.n_output == (n_ctx_seq if endless else params.max_tokens):
         return True
     if not shifts and len(run.keys) >= n_ctx_seq:
         run.truncated = True
         return True
-    if options.t_max_predict_ms and b"\n" in piece:  # only lines that are whole
+    if params.t_max_predict_ms and b"\n" in piece:  # only lines that are whole
         assert run.first_token_at is not None and run.last_token_at is not None
-        return (run.last_token_at - run.first_token_at) * 1e3 > options.t_max_predict_ms
+        return (run.last_token_at - run.first_token_at) * 1e3 > params.t_max_predict_ms
     return False
 
 

@@ -7,9 +7,9 @@ from time import monotonic
 
 from trioserve.engine.backend import Sampler
 from trioserve.engine.cache.prefix_tree import shared_length
-from trioserve.engine.text.indent import Indentation
-from trioserve.engine.text.reasoning import ThinkingWatch
-from trioserve.engine.text.text import TextStream
+from trioserve.engine.text.detokenizer import Detokenizer
+from trioserve.engine.text.indent import IndentStop
+from trioserve.engine.text.reasoning import ReasoningTracker
 from trioserve.types import (
     CellKey,
     FinishReason,
@@ -42,13 +42,14 @@ class Run:
         "first_token_at",
         "forced",
         "has_new_line",
-        "indentation",
+        "indent_stop",
         "keys",
         "last_token_at",
         "n_discarded",
         "n_prompt",
         "paused",
         "prefilled",
+        "reasoning",
         "sampler",
         "submitted_at",
         "task",
@@ -56,7 +57,6 @@ class Run:
         "truncated",
         "unsent_probs",
         "unsent_tokens",
-        "watch",
     )
 
     def __init__(self, task: Task) -> None:
@@ -65,12 +65,12 @@ class Run:
         self.n_prompt = len(task.prompt)
         self.n_discarded = 0  # keys that `shift` took out
         self.sampler: Sampler | None = None
-        self.text = TextStream(task.params.stop)
-        least = task.params.n_indent
-        self.indentation = Indentation(least) if least else None
+        self.text = Detokenizer(task.params.stop)
+        n_indent = task.params.n_indent
+        self.indent_stop = IndentStop(n_indent) if n_indent else None
         #: What comes next, instead of what would be sampled.
         self.forced: deque[TokenId] = deque()
-        self.watch = ThinkingWatch(task.budget) if task.budget is not None else None
+        self.reasoning = ReasoningTracker(task.budget) if task.budget is not None else None
         self.close_thinking()  # a budget of 0 may be used up by the prompt
         self.unsent_tokens: list[TokenId] = []
         self.unsent_probs: list[TokenProbs] = []
@@ -105,8 +105,8 @@ class Run:
 
     def close_thinking(self) -> None:
         """Have the output go on with the end of its reasoning, if that has to end now."""
-        if self.watch is not None and self.text.is_whole:
-            self.forced += self.watch.closing()
+        if self.reasoning is not None and self.text.is_whole:
+            self.forced += self.reasoning.closing()
 
     def shared_with(self, leader: Run) -> int:
         """Count the leading cells of both prompts, at most all but the last of this one."""

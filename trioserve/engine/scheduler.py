@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import attrs
 
+from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
 from trioserve.engine.strategy import BatchStrategy
-from trioserve.engine.turns import Turns
 from trioserve.types import Adapters, SlotState
 
 
@@ -26,7 +26,7 @@ class Work:
 
 #: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
 #: llama.cpp a few milliseconds, in which it plans its buffers.
-TURN = 0.02
+TURN_S = 0.02
 
 
 class Scheduler:
@@ -61,7 +61,7 @@ class Scheduler:
         self.n_batch = n_batch
         self.cache = cache
         self._strategy = strategy
-        self.turns = Turns(TURN) if has_adapters else None
+        self.turns = AdapterTurns(TURN_S) if has_adapters else None
         self._admitted: list[Slot] = []
         self._tick = 0
 
@@ -176,8 +176,8 @@ class Scheduler:
         if not idle:
             return
         for run in self.waiting:
-            wanted = run.task.params.id_slot
-            slots = idle if wanted < 0 else [slot for slot in idle if slot.id == wanted]
+            id_slot = run.task.params.id_slot
+            slots = idle if id_slot < 0 else [slot for slot in idle if slot.id == id_slot]
             if not slots or self._should_follow(run):
                 continue  # it waits for something that those behind it need not wait for
             if not self._fits(run):
@@ -222,7 +222,7 @@ class Scheduler:
         """
         while self.cache.taken + sum(slot.n_pending for slot in self.slots) > self.n_ctx:
             if not self.cache.evict_one():
-                self.preempt(least([slot for slot in self.slots if slot.run is not None]))
+                self.preempt(lowest_priority([slot for slot in self.slots if slot.run is not None]))
 
     def _share(self) -> list[Work]:
         """Give every decoding slot its token and the prompts what the strategy says."""
@@ -264,7 +264,7 @@ class Scheduler:
         self.cache.check_integrity()
 
 
-def _whose_turn(active: list[Slot], turns: Turns) -> list[Slot]:
+def _whose_turn(active: list[Slot], turns: AdapterTurns) -> list[Slot]:
     """Pick the slots that may be in one batch."""
     adapters = [slot.run.task.adapters for slot in active if slot.run is not None]
     turn = turns.take(adapters)
@@ -277,6 +277,6 @@ def arrival(slot: Slot) -> int:
     return slot.run.task.id
 
 
-def least(slots: list[Slot]) -> Slot:
+def lowest_priority(slots: list[Slot]) -> Slot:
     """Find the slot whose run matters least: the youngest of the lowest priority."""
     return min(slots, key=lambda slot: (slot.run.task.priority if slot.run else 0, -arrival(slot)))

@@ -43,7 +43,7 @@ class TickClock:
     #: Share of a new observation in the average. High: load on the machine comes and goes.
     WEIGHT = 0.3
     #: Prompts get this many tokens a tick at least, so that they come to an end.
-    LEAST = 16
+    MIN_TOKENS = 16
     #: From so many tokens on, flash attention on a CPU reads the KV cache once for all of them.
     #: Deep in a long prompt this makes a token three times cheaper.
     TILE = 64
@@ -52,7 +52,7 @@ class TickClock:
     #: With nobody to hold up, a tick may take this much longer. A cancel waits for the tick.
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
-    LEAST_ALONE = 128
+    MIN_TOKENS_ALONE = 128
 
     def __init__(self, max_tick_ms: float) -> None:
         self._max_tick_s = max_tick_ms / 1e3
@@ -67,7 +67,7 @@ class TickClock:
         if n_prefill == 0:
             self._decode_s = self._average(self._decode_s, seconds)
             self._forget()
-        elif n_prefill >= self.LEAST:
+        elif n_prefill >= self.MIN_TOKENS:
             if not n_decode:
                 self._alone_s = self._average(self._alone_s, seconds / n_prefill)
             rest = max(0.0, seconds - self._decode_s) if n_decode else seconds
@@ -95,18 +95,19 @@ class TickClock:
         that only decodes is already long, prompts get as much time again. Where the fewest tokens
         take longer than that anyway, they get a tile, if that is much cheaper.
         """
-        most = int(self._max_tick_s * self.ALONE / self._alone_s) if self._alone_s else 0
+        n_alone = int(self._max_tick_s * self.ALONE / self._alone_s) if self._alone_s else 0
         if not n_decode:
-            return min(budget, max(self.LEAST_ALONE, most))
-        if len(pending) > n_decode and sum(pending) <= min(most, budget):
+            return min(budget, max(self.MIN_TOKENS_ALONE, n_alone))
+        if len(pending) > n_decode and sum(pending) <= min(n_alone, budget):
             return sum(pending)
         tick = self._max_tick_s * min(self.ALONE, max(1.0, len(pending) / n_decode))
-        least, time_left = self.LEAST, max(tick - self._decode_s, self._decode_s)
+        min_tokens, time_left = self.MIN_TOKENS, max(tick - self._decode_s, self._decode_s)
         # A tile also shows what tiles cost, where that is not known.
-        if self._small_s * least > time_left and self._large_s < self._small_s * self.TILE_GAIN:
-            least = max(least, self.TILE - n_decode)
+        is_cheaper = self._large_s < self._small_s * self.TILE_GAIN
+        if is_cheaper and self._small_s * min_tokens > time_left:
+            min_tokens = max(min_tokens, self.TILE - n_decode)
             self._in_tiles = True
-        return min(budget, max(least, self._fitting(time_left)))
+        return min(budget, max(min_tokens, self._fitting(time_left)))
 
     def _fitting(self, time: float) -> int:
         """How many tokens fit into a time, in a large tick or else a small one; 0: unknown."""

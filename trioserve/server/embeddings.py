@@ -104,7 +104,7 @@ class Vectors(Core):
         task = await self._work(make, sum(map(len, inputs)))
         with self._request(task, on_cancel, deadline) as stream:
             done = await _embedded(stream)
-            vectors = done.vectors
+            vectors = done.embeddings
             if pooled:
                 size = len(inputs) * engine.width
                 apply = partial(shape.apply, vectors)
@@ -144,7 +144,7 @@ class Vectors(Core):
         task = await self._work(make, n_chars)
         with self._request(task, on_cancel, deadline) as stream:
             done = await _embedded(stream)
-        scores = tuple(float(matrix[0, 0]) for matrix in done.vectors)
+        scores = tuple(float(matrix[0, 0]) for matrix in done.embeddings)
         return Ranking(scores, tuple(map(len, task.texts)), done.timings)
 
     def _embedding_task(

@@ -13,7 +13,7 @@ from trioserve.server.concurrency import alongside
 
 @asynccontextmanager
 async def ticking(engine: Loop) -> AsyncIterator[None]:
-    """Step an engine in a task, one tick a pass of the event loop. For ``Server(drive=ticking)``.
+    """Tick an engine in a task, once a pass of the event loop. For ``Server(drive=ticking)``.
 
     With a `trio.testing.MockClock` that jumps, time passes only when nobody has work. A task
     that waits in `trio.testing.wait_all_tasks_blocked` sees all that can be done be done.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class FinishReason(enum.Enum):
     """Why the output ended. The values are llama-server's ``stop_type``."""
 
-    NONE = "none"  # there is no output: the task made vectors
+    NONE = "none"  # there is no output: the task made embeddings
     EOS = "eos"
     WORD = "word"
     LIMIT = "limit"
@@ -123,7 +123,7 @@ class Embedded(Finished):
 
     reason: FinishReason = FinishReason.NONE
     #: A matrix for each text: one row, or with pooling "none" a row for each of its tokens.
-    vectors: tuple[NDArray[np.float32], ...] = ()
+    embeddings: tuple[NDArray[np.float32], ...] = ()
 
 
 @attrs.frozen

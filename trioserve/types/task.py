@@ -90,21 +90,22 @@ class Grammar:
     source: str = attrs.field(default="", validator=_is_text)
     #: The field of the request that errors name.
     param: str = attrs.field(default="grammar", eq=False, kw_only=True)
-    #: Stages: each waits until one of its texts has come since the one before it. What follows
-    #: the last one must look as the grammar says; names of control tokens count as text. A token
-    #: that goes beyond the text, in a way the grammar does not allow, is not chosen.
+    #: Stages, for a lazy grammar: each waits until one of its texts has come since the stage
+    #: before it. What follows the last one must look as the grammar says; names of control tokens
+    #: count as text. A token that goes beyond the text, in a way the grammar does not allow, is
+    #: not chosen.
     triggers: tuple[tuple[str, ...], ...] = attrs.field(
         default=(), validator=_are_stages, kw_only=True
     )
     #: Whether the output may only end where the grammar says, so not before it begins. Without
-    #: stages it is so in any case.
+    #: triggers it is so in any case.
     required: bool = attrs.field(default=False, kw_only=True)
     #: Reasoning that may come before all this, and is free.
     thinking: Thinking | None = attrs.field(default=None, kw_only=True)
 
     @property
     def lazy(self) -> bool:
-        """Whether something may come before what it says."""
+        """Whether something may come before what it describes."""
         return bool(self.triggers) or self.thinking is not None
 
 

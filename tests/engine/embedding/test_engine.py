@@ -60,8 +60,8 @@ def expected(pooling: str, text: tuple[int, ...]) -> np.ndarray:
 
 def assert_right(pooling: str, one: EmbeddingTask, event: EngineEvent) -> None:
     assert isinstance(event, Embedded)
-    assert len(event.vectors) == len(one.texts)
-    for text, vectors in zip(one.texts, event.vectors, strict=True):
+    assert len(event.embeddings) == len(one.texts)
+    for text, vectors in zip(one.texts, event.embeddings, strict=True):
         np.testing.assert_allclose(vectors, expected(pooling, text), rtol=1e-5)
 
 

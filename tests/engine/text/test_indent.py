@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.engine.text.indent import Indentation
+from trioserve.engine.text.indent import IndentStop
 
 PIECES = st.lists(st.text(" \t\nab", max_size=5), max_size=12)
 
@@ -23,14 +23,14 @@ PIECES = st.lists(st.text(" \t\nab", max_size=5), max_size=12)
     ],
 )
 def test_a_line_with_too_few_blanks_ends_it(text: str, kept: str) -> None:
-    indentation = Indentation(4)
-    assert indentation.cut(text) == kept
-    assert indentation.ended == (kept != text)
+    stop = IndentStop(4)
+    assert stop.cut(text) == kept
+    assert stop.ended == (kept != text)
 
 
 @given(PIECES, st.integers(1, 3))
 def test_it_does_not_matter_how_the_text_is_split(pieces: list[str], least: int) -> None:
-    whole, split = Indentation(least), Indentation(least)
+    whole, split = IndentStop(least), IndentStop(least)
     expected = whole.cut("".join(pieces))
     kept = ""
     for piece in pieces:

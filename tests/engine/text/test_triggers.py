@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from trioserve.engine.text.triggers import Spotter, ThoughtSpotter, TriggerScanner
+from trioserve.engine.text.triggers import ReasoningScanner, StringScanner, TriggerScanner
 from trioserve.types import Thinking
 
 THINK = Thinking(start="<t>", end="</t>")
@@ -27,24 +27,24 @@ def pieces_of(data: bytes, cuts: list[int]) -> Iterator[bytes]:
 
 
 def feed(
-    spotter: Spotter | ThoughtSpotter | TriggerScanner, data: bytes, cuts: list[int]
+    scanner: StringScanner | ReasoningScanner | TriggerScanner, data: bytes, cuts: list[int]
 ) -> bytes | None:
     """Feed it piece by piece; what follows the end of the piece that was enough counts, too."""
     rest: bytes | None = None
     for piece in pieces_of(data, cuts):
         if rest is None:
-            spotter = spotter.fork()
-            rest = spotter.feed(piece)
+            scanner = scanner.fork()
+            rest = scanner.feed(piece)
         else:
             rest += piece
     return rest
 
 
 @given(texts, st.lists(st.text(alphabet="<>/tab", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_a_spotter_finds_the_text_that_is_complete_first(text: str, wanted: list[str]) -> None:
+def test_a_scanner_finds_the_text_that_is_complete_first(text: str, wanted: list[str]) -> None:
     ends = [i for i in range(len(text) + 1) if any(text[:i].endswith(one) for one in wanted)]
     expected = text[min(ends) :].encode() if ends else None
-    assert Spotter(wanted).feed(text.encode()) == expected
+    assert StringScanner(wanted).feed(text.encode()) == expected
 
 
 @given(texts, st.lists(st.integers(0, 100)), stages, st.sampled_from([None, THINK, BEGUN]))
@@ -58,20 +58,20 @@ def test_the_split_makes_no_difference(
 
 
 def test_reasoning_is_passed() -> None:
-    assert ThoughtSpotter(THINK).feed(b" \n<t>a</t>b") == b"b"
-    assert ThoughtSpotter(BEGUN).feed(b"a</t>b") == b"b"
-    assert ThoughtSpotter(THINK).feed(b"a<t>b</t>c") == b"a<t>b</t>c"
+    assert ReasoningScanner(THINK).feed(b" \n<t>a</t>b") == b"b"
+    assert ReasoningScanner(BEGUN).feed(b"a</t>b") == b"b"
+    assert ReasoningScanner(THINK).feed(b"a<t>b</t>c") == b"a<t>b</t>c"
 
 
 def test_it_says_where_it_is() -> None:
-    spotter = ThoughtSpotter(THINK)
-    assert spotter.missing == b"<t>"
-    assert spotter.feed(b"\n<") is None
-    assert (spotter.missing, spotter.inside) == (b"t>", False)
-    assert spotter.feed(b"t>") is None
-    assert (spotter.missing, spotter.inside) == (b"", True)
-    assert spotter.feed(b"a</t>") == b""
-    assert not spotter.inside
+    scanner = ReasoningScanner(THINK)
+    assert scanner.missing == b"<t>"
+    assert scanner.feed(b"\n<") is None
+    assert (scanner.missing, scanner.inside) == (b"t>", False)
+    assert scanner.feed(b"t>") is None
+    assert (scanner.missing, scanner.inside) == (b"", True)
+    assert scanner.feed(b"a</t>") == b""
+    assert not scanner.inside
 
 
 def test_a_marker_inside_of_reasoning_is_none() -> None:

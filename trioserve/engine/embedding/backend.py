@@ -1,4 +1,4 @@
-"""What an engine for embeddings asks of the world below it: a model that makes vectors of texts."""
+"""What the embedding engine asks of the world below it: a model that makes embeddings of texts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trioserve.types import ModelInfo, TokenId
 #: Shape (rows, width).
 Matrix = NDArray[np.float32]
 
-#: How the vectors of its tokens become those of a text: not at all, their mean, the first one, the
-#: last one, or scores that a head makes of one of them.
+#: How the embedding of a text is made of those of its tokens: not at all, their mean, the first
+#: one, the last one, or scores that a head makes of one of them.
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 
 
 class EmbeddingBackend(abc.ABC):
-    """A loaded model, with a context that makes vectors.
+    """A loaded model, with a context that makes embeddings.
 
     Used by the inference thread alone, except `info`, `vocab` and `pair`, which any thread may use.
     """
@@ -29,7 +29,7 @@ class EmbeddingBackend(abc.ABC):
     #: The texts of one `compute`, each a sequence of its own, from position 0 on or continued.
     batch: Batch
     pooling: str
-    #: Numbers in a vector; with pooling "rank", scores of a text.
+    #: Numbers in an embedding; with pooling "rank", scores of a text.
     width: int
     #: Requests that are worked on at the same time.
     n_slots: int
@@ -63,11 +63,11 @@ class EmbeddingBackend(abc.ABC):
 
     @abc.abstractmethod
     def pooled(self, seq: int) -> Matrix:
-        """Return the vector of a sequence, of its part in the last batch. Shape (1, width)."""
+        """Return the embedding of a sequence, of its part in the last batch. Shape (1, width)."""
 
     @abc.abstractmethod
     def rows(self, start: int, stop: int) -> Matrix:
-        """Return the vectors of rows of the last batch, where there is no pooling."""
+        """Return the embeddings of rows of the last batch, where there is no pooling."""
 
     @abc.abstractmethod
     def forget(self, seq: int) -> None:

@@ -1,4 +1,4 @@
-"""The engine for embeddings: texts of several requests, packed into one batch a tick.
+"""The embedding engine: texts of several requests, packed into one batch a tick.
 
 Requests that have their turn share the batches: each adds one text after another, round and
 round, until the batch is full, and another one begins in the next tick. So a request with a
@@ -38,7 +38,7 @@ from trioserve.types import (
 
 
 class EmbeddingEngine(Loop):
-    """Makes vectors of texts.
+    """Makes embeddings of texts.
 
     Args:
         backend: the model. The engine owns it, and closes it when its thread ends.
@@ -59,7 +59,7 @@ class EmbeddingEngine(Loop):
         self._long: Piece | None = None
         #: Whose text waits for the end of it. No other long one begins before that.
         self._next_long: EmbeddingRun | None = None
-        self._most_pieces = backend.n_seqs
+        self._max_pieces = backend.n_seqs
         self._counts = dict.fromkeys(("ticks", "decodes", "busy_slots", "prompt_tokens"), 0)
         self._seconds = 0.0
 
@@ -178,7 +178,7 @@ class EmbeddingEngine(Loop):
         n_cells = self._backend.n_ctx - (0 if self._long is None else self._long.n_text)
         n_free = self._backend.n_batch
         turns = deque(self._running)
-        while turns and len(pieces) < self._most_pieces:
+        while turns and len(pieces) < self._max_pieces:
             run = turns.popleft()
             piece = self._next_piece(run, n_free, n_cells, seqs)
             if piece is None:
@@ -228,7 +228,7 @@ class EmbeddingEngine(Loop):
             self._backend.compute()
         except KVCacheFullError as error:
             if len(pieces) > 1:
-                self._most_pieces = len(pieces) // 2  # nothing was computed: try with less
+                self._max_pieces = len(pieces) // 2  # nothing was computed: try with less
                 for piece in reversed(pieces):
                     piece.run.go_back(piece)
             else:
@@ -240,7 +240,7 @@ class EmbeddingEngine(Loop):
             for run in {id(piece.run): piece.run for piece in pieces}.values():
                 self._fail(run, error)
             return False
-        self._most_pieces = self._backend.n_seqs
+        self._max_pieces = self._backend.n_seqs
         return True
 
     def _fail(self, run: EmbeddingRun, error: TrioServeError) -> None:
@@ -250,14 +250,14 @@ class EmbeddingEngine(Loop):
     # -- one tick: collect
 
     def _collect(self, pieces: list[Piece]) -> None:
-        """Take the vectors out, and end the runs that have all of theirs."""
+        """Take the embeddings out, and end the runs that have all of theirs."""
         backend = self._backend
         for piece in pieces:
             if backend.pooling == "none":
-                vectors = backend.rows(piece.first_row, piece.first_row + piece.n_tokens)
+                embeddings = backend.rows(piece.first_row, piece.first_row + piece.n_tokens)
             else:
-                vectors = backend.pooled(piece.seq)
-            piece.run.take(piece, vectors, backend.pooling)
+                embeddings = backend.pooled(piece.seq)
+            piece.run.take(piece, embeddings, backend.pooling)
             if piece.is_last:
                 backend.forget(piece.seq)
                 if piece.start:
@@ -273,11 +273,11 @@ class EmbeddingEngine(Loop):
         if run.is_finite():
             timings = run.timings()
             embedded = Embedded(
-                task_id=run.task.id, vectors=run.vectors(), timings=timings, slot_id=slot
+                task_id=run.task.id, embeddings=run.embeddings(), timings=timings, slot_id=slot
             )
             self._tell(embedded)
         else:
-            error = EngineError("The model made vectors with numbers that are not finite.")
+            error = EngineError("The model made embeddings with numbers that are not finite.")
             self._tell(Failed(run.task.id, error))
 
     # -- the end, and a look at it

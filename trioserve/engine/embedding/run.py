@@ -1,4 +1,4 @@
-"""EmbeddingRun: a request for vectors on its way, and Piece: what of it is in a batch."""
+"""`EmbeddingRun`: a task in the embedding engine, and `Piece`: what of it is in a batch."""
 
 from __future__ import annotations
 
@@ -68,25 +68,25 @@ class EmbeddingRun:
         """Undo `advance`. The last piece goes first."""
         self.index, self.start = piece.index, piece.start
 
-    def take(self, piece: Piece, vectors: Matrix, pooling: str) -> None:
-        """Take the vectors of a piece.
+    def take(self, piece: Piece, embeddings: Matrix, pooling: str) -> None:
+        """Take the embeddings of a piece.
 
         Where a text came in parts, they become those of the whole: the mean of all tokens is that
-        of the parts, weighted; the first vector is that of the first part, and what comes from
+        of the parts, weighted; the first embedding is that of the first part, and what comes from
         the last token is that of the last.
         """
         parts = self._parts[piece.index]
         self.n_done += piece.n_tokens
         if pooling == "mean" and not (piece.start == 0 and piece.is_last):
-            share = vectors * np.float32(piece.n_tokens / piece.n_text)
+            share = embeddings * np.float32(piece.n_tokens / piece.n_text)
             parts[:] = [parts[0] + share] if parts else [share]
         elif pooling == "none":
-            parts.append(vectors)
+            parts.append(embeddings)
         elif pooling != "cls" or not parts:
-            parts[:] = [vectors]
+            parts[:] = [embeddings]
         self.n_missing -= piece.is_last
 
-    def vectors(self) -> tuple[Matrix, ...]:
+    def embeddings(self) -> tuple[Matrix, ...]:
         """Return a matrix for each text, once all are there."""
         return tuple(
             parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in self._parts

@@ -1,44 +1,47 @@
-"""The budget of reasoning: how long a model may think before it must answer."""
+"""The reasoning budget: how many tokens a model may think before it must answer."""
 
 from __future__ import annotations
 
-from trioserve.engine.text.triggers import ThoughtSpotter
+from trioserve.engine.text.triggers import ReasoningScanner
 from trioserve.types import ThinkingBudget, TokenId
 
 
-class ThinkingWatch:
-    """Follows the reasoning at the beginning of an output, and says when it is to be closed.
+class ReasoningTracker:
+    """Counts the tokens of an output's reasoning, and says when it has to be closed.
 
     The tokens between the two markers count, as far as the model has chosen them.
     """
 
-    __slots__ = ("_budget", "_n_left", "_spotter", "_wanted", "is_over")
+    __slots__ = ("_budget", "_end_requested", "_n_left", "_scanner", "is_over")
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
-        self._spotter = ThoughtSpotter(budget.thinking)
+        self._scanner = ReasoningScanner(budget.thinking)
         self._n_left = budget.n_tokens
-        self._wanted = False  # it was told to end
+        self._end_requested = False
         self.is_over = False
 
-    def note(self, piece: bytes) -> None:
-        """Take what a token brings."""
+    def feed(self, piece: bytes) -> None:
+        """Take the bytes of the next token."""
         if self.is_over:
             return
-        was_inside = self._spotter.inside
-        if self._spotter.feed(piece) is not None:
+        was_inside = self._scanner.inside
+        if self._scanner.feed(piece) is not None:
             self.is_over = True
         elif was_inside:
             self._n_left -= 1
 
     def end(self) -> None:
-        """Have the reasoning closed, if the output is in it now."""
-        self._wanted = self._spotter.inside
+        """Ask for the end of the reasoning, if the output is in it now."""
+        self._end_requested = self._scanner.inside
 
     def closing(self) -> tuple[TokenId, ...]:
-        """Return the tokens to write now; they come once. Not to be asked within a character."""
+        """Return the tokens that close the reasoning, once, when it has to end.
+
+        Not to be called within a character.
+        """
         used_up = self._budget.n_tokens >= 0 and self._n_left <= 0
-        if self.is_over or not self._spotter.inside or not (used_up or self._wanted):
+        if self.is_over or not self._scanner.inside or not (used_up or self._end_requested):
             return ()
         self.is_over = True
         return self._budget.closing

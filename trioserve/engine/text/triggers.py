@@ -1,4 +1,4 @@
-"""Finding texts in an output whose bytes come in pieces."""
+"""Finding triggers and the end of reasoning in an output whose bytes come in pieces."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from trioserve.types import Thinking
 _BLANKS = b" \t\n\r"
 
 
-class Spotter:
-    """Finds one of some texts: the one that is complete first.
+class StringScanner:
+    """Finds one of several strings in an output: the one that is complete first.
 
     However the output is split into pieces, the outcome is the same.
     """
@@ -22,9 +22,9 @@ class Spotter:
         self._n_held = max(map(len, self._texts)) - 1
         self._held = b""
 
-    def fork(self) -> Spotter:
-        """Copy it, to go on in another way."""
-        other = Spotter.__new__(Spotter)
+    def fork(self) -> StringScanner:
+        """Copy it, to try another continuation."""
+        other = StringScanner.__new__(StringScanner)
         other._texts, other._n_held, other._held = self._texts, self._n_held, self._held
         return other
 
@@ -38,8 +38,8 @@ class Spotter:
         return None
 
 
-class ThoughtSpotter:
-    """Follows an output to the end of the reasoning that it may begin with.
+class ReasoningScanner:
+    """Follows an output to the end of its reasoning, if it begins with any.
 
     Blanks before the reasoning belong to it.
     """
@@ -48,13 +48,13 @@ class ThoughtSpotter:
 
     def __init__(self, thinking: Thinking) -> None:
         self._start = thinking.start.encode()
-        self._end = Spotter((thinking.end,))
+        self._end = StringScanner((thinking.end,))
         self._head = b""  # what there is before it is clear whether reasoning begins
         self.inside = thinking.begun
 
-    def fork(self) -> ThoughtSpotter:
-        """Copy it, to go on in another way."""
-        other = ThoughtSpotter.__new__(ThoughtSpotter)
+    def fork(self) -> ReasoningScanner:
+        """Copy it, to try another continuation."""
+        other = ReasoningScanner.__new__(ReasoningScanner)
         other._start, other._end, other._head = self._start, self._end.fork(), self._head
         other.inside = self.inside
         return other
@@ -83,38 +83,40 @@ class ThoughtSpotter:
 
 
 class TriggerScanner:
-    """Follows an output to the place where its grammar begins: after reasoning, and then stages.
+    """Follows an output to the place where its lazy grammar begins.
 
     Args:
-        thinking: what the output may begin with.
-        stages: each waits for one of its texts.
+        thinking: reasoning that the output may begin with; triggers in it do not count.
+        triggers: stages, one after another. Each waits for one of its strings.
     """
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_stages",)
 
-    def __init__(self, thinking: Thinking | None, stages: Sequence[Sequence[str]]) -> None:
-        self._steps: list[Spotter | ThoughtSpotter] = [Spotter(texts) for texts in stages]
+    def __init__(self, thinking: Thinking | None, triggers: Sequence[Sequence[str]]) -> None:
+        self._stages: list[StringScanner | ReasoningScanner] = [
+            StringScanner(texts) for texts in triggers
+        ]
         if thinking is not None:
-            self._steps.insert(0, ThoughtSpotter(thinking))
+            self._stages.insert(0, ReasoningScanner(thinking))
 
     def fork(self) -> TriggerScanner:
-        """Copy it, to go on in another way."""
+        """Copy it, to try another continuation."""
         other = TriggerScanner.__new__(TriggerScanner)
-        other._steps = [step.fork() for step in self._steps]
+        other._stages = [stage.fork() for stage in self._stages]
         return other
 
     @property
     def missing(self) -> bytes:
         """What is still to come for reasoning to begin; empty once it has, or cannot."""
-        first = self._steps[0] if self._steps else None
-        return first.missing if isinstance(first, ThoughtSpotter) else b""
+        first = self._stages[0] if self._stages else None
+        return first.missing if isinstance(first, ReasoningScanner) else b""
 
     def feed(self, piece: bytes) -> bytes | None:
-        """Take the next bytes; return what the grammar begins with, or None while it does not."""
-        while self._steps:
-            rest = self._steps[0].feed(piece)
+        """Take the next bytes; return what the grammar begins with, or None before it begins."""
+        while self._stages:
+            rest = self._stages[0].feed(piece)
             if rest is None:
                 return None
             piece = rest
-            del self._steps[0]
+            del self._stages[0]
         return piece

@@ -13,7 +13,7 @@ from trioserve.errors import TrioServeError
 from trioserve.types import GenerationParams, TokenId, TokenProbs
 
 #: With fewer tokens in a tick, handing them out takes longer than sampling them.
-LEAST = 4
+MIN_PARALLEL = 4
 
 
 @attrs.frozen
@@ -40,7 +40,7 @@ class SamplerPool:
 
         An error is that of one run; the others have their tokens.
         """
-        if self._threads is None or len(work) < LEAST:
+        if self._threads is None or len(work) < MIN_PARALLEL:
             return [_draw(*pair) for pair in work]
         # The first look at a batch's logits puts them in order, so it has to be alone.
         first = _draw(*work[0])
@@ -64,15 +64,15 @@ def _draw_all(work: Sequence[tuple[Run, int]]) -> list[Draw | TrioServeError]:
 
 def _draw(run: Run, row: int) -> Draw | TrioServeError:
     assert run.sampler is not None
-    options = run.task.params
+    params = run.task.params
     try:
         if run.forced:
             token = run.forced.popleft()
-            return Draw(token, _force(run.sampler, token, row, options))
-        if not options.n_probs:
+            return Draw(token, _force(run.sampler, token, row, params))
+        if not params.n_probs:
             return Draw(run.sampler.sample(row))
         token, probs = run.sampler.sample_with_probs(
-            row, options.n_probs, post=options.post_sampling_probs
+            row, params.n_probs, post=params.post_sampling_probs
         )
         return Draw(token, probs)
     except TrioServeError as error:
@@ -80,10 +80,10 @@ def _draw(run: Run, row: int) -> Draw | TrioServeError:
 
 
 def _force(
-    sampler: Sampler, token: TokenId, row: int, options: GenerationParams
+    sampler: Sampler, token: TokenId, row: int, params: GenerationParams
 ) -> TokenProbs | None:
     probs = None
-    if options.n_probs:
-        probs = sampler.probs(row, token, options.n_probs, post=options.post_sampling_probs)
+    if params.n_probs:
+        probs = sampler.probs(row, token, params.n_probs, post=params.post_sampling_probs)
     sampler.accept(token)
     return probs

@@ -7,7 +7,7 @@ import codecs
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
-class TextStream:
+class Detokenizer:
     """Turns the pieces of one output into text.
 
     A token may hold a part of a character, and a stop string may be spread over tokens. So text

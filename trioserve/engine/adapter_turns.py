@@ -8,7 +8,7 @@ from time import monotonic
 from trioserve.types import Adapters
 
 
-class Turns:
+class AdapterTurns:
     """Sets of LoRA adapters take turns: llama.cpp computes a whole batch with one set of them.
 
     A turn lasts for some time, because a change of adapters costs some. It ends early when nobody
@@ -30,13 +30,13 @@ class Turns:
         """The adapters that have the turn."""
         return self._order[0]
 
-    def take(self, wanted: Sequence[Adapters]) -> Adapters:
-        """Say which of `wanted` has this tick. Where nothing is wanted, nothing changes."""
-        if not wanted:
+    def take(self, requested: Sequence[Adapters]) -> Adapters:
+        """Say which of `requested` has this tick. Where it is empty, nothing changes."""
+        if not requested:
             return self.current
         now, before = self._now(), self.current
-        order = [one for one in self._order if one in wanted]
-        order += [one for one in dict.fromkeys(wanted) if one not in order]
+        order = [one for one in self._order if one in requested]
+        order += [one for one in dict.fromkeys(requested) if one not in order]
         if order[0] == before and now >= self._until:
             order.append(order.pop(0))
         if order[0] != before:

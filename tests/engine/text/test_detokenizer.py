@@ -6,12 +6,12 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from trioserve.engine.text.text import TextStream
+from trioserve.engine.text.detokenizer import Detokenizer
 
 
 def stream(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[list[str], str]:
     """Feed pieces; return what was shown after each, and the stop string that was found."""
-    text = TextStream(stops)
+    text = Detokenizer(stops)
     shown = []
     for piece in pieces:
         shown.append(text.feed(piece))
