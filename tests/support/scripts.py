@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trioserve.testing import ScriptedBackend
-from trioserve.testing.backend import EOS
+from trioserve.testing.vocab import EOS
 
 #: The chat template of the bundled model.
 TEMPLATE = (Path(__file__).parents[2] / "examples" / "bundled_model" / "template.jinja").read_text(

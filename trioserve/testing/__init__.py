@@ -5,7 +5,8 @@
 charge of all the time there is.
 """
 
-from trioserve.testing.backend import ScriptedBackend, byte_vocab, scripted
+from trioserve.testing.backend import ScriptedBackend, scripted
 from trioserve.testing.driver import ticking
+from trioserve.testing.vocab import byte_vocab
 
 __all__ = ["ScriptedBackend", "byte_vocab", "scripted", "ticking"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import operator
-import re
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,24 +13,19 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
-from trioserve.engine.text.triggers import TriggerScanner
-from trioserve.errors import EngineError, InvalidRequestError, KVCacheFullError, TrioServeError
+from trioserve.errors import InvalidRequestError, KVCacheFullError, TrioServeError
+from trioserve.testing.sampler import ScriptedConstraint, ScriptedSampler
+from trioserve.testing.vocab import byte_vocab
 from trioserve.types import (
     AdapterInfo,
     Adapters,
     Constraint,
-    FimTokens,
     Grammar,
     ModelInfo,
     SamplingParams,
     SlotState,
     TokenId,
-    TokenProb,
-    TokenProbs,
 )
-
-#: The id of the end-of-generation token; ids below are bytes.
-EOS = 256
 
 Script = Callable[[str], str]
 
@@ -39,30 +33,6 @@ Script = Callable[[str], str]
 def parrot(prompt: str) -> str:
     """Answer with the prompt, in capitals."""
     return prompt.upper()
-
-
-class ByteVocab:
-    """One token a byte, and one that ends the output."""
-
-    n_tokens = 257
-    pieces: Sequence[bytes] = (*(bytes([i]) for i in range(256)), b"")
-    names: Sequence[bytes] = (*pieces[:256], b"<eos>")
-    end_of_generation = frozenset({EOS})
-    bos = -1
-    fim = FimTokens()
-
-    def tokenize(
-        self, text: str, *, add_special: bool = False, parse_special: bool = True
-    ) -> tuple[TokenId, ...]:
-        """Encode as UTF-8."""
-        return tuple(text.encode())
-
-    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
-        """Join the bytes."""
-        return b"".join(self.pieces[token] for token in tokens)
-
-
-byte_vocab = ByteVocab()
 
 
 @attrs.define
@@ -92,107 +62,6 @@ class ScriptedBatch:
         """Mark a row."""
         token, pos, seq, _ = self.rows[row]
         self.rows[row] = (token, pos, seq, True)
-
-
-class ScriptedConstraint(Constraint):
-    """Looks at an output when it is complete. Of a JSON Schema it knows that it makes JSON.
-
-    Of grammars for tool calls it knows nothing.
-    """
-
-    def __init__(self, grammar: Grammar) -> None:
-        super().__init__(grammar)
-        if grammar.kind == "gbnf":
-            raise InvalidRequestError("A script knows no GBNF.", param=grammar.param)
-        try:
-            if grammar.kind == "json_schema":
-                json.loads(grammar.source)
-            self._pattern = re.compile(grammar.source if grammar.kind == "regex" else "")
-        except (ValueError, re.error) as error:
-            message = f"'{grammar.param}' cannot be used: {error}."
-            raise InvalidRequestError(message, param=grammar.param) from error
-
-    def check(self, output: str) -> None:
-        """Raise EngineError unless the grammar allows the output."""
-        gate = TriggerScanner(self.grammar.thinking, self.grammar.triggers)
-        rest = gate.feed(output.encode())
-        if self.grammar.kind == "tools":  # a script says what it says of them
-            return
-        if rest is None and self.grammar.triggers and not self.grammar.required:
-            return
-        output = "<nothing>" if rest is None else rest.decode()
-        if self.grammar.kind == "regex":
-            follows = self._pattern.fullmatch(output) is not None
-        else:
-            try:
-                value = json.loads(output)
-                follows = self.grammar.kind == "json_schema" or isinstance(value, dict)
-            except ValueError:
-                follows = False
-        if not follows:
-            raise EngineError(f"The script does not follow the grammar: {output!r}")
-
-
-class ScriptedSampler:
-    """Says what the script says after the prompt, byte by byte, and then EOS."""
-
-    def __init__(
-        self,
-        backend: ScriptedBackend,
-        prompt: Sequence[TokenId],
-        constraint: ScriptedConstraint | None = None,
-    ) -> None:
-        self._backend = backend
-        self._constraint = constraint
-        self._text = list(prompt)  # and what was said so far
-        self._n_prompt = len(prompt)
-        self._adapters = backend.current_adapters
-        reply = backend.script(bytes(prompt).decode("utf-8", "replace"))
-        self._reply = (_prefix(self._adapters) + reply).encode()
-        self.closed = False
-
-    def sample(self, row: int) -> TokenId:
-        """Look at the KV sequence of the row, and say what comes next."""
-        assert not self.closed, "the sampler is closed"
-        assert row in self._backend.logits, f"row {row} has no logits"
-        held = self._backend.sequences[self._backend.logits[row]]
-        made_with = set(self._backend.made_with[self._backend.logits[row]])
-        assert made_with == {self._adapters}, "the KV cache was computed with other adapters"
-        n_same = len(held) if len(held) == len(self._text) else len(held) // 2  # it was shifted
-        assert held[-n_same:] == self._text[-n_same:], "the KV cache holds another text"
-        n_said = len(self._text) - self._n_prompt
-        token = self._reply[n_said] if n_said < len(self._reply) else EOS
-        self._text.append(token)
-        if token == EOS and self._constraint is not None:
-            self._constraint.check(self._reply.decode())
-        return token
-
-    def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
-        """Be sure of everything."""
-        token = self.sample(row)
-        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
-        return token, TokenProbs(chosen, (chosen,) * min(n, 1))
-
-    def accept(self, token: TokenId) -> None:
-        """Say something else, and go on with the script after it."""
-        said = len(self._text) - self._n_prompt
-        self._reply = self._reply[:said] + bytes([token]) + self._reply[said:]
-        self._text.append(token)
-
-    def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
-        """Be sure of it."""
-        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
-        return TokenProbs(chosen, (chosen,) * min(n, 1))
-
-    def close(self) -> None:
-        """Count the sampler as freed."""
-        if not self.closed:
-            self.closed = True
-            self._backend.n_samplers -= 1
-
-
-def _prefix(adapters: Adapters) -> str:
-    return "".join(f"<{id_}:{scale:g}>" for id_, scale in adapters)
 
 
 class ScriptedBackend:
@@ -244,7 +113,8 @@ class ScriptedBackend:
         self._sets: list[Adapters] = [()]  # all adapters that were ever used
         self._cells: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._next_cell = itertools.count()
-        self.logits: dict[int, int] = {}  # row: sequence, of the last decode
+        #: Of the last decode, by row: the sequence, and how many tokens it has with that row.
+        self.logits: dict[int, tuple[int, int]] = {}
         self.n_decodes = 0
         self.n_samplers = 0
         self.closed = False
@@ -304,7 +174,7 @@ class ScriptedBackend:
             self.made_with[seq].append(self.current_adapters)
             self._cells[seq].append(next(self._next_cell))
             if logits:
-                self.logits[row] = seq
+                self.logits[row] = seq, pos + 1
 
     def check_sampling(self, params: SamplingParams) -> None:
         """Refuse biases of tokens that do not exist."""

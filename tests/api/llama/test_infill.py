@@ -18,7 +18,7 @@ from tests.support.http_server import serving_script
 from trioserve.config import Config
 from trioserve.llama import load
 from trioserve.testing import ScriptedBackend
-from trioserve.testing.backend import ByteVocab
+from trioserve.testing.vocab import ByteVocab
 from trioserve.types import FimTokens
 
 PRE, SUF, MID, REP, SEP = "\x01\x02\x03\x04\x05"

@@ -21,7 +21,7 @@ from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import DeadlineExceededError
 from trioserve.server.stream import ChatChunk, ChatStream
-from trioserve.testing.backend import ByteVocab, byte_vocab
+from trioserve.testing.vocab import ByteVocab, byte_vocab
 from trioserve.types import (
     Finished,
     FinishReason,

@@ -1,0 +1,118 @@
+"""A sampler that says what a script says, and a constraint that looks at its output."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trioserve.engine.text.triggers import TriggerScanner
+from trioserve.errors import EngineError, InvalidRequestError
+from trioserve.testing.vocab import EOS, byte_vocab
+from trioserve.types import Adapters, Constraint, Grammar, TokenId, TokenProb, TokenProbs
+
+if TYPE_CHECKING:
+    from trioserve.testing.backend import ScriptedBackend
+
+
+class ScriptedConstraint(Constraint):
+    """Looks at an output when it is complete. Of a JSON Schema it knows that it makes JSON.
+
+    Of grammars for tool calls it knows nothing.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        super().__init__(grammar)
+        if grammar.kind == "gbnf":
+            raise InvalidRequestError("A script knows no GBNF.", param=grammar.param)
+        try:
+            if grammar.kind == "json_schema":
+                json.loads(grammar.source)
+            self._pattern = re.compile(grammar.source if grammar.kind == "regex" else "")
+        except (ValueError, re.error) as error:
+            message = f"'{grammar.param}' cannot be used: {error}."
+            raise InvalidRequestError(message, param=grammar.param) from error
+
+    def check(self, output: str) -> None:
+        """Raise EngineError unless the grammar allows the output."""
+        scanner = TriggerScanner(self.grammar.thinking, self.grammar.triggers)
+        rest = scanner.feed(output.encode())
+        if self.grammar.kind == "tools":  # a script says what it says of them
+            return
+        if rest is None and self.grammar.triggers and not self.grammar.required:
+            return
+        output = "<nothing>" if rest is None else rest.decode()
+        if self.grammar.kind == "regex":
+            follows = self._pattern.fullmatch(output) is not None
+        else:
+            try:
+                value = json.loads(output)
+                follows = self.grammar.kind == "json_schema" or isinstance(value, dict)
+            except ValueError:
+                follows = False
+        if not follows:
+            raise EngineError(f"The script does not follow the grammar: {output!r}")
+
+
+class ScriptedSampler:
+    """Says what the script says after the prompt, byte by byte, and then EOS."""
+
+    def __init__(
+        self,
+        backend: ScriptedBackend,
+        prompt: Sequence[TokenId],
+        constraint: ScriptedConstraint | None = None,
+    ) -> None:
+        self._backend = backend
+        self._constraint = constraint
+        self._text = list(prompt)  # and what was said so far
+        self._n_prompt = len(prompt)
+        self._adapters = backend.current_adapters
+        reply = backend.script(bytes(prompt).decode("utf-8", "replace"))
+        self._reply = (_prefix(self._adapters) + reply).encode()
+        self.closed = False
+
+    def sample(self, row: int) -> TokenId:
+        """Look at the KV sequence of the row, and say what comes next."""
+        assert not self.closed, "the sampler is closed"
+        assert row in self._backend.logits, f"row {row} has no logits"
+        seq, n_held = self._backend.logits[row]
+        held = self._backend.sequences[seq][:n_held]
+        made_with = set(self._backend.made_with[seq])
+        assert made_with == {self._adapters}, "the KV cache was computed with other adapters"
+        n_same = len(held) if len(held) == len(self._text) else len(held) // 2  # it was shifted
+        assert held[-n_same:] == self._text[-n_same:], "the KV cache holds another text"
+        n_said = len(self._text) - self._n_prompt
+        token = self._reply[n_said] if n_said < len(self._reply) else EOS
+        self._text.append(token)
+        if token == EOS and self._constraint is not None:
+            self._constraint.check(self._reply.decode())
+        return token
+
+    def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
+        """Be sure of everything."""
+        token = self.sample(row)
+        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
+        return token, TokenProbs(chosen, (chosen,) * min(n, 1))
+
+    def accept(self, token: TokenId) -> None:
+        """Say something else, and go on with the script after it."""
+        said = len(self._text) - self._n_prompt
+        self._reply = self._reply[:said] + bytes([token]) + self._reply[said:]
+        self._text.append(token)
+
+    def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
+        """Be sure of it."""
+        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
+        return TokenProbs(chosen, (chosen,) * min(n, 1))
+
+    def close(self) -> None:
+        """Count the sampler as freed."""
+        if not self.closed:
+            self.closed = True
+            self._backend.n_samplers -= 1
+
+
+def _prefix(adapters: Adapters) -> str:
+    return "".join(f"<{id_}:{scale:g}>" for id_, scale in adapters)
