@@ -110,23 +110,23 @@ def test_a_number_that_changes_each_time_does_not_change_the_prefix() -> None:
 
 
 def test_the_least_request() -> None:
-    wanted = MessagesRequest.parse({"messages": HI})
-    assert wanted.given_params() == {"max_tokens": MAX_TOKENS}
-    assert wanted.prompt.thinking.enabled is None
+    request = MessagesRequest.parse({"messages": HI})
+    assert request.given_params() == {"max_tokens": MAX_TOKENS}
+    assert request.prompt.thinking.enabled is None
 
 
 def test_fields_that_all_routes_share() -> None:
-    wanted = MessagesRequest.parse(
+    request = MessagesRequest.parse(
         ASK | {"seed": 3, "top_k": 5, "top_p": 0.5, "temperature": 0.1, "timeout": 5}
     )
-    settings = {"max_tokens": 200, "seed": 3, "top_k": 5, "top_p": 0.5, "temperature": 0.1}
-    assert wanted.given_params() == settings
-    assert wanted.timeout == 5
+    params = {"max_tokens": 200, "seed": 3, "top_k": 5, "top_p": 0.5, "temperature": 0.1}
+    assert request.given_params() == params
+    assert request.timeout == 5
 
 
 def test_thinking_without_a_number_has_llama_servers() -> None:
-    wanted = CountTokensRequest.parse({"messages": HI, "thinking": {"type": "enabled"}})
-    assert wanted.thinking.budget == BUDGET_TOKENS
+    request = CountTokensRequest.parse({"messages": HI, "thinking": {"type": "enabled"}})
+    assert request.thinking.budget == BUDGET_TOKENS
 
 
 def test_fields_that_nobody_knows_are_ignored() -> None:
@@ -339,14 +339,14 @@ def test_whatever_is_wrong_is_told(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         container, key = data.draw(st.sampled_from(places(body)))
         container[key] = data.draw(JSON)
-    wanted, problem = None, None
+    request, problem = None, None
     try:
-        wanted = MessagesRequest.parse(body)
+        request = MessagesRequest.parse(body)
     except InvalidRequestError as error:
         problem = error
-    if wanted is not None:  # then `Server` finds nothing wrong with its form
-        parse_messages(wanted.prompt.messages)
-        parse_tools(wanted.prompt.tools)
+    if request is not None:  # then `Server` finds nothing wrong with its form
+        parse_messages(request.prompt.messages)
+        parse_tools(request.prompt.tools)
     else:
         assert problem is not None
         assert problem.param is not None and problem.param in problem.message

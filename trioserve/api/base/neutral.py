@@ -81,8 +81,10 @@ ACCEPTED: Mapping[str, str] = {
 }
 
 
-def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, Neutral]) -> None:
-    """Refuse fields that would be without effect.
+def refuse_unsupported(
+    body: Mapping[str, Any], neutral: Mapping[str, Neutral], path: str = ""
+) -> None:
+    """Refuse fields that would be without effect; `path` stands before their names in errors.
 
     Raises:
         UnsupportedFieldError: naming the first one.
@@ -91,5 +93,6 @@ def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, Neutral]) 
         value = body.get(name)
         if value is not None and not is_neutral(value):
             raise UnsupportedFieldError(
-                f"'{name}' is not supported with this value; leave it out.", param=name
+                f"'{path}{name}' is not supported with this value; leave it out.",
+                param=f"{path}{name}",
             )

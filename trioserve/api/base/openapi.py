@@ -90,8 +90,8 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
     classes = set()
     for path, method, handler in routes(app):
         paths[path][method.lower()] = _operation(path, method, handler)
-        if (wanted := getattr(handler, "takes", None)) is not None:
-            classes |= json_schema.classes_in(wanted)
+        if (request_class := getattr(handler, "takes", None)) is not None:
+            classes |= json_schema.classes_in(request_class)
     schemas = {
         cls.__name__: json_schema.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
     }
@@ -117,7 +117,7 @@ def routes(app: Quart) -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 
 def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str, Any]:
-    wanted = getattr(handler, "takes", None)
+    request_class = getattr(handler, "takes", None)
     first, _, rest = (inspect.getdoc(handler) or "").partition("\n\n")
     operation: dict[str, Any] = {
         "operationId": f"{method.lower()}{re.sub('[^a-zA-Z0-9]+', '_', path)}",
@@ -128,10 +128,10 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     if parameters := _parameters(path, getattr(handler, "query", {})):
         operation["parameters"] = parameters
     kinds: dict[str, Any] = {"application/json": _ANYTHING}
-    if wanted is not None:
-        body = {"schema": {"$ref": json_schema.COMPONENTS + wanted.__name__}}
+    if request_class is not None:
+        body = {"schema": {"$ref": json_schema.COMPONENTS + request_class.__name__}}
         operation["requestBody"] = {"required": True, "content": {"application/json": body}}
-        if "stream" in json_schema.of_fields(wanted):
+        if "stream" in json_schema.of_fields(request_class):
             kinds["text/event-stream"] = _ANYTHING
     operation["responses"] = {
         "2XX": {"description": "What was asked for.", "content": kinds},

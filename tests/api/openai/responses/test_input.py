@@ -147,7 +147,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         f"{ITEM}.role",
         "'input[0].role' must be one of user, system, developer, assistant.",
     ),
-    ({"input": [{"role": "user"}]}, f"{ITEM}.content", "'input[0].content' is missing."),
+    ({"input": [{"role": "user"}]}, f"{ITEM}.content", "'input[0].content' is required."),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
         f"{ITEM}.content[0].type",
@@ -166,7 +166,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"input": [{"type": "function_call_output", "output": "x"}]},
         f"{ITEM}.call_id",
-        "'input[0].call_id' is missing.",
+        "'input[0].call_id' is required.",
     ),
     (
         {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]},
@@ -200,6 +200,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"input": "Hi", "tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}},
         "tool_choice.mode",
         '\'tool_choice.mode\' must be "auto" or "required".',
+    ),
+    (
+        {"input": "Hi", "tools": [WEATHER], "tool_choice": {"type": "function"}},
+        "tool_choice.name",
+        "'tool_choice.name' must be the name of a function.",
+    ),
+    (
+        {"input": "Hi", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{}]}},
+        "tool_choice.tools[0].name",
+        "'tool_choice.tools[0].name' must be the name of a function.",
     ),
     ({"input": "Hi", "metadata": {"a": 1}}, "metadata", None),
     ({"input": "Hi", "reasoning": {"effort": 1}}, "reasoning.effort", None),
@@ -299,10 +309,10 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
     ],
 )
 def test_errors_of_chats_name_items(message: str, param: str, expected: tuple[str, str]) -> None:
-    wanted, _ = ResponsesRequest.parse(
+    request, _ = ResponsesRequest.parse(
         {"instructions": "x", "input": [{"role": "user", "content": "y"}]}
     )
-    with pytest.raises(InvalidRequestError) as caught, wanted.input.naming_items():
+    with pytest.raises(InvalidRequestError) as caught, request.input.naming_items():
         raise InvalidRequestError(message, param=param)
     assert (caught.value.message, caught.value.param) == expected
 
@@ -312,10 +322,10 @@ async def test_a_call_that_nobody_answered_cannot_go_on() -> None:
         {"role": "user", "content": "Hi"},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
     ]
-    wanted, chat = ResponsesRequest.parse({"input": items})
+    request, chat = ResponsesRequest.parse({"input": items})
     backend = ScriptedBackend(chat_template=CHATML)
     async with Server(load=scripted(backend)) as server:
-        with pytest.raises(InvalidRequestError) as caught, wanted.input.naming_items():
+        with pytest.raises(InvalidRequestError) as caught, request.input.naming_items():
             await server.render(
                 chat.messages, continue_final_message=chat.continuation.continue_final_message
             )
@@ -342,7 +352,7 @@ fields = st.sampled_from(FIELDS.split())
 @given(json_values | st.just("Hi"), st.dictionaries(fields, json_values, max_size=2))
 def test_whatever_comes_is_a_chat_or_a_400(items: Any, body: dict[str, Any]) -> None:
     try:
-        wanted, chat = ResponsesRequest.parse({"input": items, **body})
+        request, chat = ResponsesRequest.parse({"input": items, **body})
     except InvalidRequestError:
         return
-    assert len(wanted.input.places) == len(chat.messages)
+    assert len(request.input.places) == len(chat.messages)

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.api.base.fields import named, text
+from trioserve.api.base.fields import named, required, text
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 Item = Mapping[str, Any]
@@ -34,7 +34,7 @@ _ROLES = {
 _IN_CHAT = re.compile(
     r"'(?P<field>messages|response_format|reasoning_effort)'"
     r"|messages\[(?P<message>\d+)\][\w.\[\]]*"
-    r"|(?P<tool>tools\[\d+\])\.function"
+    r"|(?P<flat>tools\[\d+\]|tool_choice)\.(?:function|allowed_tools)"
 )
 _NAMES = {
     "messages": "input",
@@ -77,7 +77,7 @@ class Conversation:
     def _rename(self, match: re.Match[str]) -> str:
         if match["field"]:
             return f"'{_NAMES[match['field']]}'"
-        return match["tool"] or self.places[int(match["message"])]
+        return match["flat"] or self.places[int(match["message"])]
 
 
 def read_input(body: Mapping[str, Any]) -> Conversation:
@@ -134,7 +134,7 @@ def _read_item(chat: Conversation, item: object, path: str) -> None:
 
 
 def _read_message(chat: Conversation, item: Item, path: str) -> None:
-    role = _text(item, "role", path)
+    role = required(item, "role", text, path)
     if role not in _ROLES:
         raise InvalidRequestError(
             f"'{path}.role' must be one of {', '.join(_ROLES)}.", param=f"{path}.role"
@@ -149,10 +149,10 @@ def _read_message(chat: Conversation, item: Item, path: str) -> None:
 
 def _read_call(chat: Conversation, item: Item, path: str) -> None:
     call = {
-        "id": _text(item, "call_id", path),
+        "id": required(item, "call_id", text, path),
         "type": "function",
         "function": {
-            "name": _text(item, "name", path),
+            "name": required(item, "name", text, path),
             "arguments": _arguments(item, path),
         },
     }
@@ -161,23 +161,23 @@ def _read_call(chat: Conversation, item: Item, path: str) -> None:
 
 def _arguments(item: Item, path: str) -> str:
     """Read the arguments of a call: the text of a JSON object. None at all are an empty one."""
-    text = _text(item, "arguments", path)
-    if not text:
+    arguments = required(item, "arguments", text, path)
+    if not arguments:
         return "{}"
     try:
-        value = json.loads(text)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidRequestError(
             f"'{path}.arguments' must be the text of a JSON object.", param=f"{path}.arguments"
         )
-    return text
+    return arguments
 
 
 def _read_result(chat: Conversation, item: Item, path: str) -> None:
     output = _content(item, "output", path, _INPUT_PARTS)
-    chat.add(path, "tool", output, tool_call_id=_text(item, "call_id", path))
+    chat.add(path, "tool", output, tool_call_id=required(item, "call_id", text, path))
 
 
 def _read_reasoning(chat: Conversation, item: Item, path: str) -> None:
@@ -225,7 +225,7 @@ def _content(
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        problem = "is missing" if value is None else "must be a string or a list of parts"
+        problem = "is required" if value is None else "must be a string or a list of parts"
         raise InvalidRequestError(f"'{where}' {problem}.", param=where)
     return [_read_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(value)]
 
@@ -233,22 +233,14 @@ def _content(
 def _read_part(part: object, path: str, kinds: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(part, Mapping):
         raise InvalidRequestError(f"'{path}' must be an object.", param=path)
-    kind = _text(part, "type", path)
+    kind = required(part, "type", text, path)
     if kind not in kinds:
         raise UnsupportedFieldError(
             f"'{path}.type' is {kind!r:.80}; only text can be given here, as {', '.join(kinds)}.",
             param=f"{path}.type",
         )
-    return _part(_text(part, kinds[kind], path))
+    return _part(required(part, kinds[kind], text, path))
 
 
-def _part(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
-
-
-def _text(fields: Item, name: str, path: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        problem = "is missing" if value is None else "must be a string"
-        raise InvalidRequestError(f"'{path}.{name}' {problem}.", param=f"{path}.{name}")
-    return value
+def _part(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}

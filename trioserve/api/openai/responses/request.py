@@ -62,21 +62,10 @@ _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 # -- readers of single fields
 
 
-def _within(value: Any, path: str, neutral: Mapping[str, Neutral]) -> dict[str, Any]:
-    """Check the fields of an object that is a field itself."""
-    fields = mapping(value)
-    for name, is_neutral in neutral.items():
-        if fields.get(name) is not None and not is_neutral(fields[name]):
-            raise UnsupportedFieldError(
-                f"'{path}.{name}' is not supported with this value; leave it out.",
-                param=f"{path}.{name}",
-            )
-    return fields
-
-
 @json_type({"type": "object", "properties": {"effort": {"type": "string"}}})
 def _reasoning(value: Any) -> dict[str, Any]:
-    fields = _within(value, "reasoning", _NEUTRAL_IN_REASONING)
+    fields = mapping(value)
+    refuse_unsupported(fields, _NEUTRAL_IN_REASONING, "reasoning.")
     if (effort := fields.get("effort")) is not None:
         named(text, effort, "reasoning.effort")
     return fields
@@ -84,7 +73,9 @@ def _reasoning(value: Any) -> dict[str, Any]:
 
 @json_type({"type": "object"})
 def _stream_options(value: Any) -> dict[str, Any]:
-    return _within(value, "stream_options", _NEUTRAL_IN_STREAM_OPTIONS)
+    fields = mapping(value)
+    refuse_unsupported(fields, _NEUTRAL_IN_STREAM_OPTIONS, "stream_options.")
+    return fields
 
 
 @json_type(
@@ -123,7 +114,7 @@ def _metadata(value: Any) -> dict[str, str]:
 
 @json_type({"type": "array", "items": {"type": "object"}})
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    """Read functions in the flat form that this API has for them."""
+    """Read functions in the flat form that this API has for them. The chat checks the rest."""
     for i, tool in enumerate(objects(value)):
         if tool.get("type") != "function":
             raise UnsupportedFieldError(
@@ -131,35 +122,20 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
                 'own, and takes those of type "function".',
                 param=f"tools[{i}].type",
             )
-        named(text, tool.get("name"), f"tools[{i}].name")
     return objects(value)
 
 
 @json_type({"type": ["string", "object"]})
 def _tool_choice(value: Any) -> str | dict[str, Any]:
-    """Read a choice, and give it as it was given."""
+    """Read a choice, and give it as it was given. The chat checks what it names."""
     if isinstance(value, dict):
-        kind = value.get("type")
-        if kind == "function":
-            named(text, value.get("name"), "tool_choice.name")
-            return value
-        if kind == "allowed_tools":
-            if value.get("mode") not in ("auto", "required"):
-                raise InvalidRequestError(
-                    '\'tool_choice.mode\' must be "auto" or "required".', param="tool_choice.mode"
-                )
-            tools = named(objects, value.get("tools"), "tool_choice.tools")
-            if not tools:
-                raise InvalidRequestError(
-                    "'tool_choice.tools' must not be empty.", param="tool_choice.tools"
-                )
-            for i, tool in enumerate(tools):
-                named(text, tool.get("name"), f"tool_choice.tools[{i}].name")
-            return value
-        raise UnsupportedFieldError(
-            f'\'tool_choice.type\' is {kind!r:.80}; it must be "function" or "allowed_tools".',
-            param="tool_choice.type",
-        )
+        if value.get("type") not in ("function", "allowed_tools"):
+            raise UnsupportedFieldError(
+                f"'tool_choice.type' is {value.get('type')!r:.80}; it must be \"function\" or "
+                '"allowed_tools".',
+                param="tool_choice.type",
+            )
+        return value
     if value not in ("auto", "none", "required"):
         raise MismatchError('"auto", "none", "required" or an object')
     return str(value)
@@ -257,17 +233,17 @@ class ResponsesRequest:
             )
         return of_chats if ours is None else ours
 
-    def _chat_tool_choice(self) -> str | dict[str, Any]:
+    def _chat_tool_choice(self) -> Any:
         choice = self.tool_choice
         if isinstance(choice, str):
             return choice
         if choice["type"] == "function":
-            return {"type": "function", "function": {"name": choice["name"]}}
-        allowed = [{"type": "function", "function": {"name": t["name"]}} for t in choice["tools"]]
-        return {
-            "type": "allowed_tools",
-            "allowed_tools": {"mode": choice["mode"], "tools": allowed},
-        }
+            return _chat_tool(choice)
+        tools = choice.get("tools")
+        if isinstance(tools, list):
+            tools = [_chat_tool(tool) if isinstance(tool, dict) else tool for tool in tools]
+        allowed = {"mode": choice.get("mode"), "tools": tools}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
 #: What the model is told of a function.
