@@ -136,7 +136,7 @@ async def test_a_mean(mean: Bert) -> None:
         wanted = bert(mean, CAT).mean(axis=0)
         np.testing.assert_allclose(done.vectors[0], wanted, atol=3e-3)
         assert done.n_tokens == (len(CAT),)
-        assert server.info.n_embd == WIDTH
+        assert server.model.info.n_embd == WIDTH
 
 
 async def test_the_first_token(folder: Path) -> None:
@@ -207,7 +207,9 @@ async def test_scores_of_a_causal_model_in_parts(causal_ranker: Path) -> None:
             done = await server.rerank("what {document}", documents)
             scores.append(done.scores)
             # The query is not read as a template.
-            assert done.n_tokens[1] == len(server.vocab.tokenize("Q: what {document}\nD: du\nA:"))
+            assert done.n_tokens[1] == len(
+                server.model.vocab.tokenize("Q: what {document}\nD: du\nA:")
+            )
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
     assert all(0 < score < 1 for score in scores[0])  # a share of two labels
 
@@ -313,7 +315,7 @@ async def test_a_server_does_one_thing(mean: Bert, ranker: Bert, decoder: Path) 
         with pytest.raises(NotSupportedError, match="no text"):
             await server.chat([{"role": "user", "content": "Hi"}])
         assert await server.tokenize("the cat sits") == CAT
-        await server.check_live(300)
+        await server.parts.health.check_live(300)
     async with serving(ranker.path) as server:
         with pytest.raises(NotSupportedError, match="ranks"):
             await server.embed(["a"])
@@ -324,7 +326,7 @@ async def test_a_server_does_one_thing(mean: Bert, ranker: Bert, decoder: Path) 
         with pytest.raises(NotSupportedError, match="--reranking"):
             await server.rerank("a", ["b"])
         with pytest.raises(NotSupportedError):
-            server._loop.check(EmbeddingTask(1, ((1,),)))
+            server.parts.loop.check(EmbeddingTask(1, ((1,),)))
 
 
 async def test_models_that_cannot_do_it_are_refused(mean: Bert, decoder: Path) -> None:
@@ -372,7 +374,7 @@ async def test_leaving_frees_the_engine(autojump_clock: trio.testing.MockClock) 
         n_batches = len(backend.batches)
         await trio.testing.wait_all_tasks_blocked()
         assert len(backend.batches) == n_batches
-        assert len(server.dispatcher) == 0
+        assert len(server.parts.dispatcher) == 0
         assert (await server.status()).slots[0].state == "idle"
         assert len((await server.embed([(1, 2)])).vectors) == 1
     assert backend.closed
@@ -398,7 +400,7 @@ async def test_the_queue_is_bounded_and_draining_refuses() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(2):
                 nursery.start_soon(server.embed, [(1,) * 16] * 100_000)
-            while len(server.dispatcher) < 2:
+            while len(server.parts.dispatcher) < 2:
                 await trio.lowlevel.checkpoint()
             with pytest.raises(QueueFullError):
                 await server.embed([(1, 2)])

@@ -136,7 +136,7 @@ async def test_leaving_the_block_frees_the_slot(stage: str) -> None:
 
 async def _fill_slots(server: Server) -> None:
     async with trio.open_nursery() as nursery:
-        for _ in range(server.n_slots):
+        for _ in range(server.model.n_slots):
             nursery.start_soon(_hold_a_slot, server)
 
 
@@ -381,11 +381,12 @@ async def test_a_prompt_that_is_too_long() -> None:
 
 async def test_settings_change_single_options() -> None:
     async with serve(n_predict=5) as server:
-        assert server.options({}).max_tokens == 5
-        options = server.options({"temperature": 0.0, "stop": "x"}, GenerationParams(max_tokens=9))
-    assert (options.max_tokens, options.stop) == (9, ("x",))
-    assert options.sampling.temperature == 0.0
-    assert options.sampling.top_k == 40
+        assert (await server.params({})).max_tokens == 5
+        fields = {"temperature": 0.0, "stop": "x"}
+        params = await server.params(fields, GenerationParams(max_tokens=9))
+    assert (params.max_tokens, params.stop) == (9, ("x",))
+    assert params.sampling.temperature == 0.0
+    assert params.sampling.top_k == 40
 
 
 async def test_a_failed_decode_is_raised_to_its_reader() -> None:

@@ -167,7 +167,7 @@ async def test_an_answer_in_json_or_a_call() -> None:
 
 async def test_a_model_without_a_place_for_tools() -> None:
     async with serving_server(ScriptedBackend(lambda prompt: '{"tool_calls": []}')) as server:
-        assert not server.template.capabilities.supports_tools
+        assert not server.model.template.capabilities.supports_tools
         done = await server.chat(HI, tools=TOOLS, tool_choice="none")
         assert "get_weather" not in done.prompt_text
         assert done.message.content == '{"tool_calls": []}'
@@ -204,7 +204,7 @@ async def test_what_cannot_be_done(settings: dict[str, Any], param: str) -> None
         with pytest.raises(InvalidRequestError) as caught:
             await server.chat(HI, **settings)
         assert caught.value.param == param
-        assert len(server.dispatcher) == 0
+        assert len(server.parts.dispatcher) == 0
 
 
 # -- the wire

@@ -22,6 +22,6 @@ async def read(stream: Stream) -> str:
 async def assert_at_rest(server: Server) -> None:
     """Nothing of a request is left: no slot, no task in the queue, no mailbox."""
     status = await server.status()
-    assert [slot.state for slot in status.slots] == ["idle"] * server.n_slots
+    assert [slot.state for slot in status.slots] == ["idle"] * server.model.n_slots
     assert status.waiting == ()
-    assert len(server.dispatcher) == 0
+    assert len(server.parts.dispatcher) == 0

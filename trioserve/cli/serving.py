@@ -127,11 +127,11 @@ def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hyp
 
 async def _announce(service: Service) -> None:
     await service.wait_loaded()
-    server = service.server
+    model = service.server.model
     # What was made until now stays: the garbage collector need not look at it again and again.
     gc.collect()
     gc.freeze()
-    _log.info("ready", model=server.info.name, slots=server.n_slots, context=server.n_ctx_seq)
+    _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
 
 
 async def _until_signal(

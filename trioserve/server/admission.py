@@ -1,11 +1,11 @@
-"""How many requests may wait, and for how long."""
+"""Whether a request is let in: how many may wait, and for how long."""
 
 from __future__ import annotations
 
 import math
 
 from trioserve.config import Config
-from trioserve.errors import QueueFullError
+from trioserve.errors import QueueFullError, ServerClosingError
 from trioserve.server.dispatch import Dispatcher
 
 #: Share of a new observation in the average of how long requests take.
@@ -27,6 +27,17 @@ class Admission:
         self._dispatcher = dispatcher
         self._n_slots = n_slots
         self._service_s = 0.0  # how long a request holds its slot, a moving average
+        self.draining = False  # nothing new is let in
+        self.closed = False  # and what has begun is over
+
+    def check_open(self) -> None:
+        """Refuse whatever comes when the server drains or is closed.
+
+        Raises:
+            ServerClosingError: it does, or is.
+        """
+        if self.draining or self.closed:
+            raise ServerClosingError
 
     def check(self, n_prompt: int) -> None:
         """Let a request in, or raise.

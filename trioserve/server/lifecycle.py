@@ -1,4 +1,7 @@
-"""The two threads beside the event loop: one that loads the model, one that runs the engine."""
+"""The engine of a server, and the two threads beside the event loop.
+
+One of them loads the model, the other runs the engine.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,18 @@ from typing import Protocol
 import trio
 
 from trioserve.config import Config
-from trioserve.engine import AnyBackend
+from trioserve.engine import (
+    MAX_IDLE,
+    AnyBackend,
+    EmbeddingBackend,
+    EmbeddingEngine,
+    Engine,
+    load_strategy,
+)
 from trioserve.engine.loop import Loop
 from trioserve.errors import ModelLoadError
+from trioserve.server.bridge import open_bridge
+from trioserve.server.dispatch import Dispatcher
 
 
 class Loader(Protocol):
@@ -30,6 +42,46 @@ class Loader(Protocol):
 
 #: Runs an engine for as long as a block lasts.
 Driver = Callable[[Loop], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def running_engine(
+    config: Config, load: Loader, drive: Driver, on_progress: Callable[[float], None]
+) -> AsyncIterator[tuple[Loop, Dispatcher]]:
+    """Load a model and run its engine as long as a block lasts.
+
+    Raises:
+        ModelLoadError: from the loader.
+        ConfigError: there is no such strategy.
+        BridgeError: the system has no descriptors left.
+    """
+    strategy = load_strategy(config.strategy, config.max_tick_ms)
+    bridge = open_bridge()
+    try:
+        backend = await load_backend(load, config, on_progress)
+        loop: Loop = (
+            EmbeddingEngine(backend, bridge.notify)
+            if isinstance(backend, EmbeddingBackend)
+            else Engine(
+                backend,
+                strategy,
+                bridge.notify,
+                cache_ram=config.cache_ram * 2**20,
+                max_idle=MAX_IDLE if config.cache_idle_slots else None,
+                context_shift=config.context_shift,
+                flush_interval=config.stream_interval_ms / 1e3,
+            )
+        )
+        dispatcher = Dispatcher(
+            loop,
+            bridge,
+            unread_tokens=config.unread_tokens,
+            stall_timeout=config.stall_timeout,
+        )
+        async with drive(loop):
+            yield loop, dispatcher
+    finally:
+        bridge.close()
 
 
 @asynccontextmanager

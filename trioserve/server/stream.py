@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 
 import attrs
@@ -10,6 +11,29 @@ from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.server.dispatch import Dispatcher, Mailbox
 from trioserve.types import Chunk, Failed, Finished, Progress, TokenId, TokenProbs
+
+
+@attrs.frozen(kw_only=True)
+class Completion:
+    """A whole output."""
+
+    text: str
+    tokens: tuple[TokenId, ...]
+    probs: tuple[TokenProbs, ...]
+    prompt: tuple[TokenId, ...]
+    finished: Finished
+
+
+@attrs.frozen(kw_only=True)
+class ChatCompletion:
+    """A whole message."""
+
+    message: Message
+    tokens: tuple[TokenId, ...]
+    probs: tuple[TokenProbs, ...]
+    prompt: tuple[TokenId, ...]
+    prompt_text: str
+    finished: Finished
 
 
 class Stream:
@@ -52,6 +76,18 @@ class Stream:
         elif isinstance(event, Chunk):
             self.n_tokens += len(event.tokens)
         return event
+
+    async def read(self) -> Completion:
+        """Read all that is left, to the end."""
+        chunks = [event async for event in self if isinstance(event, Chunk)]
+        assert self.finished is not None
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=tuple(itertools.chain.from_iterable(chunk.tokens for chunk in chunks)),
+            probs=tuple(itertools.chain.from_iterable(chunk.probs for chunk in chunks)),
+            prompt=self.prompt,
+            finished=self.finished,
+        )
 
 
 def _merge(
@@ -144,25 +180,15 @@ class ChatStream:
             self._builder.add(delta)
         return ChatChunk(tuple(deltas), tokens, probs)
 
-
-@attrs.frozen(kw_only=True)
-class Completion:
-    """A whole output."""
-
-    text: str
-    tokens: tuple[TokenId, ...]
-    probs: tuple[TokenProbs, ...]
-    prompt: tuple[TokenId, ...]
-    finished: Finished
-
-
-@attrs.frozen(kw_only=True)
-class ChatCompletion:
-    """A whole message."""
-
-    message: Message
-    tokens: tuple[TokenId, ...]
-    probs: tuple[TokenProbs, ...]
-    prompt: tuple[TokenId, ...]
-    prompt_text: str
-    finished: Finished
+    async def read(self) -> ChatCompletion:
+        """Read all that is left, to the end. The message has what was read before, too."""
+        chunks = [event async for event in self if isinstance(event, ChatChunk)]
+        assert self.finished is not None
+        return ChatCompletion(
+            message=self.message,
+            tokens=tuple(itertools.chain.from_iterable(chunk.tokens for chunk in chunks)),
+            probs=tuple(itertools.chain.from_iterable(chunk.probs for chunk in chunks)),
+            prompt=self.prompt,
+            prompt_text=self.prompt_text,
+            finished=self.finished,
+        )

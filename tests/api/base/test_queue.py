@@ -20,10 +20,10 @@ from tests.support.http_server import connected, post, serving_script
 from tests.support.scripts import CHAT, ENDLESS, HI
 from trioserve.api.base import queue
 from trioserve.api.base.queue import PING, Queue, Waiting, comment_on
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Mailbox
 from trioserve.testing import ScriptedBackend
-from trioserve.types import EngineStatus, WaitingStatus
+from trioserve.types import EngineStatus, Task, WaitingStatus
 
 PREFER = {"Prefer": "respond-async"}
 
@@ -137,7 +137,7 @@ async def test_slots_tell_the_queue_when_asked() -> None:
 
 async def test_the_wait_is_estimated_from_what_has_ended() -> None:
     async with busy() as (client, service), trio.open_nursery() as nursery:
-        service.server._admission.observe(3000)
+        service.server.parts.admission.observe(3000)
         for _ in range(2):
             nursery.start_soon(partial(client.post, "/completion", json={"prompt": "a"}))
         await until_queued(service.server, 2)
@@ -208,7 +208,7 @@ async def test_a_full_queue_is_429_and_says_when_to_come_back(
     path: str, body: dict[str, Any], streaming: bool
 ) -> None:
     async with busy(max_queue=0) as (client, service):
-        service.server._admission.observe(2100)
+        service.server.parts.admission.observe(2100)
         answer = await client.post(path, json={**body, "stream": streaming})
         assert answer.status_code == 429
         assert answer.headers["Retry-After"] == "3"
@@ -309,10 +309,10 @@ async def test_a_deadline_in_a_stream_is_an_event(path: str) -> None:
 
 def pass_deadline(server: Server) -> None:
     """Make the time pass that the one request has, without waiting for it."""
-    ((deadline, task_id),) = server.dispatcher._deadlines
+    ((deadline, task_id),) = server.parts.dispatcher._deadlines
     assert deadline > trio.current_time() + 900
-    server.dispatcher._deadlines[0] = (trio.current_time(), task_id)
-    server.dispatcher._new_deadline.set()
+    server.parts.dispatcher._deadlines[0] = (trio.current_time(), task_id)
+    server.parts.dispatcher._new_deadline.set()
 
 
 async def test_the_header_is_for_requests_without_the_field() -> None:
@@ -397,13 +397,14 @@ async def test_a_parked_request_keeps_its_client(monkeypatch: pytest.MonkeyPatch
     async with (
         client_and_service(api_keys=("anna",)) as (client, service),
     ):
-        original: Callable[..., Any] = service.server.stream_chat
+        requests = service.server.parts.requests
+        original = requests.open
 
-        def stream_chat(*args: Any, **kwargs: Any) -> Any:
-            seen.append(kwargs["client"])
-            return original(*args, **kwargs)
+        def opened(task: Task, context: RequestContext) -> Any:
+            seen.append(context.client)
+            return original(task, context)
 
-        monkeypatch.setattr(service.server, "stream_chat", stream_chat)
+        monkeypatch.setattr(requests, "open", opened)
         headers = {**PREFER, "Authorization": "Bearer anna"}
         parked = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
         assert (await client.get(parked.headers["Location"])).status_code == 200

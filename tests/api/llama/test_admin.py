@@ -14,12 +14,12 @@ import trio
 from quart import Quart
 from structlog.testing import capture_logs
 
-import trioserve.server.core as server_module
 from tests.support.clients import client_and_service, client_of
 from trioserve.api.base import auth, cors, errors, request_id
 from trioserve.api.base.request import json_response
 from trioserve.api.llama import admin
 from trioserve.errors import QueueFullError
+from trioserve.server import health
 from trioserve.testing import ScriptedBackend
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +70,7 @@ async def test_an_engine_is_live_in_a_long_tick_but_not_in_an_endless_one(
 
     backend = ScriptedBackend()
     backend.on_decode = tick
-    monkeypatch.setattr(server_module, "_ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(health, "_ANSWER_TIMEOUT", 0.01)
     async with (
         client_of(backend) as client,
         trio.open_nursery() as nursery,

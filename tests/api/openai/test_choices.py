@@ -14,9 +14,8 @@ import trio
 from tests.support.clients import client_of, events_in
 from tests.support.http_server import connected, post, serving_script, slots_in_use
 from tests.support.scripts import HI
-from trioserve.api.base.generation import copies_of
 from trioserve.api.base.payload import usage as usage_of
-from trioserve.api.openai.chat import best_of
+from trioserve.server.choices import best_of, copies_of
 from trioserve.server.stream import Completion
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (

@@ -300,7 +300,7 @@ async def test_a_client_that_leaves_frees_the_engine() -> None:
                     await trio.sleep(0.005)
             nursery.cancel_scope.cancel()
         with trio.fail_after(20):
-            while len(service.server.dispatcher):
+            while len(service.server.parts.dispatcher):
                 await trio.sleep(0.005)
         assert (await service.server.status()).slots[0].state == "idle"
         assert len(backend.batches) < 50_000

@@ -58,7 +58,7 @@ async def test_streaming_equals_not_streaming(writer: Writer, with_calls: bool) 
     async with (
         client_and_service(backend, chat_template=template) as (client, service),
     ):
-        use_format(service.server.template, writer.format)
+        use_format(service.server.model.template, writer.format)
         body = {"messages": HI, "tools": TOOLS, "parallel_tool_calls": True}
         answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text

@@ -36,7 +36,7 @@ async def test_each_way_to_end_is_told_once() -> None:
     async with Server(Config(), load=scripted(backend)) as server:
         server.observers.append(recorder)
         async with server.stream("abc", max_tokens=3) as stream:
-            assert recorder.running == [RequestInfo(stream.task_id, server.info.name, 3)]
+            assert recorder.running == [RequestInfo(stream.task_id, server.model.info.name, 3)]
             async for _ in stream:
                 pass
         async with server.stream("a"):

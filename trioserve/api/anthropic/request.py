@@ -32,6 +32,7 @@ from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.json_schema import of_fields
 from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
 from trioserve.chat.messages import Messages, Tools
+from trioserve.chat.params import ChatParams
 from trioserve.chat.tool_choice import Mode, ToolChoice
 from trioserve.types import Grammar
 
@@ -194,19 +195,24 @@ class CountTokensRequest:
     effort: str | None = field(whole=_effort)
     chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
 
-    def rendering(self) -> dict[str, Any]:
-        """What `Server.render` takes beside the messages."""
+    @property
+    def chat_params(self) -> ChatParams:
+        """What the prompt depends on, beside the messages, and what becomes of the output."""
         kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
         if self.thinking.enabled is not None:
             kwargs["enable_thinking"] = self.thinking.enabled
         if self.effort is not None:
             kwargs["reasoning_effort"] = self.effort
-        return {
-            "tools": self.tools or None,
-            "add_generation_prompt": not self.continue_final_message,
-            "continue_final_message": "auto" if self.continue_final_message else None,
-            "template_kwargs": kwargs,
-        }
+        return ChatParams(
+            tools=self.tools,
+            tool_choice=self.calling.choice,
+            parallel_tool_calls=self.calling.parallel,
+            add_generation_prompt=not self.continue_final_message,
+            continue_final_message="auto" if self.continue_final_message else None,
+            template_kwargs=kwargs,
+            reasoning_budget=-1 if self.thinking.budget is None else self.thinking.budget,
+            parse_tools=bool(self.tools),
+        )
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> CountTokensRequest:
@@ -245,16 +251,6 @@ class MessagesRequest(GenerationRequest):
     def wants_progress(self) -> bool:
         """Whether the engine is to report its progress: the first event of a stream has counts."""
         return self.stream
-
-    def chat_arguments(self) -> dict[str, Any]:
-        """What `Server.stream_chat` takes beside the messages, the options and the terms."""
-        budget = self.prompt.thinking.budget
-        return self.prompt.rendering() | {
-            "reasoning_budget": -1 if budget is None else budget,
-            "parse_tools": bool(self.prompt.tools),
-            "tool_choice": self.prompt.calling.choice,
-            "parallel_tool_calls": self.prompt.calling.parallel,
-        }
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> MessagesRequest:

@@ -14,12 +14,11 @@ from trioserve.api.anthropic.events import (
 )
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
 from trioserve.api.base import sse
-from trioserve.api.base.generation import options_for, pings_for, read_chat
+from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.request_id import current_request_id
 from trioserve.api.base.service import current_server
-from trioserve.api.base.terms import terms_of
 
 blueprint = Blueprint("anthropic", __name__)
 
@@ -35,30 +34,25 @@ async def name_request(response: Response) -> Response:
 @takes(MessagesRequest)
 async def messages() -> Response:
     """Answer a chat, at once or as a stream."""
-    wanted = MessagesRequest.parse(await read_chat())
+    request = MessagesRequest.parse(await read_chat())
     server = current_server()
-    options, terms = await options_for(server, wanted), terms_of(wanted)
-    opened = server.stream_chat(
-        wanted.prompt.messages, options, **wanted.chat_arguments(), **terms.arguments()
+    params, context = await params_for(server, request), current_context(request.timeout)
+    prompt = request.prompt
+    (stream,) = await open_streams(
+        server.chats.stream(prompt.messages, params, prompt.chat_params, context)
     )
-    blocks = Blocks(show_thinking=wanted.prompt.thinking.shown)
-    if not wanted.stream:
-        async with opened as stream:
-            head = Head(server.info.name, len(stream.prompt))
-            return json_response(await whole_message(stream, head, blocks))
-    request = current_request()
-    stream = await request.resources.enter_async_context(opened)
-    request.sends(stream.mailbox)
-    events = MessageEvents(Head(server.info.name, len(stream.prompt)), blocks)
-    pings = pings_for(server, wanted, [stream])
-    return await sse.respond(request, sse.feed_of(stream), events, last_event, pings)
+    head = Head(server.model.info.name, len(stream.prompt))
+    blocks = Blocks(show_thinking=prompt.thinking.shown)
+    if not request.stream:
+        return json_response(await whole_message(stream, head, blocks))
+    events, pings = MessageEvents(head, blocks), pings_for(server, request, [stream])
+    return await sse.respond(current_request(), sse.feed_of(stream), events, last_event, pings)
 
 
 @blueprint.post("/v1/messages/count_tokens")
 @takes(CountTokensRequest)
 async def count_tokens() -> Response:
     """Count the tokens of a prompt, and generate nothing."""
-    wanted = CountTokensRequest.parse(await read_chat())
-    server = current_server()
-    text = await server.render(wanted.messages, **wanted.rendering())
-    return json_response({"input_tokens": len(await server.tokenize_rendered(text))})
+    request = CountTokensRequest.parse(await read_chat())
+    n_tokens = await current_server().count_tokens(request.messages, request.chat_params)
+    return json_response({"input_tokens": n_tokens})

@@ -20,6 +20,7 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.neutral import NEUTRAL_IN_CHAT, refuse_unsupported
 from trioserve.chat.messages import Messages, Tools, parse_messages, parse_tools
+from trioserve.chat.params import ChatParams
 from trioserve.chat.template.continuation import ContinueFinalMessage
 from trioserve.chat.tool_choice import MODES, ToolChoice, parse_tool_choice
 from trioserve.errors import InvalidRequestError
@@ -175,6 +176,16 @@ class TemplateRequest:
             variables["reasoning_effort"] = self.reasoning_effort
         return variables
 
+    @property
+    def chat_params(self) -> ChatParams:
+        """What the prompt depends on, beside the messages."""
+        return ChatParams(
+            tools=self.tools,
+            add_generation_prompt=self.continuation.add_generation_prompt,
+            continue_final_message=self.continuation.continue_final_message,
+            template_kwargs=self.template_kwargs,
+        )
+
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """Read a body. Raises InvalidRequestError, which names the field at fault."""
@@ -204,6 +215,20 @@ class ChatRequest(TemplateRequest, GenerationRequest):
         if not self.logprobs:
             return self.n_candidates
         return 20 if self.top_logprobs is None else max(1, self.top_logprobs)
+
+    @property
+    def chat_params(self) -> ChatParams:
+        """What the chat adds to the parameters of its generation."""
+        return attrs.evolve(
+            super().chat_params,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_format=self.reasoning_format,
+            reasoning_budget=self.reasoning_budget,
+            reasoning_message=self.reasoning_budget_message,
+            reasoning_control=self.reasoning_control,
+            parse_tools=bool(self.tools) and self.parse_tool_calls,
+        )
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:

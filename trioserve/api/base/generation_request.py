@@ -51,7 +51,15 @@ def _read_scalars(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: Fields of a request that are fields of the parameters, too.
-_SHARED = ("max_tokens", "stop", "samplers", "dry_sequence_breakers", "lora", "grammar")
+_SHARED = (
+    "max_tokens",
+    "stop",
+    "samplers",
+    "dry_sequence_breakers",
+    "logit_bias",
+    "lora",
+    "grammar",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -100,10 +108,7 @@ class GenerationRequest:
         return self.stream and (self.return_progress or self.timings_per_token)
 
     def given_params(self) -> dict[str, Any]:
-        """The fields of `GenerationParams` and `SamplingParams` that the request sets.
-
-        All but `logit_bias`, which may hold text that has to be tokenized first.
-        """
+        """The fields of `GenerationParams` and `SamplingParams` that the request sets."""
         params = dict(self.scalars)
         for name in _SHARED:
             if (value := getattr(self, name)) is not None:

@@ -99,7 +99,7 @@ def finish_reason(reason: FinishReason, *, tool_calls: bool = False) -> str:
 def probs(
     values: Sequence[TokenProbs], *, post_sampling: bool, n_top: int | None = None
 ) -> list[dict[str, Any]]:
-    """Write the candidates for each token; `n_top` of them, where not all are wanted."""
+    """Write the candidates for each token; `n_top` of them, where not all are request."""
     key, list_key = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
 
     def one(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
@@ -126,47 +126,47 @@ def _decode(piece: bytes) -> str:
 
 
 def generation_settings(
-    options: GenerationParams,
-    wanted: GenerationRequest | None = None,
+    params: GenerationParams,
+    request: GenerationRequest | None = None,
     *,
     reasoning_format: str = "none",
 ) -> dict[str, Any]:
     """Write how a request is continued, with all defaults.
 
-    Without `wanted` it is the short form, which llama-server uses where it speaks of no request.
+    Without `request` it is the short form, which llama-server uses where it speaks of no request.
     """
     if reasoning_format == "auto":
         reasoning_format = "deepseek"  # which is the same
-    sampling = attrs.asdict(options.sampling, recurse=False)
-    sampling["seed"] = RANDOM_SEED if options.sampling.seed == -1 else options.sampling.seed
+    sampling = attrs.asdict(params.sampling, recurse=False)
+    sampling["seed"] = RANDOM_SEED if params.sampling.seed == -1 else params.sampling.seed
     del sampling["logit_bias"]
     settings = sampling | {
-        "stop": list(options.stop),
-        "samplers": list(options.sampling.samplers),
-        "dry_sequence_breakers": list(options.sampling.dry_sequence_breakers),
-        "logit_bias": _biases(options.sampling),
-        "max_tokens": options.max_tokens,
-        "n_predict": options.max_tokens,
-        "n_keep": options.n_keep,
-        "n_discard": options.n_discard,
-        "stream": wanted.stream if wanted else False,
-        "n_probs": options.n_probs,
-        "grammar": options.grammar.source if options.grammar else "",
+        "stop": list(params.stop),
+        "samplers": list(params.sampling.samplers),
+        "dry_sequence_breakers": list(params.sampling.dry_sequence_breakers),
+        "logit_bias": _biases(params.sampling),
+        "max_tokens": params.max_tokens,
+        "n_predict": params.max_tokens,
+        "n_keep": params.n_keep,
+        "n_discard": params.n_discard,
+        "stream": request.stream if request else False,
+        "n_probs": params.n_probs,
+        "grammar": params.grammar.source if params.grammar else "",
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": [],
         "chat_format": "Content-only",
         "reasoning_format": reasoning_format,
-        "reasoning_in_content": bool(wanted and wanted.stream)
+        "reasoning_in_content": bool(request and request.stream)
         and reasoning_format == "deepseek-legacy",
         "generation_prompt": "",
         "speculative.types": "none",
-        "timings_per_token": wanted.timings_per_token if wanted else False,
-        "post_sampling_probs": options.post_sampling_probs,
+        "timings_per_token": request.timings_per_token if request else False,
+        "post_sampling_probs": params.post_sampling_probs,
         "backend_sampling": False,
-        "lora": [{"id": id_, "scale": scale} for id_, scale in options.lora],
+        "lora": [{"id": id_, "scale": scale} for id_, scale in params.lora],
     }
-    if wanted is None:
+    if request is None:
         for name in _ONLY_LONG:
             del settings[name]
     return settings

@@ -38,7 +38,7 @@ async def live() -> Response:
     """Say whether the engine ticks while there is work. A model that loads is alive."""
     service = current_service()
     if service.ready:
-        await service.server.check_live(TICK_TIMEOUT)
+        await service.server.parts.health.check_live(TICK_TIMEOUT)
     return json_response({"status": "ok"})
 
 
@@ -49,7 +49,7 @@ async def models() -> Response:
     server = current_server()
     return json_response(
         {
-            "models": [_ollama_model(server.info.name)],
+            "models": [_ollama_model(server.model.info.name)],
             "object": "list",
             "data": [_openai_model(server)],
         }
@@ -61,20 +61,21 @@ async def models() -> Response:
 async def model(name: str) -> Response:
     """Describe the one model, by any of its names."""
     server = current_server()
-    if name not in (server.info.name, *server.config.aliases):
+    if name not in (server.model.info.name, *server.config.aliases):
         raise NotFoundError(
-            f"There is no model {name!r} here. The model is {server.info.name!r}.", param="model"
+            f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
+            param="model",
         )
     return json_response(_openai_model(server))
 
 
 def _openai_model(server: Server) -> dict[str, Any]:
     return {
-        "id": server.info.name,
-        "aliases": list(server.config.aliases) or [server.info.name],
+        "id": server.model.info.name,
+        "aliases": list(server.config.aliases) or [server.model.info.name],
         "tags": list(server.config.tags),
         "object": "model",
-        "created": server.info.modified,
+        "created": server.model.info.modified,
         "owned_by": "trioserve",
         "meta": _meta(server),
     }
@@ -104,11 +105,11 @@ def _ollama_model(name: str) -> dict[str, Any]:
 
 
 def _meta(server: Server) -> dict[str, Any]:
-    info = server.info
+    info = server.model.info
     return {
         "vocab_type": info.vocab_type,
         "n_vocab": info.n_vocab,
-        "n_ctx": server.n_ctx_seq,
+        "n_ctx": server.model.n_ctx_seq,
         "n_ctx_train": info.n_ctx_train,
         "n_embd": info.n_embd,
         "n_params": info.n_params,
@@ -121,14 +122,14 @@ def _meta(server: Server) -> dict[str, Any]:
 async def props() -> Response:
     """Describe the model, and the defaults of requests."""
     server = current_server()
-    info = server.info
+    info = server.model.info
     return json_response(
         {
             "default_generation_settings": {
-                "params": payload.generation_settings(server.options({})),
-                "n_ctx": server.n_ctx_seq,
+                "params": payload.generation_settings(await server.params({})),
+                "n_ctx": server.model.n_ctx_seq,
             },
-            "total_slots": server.n_slots,
+            "total_slots": server.model.n_slots,
             "model_alias": info.name,
             "model_ftype": info.ftype,
             "model_path": info.path,
@@ -138,8 +139,8 @@ async def props() -> Response:
             "endpoint_metrics": server.config.metrics_endpoint,
             "ui": True,
             "ui_settings": {},
-            "chat_template": server.template.source,
-            "chat_template_caps": server.template.capabilities.as_flags(),
+            "chat_template": server.model.template.source,
+            "chat_template_caps": server.model.template.capabilities.as_flags(),
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,
             "build_info": payload.FINGERPRINT,

@@ -13,21 +13,21 @@ from trioserve.api.base import errors, payload, sse
 from trioserve.api.base.body import read_body
 from trioserve.api.base.chat_request import TemplateRequest
 from trioserve.api.base.fields import structure
-from trioserve.api.base.generation import check_token, options_for, pings_for, read_chat, tokens_for
+from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.prompts import Job, complete_all, jobs_for, open_all
-from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.service import current_server
-from trioserve.api.base.terms import Terms, terms_of
 from trioserve.api.llama.request import (
     DetokenizeRequest,
     LlamaCompletionRequest,
     LlamaRequest,
     TokenizeRequest,
 )
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
+from trioserve.server.choices import copies_of
 from trioserve.server.stream import Completion
-from trioserve.types import Chunk, Finished, Progress, Prompt, TokenId, TokenProbs
+from trioserve.server.tokens import PromptLike
+from trioserve.types import Chunk, Finished, GenerationParams, Progress, TokenId, TokenProbs
 
 blueprint = Blueprint("llama", __name__)
 
@@ -39,21 +39,25 @@ blueprint = Blueprint("llama", __name__)
 @takes(TokenizeRequest)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
-    wanted = structure(TokenizeRequest, await read_body())
+    request = structure(TokenizeRequest, await read_body())
     server = current_server()
-    tokens = await tokens_for(
-        server,
-        wanted.content,
-        add_special=wanted.add_special,
-        parse_special=wanted.parse_special,
+    tokens = await server.tokenize(
+        request.content,
+        param="content",
+        add_special=request.add_special,
+        parse_special=request.parse_special,
     )
-    Prompt(tokens).check(server.vocab.n_tokens, "content")
-    if not wanted.with_pieces:
+    if not request.with_pieces:
         return json_response({"tokens": tokens})
-    pieces = [
-        {"id": token, "piece": _text_or_bytes(server.vocab.detokenize([token]))} for token in tokens
-    ]
-    return json_response({"tokens": pieces})
+    pieces = [server.model.vocab.detokenize([token]) for token in tokens]
+    return json_response(
+        {
+            "tokens": [
+                {"id": token, "piece": _text_or_bytes(piece)}
+                for token, piece in zip(tokens, pieces, strict=True)
+            ]
+        }
+    )
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
@@ -67,25 +71,16 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 @takes(DetokenizeRequest)
 async def detokenize() -> Response:
     """Turn token ids into text."""
-    wanted = structure(DetokenizeRequest, await read_body())
-    server = current_server()
-    for token in wanted.tokens:
-        check_token(server, token, "tokens")
-    return json_response({"content": server.detokenize(wanted.tokens)})
+    request = structure(DetokenizeRequest, await read_body())
+    return json_response({"content": current_server().detokenize(request.tokens, param="tokens")})
 
 
 @blueprint.post("/apply-template")
 @takes(TemplateRequest)
 async def apply_template() -> Response:
     """Render a chat, and do no more."""
-    wanted = structure(TemplateRequest, await read_chat())
-    prompt = await current_server().render(
-        wanted.messages,
-        tools=wanted.tools or None,
-        add_generation_prompt=wanted.continuation.add_generation_prompt,
-        continue_final_message=wanted.continuation.continue_final_message,
-        template_kwargs=wanted.template_kwargs,
-    )
+    request = structure(TemplateRequest, await read_chat())
+    prompt = await current_server().render(request.messages, request.chat_params)
     return json_response({"prompt": prompt})
 
 
@@ -97,42 +92,58 @@ async def apply_template() -> Response:
 @takes(LlamaCompletionRequest)
 async def completion() -> Response:
     """Continue one or more prompts."""
-    wanted = LlamaCompletionRequest.parse(await read_body())
+    request = LlamaCompletionRequest.parse(await read_body())
     server = current_server()
-    options, terms = await options_for(server, wanted), terms_of(wanted)
-    jobs = await jobs_for(server, wanted.prompts, options, wanted.n_copies)
-    return await answer(server, wanted, jobs, terms)
+    params, context = await params_for(server, request), current_context(request.timeout)
+    return await answer(server, request, request.prompts, params, context)
 
 
 async def answer(
-    server: Server, wanted: LlamaRequest, jobs: Sequence[Job], terms: Terms
+    server: Server,
+    request: LlamaRequest,
+    prompts: Sequence[PromptLike],
+    params: GenerationParams,
+    context: RequestContext,
 ) -> Response:
-    """Do jobs, and write their outputs: one is an object, more are a list.
+    """Continue prompts, and write the outputs: one is an object, more are a list.
 
     Raises:
         TrioServeError: one of them failed.
     """
-    outputs = [Output(server, wanted, index, job) for index, job in enumerate(jobs)]
-    if not wanted.stream:
-        done = await complete_all(server, jobs, terms)
-        results = [output.whole(each) for output, each in zip(outputs, done, strict=True)]
+    n = request.n_copies
+    copies = copies_of(params, n) * len(prompts)
+    if not request.stream:
+        completions = await server.completions.complete(prompts, params, context, n=n)
+        results = [
+            Output(server, request, i, done.prompt, copies[i]).whole(done)
+            for i, done in enumerate(completions)
+        ]
         return json_response(results[0] if len(results) == 1 else results)
-    request = current_request()
-    streams = await open_all(request, server, jobs, terms)
-    feed = await sse.open_feed(request.resources, streams)
-    events, pings = CompletionEvents(outputs), pings_for(server, wanted, streams)
-    return await sse.respond(request, feed, events, errors.last_event, pings)
+    streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
+    feed = await sse.open_feed(current_request().resources, streams)
+    outputs = [
+        Output(server, request, i, stream.prompt, copies[i]) for i, stream in enumerate(streams)
+    ]
+    events, pings = CompletionEvents(outputs), pings_for(server, request, streams)
+    return await sse.respond(current_request(), feed, events, errors.last_event, pings)
 
 
 class Output:
     """Writes one output, in parts or whole."""
 
-    def __init__(self, server: Server, wanted: LlamaRequest, index: int, job: Job) -> None:
-        self._server, self._wanted, self._options = server, wanted, job.options
-        self._index, self._prompt = index, job.prompt.tokens
+    def __init__(
+        self,
+        server: Server,
+        request: LlamaRequest,
+        index: int,
+        prompt: tuple[TokenId, ...],
+        params: GenerationParams,
+    ) -> None:
+        self._server, self._request, self._params = server, request, params
+        self._index, self._prompt = index, prompt
         self._n_predicted = 0
         self._has_new_line = False
-        self._timings = payload.LiveTimings(len(job.prompt), monotonic)
+        self._timings = payload.LiveTimings(len(prompt), monotonic)
 
     def whole(self, done: Completion) -> dict[str, Any]:
         """Write an output that has ended."""
@@ -150,7 +161,7 @@ class Output:
         self._n_predicted += len(event.tokens)
         self._has_new_line = self._has_new_line or "\n" in event.text
         part = self._partial(event.text, event.tokens) | self._probs(event.probs)
-        if self._wanted.timings_per_token:
+        if self._request.timings_per_token:
             part["timings"] = payload.timings(self._timings.at(self._n_predicted))
         return part
 
@@ -158,7 +169,7 @@ class Output:
         """Whether an event is for us alone, or says nothing."""
         if isinstance(event, Progress):
             self._timings.on_progress(event)
-            return not self._wanted.return_progress
+            return not self._request.return_progress
         return isinstance(event, Chunk) and not event.tokens and not event.text
 
     def _partial(self, text: str, tokens: Sequence[TokenId]) -> dict[str, Any]:
@@ -175,7 +186,7 @@ class Output:
     def _probs(self, values: Sequence[TokenProbs]) -> dict[str, Any]:
         if not values:
             return {}
-        post = self._options.post_sampling_probs
+        post = self._params.post_sampling_probs
         return {"completion_probabilities": payload.probs(values, post_sampling=post)}
 
     def _last(
@@ -185,15 +196,15 @@ class Output:
         result = {
             "index": self._index,
             "content": text,
-            "tokens": tokens if self._wanted.return_tokens else (),
+            "tokens": tokens if self._request.return_tokens else (),
             "id_slot": finished.slot_id,
             "stop": True,
-            "model": self._server.info.name,
+            "model": self._server.model.info.name,
             "tokens_predicted": n_predicted,
             "tokens_evaluated": len(self._prompt),
             "generation_settings": payload.generation_settings(
-                self._options,
-                self._wanted,
+                self._params,
+                self._request,
                 reasoning_format=self._server.config.reasoning_format,
             ),
             "prompt": self._server.detokenize(self._prompt),
@@ -206,7 +217,7 @@ class Output:
             "timings": payload.timings(finished.timings),
             **extra,
         }
-        return _select(result, self._wanted.response_fields)
+        return _select(result, self._request.response_fields)
 
 
 def _select(result: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:

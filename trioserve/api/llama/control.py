@@ -14,9 +14,8 @@ from trioserve.api.base.fields import structure
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server
-from trioserve.errors import InvalidRequestError, RequestEndedError
+from trioserve.errors import InvalidRequestError
 from trioserve.server.stream import ChatStream
-from trioserve.types import CancelReason
 
 blueprint = Blueprint("control", __name__)
 
@@ -68,20 +67,19 @@ def _found() -> dict[str, _Running]:
 @takes(ControlRequest)
 async def control() -> Response:
     """End the reasoning of a running answer, or the answer."""
-    wanted = structure(ControlRequest, await read_body())
-    if not wanted.id:
+    request = structure(ControlRequest, await read_body())
+    if not request.id:
         raise InvalidRequestError("missing completion id", param="id")
-    if wanted.action not in ("reasoning_end", "cancel"):
+    if request.action not in ("reasoning_end", "cancel"):
         raise InvalidRequestError("unknown control action", param="action")
-    found = _found().get(wanted.id)
+    found = _found().get(request.id)
     live = [one for one in found.streams if not one.mailbox.ended] if found is not None else []
     if found is None or not live:
         return _refuse(_NOT_RUNNING)
     server = current_server()
-    if wanted.action == "cancel":
+    if request.action == "cancel":
         for stream in live:
-            error = RequestEndedError("The request was cancelled.")
-            server.dispatcher.end(stream.mailbox, error, CancelReason.CALLER)
+            server.cancel(stream)
         return json_response({"success": True})
     if not found.reasoning:
         return _refuse(_NOT_ENABLED)

@@ -17,9 +17,9 @@ blueprint = Blueprint("lora", __name__)
 
 
 @blueprint.get("/lora-adapters")
-async def adapters() -> Response:
+async def list_adapters() -> Response:
     """List the adapters that were loaded with the model, each with its scale."""
-    lora = current_server().lora
+    adapters = current_server().parts.adapters
     return json_response(
         [
             {
@@ -29,7 +29,7 @@ async def adapters() -> Response:
                 "task_name": info.task_name,
                 "prompt_prefix": info.prompt_prefix,
             }
-            for id_, (info, scale) in enumerate(zip(lora.infos, lora.scales, strict=True))
+            for id_, (info, scale) in enumerate(zip(adapters.infos, adapters.scales, strict=True))
         ]
     )
 
@@ -45,5 +45,5 @@ async def set_scales() -> Response:
     if not isinstance(body, list):
         raise InvalidRequestError("Request body must be an array")
     scales = named(readers.lora, body, "lora")
-    current_server().lora.set(dict(scales))
+    current_server().parts.adapters.set(dict(scales))
     return json_response({"success": True})

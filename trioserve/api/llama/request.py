@@ -12,6 +12,7 @@ from trioserve.api.base.fields import MismatchError, field, json_type, objects, 
 from trioserve.api.base.generation_request import TextRequest
 from trioserve.api.base.neutral import NEUTRAL_IN_LLAMA, refuse_unsupported
 from trioserve.api.base.readers import RawPrompt
+from trioserve.server.infill import File
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -36,14 +37,6 @@ class LlamaCompletionRequest(LlamaRequest):
 
 
 # -- /infill
-
-
-@attrs.frozen
-class File:
-    """A file beside the one with a gap."""
-
-    name: str
-    text: str
 
 
 #: The name of a file that has none, as in llama-server.

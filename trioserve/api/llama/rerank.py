@@ -16,9 +16,8 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import readers
 from trioserve.api.base.fields import MismatchError, field, json_type, structure
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import json_response
+from trioserve.api.base.request import current_context, json_response
 from trioserve.api.base.service import current_server
-from trioserve.api.base.terms import terms_of
 from trioserve.api.openai.embeddings import read_as
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.embedding_results import Ranking
@@ -71,16 +70,16 @@ class RerankRequest:
                 raise UnsupportedFieldError(
                     f"'{name}' is not supported: documents are ranked whole.", param=name
                 )
-        wanted = structure(cls, body)
-        if (wanted.documents is None) == (wanted.texts is None):
+        request = structure(cls, body)
+        if (request.documents is None) == (request.texts is None):
             raise InvalidRequestError(
                 "Either 'documents' or 'texts' is required.", param="documents"
             )
-        form, other = ("documents", "texts") if wanted.texts is None else ("texts", "documents")
+        form, other = ("documents", "texts") if request.texts is None else ("texts", "documents")
         for name in _OF_FORM[other]:
             if body.get(name) is not None:
                 raise InvalidRequestError(f"'{name}' does not go with '{form}'.", param=name)
-        return wanted
+        return request
 
 
 #: Fields that have a meaning in one form only.
@@ -95,43 +94,42 @@ _OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_sc
 async def rerank() -> Response:
     """Score field well documents fit a query."""
     server = current_server()
-    server.check_ranks()
-    wanted = await read_as(RerankRequest.parse)
-    given = wanted.documents or wanted.texts or ()
-    ranking = await server.rerank(
-        wanted.query, given, priority=wanted.priority, **terms_of(wanted).arguments()
-    )
-    if wanted.texts is not None:
-        return json_response(_tei(wanted, ranking))
+    server.parts.ranker()  # or there is none
+    request = await read_as(RerankRequest.parse)
+    given = request.documents or request.texts or ()
+    context = current_context(request.timeout)
+    ranking = await server.rerank(request.query, given, priority=request.priority, context=context)
+    if request.texts is not None:
+        return json_response(_tei(request, ranking))
     n_tokens = sum(ranking.n_tokens)
     return json_response(
         {
-            "model": wanted.model or server.info.name,
+            "model": request.model or server.model.info.name,
             "object": "list",
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-            "results": _jina(wanted, ranking),
+            "results": _jina(request, ranking),
         }
     )
 
 
-def _jina(wanted: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
+def _jina(request: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
     results = []
-    for index in ranking.best(wanted.top_n):
+    for index in ranking.best(request.top_n):
         result: dict[str, Any] = {"index": index, "relevance_score": ranking.scores[index]}
-        if wanted.return_documents and wanted.documents is not None:
-            result["document"] = {"text": wanted.documents[index]}
+        if request.return_documents and request.documents is not None:
+            result["document"] = {"text": request.documents[index]}
         results.append(result)
     return results
 
 
-def _tei(wanted: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
+def _tei(request: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
     results = []
-    for index in ranking.best(wanted.top_n):
+    for index in ranking.best(request.top_n):
         score = ranking.scores[index]
-        score = score if wanted.raw_scores else _sigmoid(score)
+        score = score if request.raw_scores else _sigmoid(score)
         result: dict[str, Any] = {"index": index, "score": score}
-        if wanted.return_text and wanted.texts is not None:
-            result["text"] = wanted.texts[index]
+        if request.return_text and request.texts is not None:
+            result["text"] = request.texts[index]
         results.append(result)
     return results
 

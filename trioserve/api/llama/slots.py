@@ -93,7 +93,7 @@ async def act(id_slot: str) -> Response:
 
     A slot that runs is waited for.
     """
-    files = current_server().slot_files
+    files = current_server().parts.generation().slot_files
     files.check()
     if not id_slot.isdecimal() or len(id_slot) > 9:
         raise InvalidRequestError("Invalid slot ID", param="id_slot")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import attrs
@@ -15,14 +13,11 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import errors, payload, sse
 from trioserve.api.base.body import read_body
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.generation import copies_of, options_for, pings_for, read_chat
+from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.prompts import Job, all_of, complete_all, jobs_for, open_all
-from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.service import current_server
-from trioserve.api.base.terms import Terms, terms_of
-from trioserve.api.llama import control, infill
-from trioserve.api.llama.infill import Gap
+from trioserve.api.llama import control
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -34,8 +29,11 @@ from trioserve.api.streams import parked
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
+from trioserve.server.choices import best_of
+from trioserve.server.infill import Gap, missing_tokens
 from trioserve.server.stream import ChatCompletion, Completion
+from trioserve.server.tokens import PromptLike
 from trioserve.types import GenerationParams
 
 blueprint = Blueprint("openai", __name__)
@@ -49,111 +47,90 @@ blueprint = Blueprint("openai", __name__)
 @takes(ChatRequest)
 async def chat_completions() -> Response:
     """Answer a chat: at once, as a stream, or later on a route of its own (`parked`)."""
-    wanted = ChatRequest.parse(await read_chat())
+    request = ChatRequest.parse(await read_chat())
     server = current_server()
-    options, terms = await options_for(server, wanted), terms_of(wanted)
+    params, context = await params_for(server, request), current_context(request.timeout)
     if parked.is_asked_for():
-        server.check_queue()  # the page that will come for it could not read a 429
-        return parked.park(parked.Parked(wanted, options, terms))
-    if wanted.stream:
-        feed, events, pings = await open_chat(server, wanted, options, terms)
+        server.parts.health.check_queue()  # the page that will come for it could not read a 429
+        return parked.park(parked.Parked(request, params, context))
+    if request.stream:
+        feed, events, pings = await open_chat(server, request, params, context)
         return await sse.respond(current_request(), feed, events, errors.last_event, pings)
-    arguments = chat_arguments(wanted) | terms.arguments()
-    done = await all_of(
-        [
-            partial(server.chat, wanted.messages, copy, **arguments)
-            for copy in copies_of(options, wanted.n_copies)
-        ]
+    answers = await server.chats.answer(
+        request.messages, params, request.chat_params, context, n=request.n_copies
     )
-    return json_response(whole_chat(server, wanted, options, done))
+    return json_response(whole_chat(server, request, params, answers))
 
 
 async def open_chat(
-    server: Server, wanted: ChatRequest, options: GenerationParams, terms: Terms
+    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> tuple[sse.Feed, ChatEvents, sse.Pings]:
     """Start to answer a chat. It ends with the current request, at the latest.
 
     Raises:
         TrioServeError: as `Server.stream_chat`.
     """
-    arguments = chat_arguments(wanted) | terms.arguments()
-    request, streams = current_request(), []
-    for copy in copies_of(options, wanted.n_copies):
-        stream = await request.resources.enter_async_context(
-            server.stream_chat(wanted.messages, copy, **arguments)
+    streams = await open_streams(
+        server.chats.stream(
+            request.messages, params, request.chat_params, context, n=request.n_copies
         )
-        request.sends(stream.mailbox)
-        streams.append(stream)
-    events = ChatEvents(server.info.name, wanted, options, streams)
-    request.resources.enter_context(
-        control.running(events.id, streams, reasoning=wanted.reasoning_control)
     )
-    feed = await sse.open_feed(request.resources, streams)
-    return feed, events, pings_for(server, wanted, streams)
-
-
-def chat_arguments(wanted: ChatRequest) -> dict[str, Any]:
-    """What `Server.stream_chat` and `Server.chat` take for a request."""
-    return {
-        "tools": wanted.tools or None,
-        "tool_choice": wanted.tool_choice,
-        "parallel_tool_calls": wanted.parallel_tool_calls,
-        "add_generation_prompt": wanted.continuation.add_generation_prompt,
-        "continue_final_message": wanted.continuation.continue_final_message,
-        "template_kwargs": wanted.template_kwargs,
-        "reasoning_format": wanted.reasoning_format,
-        "reasoning_budget": wanted.reasoning_budget,
-        "reasoning_message": wanted.reasoning_budget_message,
-        "reasoning_control": wanted.reasoning_control,
-        "parse_tools": bool(wanted.tools) and wanted.parse_tool_calls,
-    }
+    events = ChatEvents(server.model.info.name, request, params, streams)
+    resources = current_request().resources
+    resources.enter_context(
+        control.running(events.id, streams, reasoning=request.reasoning_control)
+    )
+    return await sse.open_feed(resources, streams), events, pings_for(server, request, streams)
 
 
 def whole_chat(
-    server: Server, wanted: ChatRequest, options: GenerationParams, done: Sequence[ChatCompletion]
+    server: Server,
+    request: ChatRequest,
+    params: GenerationParams,
+    answers: Sequence[ChatCompletion],
 ) -> dict[str, Any]:
     """Write an answer whose choices have all ended. The timings are those of the first."""
-    timings = [each.finished.timings for each in done]
-    done = [_with_echo(wanted, each) for each in done]
+    timings = [each.finished.timings for each in answers]
+    answers = [_with_echo(request, each) for each in answers]
     return {
-        "choices": [_choice(wanted, options, i, each) for i, each in enumerate(done)],
+        "choices": [_choice(request, params, i, each) for i, each in enumerate(answers)],
         "created": int(time.time()),
-        "model": server.info.name,
+        "model": server.model.info.name,
         "system_fingerprint": payload.FINGERPRINT,
         "object": "chat.completion",
-        "usage": payload.usage(len(done[0].prompt), timings, copies=len(done)),
+        "usage": payload.usage(len(answers[0].prompt), timings, copies=len(answers)),
         "id": payload.new_id("chatcmpl"),
         "timings": payload.timings(timings[0]),
     }
 
 
-def _with_echo(wanted: ChatRequest, done: ChatCompletion) -> ChatCompletion:
+def _with_echo(request: ChatRequest, answer: ChatCompletion) -> ChatCompletion:
     """Put what the client has begun before what the model has added, if it is to be there."""
-    if not wanted.continuation.echo:
-        return done
+    if not request.continuation.echo:
+        return answer
     whole = MessageBuilder()
-    for delta in final_message_deltas(wanted.messages):
+    for delta in final_message_deltas(request.messages):
         whole.add(delta)
-    before, added = whole.build(), done.message
+    before, added = whole.build(), answer.message
     joined = attrs.evolve(
         added,
         content=before.content + added.content,
         reasoning_content=before.reasoning_content + added.reasoning_content,
     )
-    return attrs.evolve(done, message=joined)
+    return attrs.evolve(answer, message=joined)
 
 
 def _choice(
-    wanted: ChatRequest, options: GenerationParams, index: int, done: ChatCompletion
+    request: ChatRequest, params: GenerationParams, index: int, answer: ChatCompletion
 ) -> dict[str, Any]:
-    called = bool(done.message.tool_calls)
+    called = bool(answer.message.tool_calls)
     choice: dict[str, Any] = {
-        "finish_reason": payload.finish_reason(done.finished.reason, tool_calls=called),
+        "finish_reason": payload.finish_reason(answer.finished.reason, tool_calls=called),
         "index": index,
-        "message": message(done.message),
+        "message": message(answer.message),
     }
-    if done.probs:
-        choice["logprobs"] = chat_logprobs(done.probs, wanted, options)
+    if answer.probs:
+        choice["logprobs"] = chat_logprobs(answer.probs, request, params)
     return choice
 
 
@@ -186,20 +163,10 @@ async def count_tokens() -> Response:
     return await counted(ChatRequest.parse(await read_chat()))
 
 
-async def counted(wanted: ChatRequest) -> Response:
+async def counted(request: ChatRequest) -> Response:
     """Make the response that tells how many tokens the prompt of a chat has."""
-    server = current_server()
-    arguments = chat_arguments(wanted)
-    prompt = await server.render(
-        wanted.messages,
-        **{name: arguments[name] for name in _RENDERED},
-    )
-    tokens = await server.tokenize_rendered(prompt)
-    return json_response({"input_tokens": len(tokens), "object": "response.input_tokens"})
-
-
-#: What of `chat_arguments` shows in the prompt.
-_RENDERED = ("tools", "add_generation_prompt", "continue_final_message", "template_kwargs")
+    n_tokens = await current_server().count_tokens(request.messages, request.chat_params)
+    return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
 # -- text
@@ -209,78 +176,65 @@ _RENDERED = ("tools", "add_generation_prompt", "continue_final_message", "templa
 @takes(CompletionRequest)
 async def completions() -> Response:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
-    wanted = CompletionRequest.parse(await read_body())
+    request = CompletionRequest.parse(await read_body())
     server = current_server()
-    options, terms = await options_for(server, wanted), terms_of(wanted)
-    jobs = await _jobs(server, wanted, options)
-    if not wanted.stream:
-        done = await complete_all(server, jobs, terms)
-        return json_response(whole_completion(server, wanted, options, done))
-    request = current_request()
-    opened = await open_all(request, server, jobs, terms)
-    feed = await sse.open_feed(request.resources, opened)
-    prompts = [job.prompt.tokens for job in jobs]
-    echoes = [_echo(server, wanted, prompt) for prompt in prompts]
-    events = CompletionEvents(server.info.name, wanted, options, prompts, echoes)
-    pings = pings_for(server, wanted, opened)
-    return await sse.respond(request, feed, events, errors.last_event, pings)
+    params, context = await params_for(server, request), current_context(request.timeout)
+    prompts, n = await _prompts(server, request, params), request.n_copies
+    if not request.stream:
+        outputs = await server.completions.complete(prompts, params, context, n=n)
+        return json_response(whole_completion(server, request, params, outputs))
+    streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
+    feed = await sse.open_feed(current_request().resources, streams)
+    echoes = [_echo(server, request, stream.prompt) for stream in streams]
+    events = CompletionEvents(
+        server.model.info.name, request, params, [stream.prompt for stream in streams], echoes
+    )
+    pings = pings_for(server, request, streams)
+    return await sse.respond(current_request(), feed, events, errors.last_event, pings)
 
 
-async def _jobs(server: Server, wanted: CompletionRequest, options: GenerationParams) -> list[Job]:
-    if not wanted.suffix:
-        return await jobs_for(server, wanted.prompts, options, wanted.n_copies)
-    if missing := infill.missing(server):
+async def _prompts(
+    server: Server, request: CompletionRequest, params: GenerationParams
+) -> Sequence[PromptLike]:
+    if not request.suffix:
+        return request.prompts
+    if missing := missing_tokens(server.model.vocab):
         raise InvalidRequestError(
             f"'suffix' needs a model that fills gaps, and this one does not: {missing}.",
             param="suffix",
         )
-    prompts = [
-        await infill.prompt_for(server, Gap(prefix=prompt, suffix=wanted.suffix), options)
-        for prompt in wanted.prompts
-    ]
-    return await jobs_for(server, prompts, options, wanted.n_copies)
+    gaps = [Gap(prefix=prompt, suffix=request.suffix) for prompt in request.prompts]
+    return [await server.parts.infill.prompt_for(gap, params.max_tokens) for gap in gaps]
 
 
-def _echo(server: Server, wanted: CompletionRequest, prompt: tuple[int, ...]) -> str:
-    return server.detokenize(prompt) if wanted.echo else ""
+def _echo(server: Server, request: CompletionRequest, prompt: tuple[int, ...]) -> str:
+    return server.detokenize(prompt) if request.echo else ""
 
 
 def whole_completion(
-    server: Server, wanted: CompletionRequest, options: GenerationParams, done: Sequence[Completion]
+    server: Server,
+    request: CompletionRequest,
+    params: GenerationParams,
+    outputs: Sequence[Completion],
 ) -> dict[str, Any]:
     """Write outputs that have ended. The timings are those of the first one."""
-    timings = [each.finished.timings for each in done]
-    prompts = [each.prompt for each in done[:: wanted.n_copies]]
+    timings = [each.finished.timings for each in outputs]
+    prompts = [each.prompt for each in outputs[:: request.n_copies]]
     return {
         "choices": [
             {
-                "text": _echo(server, wanted, each.prompt) + each.text,
+                "text": _echo(server, request, each.prompt) + each.text,
                 "index": index,
-                "logprobs": text_logprobs(each.probs, options) if wanted.logprobs else None,
+                "logprobs": text_logprobs(each.probs, params) if request.logprobs else None,
                 "finish_reason": payload.finish_reason(each.finished.reason),
             }
-            for index, each in enumerate(best_of(done, wanted.n_copies, wanted.n))
+            for index, each in enumerate(best_of(outputs, request.n_copies, request.n))
         ],
         "created": int(time.time()),
-        "model": server.info.name,
+        "model": server.model.info.name,
         "system_fingerprint": payload.FINGERPRINT,
         "object": "text_completion",
-        "usage": payload.usage(sum(map(len, prompts)), timings, copies=wanted.n_copies),
+        "usage": payload.usage(sum(map(len, prompts)), timings, copies=request.n_copies),
         "id": payload.new_id("cmpl"),
         "timings": payload.timings(timings[0]),
     }
-
-
-def best_of(done: Sequence[Completion], n_copies: int, n: int) -> list[Completion]:
-    """Keep, of the outputs of each prompt, the `n` whose tokens are most probable on average."""
-    if n_copies == n:
-        return list(done)
-    best = []
-    for start in range(0, len(done), n_copies):
-        best += sorted(done[start : start + n_copies], key=_mean_logprob, reverse=True)[:n]
-    return best
-
-
-def _mean_logprob(done: Completion) -> float:
-    logprobs = [each.chosen.logprob for each in done.probs]
-    return sum(logprobs) / len(logprobs) if logprobs else -math.inf

@@ -25,16 +25,13 @@ from trioserve.api.base.fields import (
     structure,
     text,
 )
-from trioserve.api.base.generation import tokens_for
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.readers import RawPrompt
-from trioserve.api.base.request import current_request
+from trioserve.api.base.request import current_context, current_request
 from trioserve.api.base.service import current_server
-from trioserve.api.base.terms import terms_of
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.embedding_results import Array, Embeddings
-from trioserve.types import TokenId
 
 blueprint = Blueprint("embeddings", __name__)
 
@@ -46,7 +43,7 @@ _SHORT_BODY = 65536
 #: Vectors with more numbers than this, all together, are written in a thread.
 _MANY_NUMBERS = 4096
 
-_WANTED = (
+_EXPECTED = (
     "a string, a list of token ids, a list of ids and strings, an object with a list as "
     "'content', or a list of these"
 )
@@ -62,7 +59,7 @@ def inputs(value: Any) -> tuple[RawPrompt, ...]:
     if not isinstance(value, list):
         return (_input(value),)
     if not value:
-        raise MismatchError(f"{_WANTED}, and not empty")
+        raise MismatchError(f"{_EXPECTED}, and not empty")
     kinds = {type(each) for each in value}
     if kinds <= {int, str} and kinds != {str}:
         return (tuple(value),)
@@ -80,7 +77,7 @@ def _input(value: Any) -> RawPrompt:
         return value
     if isinstance(value, list) and all(type(each) in (int, str) for each in value):
         return tuple(value)
-    raise MismatchError(_WANTED)
+    raise MismatchError(_EXPECTED)
 
 
 def _part(part: dict[str, Any]) -> str:
@@ -129,22 +126,22 @@ class EmbeddingsRequest:
 async def openai() -> Response:
     """Make a vector of each text."""
     server = current_server()
-    if server.check_embeds().pooling == "none":
+    if server.parts.embedder().pooling == "none":
         raise InvalidRequestError(
             "This server makes a vector of each token, because its pooling is 'none', and this "
             "route has one for each text. POST /embeddings gives them."
         )
-    wanted = await read_as(partial(structure, EmbeddingsRequest))
-    if wanted.input is None:
-        return await _own(server, wanted)
-    done = await _embed(server, wanted)
+    request = await read_as(partial(structure, EmbeddingsRequest))
+    if request.input is None:
+        return await _own(server, request)
+    done = await _embed(server, request)
     n_tokens = sum(done.n_tokens)
     head = {
-        "model": wanted.model or server.info.name,
+        "model": request.model or server.model.info.name,
         "object": "list",
         "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
     }
-    write = _as_base64 if wanted.encoding_format == "base64" else _as_numbers
+    write = _as_base64 if request.encoding_format == "base64" else _as_numbers
     items = (write(index, vector) for index, vector in enumerate(done.vectors))
     return await _respond(lambda: f'{sse.encode(head)[:-1]},"data":{_list(items)}}}', done)
 
@@ -155,9 +152,9 @@ async def openai() -> Response:
 async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
     server = current_server()
-    server.check_embeds()
-    wanted = await read_as(partial(structure, EmbeddingsRequest))
-    return await _own(server, wanted)
+    server.parts.embedder()  # or there is none
+    request = await read_as(partial(structure, EmbeddingsRequest))
+    return await _own(server, request)
 
 
 async def read_as(parse: Callable[[dict[str, Any]], _T]) -> _T:
@@ -172,26 +169,17 @@ async def read_as(parse: Callable[[dict[str, Any]], _T]) -> _T:
     return await trio.to_thread.run_sync(parse, body)
 
 
-async def _embed(server: Server, wanted: EmbeddingsRequest) -> Embeddings:
-    terms = terms_of(wanted)
-    prompts = wanted.content if wanted.input is None else wanted.input
+async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
+    prompts = request.content if request.input is None else request.input
     if prompts is None:
         raise InvalidRequestError("'input' or 'content' must be provided.", param="input")
     return await server.embed(
-        [await _tokens(server, prompt) for prompt in prompts],
-        dimensions=wanted.dimensions,
-        normalize=wanted.embd_normalize,
-        priority=wanted.priority,
-        **terms.arguments(),
+        prompts,
+        dimensions=request.dimensions,
+        normalize=request.embd_normalize,
+        priority=request.priority,
+        context=current_context(request.timeout),
     )
-
-
-async def _tokens(server: Server, prompt: RawPrompt) -> str | tuple[TokenId, ...]:
-    """Tokenize ids and text mixed; all else is left to `Server.embed`."""
-    if isinstance(prompt, str):
-        return prompt
-    ids = tuple(each for each in prompt if isinstance(each, int))
-    return ids if len(ids) == len(prompt) else await tokens_for(server, prompt)
 
 
 # -- the answer
@@ -212,13 +200,13 @@ def _as_base64(index: int, vector: Array) -> str:
     )
 
 
-async def _own(server: Server, wanted: EmbeddingsRequest) -> Response:
+async def _own(server: Server, request: EmbeddingsRequest) -> Response:
     """Answer with a list that has a matrix for each text: one row, or a row for each token."""
-    if wanted.encoding_format == "base64":
+    if request.encoding_format == "base64":
         raise InvalidRequestError(
             "'encoding_format' base64 is for OpenAI's form, with 'input'.", param="encoding_format"
         )
-    done = await _embed(server, wanted)
+    done = await _embed(server, request)
     items = (
         f'{{"index":{index},"embedding":'
         f"{_list(sse.encode(row.tolist()) for row in np.atleast_2d(vectors))}}}"

@@ -35,22 +35,22 @@ from trioserve.types import (
 
 
 def chat_logprobs(
-    values: Sequence[TokenProbs], wanted: ChatRequest, options: GenerationParams
+    values: Sequence[TokenProbs], request: ChatRequest, params: GenerationParams
 ) -> dict[str, Any]:
     """Write the candidates for each token, as OpenAI's chat API does."""
-    post = options.post_sampling_probs
-    content = payload.probs(values, post_sampling=post, n_top=wanted.top_logprobs)
+    post = params.post_sampling_probs
+    content = payload.probs(values, post_sampling=post, n_top=request.top_logprobs)
     return {"content": content, "refusal": None}
 
 
 def text_logprobs(
-    values: Sequence[TokenProbs], options: GenerationParams, *, offset: int = 0
+    values: Sequence[TokenProbs], params: GenerationParams, *, offset: int = 0
 ) -> dict[str, Any]:
     """Write the candidates for each token, as OpenAI's older API does, and as llama-server does.
 
     `offset` says where in the text the first token begins, in characters.
     """
-    post = options.post_sampling_probs
+    post = params.post_sampling_probs
     content = payload.probs(values, post_sampling=post)
     key, list_key = ("prob", "top_probs") if post else ("logprob", "top_logprobs")
     tokens = [each["token"] for each in content]
@@ -95,23 +95,23 @@ class ChatEvents:
     def __init__(
         self,
         model: str,
-        wanted: ChatRequest,
-        options: GenerationParams,
+        request: ChatRequest,
+        params: GenerationParams,
         streams: Sequence[ChatStream],
     ) -> None:
-        self._wanted = wanted
+        self._request = request
         self._n_prompt = len(streams[0].prompt)
         self._frame = _Frame(model, "chat.completion.chunk", "chatcmpl")
         self.id = self._frame.id
         self._opened = False
         self._choices = [
-            _Choice(i, self._frame, wanted, options, self._n_prompt) for i in range(len(streams))
+            _Choice(i, self._frame, request, params, self._n_prompt) for i in range(len(streams))
         ]
 
     def encode(self, index: int, event: sse.Event) -> bytes:
         """Write an event of one choice."""
         choice = self._choices[index]
-        if isinstance(event, Progress) and not self._wanted.return_progress:
+        if isinstance(event, Progress) and not self._request.return_progress:
             choice.note(event)
             return b""
         opening = self._open()
@@ -134,7 +134,7 @@ class ChatEvents:
 
     def end(self) -> bytes:
         """Write the usage, where it was asked for, and the last line."""
-        if not self._wanted.stream_options.include_usage:
+        if not self._request.stream_options.include_usage:
             return sse.DONE
         timings = [choice.timings for choice in self._choices]
         usage = payload.usage(self._n_prompt, timings, copies=len(timings))
@@ -149,15 +149,15 @@ class _Choice:
         self,
         index: int,
         frame: _Frame,
-        wanted: ChatRequest,
-        options: GenerationParams,
+        request: ChatRequest,
+        params: GenerationParams,
         n_prompt: int,
     ) -> None:
         self.timings = Timings()  # known at the end
         self._index = index
-        self._frame, self._wanted, self._options = frame, wanted, options
+        self._frame, self._request, self._params = frame, request, params
         self._live = payload.LiveTimings(n_prompt, monotonic)
-        self._echo = final_message_deltas(wanted.messages) if wanted.continuation.echo else ()
+        self._echo = final_message_deltas(request.messages) if request.continuation.echo else ()
         self._began = False
         self._called = False
         self._n_predicted = 0
@@ -190,9 +190,9 @@ class _Choice:
         reason = payload.finish_reason(event.reason, tool_calls=self._called)
         choice: dict[str, Any] = {"finish_reason": reason, "index": self._index, "delta": {}}
         if self._probs:
-            choice["logprobs"] = chat_logprobs(self._probs, self._wanted, self._options)
+            choice["logprobs"] = chat_logprobs(self._probs, self._request, self._params)
         begin = self.begin()
-        if self._wanted.stream_options.include_usage:
+        if self._request.stream_options.include_usage:
             return begin + self._frame.chunk(sse.encode(choice))
         timings = payload.timings(event.timings)
         return begin + self._frame.chunk(sse.encode(choice), timings=timings)
@@ -212,11 +212,11 @@ class _Choice:
         """Write the last delta of an event, and with it what else was asked for."""
         probs = ""
         if self._probs:
-            logprobs = chat_logprobs(self._probs, self._wanted, self._options)
+            logprobs = chat_logprobs(self._probs, self._request, self._params)
             probs = f',"logprobs":{sse.encode(logprobs)}'
             self._probs = []
         choice = self._choice(delta, probs)
-        if not self._wanted.timings_per_token:
+        if not self._request.timings_per_token:
             return self._frame.chunk(choice)
         live = payload.timings(self._live.at(self._n_predicted))
         return self._frame.chunk(choice, timings=live)
@@ -258,12 +258,12 @@ class CompletionEvents:
     def __init__(
         self,
         model: str,
-        wanted: CompletionRequest,
-        options: GenerationParams,
+        request: CompletionRequest,
+        params: GenerationParams,
         prompts: Sequence[Sequence[TokenId]],
         echoes: Sequence[str],
     ) -> None:
-        self._wanted, self._options = wanted, options
+        self._request, self._params = request, params
         self._frame = _Frame(model, "text_completion", "cmpl")
         self._n_prompts = [len(prompt) for prompt in prompts]
         self._echoes = list(echoes)
@@ -280,16 +280,16 @@ class CompletionEvents:
             return self._last(index, event).encode()
         assert isinstance(event, Progress)
         self._live[index].on_progress(event)
-        if not self._wanted.return_progress:
+        if not self._request.return_progress:
             return b""
         extra = {"prompt_progress": payload.progress(event)}
         return self._frame.chunk(self._choice(index, ""), **extra).encode()
 
     def end(self) -> bytes:
         """Write the usage, where it was asked for, and the last line."""
-        if not self._wanted.stream_options.include_usage:
+        if not self._request.stream_options.include_usage:
             return sse.DONE
-        n = self._wanted.n_copies
+        n = self._request.n_copies
         usage = payload.usage(sum(self._n_prompts[::n]), self._timings, copies=n)
         return self._frame.chunk("", usage=usage).encode() + sse.DONE
 
@@ -298,7 +298,7 @@ class CompletionEvents:
         if not event.text and not event.probs:
             return ""
         choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.probs))
-        if not self._wanted.timings_per_token:
+        if not self._request.timings_per_token:
             return self._frame.chunk(choice)
         live = self._live[index].at(self._n_predicted[index])
         return self._frame.chunk(choice, timings=payload.timings(live))
@@ -306,7 +306,7 @@ class CompletionEvents:
     def _logprobs(self, index: int, probs: Sequence[TokenProbs]) -> dict[str, Any] | None:
         if not probs:
             return None
-        written = text_logprobs(probs, self._options, offset=self._offsets[index])
+        written = text_logprobs(probs, self._params, offset=self._offsets[index])
         self._offsets[index] += sum(map(len, written["tokens"]))
         return written
 
@@ -314,7 +314,7 @@ class CompletionEvents:
         self._timings[index] = event.timings
         choice = self._choice(index, "", finish=payload.finish_reason(event.reason))
         extra = {"timings": payload.timings(event.timings)}
-        if not self._wanted.stream_options.include_usage:
+        if not self._request.stream_options.include_usage:
             extra["usage"] = payload.usage(self._n_prompts[index], [event.timings])
         return self._frame.chunk(choice, **extra)
 

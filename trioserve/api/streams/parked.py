@@ -20,8 +20,8 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.request import json_response
-from trioserve.api.base.terms import Terms
 from trioserve.errors import NotFoundError, QueueFullError, TrioServeError
+from trioserve.server import RequestContext
 from trioserve.types import GenerationParams
 
 #: Seconds that a request waits for its GET.
@@ -45,9 +45,9 @@ class ConflictError(TrioServeError):
 class Parked:
     """A chat that nobody has come for yet."""
 
-    wanted: ChatRequest
-    options: GenerationParams
-    terms: Terms = attrs.field(factory=Terms)
+    request: ChatRequest
+    params: GenerationParams
+    context: RequestContext = attrs.field(factory=RequestContext)
 
 
 class Lot:

@@ -43,7 +43,7 @@ async def read(id_: str) -> Response:
         return Response(status=204)  # which stops an EventSource from coming back
     current_request().resources.callback(lot.end, id_)
     try:
-        feed, events, pings = await open_chat(server, parked.wanted, parked.options, parked.terms)
+        feed, events, pings = await open_chat(server, parked.request, parked.params, parked.context)
     except QueueFullError:
         lot.put_back(id_, parked)
         raise

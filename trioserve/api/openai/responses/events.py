@@ -41,9 +41,9 @@ class ResponseBuilder:
 
     Args:
         model: the name that the response gives.
-        wanted: what was asked for; the response repeats most of it.
+        request: what was asked for; the response repeats most of it.
         chat: the same, as a chat.
-        options: how it is answered.
+        params: how it is answered.
         stream: where the events come from.
         vocab: what the tokens stand for.
     """
@@ -51,19 +51,19 @@ class ResponseBuilder:
     def __init__(
         self,
         model: str,
-        wanted: ResponsesRequest,
+        request: ResponsesRequest,
         chat: ChatRequest,
-        options: GenerationParams,
+        params: GenerationParams,
         stream: ChatStream,
         vocab: Vocab,
     ) -> None:
-        self._chat, self._options = chat, options
+        self._chat, self._params = chat, params
         self._n_prompt = len(stream.prompt)
         self._tokens = TokensOfText(vocab.pieces)
         self._n_reasoning = 0
         self._items: list[Item] = []
         self._written: list[dict[str, Any]] = []
-        self._fields = _repeated(wanted, options) | {
+        self._fields = _repeated(request, params) | {
             "id": new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -163,7 +163,7 @@ class ResponseBuilder:
     def _logprobs(self, probs: list[TokenProbs]) -> list[dict[str, Any]]:
         if not probs:
             return []
-        post = self._options.post_sampling_probs
+        post = self._params.post_sampling_probs
         return payload.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs)
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
@@ -171,29 +171,29 @@ class ResponseBuilder:
         return {**self._fields, "status": status, "output": list(self._written), **empty, **fields}
 
 
-def _repeated(wanted: ResponsesRequest, options: GenerationParams) -> dict[str, Any]:
+def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, Any]:
     """What a response repeats of its request, and what it says of things that are not here."""
     return {
         "background": False,
-        "instructions": wanted.instructions,
-        "max_output_tokens": wanted.max_output_tokens,
-        "max_tool_calls": wanted.max_tool_calls,
-        "metadata": wanted.metadata,
-        "parallel_tool_calls": wanted.parallel_tool_calls,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata,
+        "parallel_tool_calls": request.parallel_tool_calls,
         "previous_response_id": None,
-        "prompt_cache_key": wanted.prompt_cache_key,
-        "reasoning": {"effort": wanted.reasoning.get("effort"), "summary": None},
-        "safety_identifier": wanted.safety_identifier,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": request.reasoning.get("effort"), "summary": None},
+        "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": False,
-        "temperature": options.sampling.temperature,
-        "text": {"format": {"type": "text"}, **wanted.text},
-        "tool_choice": wanted.tool_choice,
-        "tools": list(wanted.tools),
-        "top_logprobs": wanted.top_logprobs,
-        "top_p": options.sampling.top_p,
+        "temperature": params.sampling.temperature,
+        "text": {"format": {"type": "text"}, **request.text},
+        "tool_choice": request.tool_choice,
+        "tools": list(request.tools),
+        "top_logprobs": request.top_logprobs,
+        "top_p": params.sampling.top_p,
         "truncation": "disabled",
-        "user": wanted.user,
+        "user": request.user,
     }
 
 

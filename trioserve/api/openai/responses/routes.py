@@ -6,13 +6,12 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import sse
-from trioserve.api.base.generation import options_for, pings_for, read_chat
+from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.service import current_server
-from trioserve.api.base.terms import terms_of
 from trioserve.api.llama import control
-from trioserve.api.openai.chat import chat_arguments, counted
+from trioserve.api.openai.chat import counted
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.server.stream import ChatChunk
@@ -26,22 +25,25 @@ blueprint = Blueprint("responses", __name__)
 @takes(ResponsesRequest)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
-    wanted, chat = ResponsesRequest.parse(await read_chat())
-    server, request = current_server(), current_request()
-    options, terms = await options_for(server, chat), terms_of(chat)
-    with wanted.input.naming_items():
-        stream = await request.resources.enter_async_context(
-            server.stream_chat(chat.messages, options, **chat_arguments(chat), **terms.arguments())
+    request, chat = ResponsesRequest.parse(await read_chat())
+    server = current_server()
+    params, context = await params_for(server, chat), current_context(chat.timeout)
+    with request.input.naming_items():
+        (stream,) = await open_streams(
+            server.chats.stream(chat.messages, params, chat.chat_params, context)
         )
-    builder = ResponseBuilder(server.info.name, wanted, chat, options, stream, server.vocab)
+    model = server.model
+    builder = ResponseBuilder(model.info.name, request, chat, params, stream, model.vocab)
     if chat.stream:
-        request.sends(stream.mailbox)
-        request.resources.enter_context(
+        current_request().resources.enter_context(
             control.running(builder.response["id"], [stream], reasoning=chat.reasoning_control)
         )
-        events = ResponseEvents(builder, chat, len(stream.prompt))
-        pings = pings_for(server, chat, [stream])
-        return await sse.respond(request, sse.feed_of(stream), events, events.fail, pings)
+        events, pings = (
+            ResponseEvents(builder, chat, len(stream.prompt)),
+            pings_for(server, chat, [stream]),
+        )
+        feed = sse.feed_of(stream)
+        return await sse.respond(current_request(), feed, events, events.fail, pings)
     builder.begin()
     async for event in stream:
         if isinstance(event, ChatChunk):
@@ -56,6 +58,6 @@ async def responses() -> Response:
 @takes(ResponsesRequest)
 async def input_tokens() -> Response:
     """Count the tokens that a response would begin with."""
-    wanted, chat = ResponsesRequest.parse(await read_chat())
-    with wanted.input.naming_items():
+    request, chat = ResponsesRequest.parse(await read_chat())
+    with request.input.naming_items():
         return await counted(chat)

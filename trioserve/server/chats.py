@@ -1,0 +1,229 @@
+"""Messages that are answered."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+
+from trioserve.chat.grammar.answer import constrain
+from trioserve.chat.grammar.thinking import after_thinking, thinking_of
+from trioserve.chat.params import ChatParams
+from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.template.continuation import continued_prompt_tail, render_continued
+from trioserve.chat.tool_choice import choose
+from trioserve.config import Config
+from trioserve.server.choices import all_of, check_copies, copies_of
+from trioserve.server.completions import Completions
+from trioserve.server.context import RequestContext
+from trioserve.server.model import LoadedModel
+from trioserve.server.stream import ChatCompletion, ChatStream
+from trioserve.server.tokens import SHORT_TEXT, Tokenizer
+from trioserve.types import GenerationParams, Prompt, Thinking, ThinkingBudget, TokenId
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class ChatPrompts:
+    """Renders chats with the model's template."""
+
+    def __init__(self, model: LoadedModel, tokenizer: Tokenizer) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+
+    async def render(self, messages: Messages, chat: ChatParams) -> str:
+        """See `Server.render`."""
+        template = self._model.template
+        render = (
+            partial(template.render, add_generation_prompt=chat.add_generation_prompt)
+            if chat.continue_final_message is None
+            else partial(
+                render_continued, template, template.format, part=chat.continue_final_message
+            )
+        )
+        variables = {**self._model.template_variables, **chat.template_kwargs}
+        work = partial(render, messages, tools=chat.tools, kwargs=variables)
+        return await self._tokenizer.run(work, _n_chars([messages, chat.tools]))
+
+    async def tokenize(self, text: str) -> tuple[TokenId, ...]:
+        """Turn a rendered chat into token ids.
+
+        Templates write BOS themselves, and the tokenizer must not add a second one.
+        """
+        bos = self._model.info.bos_token
+        return await self._tokenizer.tokenize(text, add_special=not (bos and text.startswith(bos)))
+
+
+@attrs.frozen
+class _Answer:
+    """What the engine is to continue, and how its output is read."""
+
+    text: str
+    prompt: Prompt
+    prompt_tail: str
+    params: GenerationParams
+    chat: ChatParams
+    budget: ThinkingBudget | None
+
+
+class Chats:
+    """Turns chats into prompts, and outputs into messages.
+
+    Args:
+        config: what holds for chats that do not say.
+        model: has the template.
+        tokenizer: does the work on long text.
+        prompts: renders chats.
+        completions: continues prompts.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: LoadedModel,
+        tokenizer: Tokenizer,
+        prompts: ChatPrompts,
+        completions: Completions,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._completions = completions
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        messages: Messages,
+        params: GenerationParams,
+        chat: ChatParams,
+        context: RequestContext,
+        *,
+        n: int = 1,
+    ) -> AsyncIterator[list[ChatStream]]:
+        """Answer a chat `n` times, all at the same time. Otherwise like `Server.stream_chat`."""
+        check_copies(n, self._model.n_slots)
+        context.check_time()
+        answer = await self._prepare(messages, params, chat)
+        async with AsyncExitStack() as stack:
+            streams = []
+            for copy in copies_of(answer.params, n):
+                opened = self._completions.open(
+                    answer.prompt,
+                    copy,
+                    context,
+                    preserved_tokens=self._model.preserved_tokens,
+                    budget=answer.budget,
+                )
+                stream = await stack.enter_async_context(opened)
+                streams.append(ChatStream(stream, self._parser(answer), answer.text))
+            yield streams
+
+    async def answer(
+        self,
+        messages: Messages,
+        params: GenerationParams,
+        chat: ChatParams,
+        context: RequestContext,
+        *,
+        n: int = 1,
+    ) -> list[ChatCompletion]:
+        """Answer a chat `n` times, and return all at the end.
+
+        Raises:
+            TrioServeError: one of them failed; the others are cancelled.
+        """
+        async with self.stream(messages, params, chat, context, n=n) as streams:
+            return await all_of([stream.read for stream in streams])
+
+    async def _prepare(
+        self, messages: Messages, params: GenerationParams, chat: ChatParams
+    ) -> _Answer:
+        """Render a chat, and find out what its answer may look like."""
+        choice = choose(chat.tool_choice, chat.tools or ())
+        format, can = self._model.template.format, self._model.template.capabilities
+        # By text, a model whose template knows no tools would be told to call them.
+        shown = can.supports_tools or choice.mode != "none"
+        text = await self._prompts.render(
+            messages, chat if shown else attrs.evolve(chat, tools=None)
+        )
+        prompt = Prompt(await self._prompts.tokenize(text))
+        part = chat.continue_final_message
+        tail = text[-256:] if part is None else continued_prompt_tail(messages, part, format)
+        chat = attrs.evolve(
+            chat,
+            tool_choice=choice,
+            parse_tools=chat.parse_tools and choice.mode != "none",
+            reasoning_format=chat.reasoning_format or self._config.reasoning_format,
+        )
+        if self._config.skip_chat_parsing:
+            chat = attrs.evolve(chat, parse_tools=False, reasoning_format="none")
+        parallel = chat.parallel_tool_calls
+        if parallel is None:
+            parallel = can.supports_parallel_tool_calls or not can.supports_tools
+        make = partial(
+            constrain,
+            format,
+            chat.tools or (),
+            choice,
+            parallel=parallel,
+            prompt_tail=tail,
+            answer=params.grammar,
+        )
+        grammar = await self._tokenizer.run(make, _n_chars(chat.tools))
+        thinking = thinking_of(format, tail, may_begin=part is None)
+        if grammar is not None:
+            assert chat.reasoning_format is not None
+            grammar = after_thinking(grammar, format, thinking, chat.reasoning_format)
+            if not grammar.lazy:
+                thinking = None  # all of the output is as the grammar says
+        budget = await self._budget(thinking, chat)
+        return _Answer(text, prompt, tail, attrs.evolve(params, grammar=grammar), chat, budget)
+
+    def _parser(self, answer: _Answer) -> MessageParser:
+        assert answer.chat.reasoning_format is not None
+        return MessageParser(
+            self._model.template.format,
+            parse_tools=answer.chat.parse_tools,
+            reasoning_format=answer.chat.reasoning_format,
+            tools=answer.chat.tools or (),
+            prompt_tail=answer.prompt_tail,
+        )
+
+    async def _budget(self, thinking: Thinking | None, chat: ChatParams) -> ThinkingBudget | None:
+        """Make the budget of an answer that may begin with reasoning; None: it needs none."""
+        n_tokens = chat.reasoning_budget
+        if n_tokens < 0:
+            n_tokens = self._config.reasoning_budget
+        if thinking is None or (n_tokens < 0 and not chat.reasoning_control):
+            return None
+        message = chat.reasoning_message
+        if message is None:
+            message = self._config.reasoning_budget_message
+        texts = (message, thinking.end)
+        closing = [
+            await self._tokenizer.tokenize(text, add_special=False) for text in texts if text
+        ]
+        return ThinkingBudget(
+            thinking=thinking, n_tokens=n_tokens, closing=tuple(itertools.chain(*closing))
+        )
+
+
+def _n_chars(value: Any) -> int:
+    """Add up the text in a JSON value; stops counting when it is no longer short."""
+    total = 0
+    values = [value]
+    while values and total <= SHORT_TEXT:
+        value = values.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, Sequence):
+            values += value
+        total += 8  # whatever it is, it takes some time to render
+    return total

@@ -1,0 +1,153 @@
+"""Prompts that are continued."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import trio
+
+from trioserve.engine import Engine
+from trioserve.errors import DeadlineExceededError, InvalidRequestError
+from trioserve.server.adapters import AdapterScales
+from trioserve.server.choices import all_of, check_copies, copies_of
+from trioserve.server.context import RequestContext
+from trioserve.server.requests import Requests
+from trioserve.server.stream import Completion, Stream
+from trioserve.server.tokens import PromptLike, Tokenizer
+from trioserve.types import (
+    Constraint,
+    GenerationParams,
+    Grammar,
+    Prompt,
+    Task,
+    ThinkingBudget,
+    TokenId,
+)
+
+#: Seconds that a grammar may take to compile, the wait for those before it included.
+_COMPILE_TIMEOUT = 10.0
+
+
+class Completions:
+    """Continues prompts with an engine.
+
+    Args:
+        engine: makes the text.
+        requests: where a request is opened.
+        tokenizer: turns prompts into tokens.
+        adapters: the LoRA adapters.
+    """
+
+    def __init__(
+        self, engine: Engine, requests: Requests, tokenizer: Tokenizer, adapters: AdapterScales
+    ) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._tokenizer = tokenizer
+        self._adapters = adapters
+        self._compiler = trio.CapacityLimiter(1)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        prompts: Sequence[PromptLike],
+        params: GenerationParams,
+        context: RequestContext,
+        *,
+        n: int = 1,
+    ) -> AsyncIterator[list[Stream]]:
+        """Continue each prompt `n` times, all at the same time. Otherwise like `Server.stream`.
+
+        The outputs of one prompt stand together, in the order of their seeds.
+        """
+        check_copies(n, self._engine.n_slots)
+        context.check_time()
+        made = [await self._tokenizer.prompt_of(prompt) for prompt in prompts]
+        async with AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(self.open(each, copy, context))
+                for each in made
+                for copy in copies_of(params, n)
+            ]
+
+    async def complete(
+        self,
+        prompts: Sequence[PromptLike],
+        params: GenerationParams,
+        context: RequestContext,
+        *,
+        n: int = 1,
+    ) -> list[Completion]:
+        """Continue each prompt `n` times, and return all at the end. `best_of` chooses from them.
+
+        Raises:
+            TrioServeError: one of them failed; the others are cancelled.
+        """
+        async with self.stream(prompts, params, context, n=n) as streams:
+            return await all_of([stream.read for stream in streams])
+
+    @asynccontextmanager
+    async def open(
+        self,
+        prompt: Prompt,
+        params: GenerationParams,
+        context: RequestContext,
+        *,
+        preserved_tokens: frozenset[TokenId] = frozenset(),
+        budget: ThinkingBudget | None = None,
+    ) -> AsyncIterator[Stream]:
+        """Run one task.
+
+        Args:
+            prompt: what is continued.
+            params: how.
+            context: who asks, and until when.
+            preserved_tokens: control tokens whose names are a part of the output's text.
+            budget: ends reasoning that takes too long.
+        """
+        constraint = None
+        if params.grammar is not None:
+            self._requests.admission.check(len(prompt))  # before work that may be for nothing
+            constraint = await self._compile(params.grammar, context.deadline)
+        task = Task(
+            self._requests.new_id(),
+            prompt,
+            params,
+            context.client,
+            self._requests.weight_of(context.client),
+            constraint,
+            preserved_tokens=preserved_tokens,
+            budget=budget,
+            adapters=self._adapters.choose(params.lora),
+        )
+        with self._requests.open(task, context) as stream:
+            yield stream
+
+    async def _compile(self, grammar: Grammar, deadline: float) -> Constraint:
+        """Compile a grammar in a thread. When cancelled, the thread goes on by itself.
+
+        Raises:
+            InvalidRequestError: the grammar cannot be used, or takes too long.
+            DeadlineExceededError: the deadline of the request passes.
+        """
+        self._requests.admission.check_open()
+        until = min(deadline, trio.current_time() + _COMPILE_TIMEOUT)
+        with trio.move_on_at(until):
+            return await trio.to_thread.run_sync(
+                self._engine.compile,
+                grammar,
+                limiter=self._compiler,
+                abandon_on_cancel=True,
+            )
+        if deadline <= until:
+            raise DeadlineExceededError("The request's deadline has passed.")
+        raise InvalidRequestError(
+            f"'{grammar.param}' was not compiled within {_COMPILE_TIMEOUT:g} seconds.",
+            param=grammar.param,
+        )
+
+    async def wait_idle(self) -> None:
+        """Wait until no grammar is being compiled any more."""
+        async with self._compiler:
+            pass

@@ -1,0 +1,28 @@
+"""`RequestContext`: what holds for a request whatever it asks for."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import trio
+
+from trioserve.errors import DeadlineExceededError
+from trioserve.types import CancelReason
+
+
+@attrs.frozen
+class RequestContext:
+    """Who asks, and until when. Made once, where the request comes in."""
+
+    #: Clients take turns in the queue. It may be an API key, so it is never shown.
+    client: str = attrs.field(default="", repr=False)
+    #: When the request is cancelled, wherever it is (`trio.current_time`).
+    deadline: float = math.inf
+    #: What the log gives as the reason when the caller's scope is cancelled.
+    on_cancel: CancelReason = CancelReason.CALLER
+
+    def check_time(self) -> None:
+        """Refuse a request whose time is up. Raises DeadlineExceededError."""
+        if self.deadline <= trio.current_time():
+            raise DeadlineExceededError("The request's deadline has passed.")

@@ -1,0 +1,76 @@
+"""`LoadedModel`: what is known of a model once it is loaded."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import attrs
+
+from trioserve.chat.grammar.thinking import preserved_tokens
+from trioserve.chat.template.builtin import source_of
+from trioserve.chat.template.render import CHATML, ChatTemplate
+from trioserve.config import Config
+from trioserve.engine.backend import Vocab
+from trioserve.engine.loop import Loop
+from trioserve.errors import ModelLoadError, TemplateError
+from trioserve.types import GenerationParams, Grammar, ModelInfo, TokenId
+
+
+@attrs.frozen(kw_only=True)
+class LoadedModel:
+    """A model, and what the configuration says of requests to it."""
+
+    info: ModelInfo
+    vocab: Vocab
+    n_slots: int
+    n_ctx_seq: int  # tokens that the context of one request holds
+    template: ChatTemplate
+    template_variables: dict[str, Any]
+    #: Control tokens that structure a message, so that the parser has to see them.
+    preserved_tokens: frozenset[TokenId]
+    #: The parameters of a request that sets none.
+    defaults: GenerationParams
+
+    @classmethod
+    def introduce(cls, engine: Loop, config: Config) -> Self:
+        """Get to know a model. It takes a while: the template is compiled and tried out.
+
+        Raises:
+            ModelLoadError: the chat template cannot be used.
+        """
+        info, vocab = engine.info, engine.vocab
+        try:
+            template = ChatTemplate(
+                source_of(config.chat_template or info.chat_template or CHATML),
+                bos_token=info.bos_token,
+                eos_token=info.eos_token,
+            )
+            preserved = preserved_tokens(template.format, vocab.pieces, vocab.names)
+        except TemplateError as error:
+            raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
+        variables = config.template_variables
+        if config.reasoning == "auto" and template.capabilities.thinking_variable:
+            variables.setdefault("enable_thinking", True)
+        return cls(
+            info=info,
+            vocab=vocab,
+            n_slots=engine.n_slots,
+            n_ctx_seq=engine.n_ctx_seq,
+            template=template,
+            template_variables=variables,
+            preserved_tokens=preserved,
+            defaults=GenerationParams(
+                sampling=config.sampling,
+                max_tokens=config.n_predict,
+                n_keep=config.n_keep,
+                stop=config.stop,
+                cache_prompt=config.cache_prompt,
+                grammar=_default_grammar(config),
+            ),
+        )
+
+
+def _default_grammar(config: Config) -> Grammar | None:
+    if config.json_schema:
+        return Grammar("json_schema", config.json_schema, param="json_schema")
+    return Grammar("gbnf", config.grammar) if config.grammar else None

@@ -1,0 +1,95 @@
+"""The life of one request: it is let in, its task is submitted, and it is closed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from trio_util import AsyncValue
+
+from trioserve.config import Config
+from trioserve.engine.loop import Loop
+from trioserve.errors import ServerClosingError
+from trioserve.server.admission import Admission
+from trioserve.server.context import RequestContext
+from trioserve.server.dispatch import Dispatcher
+from trioserve.server.observers.observer import Observer, RequestInfo, observed
+from trioserve.server.stream import Stream
+from trioserve.types import CancelReason, EmbeddingTask, Task
+
+
+class Requests:
+    """Opens requests and closes them, on the event loop.
+
+    Args:
+        config: the weights of clients.
+        loop: the engine, whatever it makes.
+        dispatcher: has a mailbox for each request.
+        admission: says whether a request is let in.
+        model: the model's name.
+        observers: who is told when a request starts and ends.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        *,
+        model: str,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.admission = admission
+        self._loop = loop
+        self._dispatcher = dispatcher
+        self._model = model
+        self._observers = observers
+        self._ids = itertools.count(1)
+        self._n_open = AsyncValue(0)
+        self._weights = dict(zip(config.api_keys, config.api_key_weights, strict=False))
+
+    def new_id(self) -> int:
+        """Make the id of a task."""
+        return next(self._ids)
+
+    def weight_of(self, client: str) -> float:
+        """How many turns a client has in the queue for one of the others."""
+        return self._weights.get(client, 1.0)
+
+    @contextmanager
+    def open(self, task: Task | EmbeddingTask, context: RequestContext) -> Iterator[Stream]:
+        """Open a request and close it. All of it is synchronous: no await, no gap.
+
+        Raises:
+            InvalidRequestError: the task can never run.
+            QueueFullError: too many requests wait already.
+            ServerClosingError: the server drains, or is closed.
+        """
+        self.admission.check_open()
+        self._loop.check(task)
+        self.admission.check(len(task.prompt))
+        mailbox = self._dispatcher.open(task.id, len(task.prompt), context.deadline)
+        stream = Stream(task.prompt.tokens, mailbox, self._dispatcher)
+        self._n_open.value += 1
+        try:
+            info = RequestInfo(task.id, self._model, len(task.prompt))
+            with observed(self._observers, info, stream, context.on_cancel):
+                self._loop.submit(task)
+                yield stream
+        finally:
+            self._dispatcher.close(mailbox)
+            self._n_open.value -= 1
+            if stream.finished is not None:
+                timings = stream.finished.timings
+                self.admission.observe(timings.prompt_ms + timings.predicted_ms)
+
+    async def wait_none(self) -> None:
+        """Wait until no request is open."""
+        await self._n_open.wait_value(0)
+
+    def end_all(self, message: str) -> None:
+        """End all that run or wait; their readers get a ServerClosingError."""
+        for mailbox in self._dispatcher.mailboxes:
+            self._dispatcher.end(mailbox, ServerClosingError(message), CancelReason.SHUTDOWN)

@@ -1,0 +1,401 @@
+"""`Server`: a model that answers requests, as long as an ``async with`` block runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import trio
+
+from trioserve import llama
+from trioserve.chat.params import ChatParams
+from trioserve.config import Config
+from trioserve.errors import RequestEndedError, ServerClosingError
+from trioserve.server.arguments import Arguments, generation_params
+from trioserve.server.chats import Chats, Messages
+from trioserve.server.completions import Completions
+from trioserve.server.concurrency import alongside
+from trioserve.server.context import RequestContext
+from trioserve.server.embedding_results import Embeddings, Ranking
+from trioserve.server.lifecycle import Driver, Loader, in_thread, running_engine
+from trioserve.server.model import LoadedModel
+from trioserve.server.observers.log import RequestLog
+from trioserve.server.observers.metrics import Metrics
+from trioserve.server.observers.observer import Observer
+from trioserve.server.parts import Parts
+from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
+from trioserve.server.tokens import PromptLike
+from trioserve.types import CancelReason, EngineStatus, GenerationParams, TokenId
+
+
+class Server:
+    """A loaded model, ready for requests inside ``async with Server(config) as server:``.
+
+    Entering loads the model in a worker thread. Leaving ends what still runs (its readers get a
+    `ServerClosingError`), joins the inference thread and frees the memory; call `drain` before to
+    let requests finish. Any Trio cancel scope around a call cancels its work in the engine.
+
+    What a request asks for is in two objects, `GenerationParams` and, for chats, `ChatParams`; who
+    asks and until when is in a `RequestContext`. Single fields of all three may be passed by name,
+    and win: ``server.chat(messages, tools=[...], temperature=0, timeout=5)``. `timeout` is in
+    seconds from now.
+
+    Args:
+        config: what to load and how; the default is the bundled model.
+        load: loads the model. The default loads a GGUF file with llama.cpp.
+        drive: runs the engine. The default gives it a thread.
+
+    Raises:
+        ModelLoadError: on entry, when the model cannot be loaded.
+        BridgeError: on entry, when the system has no descriptors left.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        load: Loader = llama.load,
+        drive: Driver = in_thread,
+    ) -> None:
+        self.config = config or Config()
+        self.load_progress = 0.0
+        #: Counts what the requests do; none unless the configuration says so.
+        self.metrics = Metrics() if self.config.metrics_endpoint else None
+        #: Who is told when a request starts and ends.
+        self.observers: list[Observer] = [RequestLog()]
+        if self.metrics is not None:
+            self.observers.append(self.metrics)
+        self._load = load
+        self._drive = drive
+        self._life: AbstractAsyncContextManager[None] | None = None
+        self._parts: Parts | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._life is not None:
+            raise RuntimeError("a Server can be entered only once")
+        self._life = self._live()
+        await self._life.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._life is not None
+        return await self._life.__aexit__(exc_type, exc, traceback)
+
+    # -- life
+
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
+        running = running_engine(self.config, self._load, self._drive, self._note_progress)
+        async with running as (loop, dispatcher):
+            introduce = partial(LoadedModel.introduce, loop, self.config)
+            model = await trio.to_thread.run_sync(introduce)
+            parts = Parts.join(self.config, model, loop, dispatcher, self.observers)
+            async with alongside(dispatcher.run):
+                self._parts = parts
+                try:
+                    yield
+                finally:
+                    await parts.close()
+
+    def _note_progress(self, share: float) -> None:
+        self.load_progress = share
+
+    @property
+    def parts(self) -> Parts:
+        """What the server is made of. Raises ServerClosingError before the model is loaded."""
+        if self._parts is None:
+            raise ServerClosingError
+        return self._parts
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is loaded and the server not closed."""
+        return self._parts is not None and not self._parts.admission.closed
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._parts is not None and self._parts.admission.draining
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new requests and let the running ones finish, for `timeout` seconds at most.
+
+        Those that run on are ended: their readers get a `ServerClosingError`. When cancelled, the
+        server stays closed for new requests and nothing is ended.
+        """
+        requests = self.parts.requests
+        self.parts.admission.draining = True
+        with trio.move_on_after(timeout) as scope:
+            await requests.wait_none()
+        if scope.cancelled_caught:
+            requests.end_all(f"The server shut down, {timeout:g} seconds after it was told to.")
+
+    # -- the model
+
+    @property
+    def model(self) -> LoadedModel:
+        """What is known of the model."""
+        return self.parts.model
+
+    @property
+    def completions(self) -> Completions:
+        """Continues prompts: any number of them, each any number of times."""
+        return self.parts.generation().completions
+
+    @property
+    def chats(self) -> Chats:
+        """Answers chats, each any number of times."""
+        return self.parts.generation().chats
+
+    # -- text and tokens
+
+    async def params(
+        self, fields: Mapping[str, Any], base: GenerationParams | None = None
+    ) -> GenerationParams:
+        """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
+
+        What is not set is as in `base`, or as the server's configuration says. A `logit_bias` may
+        name text in place of a token id.
+
+        Raises:
+            InvalidRequestError: a field is unknown, has the wrong type or is out of range.
+        """
+        if fields.get("logit_bias") is not None:
+            biases = await self.parts.tokenizer.biases_of(fields["logit_bias"])
+            fields = {**fields, "logit_bias": biases}
+        return generation_params(base or self.model.defaults, fields)
+
+    async def tokenize(
+        self,
+        prompt: PromptLike,
+        *,
+        param: str = "prompt",
+        add_special: bool = True,
+        parse_special: bool = True,
+    ) -> tuple[TokenId, ...]:
+        """Turn text into token ids; see `Vocab.tokenize`. Ids in it stay as they are.
+
+        Long text goes to a worker thread. Special tokens are added where it begins with text.
+
+        Raises:
+            InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary; `param`
+                names the field that it came from.
+        """
+        made = await self.parts.tokenizer.prompt_of(
+            prompt, add_special=add_special, parse_special=parse_special
+        )
+        made.check(self.model.vocab.n_tokens, param)
+        return made.tokens
+
+    def detokenize(self, tokens: Sequence[TokenId], *, param: str = "tokens") -> str:
+        """Turn token ids into text. Bytes that are no character become U+FFFD.
+
+        Raises:
+            InvalidRequestError: an id is not in the vocabulary.
+        """
+        return self.parts.tokenizer.detokenize(tokens, param)
+
+    async def render(
+        self, messages: Messages, chat: ChatParams | None = None, **fields: Any
+    ) -> str:
+        """Render a chat with the model's template.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+            InvalidRequestError: a message is malformed.
+        """
+        return await self.parts.prompts.render(messages, Arguments.of(fields).chat(chat))
+
+    async def count_tokens(
+        self, messages: Messages, chat: ChatParams | None = None, **fields: Any
+    ) -> int:
+        """Count the tokens of a chat's prompt. Arguments and errors are those of `render`."""
+        text = await self.render(messages, chat, **fields)
+        return len(await self.parts.prompts.tokenize(text))
+
+    # -- prompts that are continued
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        prompt: PromptLike,
+        params: GenerationParams | None = None,
+        *,
+        context: RequestContext | None = None,
+        **fields: Any,
+    ) -> AsyncIterator[Stream]:
+        """Continue a prompt, token by token: ``async with server.stream("Once") as events:``.
+
+        Leaving the block before the end, for whatever reason, cancels the request: its slot is
+        free within a tick.
+
+        Args:
+            prompt: text, or token ids.
+            params: how to continue it.
+            context: who asks, and until when.
+            fields: single fields, by name.
+
+        Raises:
+            InvalidRequestError: the prompt or a parameter is wrong.
+            QueueFullError: too many requests wait already.
+            DeadlineExceededError: there is no time left; from the iteration, when it has passed.
+            ServerClosingError: the server drains, or is closed.
+        """
+        completions, arguments = self.completions, Arguments.of(fields).without_chat()
+        asked = arguments.context(context)
+        params = await self.params(arguments.generation, params)
+        async with completions.stream([prompt], params, asked) as (stream,):
+            yield stream
+
+    async def complete(
+        self,
+        prompt: PromptLike,
+        params: GenerationParams | None = None,
+        *,
+        context: RequestContext | None = None,
+        **fields: Any,
+    ) -> Completion:
+        """Continue a prompt, and return all of it at the end. Arguments are those of `stream`.
+
+        Raises:
+            TrioServeError: as `stream`, and when the request fails.
+        """
+        async with self.stream(prompt, params, context=context, **fields) as stream:
+            return await stream.read()
+
+    # -- chats
+
+    @asynccontextmanager
+    async def stream_chat(
+        self,
+        messages: Messages,
+        params: GenerationParams | None = None,
+        chat: ChatParams | None = None,
+        *,
+        context: RequestContext | None = None,
+        **fields: Any,
+    ) -> AsyncIterator[ChatStream]:
+        """Answer a chat, token by token. Like `stream`, with `ChatChunk` in place of `Chunk`.
+
+        Args:
+            messages: the chat, in OpenAI's form: ``[{"role": "user", "content": "Hi"}]``.
+            params: how to answer.
+            chat: tools, reasoning, and what else belongs to chats.
+            context: who asks, and until when.
+            fields: single fields, by name.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+            TrioServeError: as `stream`.
+        """
+        chats, arguments = self.chats, Arguments.of(fields)
+        asked, chat = arguments.context(context), arguments.chat(chat)
+        params = await self.params(arguments.generation, params)
+        async with chats.stream(messages, params, chat, asked) as (stream,):
+            yield stream
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: GenerationParams | None = None,
+        chat: ChatParams | None = None,
+        *,
+        context: RequestContext | None = None,
+        **fields: Any,
+    ) -> ChatCompletion:
+        """Answer a chat, and return the message at the end. Arguments: those of `stream_chat`.
+
+        Raises:
+            TrioServeError: as `stream_chat`, and when the request fails.
+        """
+        async with self.stream_chat(messages, params, chat, context=context, **fields) as stream:
+            return await stream.read()
+
+    async def end_reasoning(self, stream: ChatStream) -> bool:
+        """Have an answer end its reasoning now, if it is in it. May be cancelled.
+
+        Returns whether it could: the answer still runs, the model can think, and
+        `reasoning_control` or a budget was set.
+
+        Raises:
+            ServerClosingError: the server is closed.
+        """
+        if not self.ready:
+            raise ServerClosingError
+        end = partial(self.parts.generation().engine.end_thinking, stream.task_id)
+        return await self.parts.dispatcher.call(end)
+
+    def cancel(self, stream: Stream | ChatStream) -> None:
+        """End a stream that another task reads, which gets a `RequestEndedError`."""
+        error = RequestEndedError("The request was cancelled.")
+        self.parts.dispatcher.end(stream.mailbox, error, CancelReason.CALLER)
+
+    # -- embeddings
+
+    async def embed(
+        self,
+        inputs: str | Sequence[PromptLike],
+        *,
+        dimensions: int | None = None,
+        normalize: int | None = None,
+        priority: int = 0,
+        context: RequestContext | None = None,
+        **fields: Any,
+    ) -> Embeddings:
+        """Make an embedding of each text. Cancelling it frees the engine within a tick.
+
+        Args:
+            inputs: a text, or any number of texts and of lists of token ids.
+            dimensions: keep so many numbers of each embedding, for models trained for that.
+            normalize: the norm, as `Config.embd_normalize`, which is the default. With pooling
+                "none" there is no norm.
+            priority: -100 to 100; higher goes first in the queue.
+            context: who asks, and until when.
+            fields: single fields of the context, by name.
+
+        Raises:
+            InvalidRequestError: a text has no tokens or too many, or a value is out of range.
+            NotSupportedError: the server was not started with `embeddings`, or its model ranks.
+            QueueFullError: too many requests wait already.
+            DeadlineExceededError: the time of the request has passed.
+            ServerClosingError: the server drains, or is closed.
+        """
+        asked = Arguments.of(fields).only_context(context)
+        inputs = [inputs] if isinstance(inputs, str) else inputs
+        return await self.parts.embedder().embed(inputs, dimensions, normalize, priority, asked)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: str | Sequence[str],
+        *,
+        priority: int = 0,
+        context: RequestContext | None = None,
+        **fields: Any,
+    ) -> Ranking:
+        """Score how well each document fits a query; see `Ranking.best`. Arguments as in `embed`.
+
+        Raises:
+            InvalidRequestError: there are no documents, or one is too long.
+            NotSupportedError: the server was not started with `reranking`.
+            TrioServeError: as `embed`.
+        """
+        asked = Arguments.of(fields).only_context(context)
+        documents = [documents] if isinstance(documents, str) else documents
+        return await self.parts.ranker().rerank(query, documents, priority, asked)
+
+    async def status(self) -> EngineStatus:
+        """Look at the slots and the queue, between two ticks. May be cancelled.
+
+        Raises:
+            ServerClosingError: the server is closed.
+        """
+        return await self.parts.health.status()
