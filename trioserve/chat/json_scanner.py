@@ -2,6 +2,7 @@
 
 It checks the grammar character by character and keeps no values, so it can say where a value
 ends, or where it goes wrong, without waiting for more text than it needs.
+jiter, which reads partial JSON, does not say where a value ends: it ignores what comes after it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+"""The bytes of a body into JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trioserve.api.base.body import parse_object
+from trioserve.errors import InvalidRequestError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"nojson",
+        b"[1]",
+        b"null",
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": "\\ud800"}',
+        b'{"\\uDC00": 1}',
+        b'{"a": "\xff"}',
+        b'{"a": 1' + b"0" * 5000 + b"}",
+        b'{"a":' * 100_000,
+    ],
+)
+def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        parse_object(data)
+
+
+def test_a_pair_of_surrogates_is_one_character() -> None:
+    assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "\N{GRINNING FACE}"}
+
+
+@given(st.binary())
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        assert isinstance(parse_object(data), dict)
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4))
+def test_what_json_writes_is_read_back(value: dict[str, Any]) -> None:
+    try:
+        data = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, UnicodeEncodeError):
+        return
+    assert parse_object(data) == value
