@@ -98,8 +98,8 @@ def floors() -> list[str]:
     """The layers that import-linter checks, top first, as names below `trioserve`."""
     pyproject = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = pyproject["tool"]["importlinter"]["contracts"]
-    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
-    return [layer.replace("trioserve.", "") for layer in layers]
+    whole = next(one for one in contracts if one["type"] == "layers" and "containers" not in one)
+    return [layer.replace("trioserve.", "") for layer in whole["layers"]]
 
 
 def module_names() -> list[str]:
@@ -114,23 +114,26 @@ def module_names() -> list[str]:
 
 def folders() -> str:
     """A row for each floor and each folder in it, with its first sentence."""
-    rows = ["| folder | what lives there |", "|---|---|"]
-    for floor in floors():
-        for top in floor.split(" | "):
-            if top.startswith("_"):
-                continue
-            for module in module_names():
-                path = PACKAGE.joinpath(*module.split(".")[1:])
-                if module == f"trioserve.{top}" or (
-                    module.startswith(f"trioserve.{top}.") and path.is_dir()
-                ):
-                    rows.append(f"| `{module}` | {_first_sentence(module)} |")
-    return "\n".join(rows)
+    tops = [top for floor in floors() for top in floor.split(" | ") if not top.startswith("_")]
+    rows = [
+        f"| `{_path(module).relative_to(PACKAGE.parent)}` | {_first_sentence(module)} |"
+        for top in tops
+        for module in module_names()
+        if module == f"trioserve.{top}"
+        or (module.startswith(f"trioserve.{top}.") and _path(module).is_dir())
+    ]
+    return "\n".join(("| folder | what it holds |", "|---|---|", *rows))
+
+
+def _path(module: str) -> Path:
+    """The folder of a package, or the file of a module."""
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    return path if path.is_dir() else path.with_suffix(".py")
 
 
 def _first_sentence(module: str) -> str:
-    path = PACKAGE.joinpath(*module.split(".")[1:])
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    path = _path(module)
+    path = path / "__init__.py" if path.is_dir() else path
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return re.split(r"(?<=\.)\s|\n\n", text, maxsplit=1)[0].replace("\n", " ")
 

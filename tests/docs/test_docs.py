@@ -19,15 +19,26 @@ PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 
 def test_the_map_has_every_folder() -> None:
     rows = re.findall(
-        r"^\| `(trioserve[\w.]*)` \| (.+) \|$", built("architecture.md"), re.MULTILINE
+        r"^\| `(trioserve/[\w./]*)` \| (.+) \|$", built("architecture.md"), re.MULTILINE
     )
-    folders = {
-        name
-        for name in hooks.module_names()
-        if hooks.PACKAGE.joinpath(*name.split(".")[1:]).is_dir()
-    }
-    assert folders - {"trioserve"} <= {name for name, _ in rows}
+    folders = {str(path.parent.relative_to(ROOT)) for path in hooks.PACKAGE.rglob("*/__init__.py")}
+    assert folders <= {name for name, _ in rows}
     assert all(about.strip() for _, about in rows)
+
+
+def test_what_the_architecture_page_says_where_to_find_is_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .+ \| `(trioserve/[\w/]+\.py)` \| `(.+)` \|$", page, re.MULTILINE)
+    assert len(rows) >= 5
+    for path, name in rows:
+        assert name in (ROOT / path).read_text(encoding="utf-8"), (path, name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_file_that_a_page_names_exists(page: Path) -> None:
+    tops = "trioserve|tests|benchmarks|examples|docs"
+    names = re.findall(rf"`((?:{tops})/[\w./]+)`", page.read_text(encoding="utf-8"))
+    assert [name for name in names if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

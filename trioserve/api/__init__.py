@@ -1,9 +1,9 @@
-"""The HTTP layer: routes that turn JSON into calls of `Server`, and its answers into JSON and SSE.
+"""The HTTP routes: they turn JSON into calls of `Server`, and its answers into JSON and SSE.
 
-One module a wire family (`openai`, `responses`, `anthropic`, `llama`, `embeddings`, `rerank`,
-`streams`, `admin`), each with a blueprint whose handlers parse, call and format. `connection` is
-one request on its way through quart-trio and Hypercorn; `service` holds the `Server` of an app.
-`install` puts all of it into an app.
+`openai`, `anthropic` and `llama` each have the routes of one family of APIs: their handlers read
+the request, call the server and write the answer. `base` is what they share. `streams` has chats
+for an `EventSource`, and `pages` the files that the server serves. `install` puts all of it into an
+app.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chat: messages become a prompt, and what the model writes becomes a message again.
+"""Turns messages into a prompt, and what the model writes into a message.
 
 `template` renders messages through the model's own template, which runs in a sandbox. `formats`
 describes how each family of models writes reasoning and tool calls. By that description `parse`

@@ -1,4 +1,4 @@
-"""The engine: slots, continuous batching and the inference thread.
+"""The inference engine: slots, continuous batching, the queue and the inference thread.
 
 It knows the `Backend` protocol and nothing of llama.cpp, Trio or HTTP. `Engine` generates text and
 `EmbeddingEngine` makes embeddings. Commands come in through an inbox and events go out through an

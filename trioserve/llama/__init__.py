@@ -1,4 +1,6 @@
-"""llama.cpp, typed and with every C object released on time. Only this package imports llama_cpp.
+"""The backend on llama.cpp: typed wrappers that check what reaches C and release what it made.
+
+Only this package imports llama_cpp.
 
 `library` finds the C functions and takes llama.cpp's log lines. `model`, `vocab`, `context`,
 `memory`, `batch` and `adapters` wrap one kind of C object each. `sampling` chooses tokens, within

@@ -1,4 +1,4 @@
-"""Helpers for testing what is built on trioserve, as `trio.testing` is for Trio.
+"""Helpers for tests of programs that use trioserve, such as a backend that follows a script.
 
 `ScriptedBackend` takes the place of a model: no file, no llama.cpp, the same output each time.
 `ticking` runs an engine on the event loop itself, so that a `trio.testing.MockClock` is in

@@ -1,4 +1,4 @@
-"""The messages that cross layers: what a request asks of the engine, and what comes back.
+"""The messages between layers: what a request asks of the engine, and what comes back.
 
 All are frozen: a message that left its maker never changes. Times are in seconds (floats from a
 monotonic clock) unless a name ends in ``_ms``.

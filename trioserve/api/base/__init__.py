@@ -1,1 +1,1 @@
-"""What all routes share: the connection, the body, errors, keys, and server-sent events."""
+"""What all routes share: connections, request bodies, errors, API keys and server-sent events."""

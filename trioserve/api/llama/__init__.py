@@ -1,1 +1,1 @@
-"""llama-server's own routes, and those about the server itself."""
+"""llama-server's own routes, and the routes about the server itself: health, slots, metrics."""

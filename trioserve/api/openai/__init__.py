@@ -1,1 +1,1 @@
-"""OpenAI's APIs: chats, completions, embeddings, and `responses`."""
+"""The routes of OpenAI's APIs: chats, completions, embeddings and, in `responses`, Responses."""

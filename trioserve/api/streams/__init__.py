@@ -1,1 +1,1 @@
-"""Streams that outlive the request that began them, for a browser's `EventSource`."""
+"""Chats that are posted first and streamed later, to a browser's `EventSource`."""

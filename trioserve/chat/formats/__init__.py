@@ -1,1 +1,1 @@
-"""How families of models write reasoning and tool calls, as data."""
+"""Descriptions, as data, of how each family of models writes reasoning and tool calls."""

@@ -1,1 +1,1 @@
-"""Grammars of answers that may hold tool calls, made of the descriptions of call formats."""
+"""Grammars for answers with tool calls, generated from the descriptions in `formats`."""

@@ -1,1 +1,1 @@
-"""Takes generated text apart, piece by piece, into content, reasoning and tool calls."""
+"""Parsers that split output into content, reasoning and tool calls while it streams."""

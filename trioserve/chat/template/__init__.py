@@ -1,1 +1,1 @@
-"""Chat templates: found or chosen, compiled once, rendered in a sandbox."""
+"""Chat templates: chosen, compiled once, and rendered in a sandbox."""

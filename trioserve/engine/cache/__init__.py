@@ -1,1 +1,1 @@
-"""What every KV sequence holds: the prefix tree, the cells, and what was moved to RAM."""
+"""The prefix cache: which KV sequence has which tokens, in the KV cache and in RAM."""

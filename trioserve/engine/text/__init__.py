@@ -1,1 +1,1 @@
-"""From sampled tokens to text that may be shown: whole characters, stop strings, reasoning."""
+"""From tokens to text that may be sent: whole characters, stop strings, reasoning budgets."""

@@ -1,4 +1,4 @@
-"""Grammars: which tokens may come next, worked out by llguidance.
+"""Grammars compiled by llguidance, which says which tokens may come next.
 
 `compiler` compiles them; `json_schema`, `gbnf` and `tools` turn each kind into what llguidance
 takes. A `matcher` follows one output through a grammar, and a `lazy` one waits for triggers first.

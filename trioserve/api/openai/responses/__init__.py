@@ -1,1 +1,1 @@
-"""OpenAI's Responses API."""
+"""The routes of OpenAI's Responses API: its items, tools and events."""
