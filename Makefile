@@ -30,7 +30,7 @@ help:
 	@echo "make check        format, lint, types, layers, documentation"
 	@echo "make format       format the code, and mend what ruff can mend"
 	@echo "make docs         build the documentation into site/"
-	@echo "make fuzz         send generated requests to a server for FUZZ_SECONDS=300"
+	@echo "make fuzz         send mutated requests to a server, then generated ones for FUZZ_SECONDS=300"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"

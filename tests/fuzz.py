@@ -1,14 +1,19 @@
-"""Fuzz a served API for some minutes: ``make fuzz``, or ``python tests/fuzz.py [seconds [flags]]``.
+"""Fuzz a served API for some minutes: ``make fuzz``, or ``python -m tests.fuzz [seconds [flags]]``.
 
-Serves the bundled model in a process of its own, reads ``/openapi.json``, and sends what
-Schemathesis draws from it: bodies that fit the description, and bodies that do not. It fails on an
-answer that says that the server broke, on one that does not come in time, and on a slot that is
-still in use when all is over.
+Serves the bundled model in a process of its own and sends two kinds of requests:
+
+1. Bytes: requests in HTTP/1.1 and HTTP/2 with bytes changed, doubled or left out, cut anywhere.
+2. Bodies: what Schemathesis draws from ``/openapi.json``, bodies that fit the description, and
+   bodies that do not.
+
+It fails on an answer that says that the server broke, on one that does not come in time, on a
+server that no longer answers, and on a slot that is still in use when all is over.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -20,10 +25,12 @@ from typing import Any
 
 import requests
 import schemathesis
+import trio
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings, strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
+from tests.support.attacks import send_all_mutated
 from tests.support.scripts import BASE
 
 #: Flags that switch on what can be switched on, and keep outputs short.
@@ -36,6 +43,9 @@ TIMEOUT = 30.0
 FINE = {501, 503, 504}
 
 EXAMPLES = 15
+
+#: Requests of mutated bytes.
+N_MUTATED = 2000
 
 
 @contextmanager
@@ -104,12 +114,26 @@ def slots_in_use(url: str) -> int:
     return sum(slot["is_processing"] for slot in slots)
 
 
+def send_bytes(url: str, statuses: Counter[int]) -> list[str]:
+    """Send requests of mutated bytes, and count the answers. Returns what is wrong."""
+    first = random.randrange(2**32)
+    seeds = f"{N_MUTATED} mutated requests, seeds from {first}"
+    try:
+        found = trio.run(send_all_mutated, url, range(first, first + N_MUTATED))
+        answer = requests.get(f"{url}/health", timeout=TIMEOUT)
+    except (OSError, ExceptionGroup) as error:  # requests' own errors are OSErrors
+        return [f"{seeds}: the server does not answer any more: {error!r}"]
+    statuses += found
+    found[answer.status_code] += 1
+    return [f"{seeds}: status {status}" for status in found if status >= 500 and status not in FINE]
+
+
 def main(seconds: float, *flags: str) -> int:
     """Fuzz for so long. Returns the exit code."""
-    until = time.monotonic() + seconds
     statuses: Counter[int] = Counter()
-    faults = []
     with serving(*flags) as url:
+        faults = send_bytes(url, statuses)
+        until = time.monotonic() + seconds
         described = requests.get(f"{url}/openapi.json", timeout=TIMEOUT).json()
         schema = schemathesis.openapi.from_dict(described)
         operations = [found.ok() for found in schema.get_all_operations()]
@@ -125,7 +149,7 @@ def main(seconds: float, *flags: str) -> int:
         if n := slots_in_use(url):
             faults.append(f"{n} slots are still in use")
     counts = ", ".join(f"{n} with status {status}" for status, n in sorted(statuses.items()))
-    print(f"{statuses.total()} requests ({counts}) in {seconds:g} seconds, {len(faults)} faults")
+    print(f"{statuses.total()} answers ({counts}) in {seconds:g} seconds, {len(faults)} faults")
     for fault in faults:
         print(fault)
     return 1 if faults else 0

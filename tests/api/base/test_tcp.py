@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,42 +10,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, send_all_mutated
 from tests.support.http_server import connected, post, serving_script
 from trioserve.api.base.service import Service
-
-#: HTTP/2: the preface, and an empty SETTINGS frame.
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-WEBSOCKET = (
-    b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
-
-
-def frame(kind: int, payload: bytes, *, flags: int = 0, stream: int = 1) -> bytes:
-    """Write a frame of HTTP/2."""
-    head = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
-    return head + payload
-
-
-def priorities(n: int) -> bytes:
-    return b"".join(frame(2, bytes(5), stream=2 * i + 1) for i in range(n))
-
-
-ATTACKS = {
-    "h2c with settings that are none": b"GET / HTTP/1.1\r\nHost: localhost\r\n"
-    b"Connection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n\r\n",
-    "HTTP/2: CONNECT": PREFACE + frame(1, b"\x02\x07CONNECT\x41\x01a", flags=5),
-    "HTTP/2: a path that is not ASCII": PREFACE
-    + frame(1, b"\x82\x86\x04\x02/\xff\x41\x01a", flags=5),
-    "HTTP/2: 3,000 PRIORITY frames": PREFACE + priorities(3000),
-    "a websocket, then garbage": WEBSOCKET + bytes(range(256)) * 40,
-    "a target without a slash, and a bad chunk": b"GET ?a HTTP/1.1\r\nHost: localhost\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\nnot a chunk\r\n",
-    "a bad chunk behind a good head": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "a head that is none": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 50,
-    "a head without an end": b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20000,
-}
 
 
 @asynccontextmanager
@@ -163,57 +129,6 @@ async def test_an_error_in_a_connection_is_one_line_in_the_log(
         assert "nobody expected this" in line["error"]
 
 
-# -- mutated requests
-
-SEEDS = (
-    post(
-        "/v1/chat/completions",
-        b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}',
-    ),
-    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    b'5\r\n{"con\r\n0\r\n\r\n',
-    *ATTACKS.values(),
-)
-
-
-def mutated(source: random.Random) -> bytes:
-    """One of the seeds with bytes changed, doubled, inserted or left out, cut anywhere."""
-    data = bytearray(source.choice(SEEDS)[:4000])
-    for _ in range(source.randrange(8)):
-        at, n = source.randrange(len(data)), source.randrange(1, 20)
-        match source.randrange(4):
-            case 0:
-                data[at] = source.randrange(256)
-            case 1:
-                data[at:at] = data[at : at + n]
-            case 2:
-                data[at:at] = source.choice(
-                    (b"\r\n", b"\0", b" ", b":", b"Upgrade: h2c\r\n", b"%ff")
-                )
-            case _:
-                if len(data) > n:
-                    del data[at : at + n]
-    return bytes(data[: source.randrange(1, len(data) + 1)])
-
-
-async def send_mutated(url: str, seed: int) -> None:
-    """Send one mutated request, and leave at once, after the answer, or in between."""
-    source = random.Random(seed)
-    async with connected(url) as stream:
-        try:
-            await stream.send_all(mutated(source))
-            with trio.move_on_after(source.choice((0, 0.01, 0.05))):
-                while await stream.receive_some(65536):
-                    pass
-        except trio.BrokenResourceError:
-            pass
-
-
 async def test_mutated_requests() -> None:
     async with unharmed() as (url, _):
-        for start in range(0, 300, 20):
-            async with trio.open_nursery() as nursery:
-                for seed in range(start, start + 20):
-                    nursery.start_soon(send_mutated, url, seed)
+        await send_all_mutated(url, range(300))
