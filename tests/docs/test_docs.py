@@ -14,7 +14,11 @@ from tests.support.docs_pages import ROOT, built, hooks
 from trioserve.config import Config
 from trioserve.config.table import FLAGS
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+PAGES = [
+    path
+    for pattern in ("README.md", "docs/*.md", "benchmarks/*.md", "examples/*/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 
 
 def test_the_map_has_every_folder() -> None:
@@ -34,14 +38,14 @@ def test_what_the_architecture_page_says_where_to_find_is_there() -> None:
         assert name in (ROOT / path).read_text(encoding="utf-8"), (path, name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_file_that_a_page_names_exists(page: Path) -> None:
     tops = "trioserve|tests|benchmarks|examples|docs"
     names = re.findall(rf"`((?:{tops})/[\w./]+)`", page.read_text(encoding="utf-8"))
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_module_that_a_page_names_exists(page: Path) -> None:
     names = set(re.findall(r"`(trioserve(?:\.[a-z_]+)+)`", page.read_text(encoding="utf-8")))
     assert names <= set(hooks.module_names())

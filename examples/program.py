@@ -1,4 +1,4 @@
-"""A model inside a Trio program, without HTTP: ``python examples/embedded.py``."""
+"""A model inside a Trio program, without HTTP: ``python examples/program.py``."""
 
 from __future__ import annotations
 
