@@ -103,6 +103,15 @@ def named_events_in(text: str) -> list[dict[str, Any]]:
     return events
 
 
+def error_body(
+    message: str, param: str | None, *, status: int = 400, **rest: Any
+) -> dict[str, Any]:
+    """The body of an error, in OpenAI's form."""
+    kind = "not_supported_error" if status == 501 else "invalid_request_error"
+    fields = {"code": status, "message": message, "type": kind, "param": param}
+    return {"error": {**fields, **rest}}
+
+
 @attrs.frozen
 class Busy:
     """A server whose one slot is taken until `free` is called."""

@@ -10,11 +10,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import trio
 
 from tests.support import fim_model
-from tests.support.clients import client_of
-from tests.support.http_server import serving_script
+from tests.support.clients import client_of, use_openai
 from trioserve.config import Config
 from trioserve.llama import load
 from trioserve.testing import ScriptedBackend
@@ -138,14 +136,12 @@ async def test_openai_s_suffix() -> None:
     prompts = Prompts()
     backend = ScriptedBackend(prompts)
     backend.vocab = GapVocab()
-    async with serving_script(backend) as (url, _):
 
-        def use() -> None:
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-                answer = client.completions.create(model="m", prompt=["a", "c"], suffix="b")
-                assert [choice.text for choice in answer.choices] == ["gap", "gap"]
+    def use(client: openai.OpenAI) -> None:
+        answer = client.completions.create(model="m", prompt=["a", "c"], suffix="b")
+        assert [choice.text for choice in answer.choices] == ["gap", "gap"]
 
-        await trio.to_thread.run_sync(use)
+    await use_openai(backend, use)
     assert sorted(prompts) == [f"{PRE}a{SUF}b{MID}", f"{PRE}c{SUF}b{MID}"]
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from gguf import PoolingType
 
-from tests.support.clients import client_of, client_of_app
+from tests.support.clients import client_of, client_of_app, error_body
 from tests.support.gguf_models import write_bert
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -34,12 +34,6 @@ async def client(model: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 def opened(model: Path, **config: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     return client_of_app(create_app(Config(model=str(model), reranking=True, threads=1, **config)))
-
-
-def error(message: str, param: str | None, *, status: int = 400, **rest: Any) -> dict[str, Any]:
-    kind = "not_supported_error" if status == 501 else "invalid_request_error"
-    fields = {"code": status, "message": message, "type": kind, "param": param}
-    return {"error": {**fields, **rest}}
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
@@ -140,14 +134,14 @@ async def test_what_is_wrong_is_named(
     client: httpx.AsyncClient, body: dict[str, Any], message: str, param: str
 ) -> None:
     answer = await client.post("/v1/rerank", json=body)
-    assert (answer.status_code, answer.json()) == (400, error(message, param))
+    assert (answer.status_code, answer.json()) == (400, error_body(message, param))
 
 
 async def test_a_document_that_is_too_long(client: httpx.AsyncClient) -> None:
     body = {"query": "cat", "documents": ["mat", "cat " * 80]}
     answer = await client.post("/v1/rerank", json=body)
     assert answer.status_code == 400
-    assert answer.json() == error(
+    assert answer.json() == error_body(
         "A text has 85 tokens, and the context of the model holds 64.",
         "documents",
         code="context_length_exceeded",
@@ -165,7 +159,7 @@ async def test_many_documents_in_one_request(model: Path) -> None:
 
 
 async def test_servers_that_do_not_rank(client: httpx.AsyncClient) -> None:
-    wanted = error(
+    wanted = error_body(
         "This server does not support reranking. Start it with `--reranking`", None, status=501
     )
     async with client_of() as other:
@@ -174,6 +168,6 @@ async def test_servers_that_do_not_rank(client: httpx.AsyncClient) -> None:
             assert (answer.status_code, answer.json()) == (501, wanted)
     answer = await client.post("/v1/embeddings", json={"input": "cat"})
     assert answer.status_code == 501
-    assert answer.json() == error(
+    assert answer.json() == error_body(
         "This server ranks documents, and has no vectors for them.", None, status=501
     )

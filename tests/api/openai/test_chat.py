@@ -9,8 +9,7 @@ import openai
 import pytest
 import trio
 
-from tests.support.clients import client_of, events_in
-from tests.support.http_server import serving_script
+from tests.support.clients import client_of, events_in, use_openai
 from tests.support.scripts import HI, answering
 from trioserve.chat.template.render import CHATML
 from trioserve.errors import DecodeError
@@ -285,44 +284,36 @@ async def test_the_model_goes_on_with_what_the_assistant_has_said(stream: bool) 
 
 
 async def test_the_sdk() -> None:
-    async with serving_script(answering("Hello you")) as (url, _):
+    def use(client: openai.OpenAI) -> None:
+        chat = client.chat.completions.create(model="m", messages=HI)
+        assert chat.choices[0].message.content == "Hello you"
+        text = ""
+        with client.chat.completions.create(
+            model="m", messages=HI, stream=True, stream_options={"include_usage": True}
+        ) as stream:
+            for chunk in stream:
+                text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        assert text == "Hello you"
+        assert chunk.usage is not None
+        assert chunk.usage.completion_tokens == 10
+        assert client.completions.create(model="m", prompt="a").choices[0].text
+        assert [model.id for model in client.models.list()] == ["scripted"]
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="m", messages=HI, max_tokens=-7)
+        assert caught.value.param == "max_tokens"
 
-        def use() -> None:
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-                chat = client.chat.completions.create(model="m", messages=HI)
-                assert chat.choices[0].message.content == "Hello you"
-                text = ""
-                with client.chat.completions.create(
-                    model="m", messages=HI, stream=True, stream_options={"include_usage": True}
-                ) as stream:
-                    for chunk in stream:
-                        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
-                assert text == "Hello you"
-                assert chunk.usage is not None
-                assert chunk.usage.completion_tokens == 10
-                assert client.completions.create(model="m", prompt="a").choices[0].text
-                assert [model.id for model in client.models.list()] == ["scripted"]
-                with pytest.raises(openai.BadRequestError) as caught:
-                    client.chat.completions.create(model="m", messages=HI, max_tokens=-7)
-                assert caught.value.param == "max_tokens"
-
-        await trio.to_thread.run_sync(use)
+    await use_openai(answering("Hello you"), use)
 
 
 async def test_the_sdk_with_tools() -> None:
-    async with serving_script(answering(CALL)) as (url, _):
+    def use(client: openai.OpenAI) -> None:
+        with client.chat.completions.stream(model="m", messages=HI, tools=[WEATHER]) as stream:
+            stream.until_done()
+            message = stream.get_final_completion().choices[0].message
+        assert message.tool_calls is not None
+        assert message.tool_calls[0].function.name == "weather"
 
-        def use() -> None:
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-                with client.chat.completions.stream(
-                    model="m", messages=HI, tools=[WEATHER]
-                ) as stream:
-                    stream.until_done()
-                    message = stream.get_final_completion().choices[0].message
-                assert message.tool_calls is not None
-                assert message.tool_calls[0].function.name == "weather"
-
-        await trio.to_thread.run_sync(use)
+    await use_openai(answering(CALL), use)
 
 
 async def test_an_answer_of_a_given_shape() -> None:

@@ -11,7 +11,7 @@ import pytest
 import structlog
 import trio
 
-from tests.support.clients import client_of, events_in
+from tests.support.clients import client_of, events_in, use_openai
 from tests.support.http_server import connected, post, serving_script, slots_in_use
 from tests.support.scripts import HI
 from trioserve.api.base.payload import usage as usage_of
@@ -84,23 +84,21 @@ async def test_the_choices_of_a_streamed_chat(include_usage: bool) -> None:
 
 async def test_openai_s_client_sees_all_choices() -> None:
     backend = ScriptedBackend(lambda prompt: "Yes", n_slots=3)
-    async with serving_script(backend) as (url, _):
 
-        def use() -> None:
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-                chat = client.chat.completions.create(model="m", messages=HI, n=2)
-                assert [choice.message.content for choice in chat.choices] == ["Yes", "Yes"]
-                with client.chat.completions.stream(model="m", messages=HI, n=2) as stream:
-                    stream.until_done()
-                    final = stream.get_final_completion()
-                assert [choice.message.content for choice in final.choices] == ["Yes", "Yes"]
-                text = client.completions.create(model="m", prompt="a", n=2, best_of=3)
-                assert [choice.index for choice in text.choices] == [0, 1]
-                with pytest.raises(openai.BadRequestError) as caught:
-                    client.chat.completions.create(model="m", messages=HI, n=4)
-                assert caught.value.param == "n"
+    def use(client: openai.OpenAI) -> None:
+        chat = client.chat.completions.create(model="m", messages=HI, n=2)
+        assert [choice.message.content for choice in chat.choices] == ["Yes", "Yes"]
+        with client.chat.completions.stream(model="m", messages=HI, n=2) as stream:
+            stream.until_done()
+            final = stream.get_final_completion()
+        assert [choice.message.content for choice in final.choices] == ["Yes", "Yes"]
+        text = client.completions.create(model="m", prompt="a", n=2, best_of=3)
+        assert [choice.index for choice in text.choices] == [0, 1]
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="m", messages=HI, n=4)
+        assert caught.value.param == "n"
 
-        await trio.to_thread.run_sync(use)
+    await use_openai(backend, use)
 
 
 async def test_all_choices_end_with_the_connection() -> None:

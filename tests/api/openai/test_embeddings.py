@@ -14,7 +14,7 @@ import openai
 import pytest
 import trio
 
-from tests.support.clients import client_of, client_of_app
+from tests.support.clients import client_of, client_of_app, error_body
 from tests.support.gguf_models import CLS, SEP, WIDTH, Bert, write_bert
 from tests.support.http_server import serving
 from tests.support.scripted_embedder import ScriptedEmbedder
@@ -29,12 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Bert:
 
 def client_of_model(path: Path, **config: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     return client_of_app(create_app(Config(model=str(path), embeddings=True, threads=1, **config)))
-
-
-def error(message: str, param: str | None, *, status: int = 400, **rest: Any) -> dict[str, Any]:
-    kind = "not_supported_error" if status == 501 else "invalid_request_error"
-    fields = {"code": status, "message": message, "type": kind, "param": param}
-    return {"error": {**fields, **rest}}
 
 
 async def test_the_openai_sdk(model: Bert) -> None:
@@ -134,7 +128,7 @@ async def test_a_vector_for_each_token(model: Bert) -> None:
         for name, value in (("embd_normalize", 2), ("dimensions", 4)):
             refused = await client.post("/embedding", json={"content": "cat", name: value})
             message = "Vectors of single tokens are neither cut nor normalized."
-            assert (refused.status_code, refused.json()) == (400, error(message, name))
+            assert (refused.status_code, refused.json()) == (400, error_body(message, name))
 
 
 async def test_many_inputs_in_one_request(model: Bert) -> None:
@@ -224,14 +218,14 @@ async def test_what_is_wrong_is_named(
 ) -> None:
     async with client_of_model(model.path) as client:
         answer = await client.post(path, json=body)
-        assert (answer.status_code, answer.json()) == (400, error(message, param))
+        assert (answer.status_code, answer.json()) == (400, error_body(message, param))
 
 
 async def test_a_text_that_is_too_long_names_the_flag(model: Bert) -> None:
     async with client_of_model(model.path, ubatch_size=16) as client:
         answer = await client.post("/v1/embeddings", json={"input": "cat " * 20})
         assert answer.status_code == 400
-        assert answer.json() == error(
+        assert answer.json() == error_body(
             "A text has 22 tokens, and this model takes a text as a whole, of 16 tokens at most; "
             "--ubatch-size raises that, with --batch-size where that is smaller.",
             "input",
@@ -262,7 +256,10 @@ async def test_a_server_for_text_has_no_embeddings() -> None:
     async with client_of() as client:
         for path in ("/v1/embeddings", "/embeddings", "/embedding"):
             answer = await client.post(path, content=b"not even JSON")
-            assert (answer.status_code, answer.json()) == (501, error(TEXT_ONLY, None, status=501))
+            assert (answer.status_code, answer.json()) == (
+                501,
+                error_body(TEXT_ONLY, None, status=501),
+            )
 
 
 async def test_a_server_for_embeddings_makes_no_text(model: Bert) -> None:
@@ -275,7 +272,7 @@ async def test_a_server_for_embeddings_makes_no_text(model: Bert) -> None:
             ("/v1/chat/completions", chat | {"stream": True}),
         ):
             answer = await client.post(path, json=body)
-            wanted = error(VECTORS_ONLY, None, status=501)
+            wanted = error_body(VECTORS_ONLY, None, status=501)
             assert (answer.status_code, answer.json()) == (501, wanted)
         for path in ("/health", "/health/live", "/props", "/slots", "/v1/models", "/metrics"):
             assert (await client.get(path)).status_code == 200

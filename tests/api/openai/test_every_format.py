@@ -8,10 +8,8 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-import trio
 
-from tests.support.clients import client_and_service
-from tests.support.http_server import serving_script
+from tests.support.clients import client_and_service, use_openai
 from tests.support.message_writers import WRITERS, Writer
 from tests.support.scripts import HI
 from trioserve.chat.formats.syntax import ChatFormat
@@ -95,15 +93,12 @@ class Answer(pydantic.BaseModel):
 
 
 async def test_the_sdk_reads_an_answer_of_a_given_shape() -> None:
-    async with serving_script(ScriptedBackend(lambda prompt: '{"a": 1}', n_ctx=4096)) as (url, _):
+    def use(client: openai.OpenAI) -> None:
+        done = client.chat.completions.parse(
+            model="m",
+            messages=[{"role": "user", "content": "go"}],
+            response_format=Answer,
+        )
+        assert done.choices[0].message.parsed == Answer(a=1)
 
-        def use() -> None:
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-                done = client.chat.completions.parse(
-                    model="m",
-                    messages=[{"role": "user", "content": "go"}],
-                    response_format=Answer,
-                )
-                assert done.choices[0].message.parsed == Answer(a=1)
-
-        await trio.to_thread.run_sync(use)
+    await use_openai(ScriptedBackend(lambda prompt: '{"a": 1}', n_ctx=4096), use)
