@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
 import trio
+from hypercorn.events import RawData
 from structlog.testing import capture_logs
 
 from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, send_all_mutated
 from tests.support.http_server import connected, post, serving_script
 from trioserve.api.base.service import Service
+from trioserve.api.base.tcp import TCPConnection
 
 
 @asynccontextmanager
@@ -127,6 +130,16 @@ async def test_an_error_in_a_connection_is_one_line_in_the_log(
             await answer_to(url, b"GET / HTTP/1.1\r\n\r\n")
         (line,) = (line for line in lines if line["event"] == "connection failed")
         assert "nobody expected this" in line["error"]
+
+
+async def test_an_answer_that_comes_while_the_connection_is_being_closed() -> None:
+    for _ in range(30):  # Trio runs tasks in any order
+        ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
+        async with ours, theirs, trio.open_nursery() as nursery:
+            connection = TCPConnection(Mock(), Mock(), Mock(), Mock(), ours)
+            connection.protocol = Mock(handle=AsyncMock())
+            nursery.start_soon(connection.protocol_send, RawData(b"an answer"))
+            nursery.start_soon(connection._close)
 
 
 async def test_mutated_requests() -> None:

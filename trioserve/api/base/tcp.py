@@ -126,6 +126,13 @@ class TCPConnection(TCPServer):
         finally:
             service.n_connections -= 1
 
+    async def protocol_send(self, event: Event) -> None:
+        """Send what the protocol says. What comes while the connection is being closed is lost."""
+        try:
+            await super().protocol_send(event)
+        except trio.BusyResourceError:  # `send_eof` is at work: only one task sends at a time
+            await self.protocol.handle(Closed())
+
     async def _read_data(self) -> None:
         await super()._read_data()
         await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
