@@ -44,7 +44,7 @@ post /tokenize '{"content": "Hello, world", "with_pieces": true}'
 post /detokenize '{"tokens": [300, 301]}'
 post /apply-template '{"messages": [{"role": "user", "content": "Hi"}]}'
 
-# What a browser's EventSource does: park a chat, then read it where the answer says.
+# What a browser's EventSource does: the chat is pending until its Location is read.
 printf '\n\n== POST /v1/chat/completions with Prefer: respond-async\n'
 location=$(curl --silent --show-error --fail-with-body -H "$json" -H 'Prefer: respond-async' \
     "$base/v1/chat/completions" -d '{"messages": [{"role": "user", "content": "Say hello"}]}' |

@@ -68,16 +68,16 @@ NEUTRAL_IN_CHAT: Mapping[str, Neutral] = {
 #: Known fields that are taken without effect, because one machine with one model has no use for
 #: them: what they are for, by name. None of them changes what an answer should say.
 ACCEPTED: Mapping[str, str] = {
-    "metadata": "notes to stored answers, and nothing is stored",
-    "model": "there is one model, which answers under its own name",
-    "prediction": "text that the answer may repeat, to be quicker; it is as quick as it is",
+    "metadata": "labels of stored answers; nothing is stored",
+    "model": "there is one model, and answers have its name",
+    "prediction": "expected text that would speed up the answer; the answer is the same without",
     "prompt_cache_key": "the cache finds prompts by their tokens",
     "prompt_cache_options": "the cache has flags of its own",
-    "prompt_cache_retention": "the cache keeps what it has room for",
-    "safety_identifier": "who the end user is, for a provider that watches",
+    "prompt_cache_retention": "the cache keeps what fits",
+    "safety_identifier": "identifies an end user to a provider",
     "service_tier": "there is one tier",
     "store": "nothing is stored",
-    "user": "as safety_identifier",
+    "user": "like safety_identifier",
 }
 
 
