@@ -112,7 +112,7 @@ def test_a_number_that_changes_each_time_does_not_change_the_prefix() -> None:
 def test_the_least_request() -> None:
     request = MessagesRequest.parse({"messages": HI})
     assert request.given_params() == {"max_tokens": MAX_TOKENS}
-    assert request.prompt.thinking.enabled is None
+    assert request.thinking.enabled is None
 
 
 def test_fields_that_all_routes_share() -> None:
@@ -345,8 +345,8 @@ def test_whatever_is_wrong_is_told(data: st.DataObject) -> None:
     except InvalidRequestError as error:
         problem = error
     if request is not None:  # then `Server` finds nothing wrong with its form
-        parse_messages(request.prompt.messages)
-        parse_tools(request.prompt.tools)
+        parse_messages(request.messages)
+        parse_tools(request.tools)
     else:
         assert problem is not None
         assert problem.param is not None and problem.param in problem.message

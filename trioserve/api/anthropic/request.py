@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -29,7 +29,6 @@ from trioserve.api.base.fields import (
     text,
 )
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.json_schema import of_fields
 from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
 from trioserve.chat.messages import Messages, Tools
 from trioserve.chat.params import ChatParams
@@ -100,7 +99,7 @@ _MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 @attrs.frozen
 class Thinking:
-    """Whether the model thinks, field long, and who may read it.
+    """Whether the model thinks, how long, and who may read it.
 
     It does not unless it is asked to: clients that do not ask read the first block as text.
     """
@@ -183,7 +182,7 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
 # -- the routes
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class CountTokensRequest:
     """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
 
@@ -215,14 +214,9 @@ class CountTokensRequest:
         )
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> CountTokensRequest:
+    def parse(cls, body: Mapping[str, Any]) -> Self:
         """Read a body. Raises InvalidRequestError, which names the field at fault."""
         return structure(cls, body)
-
-
-@json_type(properties=of_fields(CountTokensRequest))
-def _prompt(body: Mapping[str, Any]) -> CountTokensRequest:
-    return CountTokensRequest.parse(body)
 
 
 @attrs.frozen(kw_only=True)
@@ -238,10 +232,9 @@ def _stop_sequences(value: Any) -> tuple[str, ...]:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class MessagesRequest(GenerationRequest):
+class MessagesRequest(CountTokensRequest, GenerationRequest):
     """``POST /v1/messages``."""
 
-    prompt: CountTokensRequest = field(whole=_prompt)
     metadata: Metadata = attrs.field(factory=Metadata)
     max_tokens: int | None = field(read=readers.max_tokens, default=MAX_TOKENS)
     stop: tuple[str, ...] | None = field("stop_sequences", read=_stop_sequences, default=None)
@@ -253,7 +246,7 @@ class MessagesRequest(GenerationRequest):
         return self.stream
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> MessagesRequest:
+    def parse(cls, body: Mapping[str, Any]) -> Self:
         """Read a body. Raises InvalidRequestError, which names the field at fault."""
         refuse_unsupported(body, _NEUTRAL)
-        return structure(cls, body)
+        return super().parse(body)

@@ -34,15 +34,14 @@ async def name_request(response: Response) -> Response:
 @takes(MessagesRequest)
 async def messages() -> Response:
     """Answer a chat, at once or as a stream."""
-    request = MessagesRequest.parse(await read_chat())
+    request = await read_chat(MessagesRequest.parse)
     server = current_server()
     params, context = await params_for(server, request), current_context(request.timeout)
-    prompt = request.prompt
     (stream,) = await open_streams(
-        server.chats.stream(prompt.messages, params, prompt.chat_params, context)
+        server.chats.stream(request.messages, params, request.chat_params, context)
     )
     head = Head(server.model.info.name, len(stream.prompt))
-    blocks = Blocks(show_thinking=prompt.thinking.shown)
+    blocks = Blocks(show_thinking=request.thinking.shown)
     if not request.stream:
         return json_response(await whole_message(stream, head, blocks))
     events, pings = MessageEvents(head, blocks), pings_for(server, request, [stream])
@@ -53,6 +52,6 @@ async def messages() -> Response:
 @takes(CountTokensRequest)
 async def count_tokens() -> Response:
     """Count the tokens of a prompt, and generate nothing."""
-    request = CountTokensRequest.parse(await read_chat())
+    request = await read_chat(CountTokensRequest.parse)
     n_tokens = await current_server().count_tokens(request.messages, request.chat_params)
     return json_response({"input_tokens": n_tokens})

@@ -72,7 +72,7 @@ def _tool_choice(value: Any) -> ToolChoice:
     return parse_tool_choice(value)
 
 
-# -- field the prompt ends
+# -- how the prompt ends
 
 
 @attrs.frozen

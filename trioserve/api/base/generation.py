@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from trioserve.api.base import sse
-from trioserve.api.base.body import read_body
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.queue import Waiting, current_queue
 from trioserve.api.base.request import current_request
@@ -18,6 +18,7 @@ from trioserve.server.choices import check_copies
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.types import GenerationParams
 
+_R = TypeVar("_R")
 _S = TypeVar("_S", Stream, ChatStream)
 
 
@@ -32,19 +33,22 @@ async def params_for(server: Server, request: GenerationRequest) -> GenerationPa
     return await server.params(request.given_params())
 
 
-async def read_chat() -> dict[str, Any]:
-    """Read the body of a chat. Its last message may be the assistant's, to go on with.
+async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:
+    """Read the body of a chat, and parse it. Its final message may be the assistant's, to continue.
 
     Where the configuration does not want that, it has to be asked for.
 
     Raises:
-        InvalidRequestError: it is not a JSON object.
+        InvalidRequestError: it is not a JSON object; or from `parse`.
     """
-    body = await read_body()
-    prefills = current_service().config.prefill_assistant
-    if not prefills and body.get("continue_final_message") is None:
-        body["continue_final_message"] = False
-    return body
+    continues = current_service().config.prefill_assistant
+
+    def parse_chat(body: dict[str, Any]) -> _R:
+        if not continues and body.get("continue_final_message") is None:
+            body["continue_final_message"] = False
+        return parse(body)
+
+    return await read_body_as(parse_chat)
 
 
 async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_S]:

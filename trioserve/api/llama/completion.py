@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -10,7 +11,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, payload, sse
-from trioserve.api.base.body import read_body
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
 from trioserve.api.base.fields import structure
 from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
@@ -39,7 +40,7 @@ blueprint = Blueprint("llama", __name__)
 @takes(TokenizeRequest)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
-    request = structure(TokenizeRequest, await read_body())
+    request = await read_body_as(partial(structure, TokenizeRequest))
     server = current_server()
     tokens = await server.tokenize(
         request.content,
@@ -71,7 +72,7 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 @takes(DetokenizeRequest)
 async def detokenize() -> Response:
     """Turn token ids into text."""
-    request = structure(DetokenizeRequest, await read_body())
+    request = await read_body_as(partial(structure, DetokenizeRequest))
     return json_response({"content": current_server().detokenize(request.tokens, param="tokens")})
 
 
@@ -79,7 +80,7 @@ async def detokenize() -> Response:
 @takes(TemplateRequest)
 async def apply_template() -> Response:
     """Render a chat, and do no more."""
-    request = structure(TemplateRequest, await read_chat())
+    request = await read_chat(TemplateRequest.parse)
     prompt = await current_server().render(request.messages, request.chat_params)
     return json_response({"prompt": prompt})
 
@@ -92,7 +93,7 @@ async def apply_template() -> Response:
 @takes(LlamaCompletionRequest)
 async def completion() -> Response:
     """Continue one or more prompts."""
-    request = LlamaCompletionRequest.parse(await read_body())
+    request = await read_body_as(LlamaCompletionRequest.parse)
     server = current_server()
     params, context = await params_for(server, request), current_context(request.timeout)
     return await answer(server, request, request.prompts, params, context)

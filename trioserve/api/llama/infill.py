@@ -5,7 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base.body import read_body
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.generation import params_for
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_context
@@ -23,7 +23,7 @@ async def fill() -> Response:
     """Fill the gap between two texts."""
     server = current_server()
     server.parts.infill.check()
-    request = InfillRequest.parse(await read_body())
+    request = await read_body_as(InfillRequest.parse)
     params, context = await params_for(server, request), current_context(request.timeout)
     gap = Gap(
         prefix=request.input_prefix,

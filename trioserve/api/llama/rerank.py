@@ -14,11 +14,11 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import readers
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import MismatchError, field, json_type, structure
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_context, json_response
 from trioserve.api.base.service import current_server
-from trioserve.api.openai.embeddings import read_as
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.embedding_results import Ranking
 
@@ -92,10 +92,10 @@ _OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_sc
 @blueprint.post("/v1/reranking")
 @takes(RerankRequest)
 async def rerank() -> Response:
-    """Score field well documents fit a query."""
+    """Score how well documents fit a query."""
     server = current_server()
     server.parts.ranker()  # or there is none
-    request = await read_as(RerankRequest.parse)
+    request = await read_body_as(RerankRequest.parse)
     given = request.documents or request.texts or ()
     context = current_context(request.timeout)
     ranking = await server.rerank(request.query, given, priority=request.priority, context=context)

@@ -11,7 +11,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, payload, sse
-from trioserve.api.base.body import read_body
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
 from trioserve.api.base.openapi import takes
@@ -47,7 +47,7 @@ blueprint = Blueprint("openai", __name__)
 @takes(ChatRequest)
 async def chat_completions() -> Response:
     """Answer a chat: at once, as a stream, or later on a route of its own (`parked`)."""
-    request = ChatRequest.parse(await read_chat())
+    request = await read_chat(ChatRequest.parse)
     server = current_server()
     params, context = await params_for(server, request), current_context(request.timeout)
     if parked.is_asked_for():
@@ -160,7 +160,7 @@ def message(value: Message) -> dict[str, Any]:
 @takes(ChatRequest)
 async def count_tokens() -> Response:
     """Count the tokens of a chat's prompt, and generate nothing."""
-    return await counted(ChatRequest.parse(await read_chat()))
+    return await counted(await read_chat(ChatRequest.parse))
 
 
 async def counted(request: ChatRequest) -> Response:
@@ -176,7 +176,7 @@ async def counted(request: ChatRequest) -> Response:
 @takes(CompletionRequest)
 async def completions() -> Response:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
-    request = CompletionRequest.parse(await read_body())
+    request = await read_body_as(CompletionRequest.parse)
     server = current_server()
     params, context = await params_for(server, request), current_context(request.timeout)
     prompts, n = await _prompts(server, request, params), request.n_copies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import readers, sse
-from trioserve.api.base.body import read_body
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import (
     MismatchError,
     field,
@@ -27,7 +26,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.readers import RawPrompt
-from trioserve.api.base.request import current_context, current_request
+from trioserve.api.base.request import current_context
 from trioserve.api.base.service import current_server
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
@@ -36,9 +35,6 @@ from trioserve.server.embedding_results import Array, Embeddings
 blueprint = Blueprint("embeddings", __name__)
 
 _T = TypeVar("_T")
-
-#: Bodies up to this length (bytes) are looked through on the event loop.
-_SHORT_BODY = 65536
 
 #: Vectors with more numbers than this, all together, are written in a thread.
 _MANY_NUMBERS = 4096
@@ -131,7 +127,7 @@ async def openai() -> Response:
             "This server makes a vector of each token, because its pooling is 'none', and this "
             "route has one for each text. POST /embeddings gives them."
         )
-    request = await read_as(partial(structure, EmbeddingsRequest))
+    request = await read_body_as(partial(structure, EmbeddingsRequest))
     if request.input is None:
         return await _own(server, request)
     done = await _embed(server, request)
@@ -153,20 +149,8 @@ async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
     server = current_server()
     server.parts.embedder()  # or there is none
-    request = await read_as(partial(structure, EmbeddingsRequest))
+    request = await read_body_as(partial(structure, EmbeddingsRequest))
     return await _own(server, request)
-
-
-async def read_as(parse: Callable[[dict[str, Any]], _T]) -> _T:
-    """Read the body, and make of it what `parse` does; in a thread when it is long.
-
-    Raises:
-        InvalidRequestError: from `parse`, or the body is not a JSON object.
-    """
-    body = await read_body()
-    if (current_request().content_length or math.inf) <= _SHORT_BODY:
-        return parse(body)
-    return await trio.to_thread.run_sync(parse, body)
 
 
 async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:

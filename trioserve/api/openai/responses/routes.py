@@ -25,7 +25,7 @@ blueprint = Blueprint("responses", __name__)
 @takes(ResponsesRequest)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
-    request, chat = ResponsesRequest.parse(await read_chat())
+    request, chat = await read_chat(ResponsesRequest.parse)
     server = current_server()
     params, context = await params_for(server, chat), current_context(chat.timeout)
     with request.input.naming_items():
@@ -58,6 +58,6 @@ async def responses() -> Response:
 @takes(ResponsesRequest)
 async def input_tokens() -> Response:
     """Count the tokens that a response would begin with."""
-    request, chat = ResponsesRequest.parse(await read_chat())
+    request, chat = await read_chat(ResponsesRequest.parse)
     with request.input.naming_items():
         return await counted(chat)
