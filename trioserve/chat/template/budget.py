@@ -1,22 +1,17 @@
-"""What a chat template may spend: a meter for the work, the memory and the size of values.
+"""What one render of a chat template may spend: processor time, memory, and the size of a value.
 
-The template of a GGUF is untrusted, so rendering is metered like a contract on a block chain:
-every operation that takes more than constant time, and everything that makes a value, is paid
-for before or just after it happens. Three rules make that sound:
-
-* A value is never *larger* than `Limits.value`. Its size counts what it would print: a list that
-  holds the same string a thousand times counts it a thousand times. So each single step of
-  Python's, such as comparing two values or writing one as JSON, takes a bounded time.
-* `Limits.made` bounds the sum of the sizes of all values made, and so the memory.
-* `Limits.work` bounds the time, in units of about a microsecond. It counts operations and
-  sizes, not seconds, so that a render gives the same result on a slow machine.
+The template of a GGUF is untrusted, and Python cannot kill a thread: a template has to be stopped
+from inside. So the clock is read wherever a template repeats something, and what it makes is added
+up. A step between two looks at the clock is short, because no value is larger than `Limits.value`.
+The size of a value is that of what it prints: a list that holds one text a thousand times counts
+it a thousand times. Otherwise sixty lists, each of the one before twice, would print for years.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,10 +21,11 @@ from trioserve.errors import TemplateError
 
 MIB = 1 << 20
 
-#: How deep values may be nested.
+#: How deep values may be nested; those of a request a little less, so that templates can wrap them.
 MAX_DEPTH = 100
+MAX_INPUT_DEPTH = 90
 
-#: Integers that a template computes stay below this: larger ones make slow dictionaries.
+#: Integers that a template computes stay below this: larger ones can make dictionaries slow.
 MAX_INT = 2**63
 
 #: Integers in a request stay below this, which is more than JSON Schemas use as limits.
@@ -38,32 +34,21 @@ MAX_INPUT_INT = 2**70
 #: The size of what is not text and holds nothing.
 SCALAR = 32
 
+_CONTAINERS = (list, tuple, dict)
+_ITERATORS = (Iterator, KeysView, ValuesView, ItemsView)
+
 
 @attrs.frozen
 class Limits:
-    """Bounds on one render. Sizes are in bytes, roughly; the work is in microseconds, roughly."""
+    """Bounds on one render of a small input. Sizes are in bytes, roughly."""
 
     value: int = 4 * MIB  # the largest value, and the longest output
     made: int = 128 * MIB  # the sum of the values that are made
-    work: int = 3_000_000
-    seconds: float = 30.0  # a backstop; on a free machine `work` is reached long before
-
-    def for_input(self, size: int) -> Limits:
-        """Give a larger input larger bounds.
-
-        Some templates put a long conversation together by adding to a text, message by message.
-        All those texts count as made, though hardly any lives on: hence the generous factor.
-        """
-        return attrs.evolve(
-            self,
-            value=self.value + 4 * size,
-            made=self.made + max(32 * size, min(512 * size, 512 * MIB)),
-            work=self.work + size // 8,
-        )
+    seconds: float = 2.0  # of processor time
 
 
-class Growable(list[Any]):
-    """An empty list literal of a template, which may grow by plain values.
+class Queue(list[Any]):
+    """What ``[]`` makes in a template: a list that may grow by plain values.
 
     The sandbox keeps lists immutable, but some models' templates use one as a queue. Its size
     counts the room that it may grow by, so that the sizes of lists around it stay right.
@@ -77,172 +62,183 @@ class Growable(list[Any]):
 
     def append(self, value: Any) -> None:
         """Add one plain value; containers are refused, for they could hold this list."""
-        if not (value is None or isinstance(value, str | int | float)):
-            raise TemplateError("The chat template may append only plain values to a list.")
+        require(
+            value is None or isinstance(value, str | int | float),
+            "may append only plain values to a list",
+        )
         self._room -= SCALAR + (2 * len(value) if isinstance(value, str) else 16)
-        if self._room < 0:
-            raise TemplateError("The chat template appends too much to a list.")
+        require(self._room >= 0, "appends too much to a list")
         super().append(value)
 
 
 class Meter:
-    """Counts what one render spends. Every method raises `TemplateError` when it is too much."""
+    """Counts what one render spends. Every method raises `TemplateError` when it is too much.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.item: object = None  # the message that the template is looping over
-        self._work = 0
-        self._made = 0
-        self._deadline = time.monotonic() + limits.seconds
-        self._next_look = 1000
-        # id of a container -> (size, depth, the container, kept so that the id stays its own)
+    Args:
+        limits: the bounds for a small input.
+        given: the variables of the template, which must be plain JSON.
+        places: by the id of each message, its place in the request.
+    """
+
+    def __init__(self, limits: Limits, given: Mapping[str, Any], places: Mapping[int, int]) -> None:
+        self.place: int | None = None  # of the message that the template is looping over
+        self._places = places
+        self._outer: list[int | None] = []
+        # By the id of a container: its size and depth, and itself, so that the id stays its own.
         self._known: dict[int, tuple[int, int, object]] = {}
+        self._reads_input = True
+        self.max_value = sys.maxsize
+        size = self.measure(given)[0]
+        self._reads_input = False
+        self.max_value = limits.value + 4 * size
+        # Some templates put a long conversation together by adding to a text, message by message.
+        # All those texts count as made, though hardly any lives on: hence the generous factor.
+        self._max_made = limits.made + max(32 * size, min(512 * size, 512 * MIB))
+        self._made = 0
+        self._seconds = limits.seconds + size / 8e6
+        self._began = time.thread_time()
+        self._look_again = time.monotonic() + self._seconds
 
-    def work(self, units: int = 1) -> None:
-        """Pay for work."""
-        self._work += units
-        if self._work < self._next_look:
+    def tick(self) -> None:
+        """Look at the clock. Time that other threads take does not count."""
+        if time.monotonic() < self._look_again:
             return
-        self._next_look = self._work + 1000
-        if self._work > self.limits.work or time.monotonic() > self._deadline:
-            raise TemplateError("The chat template does too much work.")
+        left = self._seconds - (time.thread_time() - self._began)
+        require(left > 0, "does too much work")
+        self._look_again = time.monotonic() + left
 
-    def plan(self, size: int) -> None:
-        """Refuse a step that would make a value of this size, before it is made."""
-        if size > self.limits.value:
+    def check_size(self, size: int) -> None:
+        """Refuse a value of this size, before it is made."""
+        if size > self.max_value:
             raise TemplateError(
-                f"The chat template makes a value of more than {self.limits.value} bytes."
+                f"The chat template makes a value of more than {self.max_value} bytes."
             )
 
     def made(self, size: int) -> None:
-        """Pay for a value, or a copy of one, of this size."""
-        self.plan(size)
+        """Count a value, or a copy of one, of this size."""
         self._made += size
-        if self._made > self.limits.made:
+        if self._made > self._max_made:
             raise TemplateError(
-                f"The chat template makes more than {self.limits.made} bytes of values."
+                f"The chat template makes more than {self._max_made} bytes of values."
             )
-        self.work(1 + size // 512)
 
-    def admit(self, value: Any) -> Any:
-        """Check and pay for the result of an operation; gives it back, iterators as lists."""
-        kind = type(value)
-        if kind is str:
-            self.made(SCALAR + len(value))
-        elif kind is bool or value is None:
-            self.work()
-        elif kind is int:
-            self.work()
-            if not -MAX_INT < value < MAX_INT:
-                raise TemplateError("The chat template computes too large a number.")
-        elif isinstance(value, Iterator) or kind in _VIEWS:
-            value = self.gather(value)
-            self.weigh(value)
-        elif isinstance(value, list | tuple | dict | range):
-            self.made(64 + 8 * len(value))
-            self.weigh(value)
-        else:
-            self.work()
-        return value
-
-    def gather(self, items: Iterable[Any]) -> list[Any]:
-        """Make a list of what an iterator gives, paying as it goes."""
-        found = []
-        for item in items:
-            self.made(8)
-            found.append(item)
-        return found
-
-    def weigh(self, value: Any) -> int:
-        """Give the size of a value, and check it."""
-        if type(value) is str:
-            return SCALAR + len(value)
-        size, _ = self._measure(value, 0)
-        self.plan(size)
-        return size
-
-    def look(self, value: Any) -> None:
-        """Pay for reading a value from end to end."""
-        self.work(1 + self.weigh(value) // 512)
-
-    def _measure(self, value: Any, depth: int) -> tuple[int, int]:
+    def measure(self, value: Any, depth: int = 0) -> tuple[int, int]:
+        """Give the size of a value and how many levels it has, and check both."""
         if isinstance(value, str):
             return SCALAR + len(value), 0
+        if self._reads_input:
+            _check_is_json(value)
         if isinstance(value, range):
             return SCALAR * (1 + len(value)), 1
-        if not isinstance(value, list | tuple | dict):
+        if not isinstance(value, _CONTAINERS):
             return SCALAR, 0
-        known = self._known.get(id(value))
-        if known is not None:
+        if (known := self._known.get(id(value))) is not None:
             return known[0], known[1]
-        if depth > MAX_DEPTH:
-            raise TemplateError(f"A value in the chat template is more than {MAX_DEPTH} deep.")
-        self.work(1 + len(value) // 4)
-        size = 64 + (Growable.ROOM if isinstance(value, Growable) else 0)
-        below = 0
-        for child in _children(value):
-            child_size, child_depth = self._measure(child, depth + 1)
+        children = [*value, *value.values()] if isinstance(value, dict) else value
+        size, levels = 64 + (Queue.ROOM if isinstance(value, Queue) else 0), 0
+        max_depth = MAX_INPUT_DEPTH if self._reads_input else MAX_DEPTH
+        for child in children if depth < max_depth else ():
+            child_size, child_levels = self.measure(child, depth + 1)
             size += child_size
-            below = max(below, child_depth)
-        if below >= MAX_DEPTH:
-            raise TemplateError(f"A value in the chat template is more than {MAX_DEPTH} deep.")
-        self._known[id(value)] = size, below + 1, value
-        return size, below + 1
+            if child_levels > levels:
+                levels = child_levels
+        if depth + levels >= max_depth:
+            raise TemplateError("A value is nested too deeply.")
+        self.check_size(size)
+        self._known[id(value)] = size, levels + 1, value
+        return size, levels + 1
+
+    # -- what the code of a template goes through, see `trioserve.chat.template.sandbox`
+
+    def admit(self, value: Any) -> Any:
+        """Check and count the result of an operation; gives it back, iterators as lists."""
+        self.tick()
+        kind = type(value)
+        if kind is str:
+            self.check_size(SCALAR + len(value))
+            self.made(SCALAR + len(value))
+        elif kind is bool or kind is range or value is None:
+            pass  # of a small size, whatever it is
+        elif kind is int:
+            require(-MAX_INT < value < MAX_INT, "computes too large a number")
+        elif isinstance(value, _CONTAINERS):
+            self.made(64 + SCALAR * len(value))
+            self.measure(value)
+        elif isinstance(value, _ITERATORS):
+            return self.admit(list(value))
+        return value
+
+    def admit_list(self, value: list[Any]) -> list[Any]:
+        """Check and count a list that is written out; an empty one may grow."""
+        admitted: list[Any] = self.admit(value) if value else Queue()
+        return admitted
+
+    def admit_slice(self, value: Any) -> Any:
+        """Count a slice. It is no larger than what it was cut from."""
+        self.tick()
+        self.made(64 + len(value) * (1 if isinstance(value, str) else 8))
+        return value
+
+    def join(self, *values: Any) -> Any:
+        """Do what ``~`` does."""
+        self.check_size(sum(self.measure(value)[0] for value in values))
+        return self.admit("".join(map(str, values)))
+
+    def enter_loop(self) -> None:
+        """Remember which message the loop around this one is at."""
+        self._outer.append(self.place)
+
+    def step(self, value: Any) -> Any:
+        """Look at the clock, and note which message a loop is at."""
+        self.tick()
+        self.place = self._places.get(id(value), self.place)
+        return value
+
+    def leave_loop(self) -> None:
+        """Say that a loop is over."""
+        self.place = self._outer.pop()
 
 
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+class Output(list[str]):
+    """Pieces of text, counted as they come: what a template prints, or captures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._meter = current()
+        self._size = 0
+
+    def append(self, piece: str) -> None:
+        """Add a piece."""
+        self._size += len(piece)
+        if self._size > self._meter.max_value:
+            self._meter.check_size(self._size)
+        self._meter.made(8 + len(piece))
+        super().append(piece)
+
+    def extend(self, pieces: Iterable[str]) -> None:
+        """Add pieces."""
+        for piece in pieces:
+            self.append(piece)
 
 
-def _children(value: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterator[Any]:
+def require(condition: bool, problem: str) -> None:
+    """Raise `TemplateError` unless a condition holds. The template is what has the problem."""
+    if not condition:
+        raise TemplateError(f"The chat template {problem}.")
+
+
+def _check_is_json(value: object) -> None:
     if isinstance(value, dict):
-        yield from value
-        yield from value.values()
-    else:
-        yield from value
-
-
-def size_of_input(value: Any, depth: int = 0) -> int:
-    """Give the size of what a request brings, and check that it is plain JSON.
-
-    Raises:
-        TemplateError: nested too deeply, or of a type that JSON does not have.
-    """
-    if isinstance(value, str):
-        return SCALAR + len(value)
-    if isinstance(value, int) and abs(value) >= MAX_INPUT_INT:
-        raise TemplateError("A number is too large.")
-    if value is None or isinstance(value, int | float):
-        return SCALAR
-    if depth > MAX_DEPTH - 10:
-        raise TemplateError("A value is nested too deeply.")
-    if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TemplateError("The keys of an object must be strings.")
-        return 64 + sum(
-            SCALAR + len(key) + size_of_input(child, depth + 1) for key, child in value.items()
-        )
-    if isinstance(value, list | tuple):
-        return 64 + sum(size_of_input(child, depth + 1) for child in value)
-    raise TemplateError(f"A value of type {type(value).__name__} is not JSON.")
+    elif isinstance(value, int):
+        if abs(value) >= MAX_INPUT_INT:
+            raise TemplateError("A number is too large.")
+    elif not (value is None or isinstance(value, float | list | tuple)):
+        raise TemplateError(f"A value of type {type(value).__name__} is not JSON.")
 
 
-_current: ContextVar[Meter | None] = ContextVar("trioserve_template_meter", default=None)
-
-
-def current() -> Meter:
-    """Give the meter of the render that is running.
-
-    While a template is compiled none runs. Constant expressions may be evaluated then, once, and
-    this gives them a meter of their own.
-    """
-    return _current.get() or Meter(Limits())
-
-
-@contextmanager
-def running(meter: Meter) -> Iterator[Meter]:
-    """Make a meter the current one."""
-    token = _current.set(meter)
-    try:
-        yield meter
-    finally:
-        _current.reset(token)
+#: The meter of the render that is running. There is none while a template is compiled, so that
+#: jinja2 fails to run filters on constants then, and leaves them for later.
+running: ContextVar[Meter] = ContextVar("running")
+current = running.get

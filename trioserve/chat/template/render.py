@@ -10,7 +10,6 @@ from typing import Any
 
 import attrs
 import jinja2
-from jinja2.meta import find_undeclared_variables
 
 from trioserve.chat.formats.calls import GENERIC
 from trioserve.chat.formats.detect import detect
@@ -25,10 +24,9 @@ from trioserve.chat.messages import (
     parse_tools,
 )
 from trioserve.chat.template import generic
-from trioserve.chat.template.budget import Limits, Meter, running, size_of_input
+from trioserve.chat.template.budget import Limits, Meter, Output, running
 from trioserve.chat.template.capabilities import PRESERVE_REASONING, Capabilities, find
-from trioserve.chat.template.rewrite import meter_in
-from trioserve.chat.template.sandbox import BoundedEnvironment
+from trioserve.chat.template.sandbox import Sandbox
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 
 #: For models that bring no template of their own.
@@ -45,7 +43,7 @@ CHATML = """\
 MAX_SOURCE = 200_000
 
 #: What the render of a few short messages may spend while the capabilities are found out.
-_PROBE_LIMITS = Limits(value=1 << 20, made=8 << 20, work=200_000, seconds=5.0)
+_PROBE_LIMITS = Limits(value=1 << 20, made=8 << 20, seconds=0.2)
 
 _OURS = frozenset({"messages", "tools", "add_generation_prompt"})
 
@@ -72,7 +70,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._limits = Limits() if limits is None else limits
         self._now = now
-        self._template, self._wants = _compile(source, BoundedEnvironment(now))
+        self._template, self._wants = _compile(source, now)
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
@@ -249,17 +247,16 @@ class ChatTemplate:
     ) -> str:
         """Render. `places` are the places of the messages in the request, for error messages."""
         given = {**self._tokens, **self._unusual(variables), **variables, "messages": messages}
-        meter = Meter(limits.for_input(size_of_input(given)))
-        pieces: list[str] = []
-        size = 0
+        by_id = {id(message): place for message, place in zip(messages, places, strict=True)}
+        meter = Meter(limits, given, by_id)
+        token = running.set(meter)
         try:
-            with running(meter):
-                for piece in self._template.generate(**given):
-                    pieces.append(piece)
-                    size += len(piece)
-                    meter.plan(size)
+            pieces = Output()
+            pieces.extend(self._template.generate(given))
         except Exception as error:
-            raise _explain(error, _place(meter.item, messages, places)) from error
+            raise _explain(error, meter.place) from error
+        finally:
+            running.reset(token)
         return "".join(pieces)
 
     def _unusual(self, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -296,7 +293,7 @@ class ChatTemplate:
 
 
 def _compile(
-    source: str, environment: BoundedEnvironment
+    source: str, now: Callable[[], datetime.datetime]
 ) -> tuple[jinja2.Template, frozenset[str]]:
     """Give a template, and the names of the variables that it takes."""
     if len(source) > MAX_SOURCE:
@@ -305,10 +302,7 @@ def _compile(
             param="chat_template",
         )
     try:
-        tree = environment.parse(source)
-        wants = frozenset(find_undeclared_variables(tree))
-        code = environment.compile(meter_in(tree, environment))
-        made = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+        return Sandbox(now).compile_template(source)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(
             f"The chat template is not valid in line {error.lineno}: "
@@ -319,15 +313,6 @@ def _compile(
         raise TemplateError(
             f"The chat template cannot be compiled: {_describe(error)}", param="chat_template"
         ) from error
-    return made, wants
-
-
-def _place(item: object, messages: list[Message], places: list[int]) -> int | None:
-    """Find the place in the request of the message that was being rendered."""
-    for message, place in zip(messages, places, strict=True):
-        if message is item:
-            return place
-    return None
 
 
 def _explain(error: Exception, place: int | None) -> TemplateError:
