@@ -1,4 +1,4 @@
-"""Which file a model is in, and the model that is shipped with trioserve."""
+"""Finds the file of a model by its reference, and has the bundled model."""
 
 from __future__ import annotations
 
