@@ -137,6 +137,20 @@ async def a_field_that_is_missing() -> httpx.Response:
     InvalidRequestError,
     400,
     code=400,
+    message="'messages[0].content[0].type' is missing.",
+    type="invalid_request_error",
+    param="messages[0].content[0].type",
+)
+async def a_field_within_a_message() -> httpx.Response:
+    async with served() as client:
+        body = {"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}
+        return await client.post("/v1/chat/completions", json=body)
+
+
+@answers(
+    InvalidRequestError,
+    400,
+    code=400,
     message="The body is not valid JSON: Expecting value: line 1 column 1 (char 0).",
     type="invalid_request_error",
 )

@@ -60,7 +60,9 @@ def test_logit_bias(value: Any, biases: Any) -> None:
     assert readers.biases(value) == biases
 
 
-@pytest.mark.parametrize("value", [5, [5], [[1]], [[1, True]], {"5": "x"}, [[1.5, 1]]])
+@pytest.mark.parametrize(
+    "value", [5, [5], [[1]], [[1, True]], {"5": "x"}, [[1.5, 1]], {"5" * 5000: 1}]
+)
 def test_bad_logit_bias(value: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ChatRequest.parse({"messages": HI, "logit_bias": value})

@@ -97,8 +97,8 @@ class Continuation:
 def _continuation(body: Mapping[str, Any]) -> Continuation:
     """Read ``add_generation_prompt``, ``continue_final_message`` and ``echo``.
 
-    Without the second, a last message of the assistant's is continued and repeated, as in
-    llama-server.
+    Unless `continue_final_message` is given, a final message of the assistant's is continued, and
+    the answer repeats it, as in llama-server.
     """
     add = _optional(body, "add_generation_prompt", boolean)
     part = _optional(body, "continue_final_message", _part)

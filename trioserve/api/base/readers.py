@@ -21,6 +21,9 @@ Bias: TypeAlias = tuple[int | str, float]
 #: The most seconds that a request may give itself: a year.
 MAX_SECONDS = 365 * 86400
 
+#: Digits of a token id, where it is a key of an object. Python reads numbers up to some length.
+_MAX_DIGITS = 20
+
 #: Prompts that one request may hold.
 MAX_PROMPTS = 256
 
@@ -103,13 +106,12 @@ def breakers(value: Any) -> tuple[str, ...]:
 def biases(value: Any) -> tuple[Bias, ...]:
     """Read `logit_bias`: ``{"15": -1.5, "word": false}`` or ``[[15, -1.5], ["word", false]]``."""
     expected = "an object from token to bias, or a list of [token, bias]"
+    pairs: Any = value
     if isinstance(value, dict):
-        pairs: list[Any] = [
-            [int(key) if key.isdecimal() else key, bias] for key, bias in value.items()
-        ]
-    elif isinstance(value, list):
-        pairs = value
-    else:
+        if any(key.isdecimal() and len(key) > _MAX_DIGITS for key in value):
+            raise MismatchError(expected)
+        pairs = [[int(key) if key.isdecimal() else key, bias] for key, bias in value.items()]
+    elif not isinstance(value, list):
         raise MismatchError(expected)
     biases: list[Bias] = []
     for pair in pairs:
@@ -136,7 +138,7 @@ def biases(value: Any) -> tuple[Bias, ...]:
 )
 def lora(value: Any) -> tuple[tuple[int, float], ...]:
     """Read ``lora``: ``[{"id": 0, "scale": 0.5}]``; without a scale it is 0."""
-    expected = "a list of objects with an 'id', from 0 on, and a 'scale', at most 1000000"
+    expected = f"a list of objects with an 'id', from 0 on, and a 'scale', at most {MAX_SCALE:.0f}"
     try:
         pairs = [(integer(each.get("id")), number(each.get("scale", 0))) for each in objects(value)]
     except MismatchError:
