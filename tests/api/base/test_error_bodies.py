@@ -142,7 +142,7 @@ async def a_field_that_is_missing() -> httpx.Response:
     param="messages[0].content[0].type",
 )
 async def a_field_within_a_message() -> httpx.Response:
-    async with served() as client:
+    async with client_of() as client:
         body = {"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}
         return await client.post("/v1/chat/completions", json=body)
 
