@@ -132,16 +132,27 @@ class PayloadTooLargeError(TrioServeError):
     type = "invalid_request_error"
 
 
-class QueueFullError(TrioServeError):
-    """More requests wait than the server allows. `retry_after` is in seconds."""
+class TooManyRequestsError(TrioServeError):
+    """The client asks for more than it may have now. `retry_after` is in seconds."""
 
     status = 429
     type = "rate_limit_error"
-    code = "queue_full"
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class QueueFullError(TooManyRequestsError):
+    """More requests wait than the server allows."""
+
+    code = "queue_full"
+
+
+class RateLimitError(TooManyRequestsError):
+    """The client has used up its requests or its tokens of this minute."""
+
+    code = "rate_limit_exceeded"
 
 
 # -- a server that cannot answer now (503)

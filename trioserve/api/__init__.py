@@ -12,7 +12,17 @@ from quart_trio import QuartTrio
 
 from trioserve.api import pages
 from trioserve.api.anthropic import routes as anthropic
-from trioserve.api.base import auth, cors, errors, openapi, request_id, service, sites, tcp
+from trioserve.api.base import (
+    auth,
+    cors,
+    errors,
+    openapi,
+    rate_limits,
+    request_id,
+    service,
+    sites,
+    tcp,
+)
 from trioserve.api.base.connection import PREFIX, SEND_TIMEOUT, Connection, Request
 from trioserve.api.base.service import Service
 from trioserve.api.llama import (
@@ -46,6 +56,7 @@ def install(app: QuartTrio, served: Service) -> None:
     request_id.install(app)  # first: what follows may answer, and log
     cors.install(app)
     sites.install(app)
+    rate_limits.install(app)
     auth.install(app)
     errors.install(app)
     pages.install(app)

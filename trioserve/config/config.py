@@ -138,6 +138,12 @@ class Config(ModelConfig):
         help="maximum number of requests that wait for a slot; more are refused with status 429")
     max_queue_tokens: int = _limit(0, "--max-queue-tokens TRIOSERVE_MAX_QUEUE_TOKENS", min=0,
         help="maximum number of prompt tokens in all waiting requests together; 0 = no limit")
+    rate_limit_requests: int = _limit(0, "--rate-limit-requests TRIOSERVE_RATE_LIMIT_REQUESTS",
+        min=0, help="requests a minute for each API key, or without keys for each address; "
+        "0 = no limit")
+    rate_limit_tokens: int = _limit(0, "--rate-limit-tokens TRIOSERVE_RATE_LIMIT_TOKENS", min=0,
+        help="tokens a minute, of prompts and outputs, for each API key, or without keys for each "
+        "address; 0 = no limit")
     drain_timeout: float = _limit(30.0, "--drain-timeout TRIOSERVE_DRAIN_TIMEOUT", min=0,
         help="seconds that running requests have to finish after SIGTERM")
     unread_tokens: int = _limit(256,

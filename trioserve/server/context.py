@@ -17,10 +17,12 @@ class RequestContext:
 
     #: Clients take turns in the queue. It may be an API key, so it is never shown.
     client: str = attrs.field(default="", repr=False)
+    #: Whose rate limits it uses up: an API key, or an address; empty: nobody's.
+    limited_as: str = attrs.field(default="", repr=False)
     #: When the request is cancelled, wherever it is (`trio.current_time`).
-    deadline: float = math.inf
+    deadline: float = attrs.field(default=math.inf, kw_only=True)
     #: What the log gives as the reason when the caller's scope is cancelled.
-    on_cancel: CancelReason = CancelReason.CALLER
+    on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
 
     def check_time(self) -> None:
         """Refuse a request whose time is up. Raises DeadlineExceededError."""

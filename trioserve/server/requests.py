@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from trio_util import AsyncValue
@@ -15,6 +15,7 @@ from trioserve.server.admission import Admission
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.observers.observer import Observer, RequestInfo, observed
+from trioserve.server.rate_limits import RateLimits
 from trioserve.server.stream import Stream
 from trioserve.types import CancelReason, EmbeddingTask, Task
 
@@ -23,7 +24,7 @@ class Requests:
     """Opens requests and closes them, on the event loop.
 
     Args:
-        config: the weights of clients.
+        config: the weights of clients, and what they may do in a minute.
         loop: the engine, whatever it makes.
         dispatcher: has a mailbox for each request.
         admission: says whether a request is let in.
@@ -42,6 +43,7 @@ class Requests:
         observers: Sequence[Observer],
     ) -> None:
         self.admission = admission
+        self.rate_limits = RateLimits(config.rate_limit_requests, config.rate_limit_tokens)
         self._loop = loop
         self._dispatcher = dispatcher
         self._model = model
@@ -65,11 +67,13 @@ class Requests:
         Raises:
             InvalidRequestError: the task can never run.
             QueueFullError: too many requests wait already.
+            RateLimitError: the client has too few tokens left in this minute.
             ServerClosingError: the server drains, or is closed.
         """
         self.admission.check_open()
         self._loop.check(task)
         self.admission.check(len(task.prompt))
+        settle = self._reserve(task, context)
         mailbox = self._dispatcher.open(task.id, len(task.prompt), context.deadline)
         stream = Stream(task.prompt.tokens, mailbox, self._dispatcher)
         self._n_open.value += 1
@@ -81,9 +85,23 @@ class Requests:
         finally:
             self._dispatcher.close(mailbox)
             self._n_open.value -= 1
+            settle(len(task.prompt) + stream.n_tokens)
             if stream.finished is not None:
                 timings = stream.finished.timings
                 self.admission.observe(timings.prompt_ms + timings.predicted_ms)
+
+    def _reserve(
+        self, task: Task | EmbeddingTask, context: RequestContext
+    ) -> Callable[[int], None]:
+        """Reserve the tokens of a task: its prompt, and all that may be generated."""
+        n_prompt = len(task.prompt)
+        if not context.limited_as:
+            return lambda _n_used: None
+        n_output = 0
+        if isinstance(task, Task):
+            room, limit = self._loop.n_ctx_seq - n_prompt, task.params.max_tokens
+            n_output = room if limit < 0 else min(room, limit)
+        return self.rate_limits.reserve(context.limited_as, n_prompt + n_output)
 
     async def wait_none(self) -> None:
         """Wait until no request is open."""

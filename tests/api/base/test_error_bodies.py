@@ -40,10 +40,12 @@ from trioserve.errors import (
     PayloadTooLargeError,
     PermissionDeniedError,
     QueueFullError,
+    RateLimitError,
     RequestEndedError,
     ServerClosingError,
     StalledReaderError,
     TemplateError,
+    TooManyRequestsError,
     TrioServeError,
     UnavailableError,
     UnsupportedFieldError,
@@ -56,6 +58,7 @@ NEVER_SENT = {
     BridgeError: "ends the command before there is a server",
     RequestEndedError: "only its children are raised",
     StalledReaderError: "its client does not read; the connection is cut",
+    TooManyRequestsError: "only its children are raised",
 }
 
 Provoke = Callable[[], Awaitable[httpx.Response]]
@@ -341,6 +344,22 @@ async def a_queue_that_is_full() -> httpx.Response:
         answer = await client.post("/completion", json={"prompt": "a"})
         assert int(answer.headers["Retry-After"]) >= 1
         return answer
+
+
+@answers(
+    RateLimitError,
+    429,
+    code="rate_limit_exceeded",
+    message="Rate limit reached: 60 requests a minute. Try again in 1.0 seconds.",
+    type="rate_limit_error",
+)
+async def a_minute_that_is_used_up() -> httpx.Response:
+    async with client_and_service(rate_limit_requests=60) as (client, service):
+        limits = service.server.parts.requests.rate_limits
+        limits._clock = lambda: 0.0
+        for _ in range(60):
+            limits.admit("127.0.0.1")
+        return await client.post("/completion", json={"prompt": "a"})
 
 
 @answers(ModelLoadingError, 503, code=503, message="Loading model", type="unavailable_error")

@@ -65,14 +65,16 @@ class Request(TrioRequest):
     """A request with what belongs to its response.
 
     `arrived` is when its head had been read (`trio.current_time`). `api_key` is the valid key that
-    it showed; empty when none was needed. `resources` is unwound after the response, in the
-    request's own task. `abort` closes the connection without waiting for the client; it may be
-    called from any task. `mailboxes` are those whose events it sends. `beat` keeps a connection
-    alive while the response is silent.
+    it showed; empty when none was needed. `limited_as` is whose rate limits it counts for, once it
+    was counted. `resources` is unwound after the response, in the request's own task. `abort`
+    closes the connection without waiting for the client; it may be called from any task.
+    `mailboxes` are those whose events it sends. `beat` keeps a connection alive while the response
+    is silent.
     """
 
     arrived: float
     api_key: str = ""
+    limited_as: str = ""
     resources: AsyncExitStack
     abort: Callable[[], None]
     mailboxes: list[Mailbox]

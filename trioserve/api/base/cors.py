@@ -13,13 +13,16 @@ from urllib.parse import urlsplit
 from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base import rate_limits
 from trioserve.api.base.service import service_of
 from trioserve.config import Config
 
 #: Seconds that a browser may remember the answer to a preflight request.
 _MAX_AGE = "600"
 
-_EXPOSED = "Location, Request-Id, Retry-After, X-Request-Id"
+_EXPOSED = ", ".join(
+    ("Location", "Request-Id", "Retry-After", "X-Request-Id", *rate_limits.HEADERS)
+)
 
 
 def is_local(origin: str) -> bool:

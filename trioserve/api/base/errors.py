@@ -22,7 +22,7 @@ from trioserve.errors import (
     MethodNotAllowedError,
     NotFoundError,
     PayloadTooLargeError,
-    QueueFullError,
+    TooManyRequestsError,
     TrioServeError,
 )
 
@@ -60,7 +60,7 @@ def unexpected(error: BaseException) -> InternalError:
 def response(error: TrioServeError) -> Response:
     """Make the response of a request that failed before it had one."""
     headers = {}
-    if isinstance(error, QueueFullError):
+    if isinstance(error, TooManyRequestsError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if anthropic_errors.apply_to(request.path):
         written = anthropic_errors.body(error, current_request_id())

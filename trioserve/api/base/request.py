@@ -9,7 +9,7 @@ from typing import Any, cast
 from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sse
+from trioserve.api.base import rate_limits, sse
 from trioserve.api.base.connection import Request
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
@@ -36,12 +36,18 @@ def current_context(timeout: float | None) -> RequestContext:
 
     Raises:
         InvalidRequestError: the header is not a number of seconds.
+        RateLimitError: the client has no request left in this minute.
     """
     current = current_request()
     if timeout is None and (value := current.headers.get(TIMEOUT_HEADER)) is not None:
         timeout = _read_timeout(value.strip())
     deadline = math.inf if timeout is None else current.arrived + timeout
-    return RequestContext(current.api_key, deadline, CancelReason.DISCONNECT)
+    return RequestContext(
+        current.api_key,
+        rate_limits.admit(current),
+        deadline=deadline,
+        on_cancel=CancelReason.DISCONNECT,
+    )
 
 
 def _read_timeout(value: str) -> float:
