@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 
 from tests.support.message_writers import Writer
-from trioserve.chat.deltas import Message, MessageBuilder
+from tests.support.parsing import parse
+from trioserve.chat.deltas import Message
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.parse.parser import MessageParser
 from trioserve.chat.tool_choice import ToolChoice
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar.matcher import CompiledGrammar, Matcher
@@ -131,17 +131,7 @@ def texts(
 def read(
     text: str, format: ChatFormat, tools: Sequence[Any], tail: str, pieces: Sequence[str] = ()
 ) -> Message:
-    ids = itertools.count()
-    parser = MessageParser(
-        format, parse_tools=True, tools=tools, prompt_tail=tail, new_id=lambda: f"c{next(ids)}"
-    )
-    builder = MessageBuilder()
-    for piece in pieces or [text]:
-        for delta in parser.feed(piece):
-            builder.add(delta)
-    for delta in parser.finish():
-        builder.add(delta)
-    return builder.build()
+    return parse(pieces or [text], format, tools=tools, prompt_tail=tail)
 
 
 def split(text: str, seed: int) -> list[str]:

@@ -14,28 +14,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.support.message_writers import WRITERS, Call, Writer, parts
-from trioserve.chat.deltas import Message, MessageBuilder
+from tests.support.parsing import parse
 from trioserve.chat.formats.detect import KNOWN, detect
 from trioserve.chat.formats.syntax import ChatFormat, Ignore, Parameters
-from trioserve.chat.parse.parser import REASONING_FORMATS, MessageParser
+from trioserve.chat.parse.parser import REASONING_FORMATS
 from trioserve.chat.template.render import ChatTemplate
 
 #: For each format and property; set it higher to search for longer.
 EXAMPLES = int(os.environ.get("CHAT_EXAMPLES", "25"))
 
 FORMATS = {one.format.name: one.format for one in KNOWN}
-
-
-def read(pieces: list[str], format: ChatFormat, **kwargs: Any) -> Message:
-    ids = itertools.count()
-    parser = MessageParser(format, new_id=lambda: f"call_{next(ids)}", **kwargs)
-    builder = MessageBuilder()
-    for piece in pieces:
-        for delta in parser.feed(piece):
-            builder.add(delta)
-    for delta in parser.finish():
-        builder.add(delta)
-    return builder.build()
 
 
 # -- what models write comes back
@@ -116,12 +104,12 @@ def test_what_a_model_writes_comes_back(name: str, data: st.DataObject) -> None:
         "tools": tools_for(calls),
         "prompt_tail": writer.prompt,
     }
-    whole = read([text], writer.format, **kwargs)
+    whole = parse([text], writer.format, **kwargs)
     assert (whole.content, whole.reasoning_content) == (content, reasoning)
     found = [(one.name, json.loads(one.arguments)) for one in whole.tool_calls]
     assert found == calls
-    assert read(pieces, writer.format, **kwargs) == whole
-    assert read(list(text), writer.format, **kwargs) == whole
+    assert parse(pieces, writer.format, **kwargs) == whole
+    assert parse(list(text), writer.format, **kwargs) == whole
 
 
 def test_every_format_has_a_writer() -> None:
@@ -157,9 +145,9 @@ def test_streamed_equals_whole(name: str, data: st.DataObject) -> None:
     }
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
-    whole = read([text], format, **kwargs)
-    assert read(pieces, format, **kwargs) == whole
-    assert read(list(text), format, **kwargs) == whole
+    whole = parse([text], format, **kwargs)
+    assert parse(pieces, format, **kwargs) == whole
+    assert parse(list(text), format, **kwargs) == whole
 
 
 def skips_text(format: ChatFormat) -> bool:
@@ -178,7 +166,7 @@ def skips_text(format: ChatFormat) -> bool:
 def test_nothing_is_lost(name: str, data: st.DataObject) -> None:
     """No marker has an é, so each one that goes in comes out."""
     text = data.draw(fragments(FORMATS[name]))
-    message = read([text], FORMATS[name], parse_tools=True)
+    message = parse([text], FORMATS[name], parse_tools=True)
     shown = message.content + message.reasoning_content
     shown += "".join(call.name + call.arguments for call in message.tool_calls)
     assert shown.count("é") + shown.count("\\u00e9") == text.count("é")
@@ -325,9 +313,9 @@ def test_what_the_templates_of_llama_cpp_show_of_a_call_is_read() -> None:
             continue
         prompt, text = rendered_call(template)
         kwargs = {"parse_tools": True, "tools": [TOOL], "prompt_tail": prompt[-256:]}
-        message = read([text], template.format, **kwargs)
+        message = parse([text], template.format, **kwargs)
         found = [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
         assert found == [("get_weather", CALLED)], path.stem
-        assert read(list(text), template.format, **kwargs) == message
+        assert parse(list(text), template.format, **kwargs) == message
         seen.append(path.stem)
     assert seen

@@ -6,15 +6,18 @@ import itertools
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support import parsing
+from tests.support.parsing import make_parser
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
     Message,
-    MessageBuilder,
     ReasoningDelta,
     ToolCall,
     ToolCallArguments,
@@ -23,38 +26,20 @@ from trioserve.chat.deltas import (
 from trioserve.chat.formats import families
 from trioserve.chat.formats.detect import KNOWN, detect
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.parse.parser import REASONING_FORMATS, MessageParser, new_call_id
+from trioserve.chat.parse.parser import REASONING_FORMATS, new_call_id
 from trioserve.errors import InvalidRequestError
 
-
-def make_parser(
-    format: ChatFormat = families.HERMES_THINK,
-    *,
-    parse_tools: bool = True,
-    reasoning_format: str = "auto",
-    prompt_tail: str = "",
-) -> MessageParser:
-    ids = itertools.count()
-    return MessageParser(
-        format,
-        parse_tools=parse_tools,
-        reasoning_format=reasoning_format,
-        prompt_tail=prompt_tail,
-        new_id=lambda: f"call_{next(ids)}",
-    )
+HERMES_THINK = families.HERMES_THINK
 
 
-def deltas_of(pieces: list[str], **kwargs: object) -> list[Delta]:
-    parser = make_parser(**kwargs)  # type: ignore[arg-type]
-    deltas = [delta for piece in pieces for delta in parser.feed(piece)]
-    return deltas + parser.finish()
+def deltas_of(
+    pieces: Iterable[str], format: ChatFormat = HERMES_THINK, **kwargs: Any
+) -> list[Delta]:
+    return parsing.deltas_of(pieces, format, **kwargs)
 
 
-def parse(pieces: list[str] | str, **kwargs: object) -> Message:
-    builder = MessageBuilder()
-    for delta in deltas_of([pieces] if isinstance(pieces, str) else pieces, **kwargs):
-        builder.add(delta)
-    return builder.build()
+def parse(pieces: list[str] | str, **kwargs: Any) -> Message:
+    return parsing.built(deltas_of([pieces] if isinstance(pieces, str) else pieces, **kwargs))
 
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -137,7 +122,7 @@ def test_a_call_in_reasoning_is_reasoning() -> None:
 
 def test_an_unknown_reasoning_format_is_refused() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        make_parser(reasoning_format="deep")
+        make_parser(HERMES_THINK, reasoning_format="deep")
     assert caught.value.param == "reasoning_format"
 
 
@@ -245,7 +230,7 @@ def test_a_call_that_is_cut_off_keeps_what_has_come(text: str, arguments: str) -
 
 
 def test_a_call_streams() -> None:
-    parser = make_parser()
+    parser = make_parser(HERMES_THINK)
     assert parser.feed('\n<tool_call>\n{"name": "f') == []
     assert parser.feed('", ') == [ToolCallStart(0, "call_0", "f")]
     assert parser.feed('"arguments": {"ci') == [ToolCallArguments(0, '{"ci')]
@@ -257,13 +242,13 @@ def test_a_call_streams() -> None:
 
 
 def test_text_is_held_back_only_while_it_may_become_a_marker() -> None:
-    parser = make_parser()
+    parser = make_parser(HERMES_THINK)
     assert parser.feed("Hello") == [ContentDelta("Hello")]
     assert parser.feed(" <tool") == [ContentDelta(" ")]
     assert parser.feed("_x") == [ContentDelta("<tool_x")]
     assert parser.feed("\n<") == []
     assert parser.feed("b") == [ContentDelta("\n<b")]
-    parser = make_parser()
+    parser = make_parser(HERMES_THINK)
     assert parser.feed("<th") == []
     assert parser.feed("ink>\n") == []
     assert parser.feed("Hm\n") == [ReasoningDelta("Hm")]

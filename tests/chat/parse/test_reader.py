@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from typing import Any
 
 import pytest
 
+from tests.support.parsing import built, deltas_of, make_parser
 from trioserve.chat.deltas import (
     ContentDelta,
-    Delta,
     Message,
-    MessageBuilder,
     ReasoningDelta,
     ToolCall,
     ToolCallArguments,
@@ -24,25 +22,10 @@ from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import MessageParser
 
 
-def make(format: ChatFormat, **kwargs: Any) -> MessageParser:
-    ids = itertools.count()
-    settings = {"parse_tools": True, "new_id": lambda: f"call_{next(ids)}", **kwargs}
-    return MessageParser(format, **settings)
-
-
-def built(deltas: list[Delta]) -> Message:
-    builder = MessageBuilder()
-    for delta in deltas:
-        builder.add(delta)
-    return builder.build()
-
-
 def parse(text: str, format: ChatFormat, **kwargs: Any) -> Message:
-    parser = make(format, **kwargs)
-    whole = built(parser.feed(text) + parser.finish())
-    parser = make(format, **kwargs)
-    deltas = [delta for character in text for delta in parser.feed(character)]
-    assert built(deltas + parser.finish()) == whole
+    """Parse a text in one piece and character by character, which must not differ."""
+    whole = built(deltas_of([text], format, **kwargs))
+    assert built(deltas_of(text, format, **kwargs)) == whole
     return whole
 
 
@@ -119,7 +102,7 @@ def test_tools_without_schemas() -> None:
 
 
 def test_text_streams() -> None:
-    parser = make(families.QWEN3_CODER)
+    parser = make_parser(families.QWEN3_CODER)
     assert parser.feed("<tool_call>\n<function=f") == []
     assert parser.feed(">\n") == [ToolCallStart(0, "call_0", "f"), ToolCallArguments(0, "{")]
     assert parser.feed("<parameter=ci") == []
@@ -223,7 +206,7 @@ def test_generic_answers(written: str, content: str) -> None:
 
 
 def test_generic_answers_stream() -> None:
-    parser = make(families.PLAIN)
+    parser = make_parser(families.PLAIN)
     assert parser.feed('{"response": "Hel') == [ContentDelta("Hel")]
     assert parser.feed('lo"}') == [ContentDelta("lo")]
     assert parser.finish() == []
@@ -254,7 +237,7 @@ def test_mistral_writes_ids_too() -> None:
 
 
 def test_json_arguments_stream() -> None:
-    parser = make(families.MISTRAL)
+    parser = make_parser(families.MISTRAL)
     assert parser.feed("[TOOL_CALLS]f[ARGS]") == [ToolCallStart(0, "call_0", "f")]
     assert parser.feed('{"a": "b') == [ToolCallArguments(0, '{"a": "b')]
     assert parser.feed('c"}') == [ToolCallArguments(0, 'c"}')]
@@ -306,7 +289,7 @@ def test_harmony() -> None:
 
 
 def test_harmony_streams() -> None:
-    parser = make(families.HARMONY, prompt_tail="<|start|>assistant")
+    parser = make_parser(families.HARMONY, prompt_tail="<|start|>assistant")
     assert parser.feed("<|channel|>analysis<|message|>Hm") == [ReasoningDelta("Hm")]
     assert parser.feed(" so<|e") == [ReasoningDelta(" so")]
     assert parser.feed("nd|><|start|>assistant<|channel|>final<|message|>Hi") == [

@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
-from trioserve.chat.deltas import Message, MessageBuilder
+from tests.support.parsing import parse
+from trioserve.chat.deltas import Message
 from trioserve.chat.formats.families import HARMONY, PLAIN, PLAIN_THINK
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.parse.parser import MessageParser
 from trioserve.chat.template.continuation import (
     ContinueFinalMessage,
     continued_part,
@@ -103,11 +103,7 @@ def test_the_part_that_is_continued() -> None:
 
 def parsed(text: str, last: dict[str, Any]) -> Message:
     tail = continued_prompt_tail([USER, last], "auto", PLAIN_THINK)
-    parser = MessageParser(PLAIN_THINK, parse_tools=False, prompt_tail=tail)
-    builder = MessageBuilder()
-    for delta in [*parser.feed(text), *parser.finish()]:
-        builder.add(delta)
-    return builder.build()
+    return parse([text], PLAIN_THINK, parse_tools=False, prompt_tail=tail)
 
 
 def test_the_answer_is_what_is_added() -> None:
