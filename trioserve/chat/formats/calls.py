@@ -10,13 +10,13 @@ from trioserve.chat.formats.syntax import (
     Ignore,
     JsonArguments,
     JsonCall,
+    JsonContent,
     Literals,
     Maybe,
     Name,
     OneOf,
     Parameters,
     QuotedName,
-    Said,
     Text,
     ToolCalls,
 )
@@ -35,7 +35,7 @@ GENERIC = ToolCalls(
         Text("{"),
         Choice(
             '"response"',
-            (Text('"response"'), Text(":"), Said()),
+            (Text('"response"'), Text(":"), JsonContent()),
             (OneOf(('"tool_calls"', '"tool_call"')), Text(":"), Maybe(("[",))),
         ),
     ),

@@ -110,7 +110,7 @@ class Literals:
 
 Step: TypeAlias = (
     "Text | Maybe | OneOf | Ignore | Name | QuotedName | JsonArguments | JsonCall | Parameters"
-    " | Literals | Elements | Said | Choice"
+    " | Literals | Elements | JsonContent | Choice"
 )
 
 
@@ -127,8 +127,8 @@ class Elements:
 
 
 @attrs.frozen
-class Said:
-    """A JSON string that is no call but content. No more steps follow it."""
+class JsonContent:
+    """A JSON string that holds content: the message has no call after all. No step follows it."""
 
 
 @attrs.frozen

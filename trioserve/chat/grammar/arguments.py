@@ -16,9 +16,9 @@ _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/"
 _CDATA = "<![CDATA["
 #: What is not text, by the names of types.
 _KINDS = ("number", "boolean", "null", "object", "array")
-_MOST_KEY = 400
+_MAX_KEY = 400
 #: Values in values that are followed where a model writes them in a notation of its own.
-_MOST_DEPTH = 50
+_MAX_DEPTH = 50
 #: Keywords of numbers, which look the same in every notation.
 _PLAIN = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 #: Keywords that limit a value.
@@ -100,7 +100,7 @@ class ParameterWriter:
 
     def _check_key(self, key: str, part: Part) -> None:
         marks = (self._syntax.key_end, self._syntax.value_open or self._syntax.key_end)
-        if not key or len(key) > _MOST_KEY or any(mark in key for mark in marks):
+        if not key or len(key) > _MAX_KEY or any(mark in key for mark in marks):
             raise part.refuse("this model cannot write such a name")
 
     def _value(self, part: Part, is_text: bool) -> str:
@@ -181,7 +181,7 @@ class ElementWriter:
 
     def _element(self, key: str, part: Part) -> str:
         rules, mark = self._rules, self._syntax.mark
-        if not key or len(key) > _MOST_KEY or ">" in key or key.startswith("/"):
+        if not key or len(key) > _MAX_KEY or ">" in key or key.startswith("/"):
             raise part.refuse("this model cannot write such a name")
         end = f"{mark}</{key}>"
         ways = []
@@ -235,7 +235,7 @@ class LiteralWriter:
         return sequence(quoted(open_), inside, quoted(close))
 
     def _key(self, key: str, part: Part) -> str:
-        if _BARE_KEY.fullmatch(key) and len(key) <= _MOST_KEY:
+        if _BARE_KEY.fullmatch(key) and len(key) <= _MAX_KEY:
             return quoted(key)
         if self._syntax.escapes:
             return quoted(json.dumps(key, ensure_ascii=False))
@@ -249,7 +249,7 @@ class LiteralWriter:
             if is_boolean and not {"const", "enum"} & schema.keys():
                 return choice((value, '"True"', '"False"'))
             return value
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             raise part.refuse("it is nested too deeply")
         schema = part.resolved
         if id(schema) in self._known:
@@ -297,21 +297,21 @@ class LiteralWriter:
         return self._rules.schema({"type": kind, **limits}, part.param)
 
     def _array(self, schema: Mapping[str, Any], part: Part, depth: int) -> str:
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        n_min, n_max = schema.get("minItems", 0), schema.get("maxItems")
         odd = {"prefixItems", "contains", "uniqueItems"} & schema.keys()
         if odd:
             raise part.refuse(f"with this model, '{min(odd)}' is not supported")
-        if type(least) is not int or not (most is None or type(most) is int):
+        if type(n_min) is not int or not (n_max is None or type(n_max) is int):
             raise part.refuse("'minItems' and 'maxItems' must be integers")
-        if most is not None and most < max(1, least):
-            if most < least:
+        if n_max is not None and n_max < max(1, n_min):
+            if n_max < n_min:
                 raise part.refuse("'maxItems' is less than 'minItems'")
             return '"[]"'
         item = self._value(part.at(schema.get("items", True), "items"), depth + 1)
         comma = self._rules.rule(r"/,[ ]?/")
-        more = "" if most is None else most - 1
-        items = item if more == 0 else f"{item} ({comma} {item}){{{max(0, least - 1)},{more}}}"
-        return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
+        more = "" if n_max is None else n_max - 1
+        items = item if more == 0 else f"{item} ({comma} {item}){{{max(0, n_min - 1)},{more}}}"
+        return f'"[" {items} "]"' if n_min else f'"[" ({items})? "]"'
 
     def _string(self, body: str) -> str:
         quote = self._syntax.quotes[0]

@@ -20,13 +20,13 @@ from trioserve.chat.formats.syntax import (
     Ignore,
     JsonArguments,
     JsonCall,
+    JsonContent,
     Literals,
     Maybe,
     Name,
     OneOf,
     Parameters,
     QuotedName,
-    Said,
     Step,
     Text,
     ToolCalls,
@@ -153,7 +153,7 @@ class CallWriter:
                 return LiteralWriter(rules, step).write(arguments)
             case Elements():
                 return ElementWriter(rules, step).write(arguments)
-            case Said() | Choice():
+            case JsonContent() | Choice():
                 raise AssertionError("these steps are no part of a call")
         assert_never(step)
 
@@ -286,7 +286,7 @@ def _chosen(steps: Sequence[Step]) -> list[Step]:
     chosen: list[Step] = []
     for step in steps:
         if isinstance(step, Choice):
-            says = any(isinstance(one, Said) for one in step.steps)
+            says = any(isinstance(one, JsonContent) for one in step.steps)
             chosen += _chosen(step.otherwise if says else step.steps)
         else:
             chosen.append(step)

@@ -242,13 +242,13 @@ def texts(part: Part, end: str, *, like_json: bool) -> Iterator[str]:
 
 
 def _bodies(schema: Mapping[str, Any], part: Part, *, like_json: bool) -> Iterator[str]:
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    for name, length in (("minLength", least), ("maxLength", most)):
+    shortest, longest = schema.get("minLength", 0), schema.get("maxLength")
+    for name, length in (("minLength", shortest), ("maxLength", longest)):
         if length is not None and not (type(length) is int and 0 <= length <= _MAX_LENGTH):
             raise part.refuse(f"'{name}' must be an integer between 0 and {_MAX_LENGTH}")
     conditions = []
-    if least or most is not None:
-        conditions.append(f"/(?s:.{{{least},{'' if most is None else most}}})/")
+    if shortest or longest is not None:
+        conditions.append(f"/(?s:.{{{shortest},{'' if longest is None else longest}}})/")
     if "pattern" in schema:
         conditions.append(_pattern(schema["pattern"], part))
     if not like_json:

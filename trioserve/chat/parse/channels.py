@@ -15,7 +15,7 @@ from trioserve.chat.parse.reader import CallReader
 _MAX_HEADER = 500
 
 
-class ChannelMachine:
+class ChannelParser:
     """Holds the text that is not certain yet; each state takes from it."""
 
     def __init__(

@@ -11,7 +11,7 @@ from trioserve.chat.parse.output import Output
 from trioserve.chat.parse.reader import CallReader, Texts
 
 
-class MarkerMachine:
+class MarkerParser:
     """Holds the text that is not certain yet; each state takes from it."""
 
     def __init__(

@@ -16,8 +16,8 @@ from typing import Any
 from trioserve.chat.deltas import Delta
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.formats.values import texts_of
-from trioserve.chat.parse.channels import ChannelMachine
-from trioserve.chat.parse.markers import MarkerMachine
+from trioserve.chat.parse.channels import ChannelParser
+from trioserve.chat.parse.markers import MarkerParser
 from trioserve.chat.parse.output import Output
 from trioserve.errors import InvalidRequestError
 
@@ -78,13 +78,13 @@ class MessageParser:
             short = format.tool_calls is not None and format.tool_calls.short_ids
             new_id = new_short_id if short else new_call_id
         self._out = Output(*REASONING_FORMATS[reasoning_format], new_id)
-        self._machine: ChannelMachine | MarkerMachine
+        self._parser: ChannelParser | MarkerParser
         if format.channels is not None:
-            self._machine = ChannelMachine(
+            self._parser = ChannelParser(
                 format.channels, self._out, parse_tools=parse_tools, prompt_tail=prompt_tail
             )
         else:
-            self._machine = MarkerMachine(
+            self._parser = MarkerParser(
                 format,
                 self._out,
                 parse_tools=parse_tools,
@@ -94,10 +94,10 @@ class MessageParser:
 
     def feed(self, text: str) -> list[Delta]:
         """Take more text; gives what is now certain."""
-        self._machine.feed(text)
+        self._parser.feed(text)
         return self._out.take()
 
     def finish(self) -> list[Delta]:
         """Say that no more text comes; gives what was held back."""
-        self._machine.finish()
+        self._parser.finish()
         return self._out.take()

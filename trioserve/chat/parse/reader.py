@@ -13,13 +13,13 @@ from trioserve.chat.formats.syntax import (
     Ignore,
     JsonArguments,
     JsonCall,
+    JsonContent,
     Literals,
     Maybe,
     Name,
     OneOf,
     Parameters,
     QuotedName,
-    Said,
     Step,
     Text,
 )
@@ -119,7 +119,7 @@ class CallReader:
                 return LiteralReader(cursor, step).read()
             case Elements():
                 return ElementReader(cursor, step, self._texts.get(self.name or "", {})).read()
-            case Said():
+            case JsonContent():
                 return self._said()
             case Choice():
                 return self._choice(step)

@@ -126,22 +126,17 @@ def _conversation(calls: list[dict[str, Any]], results: list[Any]) -> list[Messa
     return [_user(), called, *answers, _assistant(), _user()]
 
 
-def _in_both_forms(probe: Probe, wanted: Callable[[str], bool], make: Callable[..., Any]) -> bool:
-    """Whether a conversation with tool calls shows what is wanted, with either form of call."""
+def _in_both_forms(probe: Probe, shows: Callable[[str], bool], make: Callable[..., Any]) -> bool:
+    """Whether a conversation with tool calls is rendered as it should be, in either form of call."""
     for as_object in (True, False):
         shown = probe(make(as_object=as_object), tools=[_tool()])
-        if shown is not None and wanted(shown):
+        if shown is not None and shows(shown):
             return True
     return False
 
 
 def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
     content: Any = [{"type": "text", "text": _NEEDLE}] if typed else _NEEDLE
-
-    def wanted(shown: str) -> bool:
-        # A list that is printed as it is does not count.
-        return _NEEDLE in shown and "'type'" not in shown and '"text"' not in shown
-
     if role == "tool":
         return _in_both_forms(
             probe,
@@ -158,8 +153,9 @@ def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
     else:
         place = {"user": 0, "assistant": 1}[role]
         messages[place] = {"role": role, "content": content}
-    shown = probe(messages)
-    return shown is not None and wanted(shown)
+    shown = probe(messages) or ""
+    # A list that is printed as it is does not count.
+    return _NEEDLE in shown and "'type'" not in shown and '"text"' not in shown
 
 
 def _shows_tools(probe: Probe) -> bool:

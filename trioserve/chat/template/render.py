@@ -1,4 +1,4 @@
-"""A chat template: compiled once, rendered in a metered sandbox, its messages adapted to it."""
+"""Renders messages by a chat template: adapts them to it, and runs it in the sandbox."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAX_SOURCE = 200_000
 #: What the render of a few short messages may spend while the capabilities are found out.
 _PROBE_LIMITS = Limits(value=1 << 20, made=8 << 20, seconds=0.2)
 
-_OURS = frozenset({"messages", "tools", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class ChatTemplate:
@@ -105,7 +105,7 @@ class ChatTemplate:
                 tool calls.
             InvalidRequestError: `param` names what is wrong.
         """
-        for name in _OURS & (kwargs or {}).keys():
+        for name in _RESERVED & (kwargs or {}).keys():
             raise InvalidRequestError(
                 f"'chat_template_kwargs' may not set {name!r}.",
                 param=f"chat_template_kwargs.{name}",
