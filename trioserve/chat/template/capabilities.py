@@ -127,7 +127,7 @@ def _conversation(calls: list[dict[str, Any]], results: list[Any]) -> list[Messa
 
 
 def _in_both_forms(probe: Probe, shows: Callable[[str], bool], make: Callable[..., Any]) -> bool:
-    """Whether a conversation with tool calls is rendered as it should be, in either form of call."""
+    """Whether a conversation with tool calls is rendered as it should be, in either form."""
     for as_object in (True, False):
         shown = probe(make(as_object=as_object), tools=[_tool()])
         if shown is not None and shows(shown):
