@@ -78,10 +78,10 @@ CASES: list[Case] = []
 
 
 def answers(kind: type[TrioServeError], status: int, **error: Any) -> Callable[[Provoke], Provoke]:
-    """Note what a function provokes."""
+    """Note what a function provokes. `code` in the body is the status unless it is given."""
 
     def note(provoke: Provoke) -> Provoke:
-        CASES.append(Case(kind, provoke, status, {"param": None, **error}))
+        CASES.append(Case(kind, provoke, status, {"code": status, "param": None, **error}))
         return provoke
 
     return note
@@ -113,7 +113,6 @@ async def unloaded(error: TrioServeError) -> httpx.Response:
 @answers(
     InvalidRequestError,
     400,
-    code=400,
     message="'top_k' must be an integer.",
     type="invalid_request_error",
     param="top_k",
@@ -126,7 +125,6 @@ async def a_field_of_the_wrong_type() -> httpx.Response:
 @answers(
     InvalidRequestError,
     400,
-    code=400,
     message="'prompt' is required.",
     type="invalid_request_error",
     param="prompt",
@@ -139,7 +137,6 @@ async def a_field_that_is_missing() -> httpx.Response:
 @answers(
     InvalidRequestError,
     400,
-    code=400,
     message="'messages[0].content[0].type' is missing.",
     type="invalid_request_error",
     param="messages[0].content[0].type",
@@ -153,7 +150,6 @@ async def a_field_within_a_message() -> httpx.Response:
 @answers(
     InvalidRequestError,
     400,
-    code=400,
     message="The body is not valid JSON: Expecting value: line 1 column 1 (char 0).",
     type="invalid_request_error",
 )
@@ -165,7 +161,6 @@ async def a_body_that_is_not_json() -> httpx.Response:
 @answers(
     InvalidRequestError,
     408,
-    code=408,
     message="The server closed the network connection because the browser didn't finish the "
     "request within the specified time.",
     type="invalid_request_error",
@@ -214,7 +209,6 @@ async def a_text_that_is_too_long_to_embed() -> httpx.Response:
 @answers(
     UnsupportedFieldError,
     400,
-    code=400,
     message="'n_cache_reuse' is not supported with this value; leave it out.",
     type="invalid_request_error",
     param="n_cache_reuse",
@@ -227,7 +221,6 @@ async def a_field_without_effect() -> httpx.Response:
 @answers(
     TemplateError,
     400,
-    code=400,
     message="The chat template refuses the messages: not like this",
     type="invalid_request_error",
     param="messages",
@@ -241,7 +234,6 @@ async def messages_that_the_template_refuses() -> httpx.Response:
 @answers(
     NotSupportedError,
     501,
-    code=501,
     message="This server does not support slots endpoint. Start it with `--slots`",
     type="not_supported_error",
 )
@@ -253,7 +245,6 @@ async def a_route_that_is_switched_off() -> httpx.Response:
 @answers(
     AuthenticationError,
     401,
-    code=401,
     message="Invalid API Key",
     type="authentication_error",
 )
@@ -265,7 +256,6 @@ async def a_wrong_key() -> httpx.Response:
 @answers(
     PermissionDeniedError,
     403,
-    code=403,
     message="Pages of http://evil.com may not use this server. --cors-origins lets them.",
     type="permission_error",
 )
@@ -277,7 +267,6 @@ async def a_page_of_another_site() -> httpx.Response:
 @answers(
     NotFoundError,
     404,
-    code=404,
     message="File Not Found",
     type="not_found_error",
 )
@@ -289,7 +278,6 @@ async def a_route_that_is_not_there() -> httpx.Response:
 @answers(
     MethodNotAllowedError,
     405,
-    code=405,
     message="This route does not take this method.",
     type="invalid_request_error",
 )
@@ -301,7 +289,6 @@ async def another_method() -> httpx.Response:
 @answers(
     ConflictError,
     409,
-    code=409,
     message="This stream is being read on another connection.",
     type="invalid_request_error",
 )
@@ -320,7 +307,6 @@ async def a_stream_that_somebody_reads() -> httpx.Response:
 @answers(
     PayloadTooLargeError,
     413,
-    code=413,
     message="The body is larger than max_body_size, which is 10 bytes.",
     type="invalid_request_error",
 )
@@ -362,7 +348,7 @@ async def a_minute_that_is_used_up() -> httpx.Response:
         return await client.post("/completion", json={"prompt": "a"})
 
 
-@answers(ModelLoadingError, 503, code=503, message="Loading model", type="unavailable_error")
+@answers(ModelLoadingError, 503, message="Loading model", type="unavailable_error")
 async def a_model_that_loads() -> httpx.Response:
     gate = trio.Event()
 
@@ -376,12 +362,12 @@ async def a_model_that_loads() -> httpx.Response:
         return answer
 
 
-@answers(ModelLoadError, 503, code=503, message="The file is cut short.", type="unavailable_error")
+@answers(ModelLoadError, 503, message="The file is cut short.", type="unavailable_error")
 async def a_model_that_cannot_be_loaded() -> httpx.Response:
     return await unloaded(ModelLoadError("The file is cut short."))
 
 
-@answers(BackendMismatchError, 500, code=500, message="It lacks x.", type="server_error")
+@answers(BackendMismatchError, 500, message="It lacks x.", type="server_error")
 async def a_library_that_cannot_be_used() -> httpx.Response:
     return await unloaded(BackendMismatchError("It lacks x."))
 
@@ -389,19 +375,16 @@ async def a_library_that_cannot_be_used() -> httpx.Response:
 @answers(
     ServerClosingError,
     503,
-    code=503,
     message="The server is shutting down",
     type="unavailable_error",
 )
 async def a_server_that_drains() -> httpx.Response:
-    async with (
-        client_and_service() as (client, service),
-    ):
+    async with client_and_service() as (client, service):
         await service.drain()
         return await client.post("/completion", json={"prompt": "a"})
 
 
-@answers(UnavailableError, 503, code=503, message="no slot available", type="unavailable_error")
+@answers(UnavailableError, 503, message="no slot available", type="unavailable_error")
 async def no_slot_that_is_free() -> httpx.Response:
     async with busy() as (client, _):
         return await client.get("/slots?fail_on_no_slot=1")
@@ -422,7 +405,7 @@ async def a_deadline_that_passes() -> httpx.Response:
         return await client.post("/completion", json={"prompt": "a", "timeout": 0.05})
 
 
-@answers(DecodeError, 500, code=500, message="llama_decode failed.", type="server_error")
+@answers(DecodeError, 500, message="llama_decode failed.", type="server_error")
 async def a_decode_that_fails() -> httpx.Response:
     async with client_of(failing(DecodeError("llama_decode failed."))) as client:
         return await client.post("/completion", json={"prompt": "a"})
@@ -437,7 +420,6 @@ async def a_cache_that_is_full() -> httpx.Response:
 @answers(
     EngineError,
     500,
-    code=500,
     message="The inference engine failed: RuntimeError('broken')",
     type="server_error",
 )
@@ -449,7 +431,6 @@ async def an_engine_that_breaks() -> httpx.Response:
 @answers(
     InternalError,
     500,
-    code=500,
     message="Internal error. The log has more, under mine.",
     type="server_error",
 )
