@@ -160,6 +160,16 @@ HOSTILE = {
     "own text, captured": "{% set x %}{% for i in range(99999) %}"
     + "y" * 10_000
     + "{% endfor %}{% endset %}",
+    "own text, captured bit by bit": "{% set x %}{% for i in range(99999) %}"
+    + "{% if i %}y{% endif %}" * 5000
+    + "{% endfor %}{% endset %}",
+    "format of a namespace": "{% set n = namespace(s='x' * 999999) %}{{ '"
+    + "{0.s}" * 9999
+    + "'.format(n) }}",
+    "join in a loop": "{% for x in [1] %}{{ ('x' * 100000).join(['a'] * 10000) }}{% endfor %}",
+    "splits": "".join(f"{{% set v{i} = ('ab ' * 80000).split() %}}" for i in range(500)),
+    "loop tree": "{% for x in [1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 1]) }}"
+    "{% endif %}{% endfor %}",
     "comparison": "{% set a = 'x' * 999999 %}{% set b = 'x' * 999998 + 'x' %}"
     "{% for i in range(99999) %}{% if a == b or a in b %}{% endif %}{% endfor %}",
     "slices": "{% set a = 'x' * 999999 %}{% for i in range(99999) %}{% set b = a[1:] %}"

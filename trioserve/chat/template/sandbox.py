@@ -152,7 +152,7 @@ class _MeteredCode(CodeGenerator):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment."""
+    """The environment that a template is compiled in. `now` is what ``strftime_now`` goes by."""
 
     code_generator_class = _MeteredCode
     meter = staticmethod(current)
