@@ -182,3 +182,20 @@ def test_a_cancel_in_prefill_and_decode_leaves_the_cache_right(bench: Bench) -> 
     bench.engine.cancel(3)
     bench.run()
     assert bench.alone(PROMPTS[0]).is_said_by(bench.tokens[2])
+
+
+@pytest.mark.parametrize("bench", [{"parallel": 1, "cache_seqs": 7}], indirect=True)
+@pytest.mark.parametrize("n_right", [1, 3])
+def test_drafts_change_nothing_but_the_number_of_ticks(bench: Bench, n_right: int) -> None:
+    alone = bench.alone(PROMPTS[0])
+    counters = bench.engine.status().counters
+    bench.submit(1, PROMPTS[0])
+    scheduler = bench.engine._scheduler
+    while bench.tick():
+        for slot in scheduler.slots:
+            if slot.in_decode:
+                n_said = len(bench.tokens[1])
+                scheduler.propose(slot, [*alone.tokens[n_said : n_said + n_right], 5])  # 5: wrong
+    assert alone.is_said_by(bench.tokens[1])
+    n_decodes = bench.engine.status().counters.decodes - counters.decodes
+    assert n_decodes <= 2 + len(alone.tokens) // (n_right + 1)

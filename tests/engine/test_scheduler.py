@@ -1,4 +1,4 @@
-"""Random arrivals, cancels and pauses: the invariants hold after every step."""
+"""Random arrivals, cancels, pauses and drafts: the invariants hold after every tick."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine._scheduler.turns = AdapterTurns(2, now=itertools.count().__next__)
         self.prompts: dict[int, str] = {}
         self.adapters: dict[int, Adapters] = {}
-        self.budgets: dict[int, int] = {}
+        self.budgets: dict[int, int | None] = {}
         self.said: dict[int, str] = {}
         self.ended: set[int] = set()
         self.cancelled: set[int] = set()
@@ -88,16 +88,23 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1]),
         client=st.sampled_from("ab"),
         adapters=st.sampled_from([(), ((0, 1.0),), ((0, 0.5),), ((0, 0.5), (1, -1.0))]),
-        n_thinking=st.sampled_from([-1, -1, 0, 3]),
+        n_thinking=st.sampled_from([None, None, -1, -1, 0, 3]),
     )
     def submit(
-        self, prompt: str, client: str, adapters: Adapters, n_thinking: int, **options: int
+        self,
+        prompt: str,
+        client: str,
+        adapters: Adapters,
+        n_thinking: int | None,
+        **options: int,
     ) -> None:
         task_id = len(self.prompts) + 1
         adapters = adapters if self.n_adapters else ()
         thinking = Thinking(start="", end=THOUGHT, begun=True)
         closing = tuple(THOUGHT.encode())
-        budget = ThinkingBudget(thinking=thinking, n_tokens=n_thinking, closing=closing)
+        budget = None
+        if n_thinking is not None:
+            budget = ThinkingBudget(thinking=thinking, n_tokens=n_thinking, closing=closing)
         task = Task(
             task_id,
             Prompt(prompt.encode()),
@@ -150,11 +157,25 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def speaks_its_own_text(self) -> None:
         for task_id, text in self.said.items():
-            begun = "".join(f"<{id_}:{scale:g}>" for id_, scale in self.adapters[task_id])
-            whole = begun + self.prompts[task_id].upper()
-            if 0 <= (n := self.budgets[task_id]) <= len(whole):
-                whole = whole[:n] + THOUGHT + whole[n:]
-            assert whole.startswith(text)
+            assert self.whole(task_id).startswith(text)
+
+    def whole(self, task_id: int) -> str:
+        """What a task must say, if nothing ends it early."""
+        begun = "".join(f"<{id_}:{scale:g}>" for id_, scale in self.adapters[task_id])
+        whole = begun + self.prompts[task_id].upper()
+        n = self.budgets[task_id]
+        if n is not None and 0 <= n <= len(whole):
+            whole = whole[:n] + THOUGHT + whole[n:]
+        return whole
+
+    @rule(n_right=st.integers(0, 4), n_wrong=st.integers(0, 2))
+    def propose(self, n_right: int, n_wrong: int) -> None:
+        for slot in self.engine._scheduler.slots:
+            if slot.run is not None and slot.in_decode:
+                n_said = slot.run.n_output
+                draft = self.whole(slot.run.task.id)[n_said : n_said + n_right] + "?" * n_wrong
+                self.engine._scheduler.propose(slot, tuple(draft.encode()))
+        self.engine.check_integrity()
 
     @rule(slot_id=st.integers(0, 4), erase=st.booleans())
     def save_restore_or_erase(self, slot_id: int, erase: bool) -> None:

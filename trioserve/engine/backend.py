@@ -137,6 +137,10 @@ class Backend(Protocol):
         """The most tokens in one batch."""
 
     @property
+    def n_outputs(self) -> int:
+        """The most rows of a batch that may have logits; from `n_slots` to `n_batch`."""
+
+    @property
     def n_slots(self) -> int:
         """How many requests are to run at the same time; at most `n_seqs`."""
 

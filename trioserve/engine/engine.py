@@ -6,7 +6,7 @@ A tick is schedule, run, postprocess: decide, decode one batch, sample. Everythi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -18,11 +18,12 @@ from trioserve.engine.loop import Loop
 from trioserve.engine.output import accept
 from trioserve.engine.run import Run
 from trioserve.engine.sampler_pool import Draw, SamplerPool
-from trioserve.engine.scheduler import Scheduler, Work, lowest_priority
+from trioserve.engine.scheduler import Scheduler, lowest_priority
 from trioserve.engine.slot import Slot
 from trioserve.engine.strategy import BatchStrategy
+from trioserve.engine.task_check import check_task
+from trioserve.engine.work import Work
 from trioserve.errors import (
-    ContextLengthExceededError,
     DecodeError,
     EngineError,
     InvalidRequestError,
@@ -81,6 +82,7 @@ class Engine(Loop):
             n_ctx=backend.n_ctx,
             n_ctx_seq=backend.n_ctx_seq,
             n_batch=backend.n_batch,
+            n_outputs=backend.n_outputs,
             cache=PrefixCache(backend, cache_ram, max_idle=max_idle),
             strategy=strategy,
             has_adapters=bool(backend.adapters),
@@ -89,7 +91,8 @@ class Engine(Loop):
         self._slot_calls: list[SlotCall] = []  # that wait for a slot to be idle
         self._strategy = strategy
         self._context_shift = context_shift
-        self._samplers = SamplerPool(min(backend.n_spare_cores, backend.n_slots))
+        n_threads = min(backend.n_spare_cores, backend.n_slots)
+        self._samplers = SamplerPool(n_threads, backend.vocab.end_of_generation)
         self._counters = Counters()
 
     # -- from any thread
@@ -134,22 +137,7 @@ class Engine(Loop):
             raise self.failure
         if not isinstance(task, Task):
             raise NotSupportedError("This engine makes text, and no embeddings.")
-        if not task.prompt:
-            raise InvalidRequestError("The prompt has no tokens.", param="prompt")
-        if len(task.prompt) >= self.n_ctx_seq:
-            raise ContextLengthExceededError(len(task.prompt), self.n_ctx_seq)
-        task.prompt.check(self.vocab.n_tokens, "prompt")
-        self._backend.check_sampling(task.params.sampling)
-        if task.params.grammar is not None and task.constraint is None:
-            raise EngineError("The grammar of the task was not compiled.")
-        if task.params.id_slot >= self.n_slots:
-            raise InvalidRequestError(
-                f"'id_slot' must be less than {self.n_slots}.", param="id_slot"
-            )
-        if task.adapters and task.adapters[-1][0] >= len(self.adapters):
-            raise InvalidRequestError(
-                f"There is no LoRA adapter {task.adapters[-1][0]}.", param="lora"
-            )
+        check_task(task, self._backend)
 
     # -- on the inference thread
 
@@ -168,7 +156,7 @@ class Engine(Loop):
         work = self._scheduler.schedule()
         for slot in self._scheduler.take_admitted():
             self._note_admission(slot)
-        rows = self._decode(work)
+        rows = self._decode(work) if work else []
         if rows:
             self._postprocess(work, rows)
         seconds = monotonic() - self.heartbeat
@@ -181,7 +169,7 @@ class Engine(Loop):
     def _learn(self, work: list[Work], seconds: float) -> None:
         """Count what this tick has done, and tell the strategy what it has cost."""
         n_decode = sum(piece.in_decode for piece in work)
-        n_prefill = sum(piece.n_cells for piece in work) - n_decode
+        n_prefill = sum(piece.n_cells for piece in work if not piece.in_decode)
         self._counters.count_decode(len(work), n_prefill, seconds)
         self._strategy.observe(n_prefill, n_decode, seconds)
 
@@ -200,10 +188,10 @@ class Engine(Loop):
                     self._end(run)
                     self._unsay(task_id)
                     self._call_idle_slots()
-            case Pause(task_id):
-                self._set_paused(task_id, True)
-            case Resume(task_id):
-                self._set_paused(task_id, False)
+            case Pause(task_id) | Resume(task_id):
+                run = self._scheduler.find(task_id)
+                if run is not None:
+                    run.paused = isinstance(command, Pause)
             case Call(function):
                 function()
             case SlotCall():
@@ -222,20 +210,13 @@ class Engine(Loop):
                 waiting.append(call)
         self._slot_calls = waiting
 
-    def _set_paused(self, task_id: int, paused: bool) -> None:
-        run = self._scheduler.find(task_id)
-        if run is not None:
-            run.paused = paused
-
     # -- one tick: run
 
     def _decode(self, work: list[Work]) -> list[int]:
-        """Decode one batch; returns the last row of each piece of work, or none if it failed."""
+        """Decode one batch; returns the row to sample of each piece of work, none if it failed."""
         batch = self._backend.batch
         batch.clear()
-        rows = [self._fill(piece) for piece in work]
-        if not rows:
-            return rows
+        rows = [piece.fill(batch) for piece in work]
         try:
             adapters = self._scheduler.adapters
             if adapters != self._adapters:
@@ -251,30 +232,17 @@ class Engine(Loop):
             return []
         return rows
 
-    def _fill(self, work: Work) -> int:
-        """Put the next tokens of a slot into the batch."""
-        run, seq, batch = work.slot.run, work.slot.seq, self._backend.batch
-        assert run is not None and seq is not None
-        start = len(seq.held)
-        stop = start + work.n_cells
-        is_last = stop == len(run.keys)
-        if work.n_cells == 1:
-            return batch.add(run.keys[start], seq.position(start), seq.id, logits=is_last)
-        row = batch.extend(run.keys[start:stop], seq.position(start), seq.id)
-        if is_last:
-            batch.want_logits(row)
-        return row
-
     def _make_room(self, work: list[Work], error: KVCacheFullError) -> None:
-        """The KV cache had no room after all: send one run back, or fail the only one.
+        """The KV cache had no room: drop drafts, or send a run back, or fail the only one.
 
         Nothing was decoded, so the runs are as they were and the next tick tries again.
         """
-        slots = [piece.slot for piece in work]
-        if len(slots) > 1:
-            self._scheduler.preempt(lowest_priority(slots))
+        if self._scheduler.drop_drafts():
+            return
+        if len(work) > 1:
+            self._scheduler.preempt(lowest_priority([piece.slot for piece in work]))
         else:
-            self._fail(slots[0], error)
+            self._fail(work[0].slot, error)
 
     # -- one tick: postprocess
 
@@ -285,20 +253,21 @@ class Engine(Loop):
             slot, run, seq = piece.slot, piece.slot.run, piece.slot.seq
             assert run is not None and seq is not None
             start = len(seq.held)
-            self._scheduler.cache.append(seq, run.keys[start : start + piece.n_cells])
+            keys = run.keys[start : start + piece.n_cells]
+            self._scheduler.cache.append(seq, keys + run.draft if run.draft else keys)
             if not piece.in_decode:
                 self._note_prefill(slot, run, piece.n_cells)
-            if slot.n_pending == 0 and self._has_sampler(slot, run):
+            if piece.in_decode or (slot.n_pending == 0 and self._begins_output(slot, run)):
                 ready.append((slot, run, row))
         draws = self._samplers.draw([(run, row) for _, run, row in ready])
-        for (slot, run, _), draw in zip(ready, draws, strict=True):
-            if isinstance(draw, Draw):
-                self._next_token(slot, run, draw)
+        for (slot, run, _), drawn in zip(ready, draws, strict=True):
+            if isinstance(drawn, TrioServeError):
+                self._fail(slot, drawn)
             else:
-                self._fail(slot, draw)
+                self._next_tokens(slot, run, drawn)
 
-    def _has_sampler(self, slot: Slot, run: Run) -> bool:
-        """Make the sampler of a run that begins its output; ends a run that wants none."""
+    def _begins_output(self, slot: Slot, run: Run) -> bool:
+        """Put a slot into decode, with a sampler; ends a run that is to have no output."""
         slot.in_decode = True
         task = run.task
         if task.params.max_tokens == 0:
@@ -328,13 +297,15 @@ class Engine(Loop):
         run.prefilled += n_cells
         if run.task.params.return_progress:
             elapsed_ms = (monotonic() - (run.admitted_at or self.heartbeat)) * 1e3
-            progress = Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms)
-            self._tell(progress)
+            self._tell(Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms))
 
-    def _next_token(self, slot: Slot, run: Run, draw: Draw) -> None:
-        """Add one token to a run, and end the run if that was the last."""
-        vocab, shifts = self.vocab, self._context_shift
-        chunk = accept(run, draw, vocab, self.n_ctx_seq, shifts=shifts)
+    def _next_tokens(self, slot: Slot, run: Run, draws: Sequence[Draw]) -> None:
+        """Add tokens to a run, and end the run if one of them was the last."""
+        n_before = len(run.keys)
+        chunk = accept(run, draws, self.vocab, self.n_ctx_seq, shifts=self._context_shift)
+        if run.draft:  # of which the sampler has accepted all but the last of `draws`
+            n_right = min(len(draws) - 1, len(run.keys) - n_before)
+            self._scheduler.roll_back(slot, len(run.draft) - n_right)
         if chunk is not None:
             self._fresh.append(chunk)
             if len(chunk.tokens) == run.n_output:

@@ -1,7 +1,8 @@
-"""What one sampled token means for its run: text to show, and perhaps the end."""
+"""What the sampled tokens of a tick mean for their run: text to show, and perhaps the end."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 
 import attrs
@@ -13,9 +14,9 @@ from trioserve.types import Chunk, FinishReason, TokenId, TokenProb, TokenProbs
 
 
 def accept(
-    run: Run, draw: Draw, vocab: Vocab, n_ctx_seq: int, *, shifts: bool = False
+    run: Run, draws: Sequence[Draw], vocab: Vocab, n_ctx_seq: int, *, shifts: bool = False
 ) -> Chunk | None:
-    """Add a sampled token to the output of a run.
+    """Add the sampled tokens of a tick to the output of a run, up to the one that ends it.
 
     A full context ends the output, unless it `shifts`; then an output that nobody limits ends
     after as many tokens as the context has. Sets `run.finish_reason` when the output
@@ -25,18 +26,23 @@ def accept(
     run.last_token_at = monotonic()
     if run.first_token_at is None:
         run.first_token_at = run.last_token_at
-    run.keys.append(draw.token)
-    run.unsent_tokens.append(draw.token)
-    if draw.probs is not None:
-        run.unsent_probs.append(_named(draw.probs, run.task.preserved_tokens, vocab))
-    text = _show(run, draw.token, vocab, n_ctx_seq, shifts=shifts)
-    if run.indent_stop is not None:
-        text = run.indent_stop.cut(text)
-        if run.indent_stop.ended:
-            run.finish_reason, run.text.stopping_word = FinishReason.LIMIT, ""
-    if run.reasoning is not None:
-        run.reasoning.feed(vocab.names[draw.token])
-        run.close_thinking()
+    text = ""
+    for draw in draws:
+        run.keys.append(draw.token)
+        run.unsent_tokens.append(draw.token)
+        if draw.probs is not None:
+            run.unsent_probs.append(_named(draw.probs, run.task.preserved_tokens, vocab))
+        shown = _show(run, draw.token, vocab, n_ctx_seq, shifts=shifts)
+        if run.indent_stop is not None:
+            shown = run.indent_stop.cut(shown)
+            if run.indent_stop.ended:
+                run.finish_reason, run.text.stopping_word = FinishReason.LIMIT, ""
+        if run.reasoning is not None:
+            run.reasoning.feed(vocab.names[draw.token])
+            run.close_thinking()
+        text += shown
+        if run.finish_reason is not None:
+            break
     if not text and run.finish_reason is None:
         return None
     run.has_new_line = run.has_new_line or "\n" in text

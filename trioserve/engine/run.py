@@ -31,13 +31,15 @@ class Run:
 
     A key says what a cell of the KV cache holds: for a token, its id. A KV sequence holds a
     beginning of `keys`. The rest is still to be decoded:
-    the prompt in prefill, the one newest token in decode, both after a preemption.
+    the prompt in prefill, the one newest token in decode, both after a preemption. In decode, a
+    draft comes after the newest token; what the sampler accepts of it becomes part of `keys`.
     """
 
     __slots__ = (
         "_shared",
         "admitted_at",
         "cached",
+        "draft",
         "finish_reason",
         "first_token_at",
         "forced",
@@ -64,6 +66,8 @@ class Run:
         self.keys: list[CellKey] = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
         self.n_discarded = 0  # keys that `shift` took out
+        #: Guesses of the tokens that come next. The next tick decodes them after the newest key.
+        self.draft: list[TokenId] = []
         self.sampler: Sampler | None = None
         self.text = Detokenizer(task.params.stop)
         n_indent = task.params.n_indent

@@ -29,25 +29,29 @@ class SamplerPool:
 
     Args:
         n_threads: threads to use beside the caller's; 0: none.
+        end_of_generation: tokens after which nothing is sampled, even if a draft goes on.
     """
 
-    def __init__(self, n_threads: int) -> None:
+    def __init__(self, n_threads: int, end_of_generation: frozenset[TokenId] = frozenset()) -> None:
         self._n_threads = n_threads
+        self._ends = end_of_generation
         self._threads = ThreadPoolExecutor(n_threads, "trioserve-sampler") if n_threads else None
 
-    def draw(self, work: Sequence[tuple[Run, int]]) -> list[Draw | TrioServeError]:
-        """Sample a token for each pair of a run and its row of logits.
+    def draw(self, work: Sequence[tuple[Run, int]]) -> list[list[Draw] | TrioServeError]:
+        """Sample for each pair of a run and its row of logits.
 
-        An error is that of one run; the others have their tokens.
+        That is one token, and where the run has a draft, one more for each token of it that was
+        sampled, too; the rows of the draft follow. An error is that of one run; the others have
+        their tokens.
         """
         if self._threads is None or len(work) < MIN_PARALLEL:
-            return [_draw(*pair) for pair in work]
+            return [self._draw(*pair) for pair in work]
         # The first look at a batch's logits puts them in order, so it has to be alone.
-        first = _draw(*work[0])
+        first = self._draw(*work[0])
         parts = [work[1:][i :: self._n_threads + 1] for i in range(self._n_threads + 1)]
-        others = [self._threads.submit(_draw_all, part) for part in parts[1:]]
-        drawn = [_draw_all(parts[0]), *(other.result() for other in others)]
-        results: list[Draw | TrioServeError] = [first] * len(work)
+        others = [self._threads.submit(self._draw_all, part) for part in parts[1:]]
+        drawn = [self._draw_all(parts[0]), *(other.result() for other in others)]
+        results: list[list[Draw] | TrioServeError] = [first] * len(work)
         for i, part in enumerate(drawn):
             results[1 + i :: self._n_threads + 1] = part
         return results
@@ -57,26 +61,31 @@ class SamplerPool:
         if self._threads is not None:
             self._threads.shutdown()
 
+    def _draw_all(self, work: Sequence[tuple[Run, int]]) -> list[list[Draw] | TrioServeError]:
+        return [self._draw(run, row) for run, row in work]
 
-def _draw_all(work: Sequence[tuple[Run, int]]) -> list[Draw | TrioServeError]:
-    return [_draw(run, row) for run, row in work]
-
-
-def _draw(run: Run, row: int) -> Draw | TrioServeError:
-    assert run.sampler is not None
-    params = run.task.params
-    try:
-        if run.forced:
-            token = run.forced.popleft()
-            return Draw(token, _force(run.sampler, token, row, params))
-        if not params.n_probs:
-            return Draw(run.sampler.sample(row))
-        token, probs = run.sampler.sample_with_probs(
-            row, params.n_probs, post=params.post_sampling_probs
-        )
-        return Draw(token, probs)
-    except TrioServeError as error:
-        return error
+    def _draw(self, run: Run, row: int) -> list[Draw] | TrioServeError:
+        sampler, params, draft = run.sampler, run.task.params, run.draft
+        assert sampler is not None
+        draws: list[Draw] = []
+        try:
+            while True:
+                if run.forced:
+                    token = run.forced.popleft()
+                    draw = Draw(token, _force(sampler, token, row, params))
+                elif not params.n_probs:
+                    draw = Draw(sampler.sample(row))
+                else:
+                    post = params.post_sampling_probs
+                    draw = Draw(*sampler.sample_with_probs(row, params.n_probs, post=post))
+                draws.append(draw)
+                if len(draws) > len(draft) or draw.token != draft[len(draws) - 1]:
+                    return draws
+                if draw.token in self._ends:
+                    return draws
+                row += 1
+        except TrioServeError as error:
+            return error
 
 
 def _force(

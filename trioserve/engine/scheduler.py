@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import attrs
+from collections.abc import Iterator, Sequence
 
 from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.engine.cache.prefix_cache import PrefixCache
@@ -12,17 +10,8 @@ from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
 from trioserve.engine.strategy import BatchStrategy
-from trioserve.types import Adapters, SlotState
-
-
-@attrs.frozen
-class Work:
-    """A slot's part of a tick: decode its next `n_cells` pending cells."""
-
-    slot: Slot
-    n_cells: int
-    in_decode: bool
-
+from trioserve.engine.work import Work
+from trioserve.types import Adapters, SlotState, TokenId
 
 #: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
 #: llama.cpp a few milliseconds, in which it plans its buffers.
@@ -36,7 +25,8 @@ class Scheduler:
         n_slots: requests that run at the same time.
         n_ctx: cells in the KV cache, all sequences together.
         n_ctx_seq: the most tokens of one sequence.
-        n_batch: the most tokens of one tick; at least `n_slots`.
+        n_batch: the most tokens of one tick.
+        n_outputs: the most of them that may have logits; at least `n_slots`.
         cache: what the KV sequences hold; has at least `n_slots` of them.
         strategy: how a tick is shared between decode and prefill.
         has_adapters: runs may have LoRA adapters, so that not all fit in one batch.
@@ -49,16 +39,18 @@ class Scheduler:
         n_ctx: int,
         n_ctx_seq: int,
         n_batch: int,
+        n_outputs: int,
         cache: PrefixCache,
         strategy: BatchStrategy,
         has_adapters: bool = False,
     ) -> None:
-        assert n_slots <= min(n_batch, len(cache.sequences))
+        assert n_slots <= min(n_outputs, len(cache.sequences)) and n_outputs <= n_batch
         self.slots = [Slot(i) for i in range(n_slots)]
         self.waiting: WaitingQueue[Run] = WaitingQueue()
         self.n_ctx = n_ctx
         self.n_ctx_seq = n_ctx_seq
         self.n_batch = n_batch
+        self.n_outputs = n_outputs
         self.cache = cache
         self._strategy = strategy
         self.turns = AdapterTurns(TURN_S) if has_adapters else None
@@ -118,6 +110,33 @@ class Scheduler:
         self.cache.swap_out(seq)
         self.cache.cut(seq, 0)
         self.waiting.push(run)
+
+    # -- drafts
+
+    def propose(self, slot: Slot, tokens: Sequence[TokenId]) -> None:
+        """Give a slot in decode a draft: guesses of its next tokens, checked in the next tick.
+
+        A draft is cut to the slot's share of the logits and to the room in its sequence. There is
+        none where a sequence cannot be rolled back, nor while reasoning may have to be closed.
+        """
+        run = slot.run
+        assert run is not None and slot.in_decode
+        if self.cache.can_share and run.reasoning is None:
+            room = min(self.n_outputs // len(self.slots), self.n_ctx_seq - len(run.keys)) - 1
+            run.draft = list(tokens[: max(0, room)])
+
+    def roll_back(self, slot: Slot, n_cells: int) -> None:
+        """Take the last cells out of a sequence: the end of a draft that was not accepted."""
+        assert slot.run is not None and slot.seq is not None
+        slot.run.draft = []
+        self.cache.cut(slot.seq, len(slot.seq.held) - n_cells)
+
+    def drop_drafts(self) -> bool:
+        """Go on without drafts; returns whether there were any."""
+        runs = [slot.run for slot in self.slots if slot.run is not None and slot.run.draft]
+        for run in runs:
+            run.draft = []
+        return bool(runs)
 
     # -- what an idle slot has computed
 
@@ -217,25 +236,30 @@ class Scheduler:
     def _make_room(self) -> None:
         """Free cells until every run has room for what is pending.
 
-        First kept sequences go, the one unused for longest first. Then the run that matters
-        least goes back to the queue; what it has generated stays with it.
+        First kept sequences go, the one unused for longest first, and then drafts. Then the run
+        that matters least goes back to the queue; what it has generated stays with it.
         """
         while self.cache.taken + sum(slot.n_pending for slot in self.slots) > self.n_ctx:
-            if not self.cache.evict_one():
+            if not (self.cache.evict_one() or self.drop_drafts()):
                 self.preempt(lowest_priority([slot for slot in self.slots if slot.run is not None]))
 
     def _share(self) -> list[Work]:
-        """Give every decoding slot its token and the prompts what the strategy says."""
+        """Give every decoding slot its token and its draft, and prompts what the strategy says."""
         active = [slot for slot in self.slots if slot.run is not None and not slot.run.paused]
         turn = active if self.turns is None else _whose_turn(active, self.turns)
-        decode = [Work(slot, 1, True) for slot in turn if slot.in_decode]
+        decode = [
+            Work(slot, 1 + len(run.draft), True)
+            for slot in turn
+            if slot.in_decode and (run := slot.run) is not None
+        ]
         prefill = sorted((slot for slot in turn if not slot.in_decode), key=arrival)
         if not prefill:
             return decode
         pending = [slot.n_pending for slot in prefill]
         # Streams that decode in another turn are held up by this tick, too.
         n_decode = sum(slot.in_decode for slot in active)
-        shares = self._strategy.share(pending, n_decode, self.n_batch - len(decode))
+        budget = self.n_batch - sum(work.n_cells for work in decode)
+        shares = self._strategy.share(pending, n_decode, budget)
         return decode + [
             Work(slot, n_cells, False)
             for slot, n_cells in zip(prefill, shares, strict=True)
@@ -260,7 +284,8 @@ class Scheduler:
             assert slot.seq.adapters == slot.run.task.adapters, "computed with other adapters"
             assert slot.run.keys[: slot.n_held] == slot.seq.held, "the cache is another text's"
             assert slot.n_pending >= 1, "nothing left to decode"
-            assert slot.n_pending == 1 or not slot.in_decode
+            assert slot.in_decode or not slot.run.draft
+            assert slot.n_pending == 1 + len(slot.run.draft) or not slot.in_decode
         self.cache.check_integrity()
 
 

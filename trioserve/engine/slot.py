@@ -22,8 +22,8 @@ class Slot:
 
     ::
 
-        run.keys | seq.held ........... | pending ..... |
-                 0          len(seq.held)         len(run.keys)
+        run.keys, run.draft | seq.held ........... | pending ..... |
+                            0          len(seq.held)
     """
 
     __slots__ = ("adapters", "id", "in_decode", "kept", "last_task", "last_used", "run", "seq")
@@ -55,7 +55,8 @@ class Slot:
     @property
     def n_pending(self) -> int:
         """How many cells of its run are still to be decoded."""
-        return 0 if self.run is None else len(self.run.keys) - self.n_held
+        run = self.run
+        return 0 if run is None else len(run.keys) + len(run.draft) - self.n_held
 
     def take(self, run: Run, seq: KVSequence) -> None:
         """Start a run in a sequence that holds a beginning of it."""
@@ -70,6 +71,7 @@ class Slot:
         assert self.run is not None and self.seq is not None
         run, seq = self.run, self.seq
         self.run = self.seq = None
+        run.draft = []
         self.in_decode = False
         self.last_used = tick
         return run, seq

@@ -104,6 +104,7 @@ class ScriptedBackend:
         self.n_slots, self.n_ctx, self.n_batch = n_slots, n_ctx, n_batch
         self.n_seqs = n_seqs or n_slots
         self.n_ctx_seq = n_ctx_seq or n_ctx
+        self.n_outputs = n_batch
         self.n_spare_cores = 0
         self.unified = self.n_ctx_seq == n_ctx
         self.can_cut = can_cut
@@ -165,6 +166,7 @@ class ScriptedBackend:
         if self.n_cells + len(self.batch.rows) > self.n_ctx:
             raise KVCacheFullError("no free cells")
         assert self.batch.rows, "an empty batch"
+        assert sum(row[-1] for row in self.batch.rows) <= self.n_outputs, "too many logits"
         self.logits = {}
         for row, (token, pos, seq, logits) in enumerate(self.batch.rows):
             assert 0 <= token < self.vocab.n_tokens

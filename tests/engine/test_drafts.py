@@ -1,0 +1,164 @@
+"""Drafts: several tokens in a tick, and what was not accepted is rolled back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engine_harness import Harness
+from trioserve.engine.slot import Slot
+from trioserve.errors import DecodeError, KVCacheFullError
+from trioserve.testing import ScriptedBackend
+from trioserve.testing.vocab import EOS
+from trioserve.types import Chunk, FinishReason
+
+
+def start(backend: ScriptedBackend | None = None, **params: object) -> tuple[Harness, Slot]:
+    """Begin an output of ``HELLO WORLD``; its first token is there."""
+    harness = Harness(backend)
+    harness.submit(1, "hello world", **params)
+    harness.tick()
+    assert harness.text(1) in ("H", "")  # a stop string may hold it back
+    return harness, harness.engine._scheduler.slots[0]
+
+
+def propose(harness: Harness, slot: Slot, draft: str | list[int]) -> None:
+    tokens = draft.encode() if isinstance(draft, str) else draft
+    harness.engine._scheduler.propose(slot, tuple(tokens))
+    harness.engine.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("draft", "text"),
+    [
+        ("", "HE"),
+        ("x", "HE"),
+        ("E", "HEL"),
+        ("ELLO", "HELLO "),
+        ("ELxO", "HELL"),
+        ("ELLO WORLD", "HELLO WORLD"),
+    ],
+)
+def test_a_tick_adds_what_is_right_of_a_draft_and_one_more(draft: str, text: str) -> None:
+    harness, slot = start()
+    before = harness.backend.n_decodes
+    propose(harness, slot, draft)
+    harness.tick()
+    assert harness.backend.n_decodes == before + 1
+    assert harness.text(1) == text
+    if slot.run is not None:
+        held = bytes(harness.backend.sequences[0]).decode()
+        assert held == "hello world" + text[:-1]  # the newest token is still to be decoded
+        assert slot.run.draft == []
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+    assert harness.finish(1).timings.predicted_n == 12  # the end token counts
+
+
+def test_tokens_of_a_tick_leave_as_one_chunk_with_their_probabilities() -> None:
+    harness, slot = start(n_probs=1)
+    propose(harness, slot, "ELLx")
+    harness.tick()
+    chunk = harness.events[1][-1]
+    assert isinstance(chunk, Chunk)
+    assert chunk.tokens == tuple(b"ELLO")
+    assert [probs.chosen.id for probs in chunk.probs] == list(b"ELLO")
+
+
+def test_nothing_is_sampled_after_the_end_that_a_draft_holds() -> None:
+    harness, slot = start()
+    propose(harness, slot, [*b"ELLO WORLD", EOS, *b"beyond"])
+    assert not harness.tick()
+    assert harness.text(1) == "HELLO WORLD"
+    assert harness.finish(1).reason is FinishReason.EOS
+    assert bytes(harness.backend.sequences[0]) == b"hello worldHELLO WORLD"
+
+
+@pytest.mark.parametrize("draft", ["", "E", "ELLO", "ELLO WORLD"])
+def test_a_stop_string_over_the_border_of_ticks(draft: str) -> None:
+    harness, slot = start(stop=("HELLO W",))
+    propose(harness, slot, draft)
+    harness.run()
+    finished = harness.finish(1)
+    assert harness.text(1) == ""
+    assert (finished.reason, finished.stopping_word) == (FinishReason.WORD, "HELLO W")
+    assert finished.timings.predicted_n == 7
+
+
+def test_the_limit_of_tokens_holds_within_a_draft() -> None:
+    harness, slot = start(max_tokens=4)
+    propose(harness, slot, "ELLO WORLD")
+    assert not harness.tick()
+    assert harness.text(1) == "HELL"
+    assert harness.finish(1).reason is FinishReason.LIMIT
+    assert harness.finish(1).timings.predicted_n == 4
+    # What is right stays for later prompts.
+    assert bytes(harness.backend.sequences[0]) == b"hello worldHELL"
+
+
+def test_a_draft_ends_where_the_sequence_or_the_share_of_the_logits_does() -> None:
+    backend = ScriptedBackend(n_slots=4)
+    backend.n_outputs = 16
+    harness, slot = start(backend)
+    propose(harness, slot, "ELLO WORLD")
+    assert slot.n_pending == 4
+    harness, slot = start(ScriptedBackend(n_slots=1, n_ctx=15))
+    propose(harness, slot, "ELLO WORLD")
+    assert slot.n_pending == 3
+    assert not harness.tick()
+    assert harness.text(1) == "HELL"
+    assert harness.finish(1).truncated
+
+
+def test_no_draft_for_a_sequence_that_cannot_be_cut() -> None:
+    harness, slot = start(ScriptedBackend(can_cut=False))
+    propose(harness, slot, "ELLO")
+    assert slot.n_pending == 1
+
+
+def test_a_draft_shares_the_batch_with_prompts() -> None:
+    harness, slot = start(ScriptedBackend(n_batch=16))
+    harness.submit(2, "x" * 40, max_tokens=2)
+    while harness.tick():
+        if slot.run is not None and slot.run.task.id == 1:
+            n_said = len(harness.text(1))
+            propose(harness, slot, "HELLO WORLD"[n_said:])
+    assert harness.text(1) == "HELLO WORLD"
+    assert harness.text(2) == "XX"
+
+
+def test_drafts_give_way_before_a_run_does() -> None:
+    harness = Harness(ScriptedBackend(n_slots=2, n_ctx=26))
+    for task_id, prompt in enumerate(("hello wo", "other"), 1):
+        harness.submit(task_id, prompt, max_tokens=6)
+    harness.tick()
+    one, other = harness.engine._scheduler.slots
+    propose(harness, one, "ELLO WO")
+    propose(harness, other, "THERxxxxx")
+    harness.tick()
+    assert one.run is not None and other.run is not None
+    assert (harness.text(1), harness.text(2)) == ("HE", "OT")
+    harness.run()
+    assert (harness.text(1), harness.text(2)) == ("HELLO ", "OTHER")
+
+
+def test_a_cache_that_is_full_after_all_drops_the_draft() -> None:
+    harness, slot = start()
+    propose(harness, slot, "ELLO")
+    harness.backend.fail_next = KVCacheFullError("no free cells")
+    harness.tick()
+    assert slot.run is not None and slot.n_pending == 1
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+
+
+def test_a_preempted_or_failed_run_leaves_its_draft() -> None:
+    harness, slot = start()
+    propose(harness, slot, "ELLO")
+    harness.engine._scheduler.preempt(slot)
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+    harness, slot = start()
+    propose(harness, slot, "ELLO")
+    harness.backend.fail_next = DecodeError("broken")
+    assert not harness.tick()
+    assert harness.backend.sequences[0] == []

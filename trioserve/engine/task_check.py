@@ -1,0 +1,31 @@
+"""What a task must be like to run at all."""
+
+from __future__ import annotations
+
+from trioserve.engine.backend import Backend
+from trioserve.errors import ContextLengthExceededError, EngineError, InvalidRequestError
+from trioserve.types import Task
+
+
+def check_task(task: Task, backend: Backend) -> None:
+    """Refuse a task that can never run on a backend. From any thread.
+
+    Raises:
+        InvalidRequestError: the prompt or a parameter is wrong; `param` names the field.
+        ContextLengthExceededError: the prompt leaves no room for an output.
+        EngineError: its grammar was not compiled.
+    """
+    if not task.prompt:
+        raise InvalidRequestError("The prompt has no tokens.", param="prompt")
+    if len(task.prompt) >= backend.n_ctx_seq:
+        raise ContextLengthExceededError(len(task.prompt), backend.n_ctx_seq)
+    task.prompt.check(backend.vocab.n_tokens, "prompt")
+    backend.check_sampling(task.params.sampling)
+    if task.params.grammar is not None and task.constraint is None:
+        raise EngineError("The grammar of the task was not compiled.")
+    if task.params.id_slot >= backend.n_slots:
+        raise InvalidRequestError(
+            f"'id_slot' must be less than {backend.n_slots}.", param="id_slot"
+        )
+    if task.adapters and task.adapters[-1][0] >= len(backend.adapters):
+        raise InvalidRequestError(f"There is no LoRA adapter {task.adapters[-1][0]}.", param="lora")
