@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+import httpx
 import hypercorn
 import hypercorn.trio
 import trio
@@ -72,3 +73,15 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     """Write a request by hand."""
     head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join([*head, "", ""]).encode() + body
+
+
+async def read_response(stream: trio.SocketStream) -> httpx.Response:
+    """Read a response by hand."""
+    data = b""
+    with trio.fail_after(10):
+        async for part in stream:
+            data += part
+            head, _, body = data.partition(b"\r\n\r\n")
+            if body.endswith(b"}}"):
+                return httpx.Response(int(head.split()[1]), content=body)
+    raise AssertionError(data)

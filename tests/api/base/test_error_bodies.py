@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.support.clients import busy, client_and_service, client_of
-from tests.support.http_server import connected, post, serving, serving_script
+from tests.support.http_server import connected, post, read_response, serving, serving_script
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import CHAT
 from trioserve.api.base.errors import InternalError
@@ -168,7 +168,7 @@ async def a_body_that_is_not_json() -> httpx.Response:
 async def a_body_that_does_not_come() -> httpx.Response:
     async with serving_script(timeout=0.05) as (url, _), connected(url) as stream:
         await stream.send_all(post("/completion", b"{}")[:-1])
-        return await _read(stream)
+        return await read_response(stream)
 
 
 @answers(
@@ -442,18 +442,6 @@ async def a_mistake_of_ours() -> httpx.Response:
 
 
 # -- the tests
-
-
-async def _read(stream: trio.SocketStream) -> httpx.Response:
-    """Read a response by hand."""
-    data = b""
-    with trio.fail_after(10):
-        async for part in stream:
-            data += part
-            head, _, body = data.partition(b"\r\n\r\n")
-            if body.endswith(b"}}"):
-                return httpx.Response(int(head.split()[1]), content=body)
-    raise AssertionError(data)
 
 
 def kinds(kind: type[TrioServeError]) -> Iterator[type[TrioServeError]]:
