@@ -8,6 +8,7 @@ import operator
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -64,6 +65,12 @@ class ScriptedBatch:
         self.rows[row] = (token, pos, seq, True)
 
 
+def _like(name: str) -> Any:
+    """Make a field that is like another one by default."""
+    return attrs.field(default=attrs.Factory(operator.attrgetter(name), takes_self=True))
+
+
+@attrs.define(eq=False, slots=False, kw_only=True)
 class ScriptedBackend:
     """A backend whose output is ``script(prompt)``, one byte a token.
 
@@ -72,6 +79,9 @@ class ScriptedBackend:
     It keeps the KV cache as lists of tokens, and asserts on every decode that positions follow
     one another. A sampler asserts that the cache holds its own output so far: so any mistake in
     the bookkeeping of an engine shows.
+
+    The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
+    `can_cut`, `chat_template` and `adapters`.
 
     Attributes:
         sequences: the tokens of each KV sequence.
@@ -84,31 +94,23 @@ class ScriptedBackend:
         on_compile: called with each grammar, in the thread that compiles it.
     """
 
-    def __init__(
-        self,
-        script: Script = parrot,
-        *,
-        n_slots: int = 2,
-        n_seqs: int | None = None,
-        n_ctx: int = 1024,
-        n_ctx_seq: int | None = None,
-        n_batch: int = 64,
-        can_cut: bool = True,
-        chat_template: str | None = None,
-        adapters: Sequence[AdapterInfo] = (),
-    ) -> None:
-        self.script = script
-        self.adapters = adapters
+    script: Script = attrs.field(default=parrot, kw_only=False)
+    n_slots: int = 2
+    n_seqs: int = _like("n_slots")
+    n_ctx: int = 1024
+    n_ctx_seq: int = _like("n_ctx")
+    n_batch: int = 64
+    can_cut: bool = True
+    chat_template: str | None = None
+    adapters: Sequence[AdapterInfo] = ()
+
+    def __attrs_post_init__(self) -> None:
         self.current_adapters: Adapters = ()
         self.vocab = byte_vocab
-        self.n_slots, self.n_ctx, self.n_batch = n_slots, n_ctx, n_batch
-        self.n_seqs = n_seqs or n_slots
-        self.n_ctx_seq = n_ctx_seq or n_ctx
-        self.n_outputs = n_batch
+        self.n_outputs = self.n_batch
         self.n_spare_cores = 0
-        self.unified = self.n_ctx_seq == n_ctx
-        self.can_cut = can_cut
-        self.batch = ScriptedBatch(n_batch)
+        self.unified = self.n_ctx_seq == self.n_ctx
+        self.batch = ScriptedBatch(self.n_batch)
         self.sequences: list[list[TokenId]] = [[] for _ in range(self.n_seqs)]
         self.made_with: list[list[Adapters]] = [[] for _ in range(self.n_seqs)]
         self._sets: list[Adapters] = [()]  # all adapters that were ever used
@@ -130,11 +132,11 @@ class ScriptedBackend:
             n_params=0,
             size=0,
             n_vocab=byte_vocab.n_tokens,
-            n_ctx_train=n_ctx,
+            n_ctx_train=self.n_ctx,
             n_embd=0,
             n_layer=0,
             vocab_type=2,
-            chat_template=chat_template,
+            chat_template=self.chat_template,
             bos_token="",
             eos_token="",
             add_bos=False,
