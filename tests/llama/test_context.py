@@ -114,6 +114,15 @@ def test_after_closing_it_is_refused(model: Model) -> None:
         made.memory.last(0)
 
 
+def test_more_logits_than_there_is_room_for_are_refused(model: Model) -> None:
+    with make(model, ctx_size=256, parallel=1, cache_seqs=1) as context:
+        batch = Batch(4, n_vocab=10, n_seqs=1)
+        for pos in range(3):
+            batch.add(1, pos, 0, logits=True)
+        with pytest.raises(EngineError, match="at most 2 rows"):
+            context.decode(batch)
+
+
 def test_a_forgotten_context_warns(model: Model) -> None:
     made = make(model, ctx_size=256)
     with pytest.warns(ResourceWarning, match="was not closed"):

@@ -77,6 +77,7 @@ class Context:
         self.n_batch: int = lib.llama_n_batch(handle)
         self.n_ubatch: int = lib.llama_n_ubatch(handle)
         self.n_seqs: int = lib.llama_n_seq_max(handle)
+        self.n_outputs: int = params.n_outputs_max  # rows of a batch that may have logits
         #: Encoders have no cache: batches are independent, and there are no logits.
         self.has_cache: bool = lib.llama_get_memory(handle) is not None
         #: One byte for each row of the last batch: 1 if it has logits.
@@ -97,10 +98,13 @@ class Context:
         self.rows = b""
         if not len(batch):
             return
+        rows = batch.rows()
+        if rows.count(1) > self.n_outputs:  # llama.cpp would end the process
+            raise EngineError(f"A batch has logits for at most {self.n_outputs} rows.")
         run = lib.llama_decode if self.has_cache else lib.llama_encode
         code = run(self.handle, batch.seal())
         if code == 0:
-            self.rows = batch.rows()
+            self.rows = rows
             self.memory.settle()
             return
         why = library.reason(library.take_errors())
