@@ -22,7 +22,7 @@ MKDOCS := $(PY) -m mkdocs build --strict --site-dir site
 silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test check format docs fuzz test-lowest wheel clean distclean
+.PHONY: help serve install test check format docs fuzz soak test-lowest wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -31,6 +31,7 @@ help:
 	@echo "make format       format the code, and mend what ruff can mend"
 	@echo "make docs         build the documentation into site/"
 	@echo "make fuzz         send mutated requests to a server, then generated ones for FUZZ_SECONDS=300"
+	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -61,6 +62,12 @@ FUZZ_SECONDS ?= 300
 
 fuzz: $(VENV)/.installed-fuzz
 	@$(PY) -m tests.fuzz $(FUZZ_SECONDS)
+
+SOAK_SECONDS ?= 600
+SOAK_ARGS ?=
+
+soak: $(VENV)/.installed-dev
+	@$(PY) -m tests.soak $(SOAK_SECONDS) $(SOAK_ARGS)
 
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev

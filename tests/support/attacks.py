@@ -62,9 +62,13 @@ SEEDS = (
 )
 
 
-def mutated(source: random.Random) -> bytes:
-    """One of the seeds with bytes changed, doubled, inserted or left out, cut anywhere."""
-    data = bytearray(source.choice(SEEDS)[:4000])
+def mutated(source: random.Random, header: bytes = b"") -> bytes:
+    """One of the seeds with bytes changed, doubled, inserted or left out, cut anywhere.
+
+    `header` is a line that is added to the head.
+    """
+    host = b"Host: localhost\r\n"
+    data = bytearray(source.choice(SEEDS)[:4000].replace(host, host + header))
     for _ in range(source.randrange(8)):
         at, n = source.randrange(len(data)), source.randrange(1, 20)
         match source.randrange(4):
@@ -82,7 +86,7 @@ def mutated(source: random.Random) -> bytes:
     return bytes(data[: source.randrange(1, len(data) + 1)])
 
 
-async def send_mutated(url: str, seed: int) -> list[int]:
+async def send_mutated(url: str, seed: int, header: bytes = b"") -> list[int]:
     """Send one mutated request, and leave at once, after the answer, or in between.
 
     Returns the statuses of what was answered until then.
@@ -91,7 +95,7 @@ async def send_mutated(url: str, seed: int) -> list[int]:
     received = b""
     async with connected(url) as stream:
         try:
-            await stream.send_all(mutated(source))
+            await stream.send_all(mutated(source, header))
             with trio.move_on_after(source.choice((0, 0.01, 0.05))):
                 while part := await stream.receive_some(65536):
                     received += part

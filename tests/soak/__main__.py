@@ -1,0 +1,143 @@
+"""Run the soak test: ``make soak``, or ``python -m tests.soak [SECONDS]``.
+
+It runs `trioserve` with the bundled model, sends a mixed load for so many seconds, and prints what
+was sent and what came back. It exits with 1 when something is wrong, and says what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import trio
+
+from tests.soak import catalogue, curve, verdict
+from tests.soak.clients import Client
+from tests.soak.process import Process, Sample, started
+from tests.soak.tally import Tally
+
+#: Clients at the same time.
+N_CLIENTS = 16
+
+
+async def soak(seconds: float, seed: int, saved: Path) -> tuple[Process, list[Sample]]:
+    """Run the whole test. Returns the server, which has ended, and the samples."""
+    tally = Tally()
+    async with started(saved, tally) as server:
+        await _warm_up(server)
+        before = server.sample()
+        server.began = time.monotonic()
+        samples: list[Sample] = []
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.count_tokens)
+                nursery.start_soon(_take_samples, server, samples)
+                for number in range(N_CLIENTS):
+                    client = Client(server.url, tally, random.Random(f"{seed} {number}"))
+                    nursery.start_soon(client.run)
+        await verdict.check_rest(server, before)
+        more = verdict.growth(samples, samples[-1].seconds if samples else 0.0)
+        if more > verdict.MAX_GROWTH:
+            tally.fault(f"memory grew by {more:.1%} after the warm-up")
+        await _drain(server)
+    return server, samples
+
+
+async def _warm_up(server: Process) -> None:
+    """Have the threads started and the modules imported that the server starts with a request."""
+    source = random.Random(0)
+    async with server.client() as client:
+        for _ in range(5):
+            await client.post("/v1/chat/completions", json=catalogue.chat_body(source))
+            await client.post("/tokenize", json={"content": "a" * 10_000})
+
+
+async def _take_samples(server: Process, samples: list[Sample]) -> None:
+    try:
+        while True:
+            samples.append(server.sample())
+            await trio.sleep(1)
+    except OSError:
+        server.tally.fault("the process has ended")
+
+
+async def _drain(server: Process) -> None:
+    """Send SIGTERM while two streams run: they end whole, and the process with code 0."""
+    begun = trio.Event()
+
+    async def read(client: httpx.AsyncClient) -> None:
+        body = {"prompt": "Once", "n_predict": 300, "ignore_eos": True, "stream": True}
+        text = ""
+        async with client.stream("POST", "/completion", json=body) as answer:
+            async for part in answer.aiter_text():
+                text += part
+                begun.set()
+        if '"stop":true' not in text:
+            server.tally.fault(f"a stream that ran at SIGTERM ended with {text[-200:]!r}")
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        """Ask for more: it is refused, by a status or by a closed port."""
+        try:
+            status = (await client.get("/health")).status_code
+        except httpx.TransportError:
+            return
+        if status not in (200, 503):
+            server.tally.fault(f"/health has status {status} while the server drains")
+
+    async with server.client() as client:
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(read, client)
+                await begun.wait()
+                nursery.start_soon(server.terminate)
+                await trio.sleep(0.1)
+                nursery.start_soon(ask, client)
+        except* httpx.HTTPError as group:
+            server.tally.fault(f"a stream that ran at SIGTERM broke: {group.exceptions[0]!r}")
+
+
+def report(server: Process, samples: Sequence[Sample], seconds: float) -> str:
+    """Write the table, and what is wrong."""
+    tally = server.tally
+    lines = [tally.table(), ""]
+    if samples:
+        first, last = samples[0], samples[-1]
+        lines.append(
+            f"{tally.n_requests} requests and {last.tokens} tokens in {seconds:g} seconds; "
+            f"memory {first.rss_kib // 1024} to {last.rss_kib // 1024} MiB, "
+            f"{verdict.growth(samples, last.seconds):+.1%} after the warm-up; "
+            f"at most {max(one.descriptors for one in samples)} descriptors "
+            f"and {max(one.threads for one in samples)} threads"
+        )
+    lines += [f"warning in the log, {n} times: {event}" for event, n in server.events.items()]
+    lines += [f"FAULT: {fault}" for fault in tally.sentences()]
+    return "\n".join([*lines, "no faults" if not tally.faults else "", ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("seconds", nargs="?", type=float, default=600.0)
+    parser.add_argument("--csv", type=Path, default=Path(".cache/soak.csv"), help="the samples")
+    parser.add_argument("--svg", type=Path, help="a picture of them")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is sent")
+    options = parser.parse_args(argv)
+    print(f"{options.seconds:g} seconds, seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as saved:
+        server, samples = trio.run(soak, options.seconds, options.seed, Path(saved))
+    curve.write_csv(options.csv, samples)
+    if options.svg is not None:
+        options.svg.write_text(curve.svg(samples))
+    print(report(server, samples, options.seconds), end="")
+    return 1 if server.tally.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

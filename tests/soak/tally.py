@@ -1,0 +1,47 @@
+"""What came back, and what should not have."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import attrs
+
+#: Sentences about faults that are kept; the others are counted.
+MAX_FAULTS = 50
+
+
+@attrs.define
+class Tally:
+    """Counts of what was sent and what came back, by kind of request, and the faults seen."""
+
+    outcomes: defaultdict[str, Counter[str]] = attrs.field(factory=lambda: defaultdict(Counter))
+    faults: Counter[str] = attrs.field(factory=Counter)
+
+    @property
+    def n_requests(self) -> int:
+        """How many requests were sent, or begun."""
+        return sum(outcomes.total() for outcomes in self.outcomes.values())
+
+    def note(self, name: str, outcome: object) -> None:
+        """Count a request."""
+        self.outcomes[name][str(outcome)] += 1
+
+    def fault(self, sentence: str) -> None:
+        """Note something that is wrong."""
+        if sentence in self.faults or len(self.faults) < MAX_FAULTS:
+            self.faults[sentence] += 1
+        else:
+            self.faults["more faults, which are not listed"] += 1
+
+    def sentences(self) -> list[str]:
+        """Say what is wrong."""
+        return [f"{n} times: {fault}" if n > 1 else fault for fault, n in self.faults.items()]
+
+    def table(self) -> str:
+        """Write what was sent and what came back, a line for each kind."""
+        width = max(map(len, self.outcomes), default=0)
+        return "\n".join(
+            f"{name:{width}}  {outcomes.total():6}  "
+            + ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
+            for name, outcomes in sorted(self.outcomes.items())
+        )
