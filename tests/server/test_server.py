@@ -23,6 +23,7 @@ from trioserve.errors import (
     EngineError,
     InvalidRequestError,
     QueueFullError,
+    RequestEndedError,
     StalledReaderError,
     TemplateError,
 )
@@ -100,6 +101,17 @@ async def test_five_streams_interleave_and_more_wait_their_turn() -> None:
 
 
 # -- cancellation
+
+
+async def test_a_stream_is_cancelled_from_another_task(autojump_clock: MockClock) -> None:
+    async with serve(ScriptedBackend(lambda prompt: "x" * 500)) as server:
+        with capture_logs() as logs, pytest.raises(RequestEndedError):
+            async with server.stream("a") as stream:
+                await anext(stream)
+                stream.cancel()
+                await read(stream)
+        assert logs[-1]["cancelled"] == "caller"
+        await assert_at_rest(server)
 
 
 @pytest.mark.parametrize("stage", ["queued", "prefill", "decode"])

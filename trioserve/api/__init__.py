@@ -11,7 +11,7 @@ from __future__ import annotations
 from quart_trio import QuartTrio
 
 from trioserve.api import pages
-from trioserve.api.anthropic import routes as anthropic
+from trioserve.api.anthropic import errors as anthropic_errors, routes as anthropic
 from trioserve.api.base import (
     auth,
     cors,
@@ -58,7 +58,7 @@ def install(app: QuartTrio, served: Service) -> None:
     sites.install(app)
     rate_limits.install(app)
     auth.install(app)
-    errors.install(app)
+    errors.install(app, [anthropic_errors.SHAPE])
     pages.install(app)
     for module in (
         admin,

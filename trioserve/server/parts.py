@@ -22,6 +22,7 @@ from trioserve.server.health import Health
 from trioserve.server.infill import InfillPrompts
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.observer import Observer
+from trioserve.server.queue import Queue
 from trioserve.server.requests import Requests
 from trioserve.server.slot_store import SlotFiles
 from trioserve.server.tokens import Tokenizer
@@ -46,6 +47,7 @@ class Parts:
     dispatcher: Dispatcher
     admission: Admission
     health: Health
+    queue: Queue
     requests: Requests
     tokenizer: Tokenizer
     adapters: AdapterScales
@@ -65,6 +67,7 @@ class Parts:
     ) -> Self:
         """Make the parts for an engine."""
         admission = Admission(config, dispatcher, model.n_slots)
+        health = Health(loop, dispatcher, admission)
         requests = Requests(
             config, loop, dispatcher, admission, model=model.info.name, observers=observers
         )
@@ -87,7 +90,8 @@ class Parts:
             loop=loop,
             dispatcher=dispatcher,
             admission=admission,
-            health=Health(loop, dispatcher, admission),
+            health=health,
+            queue=Queue(health.status),
             requests=requests,
             tokenizer=tokenizer,
             adapters=adapters,

@@ -13,7 +13,7 @@ import trio
 from trioserve import llama
 from trioserve.chat.params import ChatParams
 from trioserve.config import Config
-from trioserve.errors import RequestEndedError, ServerClosingError
+from trioserve.errors import ServerClosingError
 from trioserve.server.arguments import Arguments, generation_params
 from trioserve.server.chats import Chats, Messages
 from trioserve.server.completions import Completions
@@ -28,7 +28,7 @@ from trioserve.server.observers.observer import Observer
 from trioserve.server.parts import Parts
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
 from trioserve.server.tokens import PromptLike
-from trioserve.types import CancelReason, EngineStatus, GenerationParams, TokenId
+from trioserve.types import EngineStatus, GenerationParams, TokenId
 
 
 class Server:
@@ -319,7 +319,7 @@ class Server:
         async with self.stream_chat(messages, params, chat, context=context, **fields) as stream:
             return await stream.read()
 
-    async def end_reasoning(self, stream: ChatStream) -> bool:
+    async def end_reasoning(self, stream: Stream | ChatStream) -> bool:
         """Have an answer end its reasoning now, if it is in it. May be cancelled.
 
         Returns whether it could: the answer still runs, the model can think, and
@@ -332,11 +332,6 @@ class Server:
             raise ServerClosingError
         end = partial(self.parts.generation().engine.end_thinking, stream.task_id)
         return await self.parts.dispatcher.call(end)
-
-    def cancel(self, stream: Stream | ChatStream) -> None:
-        """End a stream that another task reads, which gets a `RequestEndedError`."""
-        error = RequestEndedError("The request was cancelled.")
-        self.parts.dispatcher.end(stream.mailbox, error, CancelReason.CALLER)
 
     # -- embeddings
 

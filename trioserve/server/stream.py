@@ -9,8 +9,9 @@ import attrs
 
 from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
+from trioserve.errors import RequestEndedError
 from trioserve.server.dispatch import Dispatcher, Mailbox
-from trioserve.types import Chunk, Failed, Finished, Progress, TokenId, TokenProbs
+from trioserve.types import CancelReason, Chunk, Failed, Finished, Progress, TokenId, TokenProbs
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +77,11 @@ class Stream:
         elif isinstance(event, Chunk):
             self.n_tokens += len(event.tokens)
         return event
+
+    def cancel(self) -> None:
+        """End it from another task; its reader gets a `RequestEndedError`."""
+        error = RequestEndedError("The request was cancelled.")
+        self._dispatcher.end(self.mailbox, error, CancelReason.CALLER)
 
     async def read(self) -> Completion:
         """Read all that is left, to the end."""
@@ -179,6 +185,10 @@ class ChatStream:
         for delta in deltas:
             self._builder.add(delta)
         return ChatChunk(tuple(deltas), tokens, probs)
+
+    def cancel(self) -> None:
+        """End it from another task; its reader gets a `RequestEndedError`."""
+        self.stream.cancel()
 
     async def read(self) -> ChatCompletion:
         """Read all that is left, to the end. The message has what was read before, too."""

@@ -16,8 +16,8 @@ from tests.support.http_server import connected, post, read_response, serving, s
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import CHAT
 from trioserve.api.base.errors import InternalError
+from trioserve.api.base.registry import ConflictError
 from trioserve.api.llama import admin
-from trioserve.api.streams.parked import ConflictError
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import (

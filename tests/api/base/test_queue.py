@@ -18,10 +18,11 @@ from trio.testing import MockClock
 from tests.support.clients import busy, client_and_service, client_of
 from tests.support.http_server import connected, post, serving_script
 from tests.support.scripts import CHAT, ENDLESS, HI
-from trioserve.api.base import queue
-from trioserve.api.base.queue import PING, Queue, Waiting, comment_on
-from trioserve.server import RequestContext, Server
+from trioserve.api.base import keepalive
+from trioserve.api.base.keepalive import PING, Waiting, comment_on
+from trioserve.server import RequestContext, Server, queue
 from trioserve.server.dispatch import Mailbox
+from trioserve.server.queue import Queue
 from trioserve.testing import ScriptedBackend
 from trioserve.types import EngineStatus, Task, WaitingStatus
 
@@ -109,7 +110,7 @@ async def test_what_a_silent_response_says(autojump_clock: MockClock) -> None:
 async def test_a_ping_does_not_wait_for_a_long_tick(autojump_clock: MockClock) -> None:
     seen, _ = looking(place(7, 1), takes=60)
     assert await Waiting(seen, [Mailbox(7, 1)]).comment() == PING
-    assert trio.current_time() == pytest.approx(queue.LOOK_TIMEOUT)
+    assert trio.current_time() == pytest.approx(keepalive.LOOK_TIMEOUT)
 
 
 # -- places

@@ -14,8 +14,8 @@ from trio.testing import MockClock
 
 from trioserve.api.base import sse
 from trioserve.api.base.connection import Beat, Request
-from trioserve.api.base.queue import PING, Waiting
-from trioserve.errors import DecodeError, RequestEndedError
+from trioserve.api.base.keepalive import PING, Waiting
+from trioserve.errors import DecodeError
 from trioserve.types import Chunk, Finished, FinishReason, Timings
 
 
@@ -80,7 +80,8 @@ async def write(
     request = cast(Request, SimpleNamespace())
     waiting = cast(Waiting, FakeWaiting(*places))
     pings = sse.Pings(interval, waiting, tell_place=tell_place)
-    response = await sse.respond(request, feed, Names(), on_error, pings)
+    events = sse.EventStream((), feed, Names(), on_error, pings)
+    response = await sse.respond(request, events)
     assert request.beat == Beat(interval, waiting.comment)
     assert response.headers["Cache-Control"] == "no-cache"
     async with response.response as parts:
@@ -140,22 +141,6 @@ async def test_an_error_later_is_an_event(autojump_clock: MockClock) -> None:
     assert await write(sse.feed_of(stream)) == [b"0:a ", b"error no"]
     stream = FakeStream((31, ValueError("odd")))
     assert await write(sse.feed_of(stream)) == [PING, b"error odd"]
-
-
-async def test_stop_ends_a_feed_that_waits(autojump_clock: MockClock) -> None:
-    stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (1e6, finished()))
-    stop = sse.Stop(sse.feed_of(stream))
-    async with trio.open_nursery() as nursery:
-
-        async def later() -> None:
-            await trio.sleep(5)
-            stop.stop()
-
-        nursery.start_soon(later)
-        assert await write(stop.feed) == [b"0:a ", b"error The request was cancelled."]
-    assert trio.current_time() == pytest.approx(5)
-    with pytest.raises(RequestEndedError):
-        await stop.feed.next()
 
 
 async def test_several_streams_come_as_they_are_ready(autojump_clock: MockClock) -> None:

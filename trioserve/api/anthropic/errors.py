@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trioserve.api.base.errors import ErrorShape
 from trioserve.errors import TrioServeError
 
 _TYPES = {
@@ -23,8 +24,7 @@ _TYPES = {
     504: "timeout_error",
 }
 
-#: The form, as JSON Schema.
-SCHEMA: Mapping[str, Any] = {
+_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "properties": {
         "type": {"const": "error"},
@@ -39,8 +39,7 @@ SCHEMA: Mapping[str, Any] = {
 }
 
 
-def apply_to(path: str) -> bool:
-    """Whether the route at a path answers errors in this form."""
+def _applies_to(path: str) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
@@ -53,3 +52,6 @@ def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
         "error": {"type": kind, "message": error.message},
         "request_id": request_id,
     }
+
+
+SHAPE = ErrorShape(_applies_to, body, _SCHEMA)

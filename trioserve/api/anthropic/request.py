@@ -186,6 +186,7 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
 class CountTokensRequest:
     """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
 
+    model: str | None = field(read=readers.model_name, default=None)
     messages: Messages = field(whole=read_messages)
     continue_final_message: bool = field(whole=continues_final_message)
     tools: Tools = field(read=read_tools, factory=Tools)

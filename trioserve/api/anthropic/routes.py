@@ -14,7 +14,7 @@ from trioserve.api.anthropic.events import (
 )
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
 from trioserve.api.base import sse
-from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
+from trioserve.api.base.generation import event_stream, open_streams, params_for, read_chat
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.request_id import current_request_id
@@ -35,7 +35,7 @@ async def name_request(response: Response) -> Response:
 async def messages() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(MessagesRequest.parse)
-    server = current_server()
+    server = current_server(request.model)
     params, context = await params_for(server, request), current_context(request.timeout)
     (stream,) = await open_streams(
         server.chats.stream(request.messages, params, request.chat_params, context)
@@ -44,8 +44,10 @@ async def messages() -> Response:
     blocks = Blocks(show_thinking=request.thinking.shown)
     if not request.stream:
         return json_response(await whole_message(stream, head, blocks))
-    events, pings = MessageEvents(head, blocks), pings_for(server, request, [stream])
-    return await sse.respond(current_request(), sse.feed_of(stream), events, last_event, pings)
+    events = MessageEvents(head, blocks)
+    return await sse.respond(
+        current_request(), await event_stream(server, request, [stream], events, last_event)
+    )
 
 
 @blueprint.post("/v1/messages/count_tokens")
@@ -53,5 +55,7 @@ async def messages() -> Response:
 async def count_tokens() -> Response:
     """Count the tokens of a prompt, and generate nothing."""
     request = await read_chat(CountTokensRequest.parse)
-    n_tokens = await current_server().count_tokens(request.messages, request.chat_params)
+    n_tokens = await current_server(request.model).count_tokens(
+        request.messages, request.chat_params
+    )
     return json_response({"input_tokens": n_tokens})

@@ -157,6 +157,7 @@ def template_kwargs(value: Any) -> dict[str, Any]:
 class TemplateRequest:
     """``POST /apply-template``: the fields that the prompt of a chat is made of."""
 
+    model: str | None = field(read=readers.model_name, default=None)
     messages: Messages = field(read=_messages)
     tools: Tools = field(read=_tools, factory=Tools)
     continuation: Continuation = field(whole=_continuation)

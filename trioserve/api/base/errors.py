@@ -1,19 +1,20 @@
 """Errors as clients see them: ``{"error": {"code", "message", "type", "param"}}``.
 
-On Anthropic's routes they have the form of `anthropic_errors`.
+A family of routes may have a form of its own, which `install` is told.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
+import attrs
 import structlog
-from quart import Quart, request
+from quart import Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import HTTPException
 
-from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.base import sse
 from trioserve.api.base.request_id import current_request_id
 from trioserve.errors import (
@@ -27,6 +28,23 @@ from trioserve.errors import (
 )
 
 _log = structlog.stdlib.get_logger("trioserve.api")
+
+
+_NAME = "trioserve.errors"  # in `app.extensions`: the shapes
+
+
+@attrs.frozen
+class ErrorShape:
+    """The form that errors have on the routes of a family."""
+
+    applies_to: Callable[[str], bool]  # a path
+    body: Callable[[TrioServeError, str], dict[str, Any]]  # of an error and the id of its request
+    schema: Mapping[str, Any]  # of the body, as JSON Schema
+
+
+def shapes_of(app: Quart) -> Sequence[ErrorShape]:
+    """The shapes that an app has beside the common one."""
+    return cast(Sequence[ErrorShape], app.extensions[_NAME])
 
 
 class InternalError(TrioServeError):
@@ -62,10 +80,8 @@ def response(error: TrioServeError) -> Response:
     headers = {}
     if isinstance(error, TooManyRequestsError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    if anthropic_errors.apply_to(request.path):
-        written = anthropic_errors.body(error, current_request_id())
-    else:
-        written = body(error)
+    shape = next((each for each in shapes_of(current_app) if each.applies_to(request.path)), None)
+    written = body(error) if shape is None else shape.body(error, current_request_id())
     return Response(
         sse.encode(written),
         status=error.status,
@@ -89,8 +105,9 @@ def _translate(error: HTTPException, limit: int | None) -> TrioServeError:
     return translated
 
 
-def install(app: Quart) -> None:
-    """Make an app answer all errors in this form."""
+def install(app: Quart, shapes: Sequence[ErrorShape] = ()) -> None:
+    """Make an app answer all errors in this form, but for routes that have one of `shapes`."""
+    app.extensions[_NAME] = shapes
 
     async def on_own(error: TrioServeError) -> Response:
         return response(error)

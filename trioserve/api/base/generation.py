@@ -7,12 +7,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from trioserve.api.base import sse
+import quart
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import errors, sse
 from trioserve.api.base.body import read_body_as
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.queue import Waiting, current_queue
-from trioserve.api.base.request import current_request
-from trioserve.api.base.service import current_service
+from trioserve.api.base.keepalive import Waiting
+from trioserve.api.base.registry import Start
+from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.service import current_responses, current_server, current_service
 from trioserve.server import Server
 from trioserve.server.choices import check_copies
 from trioserve.server.stream import ChatStream, Stream
@@ -64,16 +69,43 @@ async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_
     return opened
 
 
-def pings_for(
-    server: Server, request: GenerationRequest, streams: Sequence[Stream | ChatStream]
-) -> sse.Pings:
-    """Decide what the response to a request says while its streams are silent."""
+async def event_stream(
+    server: Server,
+    request: GenerationRequest,
+    streams: Sequence[Stream] | Sequence[ChatStream],
+    encoder: sse.Encoder,
+    on_error: sse.OnError = errors.last_event,
+) -> sse.EventStream:
+    """Say what is sent of streams that belong to the current request."""
     interval = request.sse_ping_interval
     if interval is None:
         interval = server.config.sse_ping_interval
-    mailboxes = [stream.mailbox for stream in streams]
-    return sse.Pings(
+    pings = sse.Pings(
         interval if interval > 0 else math.inf,
-        Waiting(current_queue(), mailboxes),
+        Waiting(server.parts.queue, [stream.mailbox for stream in streams]),
         tell_place=request.queue_comments,
     )
+    feed = await sse.open_feed(current_request().resources, streams)
+    return sse.EventStream(streams, feed, encoder, on_error, pings)
+
+
+async def counted_tokens(request: ChatRequest) -> Response:
+    """Make the response that tells how many tokens the prompt of a chat has."""
+    server = current_server(request.model)
+    n_tokens = await server.count_tokens(request.messages, request.chat_params)
+    return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
+
+
+def is_to_be_pending() -> bool:
+    """Whether the current request asks for its answer on a route of its own."""
+    preferences = quart.request.headers.get("Prefer", "").lower().split(",")
+    return "respond-async" in (each.strip() for each in preferences)
+
+
+def respond_pending(start: Start) -> Response:
+    """Keep a response for whoever comes to read it, and say where."""
+    location = f"{quart.request.root_path}/v1/stream/{current_responses().add(start)}"
+    response = json_response({"location": location}, status=202)
+    response.headers["Location"] = location
+    response.headers["Preference-Applied"] = "respond-async"
+    return response

@@ -73,6 +73,7 @@ class StreamOptions:
 class GenerationRequest:
     """The fields of every route that generates text."""
 
+    model: str | None = field(read=readers.model_name, default=None)
     stream: bool = False
     stream_options: StreamOptions = attrs.field(factory=StreamOptions)
     timeout: float | None = field(read=readers.seconds, default=None)

@@ -18,9 +18,9 @@ from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
-from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.base import json_schema
 from trioserve.api.base.auth import PUBLIC, PUBLIC_RULES
+from trioserve.api.base.errors import shapes_of
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_service
 from trioserve.errors import TrioServeError
@@ -95,12 +95,16 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
     schemas = {
         cls.__name__: json_schema.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
     }
+    errors = [_ERROR, *(shape.schema for shape in shapes_of(app))]
     return {
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": __version__},
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": {**schemas, "Error": {"anyOf": [_ERROR, anthropic_errors.SCHEMA]}},
+            "schemas": {
+                **schemas,
+                "Error": {"anyOf": errors},
+            },
             "responses": _errors(),
             "securitySchemes": _KEYS,
         },

@@ -65,6 +65,12 @@ budget = integer_in(-1)
 copies = integer_in(1, None)
 
 
+@json_type({"type": "string"})
+def model_name(value: Any) -> str | None:
+    """Read `model`. While there is one model, anything is taken for its name."""
+    return value if isinstance(value, str) else None
+
+
 @json_type({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS})
 def seconds(value: Any) -> float:
     """Read a length of time, in seconds."""

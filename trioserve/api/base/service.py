@@ -6,6 +6,7 @@ import structlog
 import trio
 from quart import Quart, current_app
 
+from trioserve.api.base.registry import Responses
 from trioserve.config import Config
 from trioserve.errors import ModelLoadingError, ServerClosingError, TrioServeError
 from trioserve.server import Server
@@ -29,6 +30,7 @@ class Service:
 
     def __init__(self, config: Config | None = None, *, load: Loader | None = None) -> None:
         self.config = config or Config()
+        self.responses = Responses()
         #: Why there is no server: the model cannot be loaded, or the engine broke.
         self.failure: TrioServeError | None = None
         self.n_connections = 0  # that are open
@@ -124,6 +126,15 @@ def current_service() -> Service:
     return service_of(current_app)
 
 
-def current_server() -> Server:
-    """The server, for the current request. Raises as `Service.server`."""
+def current_server(model: str | None = None) -> Server:
+    """The server of a model, for the current request. Raises as `Service.server`.
+
+    Args:
+        model: the name that the request gives. There is one model, which answers to any.
+    """
     return current_service().server
+
+
+def current_responses() -> Responses:
+    """The responses of the app that handles the current request."""
+    return current_service().responses

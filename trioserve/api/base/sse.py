@@ -13,8 +13,8 @@ import trio
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.connection import Beat, Request
-from trioserve.api.base.queue import Waiting
-from trioserve.errors import RequestEndedError, TrioServeError
+from trioserve.api.base.keepalive import Waiting
+from trioserve.errors import TrioServeError
 from trioserve.server.concurrency import alongside
 from trioserve.server.stream import ChatChunk, ChatStream, Stream
 from trioserve.types import Chunk, Finished, Progress
@@ -76,27 +76,6 @@ async def open_feed(resources: AsyncExitStack, streams: Sequence[Stream | ChatSt
     return await resources.enter_async_context(_merged(streams))
 
 
-class Stop:
-    """A feed that another task can end. It costs a cancel scope an event."""
-
-    def __init__(self, feed: Feed) -> None:
-        self.feed = Feed(feed.n_streams, self._next)
-        self._source = feed
-        self._waiting = trio.CancelScope()
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Make `feed` raise `RequestEndedError`, now and later."""
-        self._stopped = True
-        self._waiting.cancel()
-
-    async def _next(self) -> tuple[int, Event]:
-        if not self._stopped:
-            with trio.CancelScope() as self._waiting:
-                return await self._source.next()
-        raise RequestEndedError("The request was cancelled.")
-
-
 @asynccontextmanager
 async def _merged(streams: Sequence[Stream | ChatStream]) -> AsyncGenerator[Feed, None]:
     # No buffer: who does not read must leave the tokens in the mailboxes, which are watched.
@@ -151,31 +130,30 @@ class Pings:
 OnError: TypeAlias = Callable[[Exception], bytes]
 
 
-async def respond(
-    request: Request, feed: Feed, encoder: Encoder, on_error: OnError, pings: Pings
-) -> Response:
-    """Make the response that streams a feed.
+@attrs.frozen
+class EventStream:
+    """What is streamed, and how it is written."""
+
+    streams: Sequence[Stream] | Sequence[ChatStream]
+    feed: Feed  # of these streams
+    encoder: Encoder
+    on_error: OnError
+    pings: Pings
+
+
+async def respond(request: Request, events: EventStream) -> Response:
+    """Make the response that streams events.
 
     Waits for the first event, but not longer than until the first ping: so an error before any
     output still has a status of its own.
 
-    Args:
-        request: the request that is answered.
-        feed: what to stream.
-        encoder: how to write it.
-        on_error: how to write what ends a stream that has begun.
-        pings: what to say in silence.
-
     Raises:
         TrioServeError: the request failed before it had any output.
     """
-    first = await _first(feed, pings)
+    pings = events.pings
+    first = await _first(events.feed, pings)
     request.beat = Beat(pings.interval, pings.waiting.comment)
-    return Response(
-        _write(feed, first, encoder, on_error, pings),
-        headers=HEADERS,
-        content_type="text/event-stream",
-    )
+    return Response(_write(events, first), headers=HEADERS, content_type="text/event-stream")
 
 
 async def _first(feed: Feed, pings: Pings) -> tuple[int, Event] | None:
@@ -191,13 +169,10 @@ async def _first(feed: Feed, pings: Pings) -> tuple[int, Event] | None:
 
 
 async def _write(
-    feed: Feed,
-    item: tuple[int, Event] | None,
-    encoder: Encoder,
-    on_error: OnError,
-    pings: Pings,
+    events: EventStream, item: tuple[int, Event] | None
 ) -> AsyncGenerator[bytes, None]:
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
+    feed, encoder, pings = events.feed, events.encoder, events.pings
     running = feed.n_streams
     try:
         said = b""
@@ -217,4 +192,4 @@ async def _write(
                 yield data
             item = await feed.next()
     except Exception as error:  # the status is sent: an event has to say it
-        yield on_error(error)
+        yield events.on_error(error)

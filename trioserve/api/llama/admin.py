@@ -7,7 +7,7 @@ from typing import Any
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import payload
+from trioserve.api.base import writers
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server, current_service
@@ -126,7 +126,7 @@ async def props() -> Response:
     return json_response(
         {
             "default_generation_settings": {
-                "params": payload.generation_settings(await server.params({})),
+                "params": writers.generation_settings(await server.params({})),
                 "n_ctx": server.model.n_ctx_seq,
             },
             "total_slots": server.model.n_slots,
@@ -143,7 +143,7 @@ async def props() -> Response:
             "chat_template_caps": server.model.template.capabilities.as_flags(),
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,
-            "build_info": payload.FINGERPRINT,
+            "build_info": writers.FINGERPRINT,
             "is_sleeping": False,
             "cors_proxy_enabled": False,
         }

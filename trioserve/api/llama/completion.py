@@ -10,11 +10,11 @@ from typing import Any
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, payload, sse
+from trioserve.api.base import sse, writers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
 from trioserve.api.base.fields import structure
-from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
+from trioserve.api.base.generation import event_stream, open_streams, params_for, read_chat
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.service import current_server
@@ -41,7 +41,7 @@ blueprint = Blueprint("llama", __name__)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
     request = await read_body_as(partial(structure, TokenizeRequest))
-    server = current_server()
+    server = current_server(request.model)
     tokens = await server.tokenize(
         request.content,
         param="content",
@@ -73,7 +73,9 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 async def detokenize() -> Response:
     """Turn token ids into text."""
     request = await read_body_as(partial(structure, DetokenizeRequest))
-    return json_response({"content": current_server().detokenize(request.tokens, param="tokens")})
+    return json_response(
+        {"content": current_server(request.model).detokenize(request.tokens, param="tokens")}
+    )
 
 
 @blueprint.post("/apply-template")
@@ -81,7 +83,7 @@ async def detokenize() -> Response:
 async def apply_template() -> Response:
     """Render a chat, and do no more."""
     request = await read_chat(TemplateRequest.parse)
-    prompt = await current_server().render(request.messages, request.chat_params)
+    prompt = await current_server(request.model).render(request.messages, request.chat_params)
     return json_response({"prompt": prompt})
 
 
@@ -94,7 +96,7 @@ async def apply_template() -> Response:
 async def completion() -> Response:
     """Continue one or more prompts."""
     request = await read_body_as(LlamaCompletionRequest.parse)
-    server = current_server()
+    server = current_server(request.model)
     params, context = await params_for(server, request), current_context(request.timeout)
     return await answer(server, request, request.prompts, params, context)
 
@@ -121,12 +123,11 @@ async def answer(
         ]
         return json_response(results[0] if len(results) == 1 else results)
     streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
-    feed = await sse.open_feed(current_request().resources, streams)
     outputs = [
         Output(server, request, i, stream.prompt, copies[i]) for i, stream in enumerate(streams)
     ]
-    events, pings = CompletionEvents(outputs), pings_for(server, request, streams)
-    return await sse.respond(current_request(), feed, events, errors.last_event, pings)
+    events = await event_stream(server, request, streams, CompletionEvents(outputs))
+    return await sse.respond(current_request(), events)
 
 
 class Output:
@@ -144,7 +145,7 @@ class Output:
         self._index, self._prompt = index, prompt
         self._n_predicted = 0
         self._has_new_line = False
-        self._timings = payload.LiveTimings(len(prompt), monotonic)
+        self._timings = writers.LiveTimings(len(prompt), monotonic)
 
     def whole(self, done: Completion) -> dict[str, Any]:
         """Write an output that has ended."""
@@ -158,12 +159,12 @@ class Output:
             return self._last(event, "", (), {})
         if isinstance(event, Progress):
             self._timings.on_progress(event)
-            return self._partial("", ()) | {"prompt_progress": payload.progress(event)}
+            return self._partial("", ()) | {"prompt_progress": writers.progress(event)}
         self._n_predicted += len(event.tokens)
         self._has_new_line = self._has_new_line or "\n" in event.text
         part = self._partial(event.text, event.tokens) | self._probs(event.probs)
         if self._request.timings_per_token:
-            part["timings"] = payload.timings(self._timings.at(self._n_predicted))
+            part["timings"] = writers.timings(self._timings.at(self._n_predicted))
         return part
 
     def is_silent(self, event: Progress | Chunk | Finished) -> bool:
@@ -188,7 +189,7 @@ class Output:
         if not values:
             return {}
         post = self._params.post_sampling_probs
-        return {"completion_probabilities": payload.probs(values, post_sampling=post)}
+        return {"completion_probabilities": writers.probs(values, post_sampling=post)}
 
     def _last(
         self, finished: Finished, text: str, tokens: Sequence[TokenId], extra: Mapping[str, Any]
@@ -203,7 +204,7 @@ class Output:
             "model": self._server.model.info.name,
             "tokens_predicted": n_predicted,
             "tokens_evaluated": len(self._prompt),
-            "generation_settings": payload.generation_settings(
+            "generation_settings": writers.generation_settings(
                 self._params,
                 self._request,
                 reasoning_format=self._server.config.reasoning_format,
@@ -215,7 +216,7 @@ class Output:
             "stopping_word": finished.stopping_word,
             # The last token was sampled, and not decoded.
             "tokens_cached": len(self._prompt) + max(n_predicted - 1, 0),
-            "timings": payload.timings(finished.timings),
+            "timings": writers.timings(finished.timings),
             **extra,
         }
         return _select(result, self._request.response_fields)

@@ -21,9 +21,9 @@ blueprint = Blueprint("infill", __name__)
 @takes(InfillRequest)
 async def fill() -> Response:
     """Fill the gap between two texts."""
-    server = current_server()
-    server.parts.infill.check()
+    current_server().parts.infill.check()  # whatever the body says
     request = await read_body_as(InfillRequest.parse)
+    server = current_server(request.model)
     params, context = await params_for(server, request), current_context(request.timeout)
     gap = Gap(
         prefix=request.input_prefix,

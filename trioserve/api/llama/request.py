@@ -79,6 +79,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 class TokenizeRequest:
     """``POST /tokenize``."""
 
+    model: str | None = field(read=readers.model_name, default=None)
     content: RawPrompt = field(read=readers.content, default="")
     add_special: bool = False
     parse_special: bool = True
@@ -89,4 +90,5 @@ class TokenizeRequest:
 class DetokenizeRequest:
     """``POST /detokenize``."""
 
+    model: str | None = field(read=readers.model_name, default=None)
     tokens: tuple[int, ...] = field(read=_token_ids, default=())

@@ -93,9 +93,9 @@ _OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_sc
 @takes(RerankRequest)
 async def rerank() -> Response:
     """Score how well documents fit a query."""
-    server = current_server()
-    server.parts.ranker()  # or there is none
+    current_server().parts.ranker()  # or there is none, whatever the body says
     request = await read_body_as(RerankRequest.parse)
+    server = current_server(request.model)
     given = request.documents or request.texts or ()
     context = current_context(request.timeout)
     ranking = await server.rerank(request.query, given, priority=request.priority, context=context)

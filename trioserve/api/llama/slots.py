@@ -8,7 +8,7 @@ import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import payload, queue
+from trioserve.api.base import keepalive, writers
 from trioserve.api.base.body import read_body
 from trioserve.api.base.fields import structure
 from trioserve.api.base.openapi import takes
@@ -44,7 +44,9 @@ async def slots() -> Response:
     written = [_slot(slot) for slot in status.slots]
     if not request.args.get("queue"):
         return json_response(written)
-    return json_response({"slots": written, "queue": [queue.place(one) for one in status.waiting]})
+    return json_response(
+        {"slots": written, "queue": [keepalive.place(one) for one in status.waiting]}
+    )
 
 
 def _slot(slot: SlotStatus) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def _slot(slot: SlotStatus) -> dict[str, Any]:
         "n_prompt_tokens": slot.n_prompt if runs else slot.n_past,
         "n_prompt_tokens_processed": max(min(slot.n_past, slot.n_prompt) - slot.n_cached, 0),
         "n_prompt_tokens_cache": slot.n_cached,
-        "params": payload.generation_settings(slot.task.params),
+        "params": writers.generation_settings(slot.task.params),
         "next_token": [
             {
                 "has_next_token": runs,

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, payload, sse
+from trioserve.api.base import sse, writers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
+from trioserve.api.base.generation import (
+    counted_tokens,
+    event_stream,
+    is_to_be_pending,
+    open_streams,
+    params_for,
+    read_chat,
+    respond_pending,
+)
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_context, current_request, json_response
-from trioserve.api.base.service import current_server
-from trioserve.api.llama import control
+from trioserve.api.base.service import current_responses, current_server
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -25,7 +33,6 @@ from trioserve.api.openai.events import (
     text_logprobs,
 )
 from trioserve.api.openai.request import CompletionRequest
-from trioserve.api.streams import parked
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
@@ -46,25 +53,25 @@ blueprint = Blueprint("openai", __name__)
 @blueprint.post("/chat/completions")
 @takes(ChatRequest)
 async def chat_completions() -> Response:
-    """Answer a chat: at once, as a stream, or later on a route of its own (`parked`)."""
+    """Answer a chat: at once, as a stream, or later on a route of its own (`streams`)."""
     request = await read_chat(ChatRequest.parse)
-    server = current_server()
+    server = current_server(request.model)
     params, context = await params_for(server, request), current_context(request.timeout)
-    if parked.is_asked_for():
+    start = partial(_open_chat, server, request, params, context)
+    if is_to_be_pending():
         server.parts.health.check_queue()  # the page that will come for it could not read a 429
-        return parked.park(parked.Parked(request, params, context))
+        return respond_pending(start)
     if request.stream:
-        feed, events, pings = await open_chat(server, request, params, context)
-        return await sse.respond(current_request(), feed, events, errors.last_event, pings)
+        return await sse.respond(current_request(), await start())
     answers = await server.chats.answer(
         request.messages, params, request.chat_params, context, n=request.n_copies
     )
     return json_response(whole_chat(server, request, params, answers))
 
 
-async def open_chat(
+async def _open_chat(
     server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
-) -> tuple[sse.Feed, ChatEvents, sse.Pings]:
+) -> sse.EventStream:
     """Start to answer a chat. It ends with the current request, at the latest.
 
     Raises:
@@ -76,11 +83,10 @@ async def open_chat(
         )
     )
     events = ChatEvents(server.model.info.name, request, params, streams)
-    resources = current_request().resources
-    resources.enter_context(
-        control.running(events.id, streams, reasoning=request.reasoning_control)
+    current_request().resources.enter_context(
+        current_responses().running(events.id, streams, reasoning_control=request.reasoning_control)
     )
-    return await sse.open_feed(resources, streams), events, pings_for(server, request, streams)
+    return await event_stream(server, request, streams, events)
 
 
 def whole_chat(
@@ -96,11 +102,11 @@ def whole_chat(
         "choices": [_choice(request, params, i, each) for i, each in enumerate(answers)],
         "created": int(time.time()),
         "model": server.model.info.name,
-        "system_fingerprint": payload.FINGERPRINT,
+        "system_fingerprint": writers.FINGERPRINT,
         "object": "chat.completion",
-        "usage": payload.usage(len(answers[0].prompt), timings, copies=len(answers)),
-        "id": payload.new_id("chatcmpl"),
-        "timings": payload.timings(timings[0]),
+        "usage": writers.usage(len(answers[0].prompt), timings, copies=len(answers)),
+        "id": writers.new_id("chatcmpl"),
+        "timings": writers.timings(timings[0]),
     }
 
 
@@ -125,7 +131,7 @@ def _choice(
 ) -> dict[str, Any]:
     called = bool(answer.message.tool_calls)
     choice: dict[str, Any] = {
-        "finish_reason": payload.finish_reason(answer.finished.reason, tool_calls=called),
+        "finish_reason": writers.finish_reason(answer.finished.reason, tool_calls=called),
         "index": index,
         "message": message(answer.message),
     }
@@ -160,13 +166,7 @@ def message(value: Message) -> dict[str, Any]:
 @takes(ChatRequest)
 async def count_tokens() -> Response:
     """Count the tokens of a chat's prompt, and generate nothing."""
-    return await counted(await read_chat(ChatRequest.parse))
-
-
-async def counted(request: ChatRequest) -> Response:
-    """Make the response that tells how many tokens the prompt of a chat has."""
-    n_tokens = await current_server().count_tokens(request.messages, request.chat_params)
-    return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
+    return await counted_tokens(await read_chat(ChatRequest.parse))
 
 
 # -- text
@@ -177,20 +177,19 @@ async def counted(request: ChatRequest) -> Response:
 async def completions() -> Response:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
     request = await read_body_as(CompletionRequest.parse)
-    server = current_server()
+    server = current_server(request.model)
     params, context = await params_for(server, request), current_context(request.timeout)
     prompts, n = await _prompts(server, request, params), request.n_copies
     if not request.stream:
         outputs = await server.completions.complete(prompts, params, context, n=n)
         return json_response(whole_completion(server, request, params, outputs))
     streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
-    feed = await sse.open_feed(current_request().resources, streams)
-    echoes = [_echo(server, request, stream.prompt) for stream in streams]
-    events = CompletionEvents(
-        server.model.info.name, request, params, [stream.prompt for stream in streams], echoes
+    tokens = [stream.prompt for stream in streams]
+    echoes = [_echo(server, request, each) for each in tokens]
+    events = CompletionEvents(server.model.info.name, request, params, tokens, echoes)
+    return await sse.respond(
+        current_request(), await event_stream(server, request, streams, events)
     )
-    pings = pings_for(server, request, streams)
-    return await sse.respond(current_request(), feed, events, errors.last_event, pings)
 
 
 async def _prompts(
@@ -226,15 +225,15 @@ def whole_completion(
                 "text": _echo(server, request, each.prompt) + each.text,
                 "index": index,
                 "logprobs": text_logprobs(each.probs, params) if request.logprobs else None,
-                "finish_reason": payload.finish_reason(each.finished.reason),
+                "finish_reason": writers.finish_reason(each.finished.reason),
             }
             for index, each in enumerate(best_of(outputs, request.n_copies, request.n))
         ],
         "created": int(time.time()),
         "model": server.model.info.name,
-        "system_fingerprint": payload.FINGERPRINT,
+        "system_fingerprint": writers.FINGERPRINT,
         "object": "text_completion",
-        "usage": payload.usage(sum(map(len, prompts)), timings, copies=request.n_copies),
-        "id": payload.new_id("cmpl"),
-        "timings": payload.timings(timings[0]),
+        "usage": writers.usage(sum(map(len, prompts)), timings, copies=request.n_copies),
+        "id": writers.new_id("cmpl"),
+        "timings": writers.timings(timings[0]),
     }

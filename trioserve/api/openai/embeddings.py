@@ -121,13 +121,13 @@ class EmbeddingsRequest:
 @takes(EmbeddingsRequest)
 async def openai() -> Response:
     """Make a vector of each text."""
-    server = current_server()
-    if server.parts.embedder().pooling == "none":
+    if current_server().parts.embedder().pooling == "none":
         raise InvalidRequestError(
             "This server makes a vector of each token, because its pooling is 'none', and this "
             "route has one for each text. POST /embeddings gives them."
         )
     request = await read_body_as(partial(structure, EmbeddingsRequest))
+    server = current_server(request.model)
     if request.input is None:
         return await _own(server, request)
     done = await _embed(server, request)
@@ -147,9 +147,9 @@ async def openai() -> Response:
 @takes(EmbeddingsRequest)
 async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
-    server = current_server()
-    server.parts.embedder()  # or there is none
+    current_server().parts.embedder()  # or there is none, whatever the body says
     request = await read_body_as(partial(structure, EmbeddingsRequest))
+    server = current_server(request.model)
     return await _own(server, request)
 
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from time import monotonic
 from typing import Any
 
-from trioserve.api.base import payload, sse
+from trioserve.api.base import sse, writers
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.openai.request import CompletionRequest
 from trioserve.chat.deltas import (
@@ -39,7 +39,7 @@ def chat_logprobs(
 ) -> dict[str, Any]:
     """Write the candidates for each token, as OpenAI's chat API does."""
     post = params.post_sampling_probs
-    content = payload.probs(values, post_sampling=post, n_top=request.top_logprobs)
+    content = writers.probs(values, post_sampling=post, n_top=request.top_logprobs)
     return {"content": content, "refusal": None}
 
 
@@ -51,7 +51,7 @@ def text_logprobs(
     `offset` says where in the text the first token begins, in characters.
     """
     post = params.post_sampling_probs
-    content = payload.probs(values, post_sampling=post)
+    content = writers.probs(values, post_sampling=post)
     key, list_key = ("prob", "top_probs") if post else ("logprob", "top_logprobs")
     tokens = [each["token"] for each in content]
     return {
@@ -67,12 +67,12 @@ class _Frame:
     """What all chunks of a response share."""
 
     def __init__(self, model: str, object_: str, prefix: str) -> None:
-        self.id = payload.new_id(prefix)
+        self.id = writers.new_id(prefix)
         shared = {
             "created": int(time.time()),
             "id": self.id,
             "model": model,
-            "system_fingerprint": payload.FINGERPRINT,
+            "system_fingerprint": writers.FINGERPRINT,
             "object": object_,
         }
         self._shared = sse.encode(shared)[1:-1]
@@ -137,8 +137,8 @@ class ChatEvents:
         if not self._request.stream_options.include_usage:
             return sse.DONE
         timings = [choice.timings for choice in self._choices]
-        usage = payload.usage(self._n_prompt, timings, copies=len(timings))
-        first = payload.timings(timings[0])
+        usage = writers.usage(self._n_prompt, timings, copies=len(timings))
+        first = writers.timings(timings[0])
         return self._frame.chunk("", usage=usage, timings=first).encode() + sse.DONE
 
 
@@ -156,7 +156,7 @@ class _Choice:
         self.timings = Timings()  # known at the end
         self._index = index
         self._frame, self._request, self._params = frame, request, params
-        self._live = payload.LiveTimings(n_prompt, monotonic)
+        self._live = writers.LiveTimings(n_prompt, monotonic)
         self._echo = final_message_deltas(request.messages) if request.continuation.echo else ()
         self._began = False
         self._called = False
@@ -171,7 +171,7 @@ class _Choice:
         """Write how far the prompt is."""
         self.note(event)
         self._began = True
-        return self._frame.chunk(self._choice(_ROLE), prompt_progress=payload.progress(event))
+        return self._frame.chunk(self._choice(_ROLE), prompt_progress=writers.progress(event))
 
     def chunk(self, event: ChatChunk) -> str:
         """Write what is new."""
@@ -187,14 +187,14 @@ class _Choice:
     def last(self, event: Finished) -> str:
         """Write why it ended."""
         self.timings = event.timings
-        reason = payload.finish_reason(event.reason, tool_calls=self._called)
+        reason = writers.finish_reason(event.reason, tool_calls=self._called)
         choice: dict[str, Any] = {"finish_reason": reason, "index": self._index, "delta": {}}
         if self._probs:
             choice["logprobs"] = chat_logprobs(self._probs, self._request, self._params)
         begin = self.begin()
         if self._request.stream_options.include_usage:
             return begin + self._frame.chunk(sse.encode(choice))
-        timings = payload.timings(event.timings)
+        timings = writers.timings(event.timings)
         return begin + self._frame.chunk(sse.encode(choice), timings=timings)
 
     def begin(self) -> str:
@@ -218,7 +218,7 @@ class _Choice:
         choice = self._choice(delta, probs)
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
-        live = payload.timings(self._live.at(self._n_predicted))
+        live = writers.timings(self._live.at(self._n_predicted))
         return self._frame.chunk(choice, timings=live)
 
     def _choice(self, delta: str, more: str = "") -> str:
@@ -269,7 +269,7 @@ class CompletionEvents:
         self._echoes = list(echoes)
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
         self._n_predicted = [0] * len(prompts)
-        self._live = [payload.LiveTimings(n, monotonic) for n in self._n_prompts]
+        self._live = [writers.LiveTimings(n, monotonic) for n in self._n_prompts]
         self._timings = [Timings()] * len(prompts)  # known at the end
 
     def encode(self, index: int, event: sse.Event) -> bytes:
@@ -282,7 +282,7 @@ class CompletionEvents:
         self._live[index].on_progress(event)
         if not self._request.return_progress:
             return b""
-        extra = {"prompt_progress": payload.progress(event)}
+        extra = {"prompt_progress": writers.progress(event)}
         return self._frame.chunk(self._choice(index, ""), **extra).encode()
 
     def end(self) -> bytes:
@@ -290,7 +290,7 @@ class CompletionEvents:
         if not self._request.stream_options.include_usage:
             return sse.DONE
         n = self._request.n_copies
-        usage = payload.usage(sum(self._n_prompts[::n]), self._timings, copies=n)
+        usage = writers.usage(sum(self._n_prompts[::n]), self._timings, copies=n)
         return self._frame.chunk("", usage=usage).encode() + sse.DONE
 
     def _chunk(self, index: int, event: Chunk) -> str:
@@ -301,7 +301,7 @@ class CompletionEvents:
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
         live = self._live[index].at(self._n_predicted[index])
-        return self._frame.chunk(choice, timings=payload.timings(live))
+        return self._frame.chunk(choice, timings=writers.timings(live))
 
     def _logprobs(self, index: int, probs: Sequence[TokenProbs]) -> dict[str, Any] | None:
         if not probs:
@@ -312,10 +312,10 @@ class CompletionEvents:
 
     def _last(self, index: int, event: Finished) -> str:
         self._timings[index] = event.timings
-        choice = self._choice(index, "", finish=payload.finish_reason(event.reason))
-        extra = {"timings": payload.timings(event.timings)}
+        choice = self._choice(index, "", finish=writers.finish_reason(event.reason))
+        extra = {"timings": writers.timings(event.timings)}
         if not self._request.stream_options.include_usage:
-            extra["usage"] = payload.usage(self._n_prompts[index], [event.timings])
+            extra["usage"] = writers.usage(self._n_prompts[index], [event.timings])
         return self._frame.chunk(choice, **extra)
 
     def _choice(

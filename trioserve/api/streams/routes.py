@@ -1,15 +1,19 @@
-"""``/v1/stream/{id}``: where an `EventSource` reads what was parked for it."""
+"""``/v1/stream/{id}``: where an `EventSource` reads the response that is pending for it.
+
+A browser's `EventSource` can only GET, without headers or a body. So a chat posted with
+``Prefer: respond-async`` is answered with 202 and a ``Location``. The GET on that location runs it
+and streams the answer; the request ends with the connection. The id stands in for an API key.
+"""
 
 from __future__ import annotations
 
+import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, sse
+from trioserve.api.base import sse
 from trioserve.api.base.request import current_request
-from trioserve.api.base.service import current_server
-from trioserve.api.openai.chat import open_chat
-from trioserve.api.streams.parked import current_lot
+from trioserve.api.base.service import current_responses, current_server
 from trioserve.errors import MethodNotAllowedError, QueueFullError
 
 blueprint = Blueprint("streams", __name__)
@@ -33,33 +37,32 @@ class _EndsWithEvent:
 
 @blueprint.get("/v1/stream/<id_>")
 async def read(id_: str) -> Response:
-    """Run a parked request, and stream its answer."""
+    """Run a pending chat, and stream its answer."""
     if request.method == "HEAD":
-        raise MethodNotAllowedError("Only GET runs a parked request.")
-    lot = current_lot()
-    server = current_server()
-    parked = lot.take(id_)
-    if parked is None:
+        raise MethodNotAllowedError("Only GET runs a pending request.")
+    current_server()  # or there is none yet, and it stays pending
+    responses = current_responses()
+    start = responses.take(id_)
+    if start is None:
         return Response(status=204)  # which stops an EventSource from coming back
-    current_request().resources.callback(lot.end, id_)
+    current_request().resources.callback(responses.end, id_)
     try:
-        feed, events, pings = await open_chat(server, parked.request, parked.params, parked.context)
+        events = await start()
     except QueueFullError:
-        lot.put_back(id_, parked)
+        responses.put_back(id_, start)
         raise
-    stop = sse.Stop(feed)
-    lot.runs(id_, stop)
-    return await sse.respond(
-        current_request(),
-        stop.feed,
-        _EndsWithEvent(events),
-        lambda error: errors.last_event(error) + LAST,
-        pings,
+    responses.started(id_, events.streams)
+    on_error = events.on_error
+    events = attrs.evolve(
+        events,
+        encoder=_EndsWithEvent(events.encoder),
+        on_error=lambda error: on_error(error) + LAST,
     )
+    return await sse.respond(current_request(), events)
 
 
 @blueprint.delete("/v1/stream/<id_>")
 async def cancel(id_: str) -> Response:
-    """Drop a parked request, or stop it where it runs."""
-    current_lot().cancel(id_)
+    """Drop a pending chat, or stop it where it runs."""
+    current_responses().cancel(id_)
     return Response(status=204)

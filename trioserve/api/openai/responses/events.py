@@ -10,7 +10,7 @@ import time
 from time import monotonic
 from typing import Any
 
-from trioserve.api.base import errors, payload, sse
+from trioserve.api.base import errors, sse, writers
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.openai.responses.items import (
     CallItem,
@@ -164,7 +164,7 @@ class ResponseBuilder:
         if not probs:
             return []
         post = self._params.post_sampling_probs
-        return payload.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs)
+        return writers.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs)
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
@@ -202,7 +202,7 @@ class ResponseEvents:
 
     def __init__(self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> None:
         self._builder, self._chat = builder, chat
-        self._live = payload.LiveTimings(n_prompt, monotonic)
+        self._live = writers.LiveTimings(n_prompt, monotonic)
         self._n_predicted = 0
         self._n_events = 0
 
@@ -214,17 +214,17 @@ class ResponseEvents:
             events += self._builder.add(event)
             self._n_predicted += len(event.tokens)
             if self._chat.timings_per_token:
-                extra["timings"] = payload.timings(self._live.at(self._n_predicted))
+                extra["timings"] = writers.timings(self._live.at(self._n_predicted))
         elif isinstance(event, Finished):
             events += self._builder.finish(event)
-            extra["timings"] = payload.timings(event.timings)
+            extra["timings"] = writers.timings(event.timings)
         else:
             assert isinstance(event, Progress)
             self._live.on_progress(event)
             if self._chat.return_progress:
                 running = {"type": "response.in_progress", "response": self._builder.response}
                 events = events or [running]
-                extra["prompt_progress"] = payload.progress(event)
+                extra["prompt_progress"] = writers.progress(event)
         if events:
             events[-1] = events[-1] | extra
         return b"".join(map(self._write, events))

@@ -6,12 +6,16 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import sse
-from trioserve.api.base.generation import open_streams, params_for, pings_for, read_chat
+from trioserve.api.base.generation import (
+    counted_tokens,
+    event_stream,
+    open_streams,
+    params_for,
+    read_chat,
+)
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_context, current_request, json_response
-from trioserve.api.base.service import current_server
-from trioserve.api.llama import control
-from trioserve.api.openai.chat import counted
+from trioserve.api.base.service import current_responses, current_server
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.server.stream import ChatChunk
@@ -26,7 +30,7 @@ blueprint = Blueprint("responses", __name__)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
     request, chat = await read_chat(ResponsesRequest.parse)
-    server = current_server()
+    server = current_server(chat.model)
     params, context = await params_for(server, chat), current_context(chat.timeout)
     with request.input.naming_items():
         (stream,) = await open_streams(
@@ -36,14 +40,13 @@ async def responses() -> Response:
     builder = ResponseBuilder(model.info.name, request, chat, params, stream, model.vocab)
     if chat.stream:
         current_request().resources.enter_context(
-            control.running(builder.response["id"], [stream], reasoning=chat.reasoning_control)
+            current_responses().running(
+                builder.response["id"], [stream], reasoning_control=chat.reasoning_control
+            )
         )
-        events, pings = (
-            ResponseEvents(builder, chat, len(stream.prompt)),
-            pings_for(server, chat, [stream]),
-        )
-        feed = sse.feed_of(stream)
-        return await sse.respond(current_request(), feed, events, events.fail, pings)
+        writer = ResponseEvents(builder, chat, len(stream.prompt))
+        events = await event_stream(server, chat, [stream], writer, writer.fail)
+        return await sse.respond(current_request(), events)
     builder.begin()
     async for event in stream:
         if isinstance(event, ChatChunk):
@@ -60,4 +63,4 @@ async def input_tokens() -> Response:
     """Count the tokens that a response would begin with."""
     request, chat = await read_chat(ResponsesRequest.parse)
     with request.input.naming_items():
-        return await counted(chat)
+        return await counted_tokens(chat)

@@ -1,60 +1,21 @@
-"""Where waiting requests stand: as comments in their streams, and as JSON."""
+"""What keeps a silent stream alive: comments, which tell a waiting request where it stands."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import trio
-from quart import current_app
 
-from trioserve.api.base.service import current_server
 from trioserve.server.dispatch import Mailbox
-from trioserve.types import EngineStatus, WaitingStatus
+from trioserve.server.queue import Queue
+from trioserve.types import WaitingStatus
 
 #: A comment, which clients skip. It keeps proxies from closing a silent connection.
 PING = b":\n\n"
 
-#: Seconds for which one look at the queue serves all who ask: streams may be many.
-FRESH = 1.0
-
 #: Seconds that a look may take. The engine answers between two ticks, and a ping should not wait.
 LOOK_TIMEOUT = 1.0
-
-_NAME = "trioserve.queue"
-
-
-class Queue:
-    """The queue as it was a moment ago.
-
-    Args:
-        look: looks at the engine.
-    """
-
-    def __init__(self, look: Callable[[], Awaitable[EngineStatus]]) -> None:
-        self._look = look
-        self._looking = trio.Lock()
-        self._seen_at: float | None = None
-        self._places: dict[int, WaitingStatus] = {}
-
-    async def first_of(self, task_ids: Sequence[int]) -> WaitingStatus | None:
-        """Find the place of that task which is next; None when none of them waits."""
-        async with self._looking:
-            if self._seen_at is None or trio.current_time() >= self._seen_at + FRESH:
-                status = await self._look()
-                self._places = {one.task_id: one for one in status.waiting}
-                self._seen_at = trio.current_time()
-        places = [self._places[id_] for id_ in task_ids if id_ in self._places]
-        return min(places, key=lambda place: place.position, default=None)
-
-
-def current_queue() -> Queue:
-    """The queue of the app that handles the current request."""
-    queue = current_app.extensions.get(_NAME)
-    if queue is None:
-        queue = current_app.extensions[_NAME] = Queue(current_server().status)
-    assert isinstance(queue, Queue)
-    return queue
 
 
 class Waiting:
