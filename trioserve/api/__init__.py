@@ -18,7 +18,7 @@ from trioserve.api.base import (
     errors,
     openapi,
     rate_limits,
-    request_id,
+    request,
     service,
     sites,
     tcp,
@@ -53,7 +53,7 @@ def install(app: QuartTrio, served: Service) -> None:
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     service.attach(app, served)
     tcp.install()
-    request_id.install(app)  # first: what follows may answer, and log
+    request.install(app)  # first: what follows may answer, and log
     cors.install(app)
     sites.install(app)
     rate_limits.install(app)

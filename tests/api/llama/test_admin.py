@@ -15,7 +15,7 @@ from quart import Quart
 from structlog.testing import capture_logs
 
 from tests.support.clients import client_and_service, client_of
-from trioserve.api.base import auth, cors, errors, request_id
+from trioserve.api.base import auth, cors, errors, request
 from trioserve.api.base.request import json_response
 from trioserve.api.llama import admin
 from trioserve.errors import QueueFullError
@@ -254,7 +254,7 @@ async def test_only_pages_of_this_machine_may_read_answers(origin: str, local: b
 
 async def test_request_ids() -> None:
     async with client_of() as client:
-        with capture_logs([request_id.structlog.contextvars.merge_contextvars]) as logs:
+        with capture_logs([request.structlog.contextvars.merge_contextvars]) as logs:
             answer = await client.post(
                 "/completion", json={"prompt": "a"}, headers={"X-Request-Id": "my-id_1.2"}
             )
@@ -263,8 +263,8 @@ async def test_request_ids() -> None:
         assert [line["request_id"] for line in lines] == ["my-id_1.2"] * 2
         made = [(await client.get("/nope")).headers["X-Request-Id"] for _ in range(2)]
         assert made[0] != made[1]
-    assert request_id.choose("bad id\n") != "bad id\n"
-    assert len(request_id.choose("x" * 129)) < 129
+    assert request.choose_id("bad id\n") != "bad id\n"
+    assert len(request.choose_id("x" * 129)) < 129
 
 
 async def test_errors_have_one_shape() -> None:
@@ -281,7 +281,7 @@ async def test_errors_have_one_shape() -> None:
 
 async def test_what_nobody_expected_is_logged_under_the_id_of_the_request() -> None:
     app = Quart(__name__)
-    request_id.install(app)
+    request.install(app)
     errors.install(app)
 
     @app.get("/broken")

@@ -16,7 +16,7 @@ import attrs
 from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.base import errors, sse
-from trioserve.api.base.request_id import current_request_id
+from trioserve.api.base.request import current_request_id
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,

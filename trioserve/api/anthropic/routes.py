@@ -16,8 +16,12 @@ from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
 from trioserve.api.base import sse
 from trioserve.api.base.generation import event_stream, open_streams, params_for, read_chat
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context, current_request, json_response
-from trioserve.api.base.request_id import current_request_id
+from trioserve.api.base.request import (
+    current_context,
+    current_request,
+    current_request_id,
+    json_response,
+)
 from trioserve.api.base.service import current_server
 
 blueprint = Blueprint("anthropic", __name__)

@@ -1,12 +1,17 @@
-"""The HTTP request that a task handles: what routes read of it, and what they answer."""
+"""The HTTP request that a task handles: its id, its context, and answers to it.
+
+The id is in all log lines of a request, and in a header of its response.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import secrets
 from typing import Any, cast
 
-from quart import request
+import structlog
+from quart import Quart, g, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import rate_limits, sse
@@ -20,12 +25,28 @@ from trioserve.types import CancelReason
 #: The header that says in how many seconds a request has to be done. The field `timeout` wins.
 TIMEOUT_HEADER = "X-Request-Timeout"
 
+#: The header with the id of a request, of requests and of responses.
+ID_HEADER = "X-Request-Id"
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
 
 
 def current_request() -> Request:
     """The request that this task handles."""
     return cast(Request, request._get_current_object())  # type: ignore[attr-defined]
+
+
+def current_request_id() -> str:
+    """The id of the request that this task handles."""
+    return str(structlog.contextvars.get_contextvars().get("request_id", "-"))
+
+
+def choose_id(offered: str | None) -> str:
+    """Take the id that a client offers, if it can stand in a log line; else make one."""
+    if offered is not None and _ID.fullmatch(offered):
+        return offered
+    return secrets.token_hex(12)
 
 
 def current_context(timeout: float | None) -> RequestContext:
@@ -62,3 +83,19 @@ def _read_timeout(value: str) -> float:
 def json_response(value: Any, status: int = 200) -> Response:
     """Make a response of JSON."""
     return Response(sse.encode(value), status=status, content_type="application/json")
+
+
+def install(app: Quart) -> None:
+    """Give each request an id, and each response the id of its request."""
+
+    async def bind() -> None:
+        g.request_id = choose_id(request.headers.get(ID_HEADER))
+        # Each request runs in a task of its own, so this ends with it.
+        structlog.contextvars.bind_contextvars(request_id=g.request_id)
+
+    async def show(response: Response) -> Response:
+        response.headers[ID_HEADER] = g.request_id
+        return response
+
+    app.before_request(bind)
+    app.after_request(show)
