@@ -54,6 +54,15 @@ def test_a_tick_adds_what_is_right_of_a_draft_and_one_more(draft: str, text: str
     assert harness.finish(1).timings.predicted_n == 12  # the end token counts
 
 
+def test_drafts_that_are_rolled_back_leave_the_cells_in_one_span() -> None:
+    harness, slot = start()
+    while slot.run is not None:
+        propose(harness, slot, "??")
+        harness.tick()
+        assert len(harness.engine._scheduler.cache._cells._spans[0]) == 1
+    assert harness.text(1) == "HELLO WORLD"
+
+
 def test_tokens_of_a_tick_leave_as_one_chunk_with_their_probabilities() -> None:
     harness, slot = start(n_probs=1)
     propose(harness, slot, "ELLx")

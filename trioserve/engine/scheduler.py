@@ -1,4 +1,4 @@
-"""Who runs, and with how many tokens."""
+"""The scheduler: which runs have a slot, which wait or follow another, and what a tick decodes."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
         ) from None
 
 
-def _are_stages(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _are_triggers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     stages = value if isinstance(value, tuple) else [None]
     if not all(
         isinstance(texts, tuple) and texts and all(isinstance(one, str) and one for one in texts)
@@ -95,7 +95,7 @@ class Grammar:
     #: count as text. A token that goes beyond the text, in a way the grammar does not allow, is
     #: not chosen.
     triggers: tuple[tuple[str, ...], ...] = attrs.field(
-        default=(), validator=_are_stages, kw_only=True
+        default=(), validator=_are_triggers, kw_only=True
     )
     #: Whether the output may only end where the grammar says, so not before it begins. Without
     #: triggers it is so in any case.

@@ -67,7 +67,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Cells as sets of numbers: a copy has the same ones, new keys have new ones."""
+    """Cells as sets of numbers: a copy has the same ones, what is appended has new ones."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -56,7 +56,6 @@ class CellLedger:
     def cut(self, seq: int, length: int) -> None:
         """Note that a sequence was shortened to `length` cells."""
         spans = self._spans[seq]
-        self._own[seq] = None
         excess = sum(span.uses[seq] for span in spans) - length
         while excess > 0:
             span = spans[-1]
@@ -68,6 +67,7 @@ class CellLedger:
                 span.uses[seq] = used - excess
             excess -= used
             self.taken -= before - len(span)
+        self._own[seq] = spans[-1] if spans and len(spans[-1].uses) == 1 else None
 
     def freed_by(self, seq: int) -> int:
         """How many cells would be free if a sequence were gone."""
