@@ -1,4 +1,4 @@
-"""Whose turn it is, among runs that cannot be in one batch."""
+"""Turns of LoRA adapters: runs with different ones cannot be in one batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trioserve.types import Adapters
 class AdapterTurns:
     """Sets of LoRA adapters take turns: llama.cpp computes a whole batch with one set of them.
 
-    A turn lasts for some time, because a change of adapters costs some. It ends early when nobody
-    with these adapters has anything to do. Whoever is new comes last, so that nobody starves.
+    A turn lasts for some time, because a change of adapters takes some. It ends early when no run
+    with these adapters has anything to do. A new set of adapters goes to the end of the order.
 
     Args:
         seconds: how long a turn lasts while others wait; at least a tick.

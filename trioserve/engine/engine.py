@@ -181,12 +181,12 @@ class Engine(Loop):
                 if self.failure is None:
                     self._scheduler.add(Run(task))
                 else:
-                    self._tell(Failed(task.id, self.failure))
+                    self._emit(Failed(task.id, self.failure))
             case Cancel(task_id):
                 run = self._scheduler.remove(task_id)
                 if run is not None:
                     self._end(run)
-                    self._unsay(task_id)
+                    self._retract(task_id)
                     self._call_idle_slots()
             case Pause(task_id) | Resume(task_id):
                 run = self._scheduler.find(task_id)
@@ -289,7 +289,7 @@ class Engine(Loop):
             run.cached = slot.n_held
             self._counters.count_admission(run)
             queue_ms = (run.admitted_at - run.submitted_at) * 1e3
-            self._tell(Admitted(run.task.id, queue_ms))
+            self._emit(Admitted(run.task.id, queue_ms))
 
     def _note_prefill(self, slot: Slot, run: Run, n_cells: int) -> None:
         if run.n_output:
@@ -297,7 +297,7 @@ class Engine(Loop):
         run.prefilled += n_cells
         if run.task.params.return_progress:
             elapsed_ms = (monotonic() - (run.admitted_at or self.heartbeat)) * 1e3
-            self._tell(Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms))
+            self._emit(Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms))
 
     def _next_tokens(self, slot: Slot, run: Run, draws: Sequence[Draw]) -> None:
         """Add tokens to a run, and end the run if one of them was the last."""
@@ -342,7 +342,7 @@ class Engine(Loop):
             truncated=run.truncated,
             slot_id=slot.id,
         )
-        self._tell(finished)
+        self._emit(finished)
 
     def _end(self, run: Run) -> None:
         """Free what a run has that is over, and count it."""
@@ -353,13 +353,13 @@ class Engine(Loop):
         """End the run of a slot with an error, and forget its KV cache."""
         run = self._scheduler.discard(slot)
         self._end(run)
-        self._tell(Failed(run.task.id, error))
+        self._emit(Failed(run.task.id, error))
 
     def _fail_all(self, error: EngineError) -> None:
         for run in list(self._scheduler.runs()):
             self._scheduler.remove(run.task.id)
             self._end(run)
-            self._tell(Failed(run.task.id, error))
+            self._emit(Failed(run.task.id, error))
 
     # -- what an idle slot has computed. Use these three through `call_slot`
 

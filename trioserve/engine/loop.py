@@ -14,7 +14,7 @@ from trioserve.errors import EngineError
 from trioserve.types import AdapterInfo, EmbeddingTask, EngineEvent, EngineStatus, ModelInfo, Task
 
 #: Seconds for which the inference thread rests after a first token. Without a rest the event loop
-#: competes with `llama_decode` for a core, and whoever waits for that token waits 1 to 2 ms longer.
+#: competes with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.
 REST = 1e-4
 
 
@@ -64,8 +64,8 @@ class Loop(abc.ABC):
         self._notify = notify
         self._outbox: list[EngineEvent] = []
         self._outbox_lock = threading.Lock()
-        self._urgent = False  # there is an event that nobody should wait for
-        self._is_first = False  # there is the first token of a task
+        self._urgent = False  # an event must not wait for `flush_interval`
+        self._is_first = False  # an event has the first token of a task
         self._next_flush = 0.0
         self._flush_interval = flush_interval
         self._fresh: list[EngineEvent] = []  # of this tick, not in the outbox yet
@@ -174,13 +174,13 @@ class Loop(abc.ABC):
 
     # -- the outbox
 
-    def _tell(self, event: EngineEvent) -> None:
+    def _emit(self, event: EngineEvent) -> None:
         """Leave an event that is to be handed over with this tick."""
         self._fresh.append(event)
         self._urgent = True
 
-    def _unsay(self, task_id: int) -> None:
-        """Take back what nobody has been told of a task."""
+    def _retract(self, task_id: int) -> None:
+        """Drop the events of a task that are not in the outbox yet."""
         self._fresh = [event for event in self._fresh if event.task_id != task_id]
 
     def _flush(self) -> None:

@@ -18,10 +18,10 @@ def accept(
 ) -> Chunk | None:
     """Add the sampled tokens of a tick to the output of a run, up to the one that ends it.
 
-    A full context ends the output, unless it `shifts`; then an output that nobody limits ends
-    after as many tokens as the context has. Sets `run.finish_reason` when the output
-    is complete. Returns the text that may be shown now, with the tokens it came from, or None
-    while all of it is held back.
+    A full context ends the output, unless it `shifts`; then an output without a limit ends after
+    as many tokens as the context has. Sets `run.finish_reason` when the output is complete.
+    Returns the text that may be shown now, with the tokens it came from, or None while all of it
+    is held back.
     """
     run.last_token_at = monotonic()
     if run.first_token_at is None:

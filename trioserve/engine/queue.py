@@ -85,7 +85,7 @@ class WaitingQueue(Generic[_Run]):
         self._clock = max(self._clock, self._tags[run.task.id])
         self.remove(run.task.id)
         if not self._runs:
-            self._clocks.clear()  # nobody is behind anybody
+            self._clocks.clear()  # no client is behind another
 
     def remove(self, task_id: int) -> _Run | None:
         """Take a run out, if it is there."""

@@ -49,7 +49,7 @@ class TickClock:
     TILE = 64
     #: A tile makes the tick longer; it has to make a token cheaper by this factor.
     TILE_GAIN = 0.65
-    #: With nobody to hold up, a tick may take this much longer. A cancel waits for the tick.
+    #: While no stream decodes, a tick may take this much longer. A cancel waits for the tick.
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
     MIN_TOKENS_ALONE = 128
@@ -59,7 +59,7 @@ class TickClock:
         self._decode_s = 0.0
         self._small_s = 0.0  # for each prompt token, in ticks smaller than a tile
         self._large_s = 0.0  # in others
-        self._alone_s = 0.0  # in ticks that nobody decodes in
+        self._alone_s = 0.0  # in ticks without decode
         self._in_tiles = False
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
@@ -91,7 +91,7 @@ class TickClock:
         """How many prompt tokens make a tick as long as it may be.
 
         Where more requests wait for their first token than for their next one, that is longer, in
-        proportion; and as long as with nobody to hold up, if then all have theirs. Where a tick
+        proportion; and as long as without streams, if all prompts are done then. Where a tick
         that only decodes is already long, prompts get as much time again. Where the fewest tokens
         take longer than that anyway, they get a tile, if that is much cheaper.
         """
@@ -121,7 +121,7 @@ class TickClock:
 class DecodeMaximal:
     """Keep streams flowing: while some decode, prompts get what fits into a tick's time.
 
-    With nobody to hold up, they get ten times that. The oldest prompt gets at least half,
+    While no stream decodes, they get ten times that. The oldest prompt gets at least half,
     so that it is not starved, and the rest goes to those that need least, so that a short prompt
     does not wait for a long one.
 

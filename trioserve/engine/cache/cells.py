@@ -27,7 +27,7 @@ class CellLedger:
 
     def __init__(self, n_seqs: int) -> None:
         self._spans: list[list[_Span]] = [[] for _ in range(n_seqs)]
-        # The span at the end of each sequence, while nobody else uses it: new cells go there.
+        # The span at the end of each sequence, while no other sequence uses it: new cells go there.
         self._own: list[_Span | None] = [None] * n_seqs
         self.taken = 0
 

@@ -12,7 +12,7 @@ from trioserve.errors import InvalidRequestError, KVCacheFullError
 from trioserve.types import Adapters, CellKey, SlotState
 
 #: Cells of a unified KV cache that sequences may hold which no request uses. Attention looks at
-#: all cells, in steps of 256, whoever they belong to: on a CPU, 4,000 idle ones make prefill 20 to
+#: all cells, in steps of 256, of every sequence: on a CPU, 4,000 idle ones make prefill 20 to
 #: 100 % slower, and decode 6 to 48 %.
 MAX_IDLE = 256
 
@@ -180,9 +180,9 @@ class PrefixCache:
             self.ram.put(seq.held, seq.adapters, self._backend.state_get(seq.id))
 
     def _swap_out_idle(self) -> None:
-        """Send a kept sequence to RAM where they slow down those that run.
+        """Swap out a kept sequence, where kept ones slow down those that run.
 
-        One for each that starts: so nobody waits long, and they do not get more.
+        It is one for each run that starts: no run waits long, and their number does not grow.
         """
         if self.max_idle is not None and self.taken - self.taken_by_running() > self.max_idle:
             self.evict_one()

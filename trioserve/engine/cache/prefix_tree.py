@@ -199,7 +199,7 @@ class PrefixTree(Generic[Holder]):
             below = [child.holders for child in node.children.values()]
             ending = {holder for holder in node.holders if self._ends[holder] is node}
             assert sum(map(len, below)) + len(ending) == len(node.holders), "a holder goes two ways"
-        assert all(root.children for root in self._roots.values()), "a root that nobody needs"
+        assert all(root.children for root in self._roots.values()), "a root without children"
         for holder, length in self._lengths.items():
             assert len(self.keys(holder)) == length
             assert holder in self.match(self.keys(holder), self._names[holder])[1]

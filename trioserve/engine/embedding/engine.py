@@ -2,7 +2,7 @@
 
 Requests that have their turn share the batches: each adds one text after another, round and
 round, until the batch is full, and another one begins in the next tick. So a request with a
-thousand texts holds up nobody.
+thousand texts does not hold up the others.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class EmbeddingEngine(Loop):
                 if self.failure is None:
                     self._waiting.push(EmbeddingRun(task))
                 else:
-                    self._tell(Failed(task.id, self.failure))
+                    self._emit(Failed(task.id, self.failure))
             case Cancel(task_id):
                 self._cancel(task_id)
             case Pause() | Resume():
@@ -129,7 +129,7 @@ class EmbeddingEngine(Loop):
             if run.task.id == task_id:
                 self._remove(run)
                 break
-        self._unsay(task_id)
+        self._retract(task_id)
 
     def _remove(self, run: EmbeddingRun) -> None:
         """Take a run out of its slot, and what the context holds of it."""
@@ -161,7 +161,7 @@ class EmbeddingEngine(Loop):
             run.admitted_at = self.heartbeat
             run.slot = self._free_slots.pop()
             self._running.append(run)
-            self._tell(Admitted(run.task.id, (run.admitted_at - run.submitted_at) * 1e3))
+            self._emit(Admitted(run.task.id, (run.admitted_at - run.submitted_at) * 1e3))
 
     # -- one tick: pack
 
@@ -245,7 +245,7 @@ class EmbeddingEngine(Loop):
 
     def _fail(self, run: EmbeddingRun, error: TrioServeError) -> None:
         self._remove(run)
-        self._tell(Failed(run.task.id, error))
+        self._emit(Failed(run.task.id, error))
 
     # -- one tick: collect
 
@@ -275,16 +275,16 @@ class EmbeddingEngine(Loop):
             embedded = Embedded(
                 task_id=run.task.id, embeddings=run.embeddings(), timings=timings, slot_id=slot
             )
-            self._tell(embedded)
+            self._emit(embedded)
         else:
             error = EngineError("The model made embeddings with numbers that are not finite.")
-            self._tell(Failed(run.task.id, error))
+            self._emit(Failed(run.task.id, error))
 
     # -- the end, and a look at it
 
     def _fail_all(self, error: EngineError) -> None:
         for run in (*self._running, *self._waiting):
-            self._tell(Failed(run.task.id, error))
+            self._emit(Failed(run.task.id, error))
             self._waiting.remove(run.task.id)
         self._running.clear()
 
