@@ -10,6 +10,9 @@ from .chat.deltas import (
     ToolCallArguments as ToolCallArguments,
     ToolCallStart as ToolCallStart,
 )
+from .chat.params import (
+    ChatParams as ChatParams,
+)
 from .config import (
     Config as Config,
 )
@@ -44,6 +47,7 @@ from .errors import (
     UnsupportedFieldError as UnsupportedFieldError,
 )
 from .server import (
+    RequestContext as RequestContext,
     Server as Server,
 )
 from .server.embedding_results import (

@@ -38,15 +38,15 @@ class AdapterScales:
         self._check(scales)
         self._scales = [scales.get(id_, 0.0) for id_ in range(len(self.infos))]
 
-    def choose(self, wanted: Sequence[tuple[int, float]]) -> Adapters:
+    def choose(self, given: Sequence[tuple[int, float]]) -> Adapters:
         """Say what a request gets that asks for these; for none, the ones that all get.
 
         Raises:
             InvalidRequestError: there is no such adapter.
         """
-        if not wanted:
+        if not given:
             return self.current
-        scales = dict(wanted)
+        scales = dict(given)
         self._check(scales)
         return _in_use(sorted(scales.items()))
 

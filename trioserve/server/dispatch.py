@@ -162,10 +162,10 @@ class Dispatcher:
         done = trio.Event()
         token = trio.lowlevel.current_trio_token()
         results: list[outcome.Outcome[_T]] = []
-        wanted = True
+        is_awaited = True
 
         def work() -> None:
-            if wanted:
+            if is_awaited:
                 results.append(outcome.capture(function))
                 token.run_sync_soon(done.set)
 
@@ -173,7 +173,7 @@ class Dispatcher:
         try:
             await done.wait()
         finally:
-            wanted = False
+            is_awaited = False
         return results[0].unwrap()
 
     async def run(self) -> None:

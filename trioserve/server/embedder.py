@@ -7,7 +7,7 @@ from functools import partial
 
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine
-from trioserve.errors import InvalidRequestError, NotSupportedError
+from trioserve.errors import InvalidRequestError
 from trioserve.server.context import RequestContext
 from trioserve.server.embedding_results import Embeddings, Ranking, Shape
 from trioserve.server.requests import Requests
@@ -38,11 +38,6 @@ class Embedder:
         self._tokenizer = tokenizer
         self.pooling = engine.pooling
 
-    def check_embeds(self) -> None:
-        """Refuse texts where the model ranks documents. Raises NotSupportedError."""
-        if self.pooling == "rank":
-            raise NotSupportedError("This server ranks documents, and has no vectors for them.")
-
     async def embed(
         self,
         inputs: Sequence[PromptLike],
@@ -53,12 +48,11 @@ class Embedder:
     ) -> Embeddings:
         """See `Server.embed`."""
         self._requests.admission.check_open()
-        self.check_embeds()
         context.check_time()
         pooled = self.pooling != "none"
         if not pooled and not (normalize in (None, -1) and dimensions is None):
             raise InvalidRequestError(
-                "Vectors of single tokens are neither cut nor normalized.",
+                "Embeddings of single tokens are neither cut nor normalized.",
                 param="dimensions" if dimensions is not None else "embd_normalize",
             )
         default = self._config.embd_normalize

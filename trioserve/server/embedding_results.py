@@ -1,4 +1,4 @@
-"""What a caller of `Server.embed` and `Server.rerank` gets: vectors of some norm, and scores."""
+"""What `Server.embed` and `Server.rerank` return: embeddings of some norm, and scores."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LARGEST = 32760.0
 
 @attrs.frozen(eq=False)
 class Embeddings:
-    """The vectors of some texts, in their order.
+    """The embeddings of some texts, in their order.
 
-    A vector has shape (width,); with pooling "none" it is a matrix (tokens, width).
+    An embedding has shape (width,); with pooling "none" it is a matrix (tokens, width).
     """
 
     vectors: tuple[Array, ...]
@@ -45,7 +45,7 @@ class Ranking:
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """What is done to the vectors that a model makes.
+    """What is done to the embeddings that a model computes.
 
     Raises:
         InvalidRequestError: a value makes no sense.
@@ -53,7 +53,7 @@ class Shape:
 
     #: -1: nothing; 0: the largest becomes 32760; 1: taxicab; 2: Euclidean; p: p-norm.
     normalize: int = 2
-    #: Keep that many numbers of each vector, and give these the norm; None: all.
+    #: Keep that many numbers of each embedding, and give these the norm; None: all.
     dimensions: int | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -68,12 +68,12 @@ class Shape:
         """Refuse more dimensions than a model has. Raises InvalidRequestError."""
         if self.dimensions is not None and self.dimensions > width:
             raise InvalidRequestError(
-                f"'dimensions' is {self.dimensions}, and the model's vectors have {width}.",
+                f"'dimensions' is {self.dimensions}, and the model's embeddings have {width}.",
                 param="dimensions",
             )
 
     def apply(self, pooled: Sequence[Array]) -> tuple[Array, ...]:
-        """Cut and normalize vectors, each of shape (1, width). Returns each of shape (n,)."""
+        """Cut and normalize embeddings, each of shape (1, width). Returns each of shape (n,)."""
         matrix = np.concatenate(pooled)[:, : self.dimensions]
         sizes = _norms(matrix.astype(np.float64), self.normalize)
         # As in llama.cpp: divided in double, rounded, then multiplied.

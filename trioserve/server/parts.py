@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 import attrs
 import trio
@@ -38,74 +37,48 @@ class Generation:
     slot_files: SlotFiles
 
 
-@attrs.frozen(kw_only=True)
 class Parts:
     """All parts, made at once. A server makes either text or embeddings."""
 
-    model: LoadedModel
-    loop: Loop
-    dispatcher: Dispatcher
-    admission: Admission
-    health: Health
-    queue: Queue
-    requests: Requests
-    tokenizer: Tokenizer
-    adapters: AdapterScales
-    prompts: ChatPrompts
-    infill: InfillPrompts
-    _generation: Generation | None
-    _embedder: Embedder | None
-
-    @classmethod
-    def join(
-        cls,
+    def __init__(
+        self,
         config: Config,
         model: LoadedModel,
         loop: Loop,
         dispatcher: Dispatcher,
         observers: Sequence[Observer],
-    ) -> Self:
-        """Make the parts for an engine."""
-        admission = Admission(config, dispatcher, model.n_slots)
-        health = Health(loop, dispatcher, admission)
-        requests = Requests(
-            config, loop, dispatcher, admission, model=model.info.name, observers=observers
+    ) -> None:
+        self.model = model
+        self.loop = loop
+        self.dispatcher = dispatcher
+        self.admission = Admission(config, dispatcher, model.n_slots)
+        self.health = Health(loop, dispatcher, self.admission)
+        self.queue = Queue(self.health.status)
+        self.requests = Requests(
+            config, loop, dispatcher, self.admission, model=model.info.name, observers=observers
         )
-        tokenizer = Tokenizer(model.vocab, admission)
-        adapters = AdapterScales(loop.adapters)
-        prompts = ChatPrompts(model, tokenizer)
-        generation = embedder = None
+        self.tokenizer = Tokenizer(model.vocab, self.admission)
+        self.adapters = AdapterScales(loop.adapters)
+        self.prompts = ChatPrompts(model, self.tokenizer)
+        self.infill = InfillPrompts(config, model, self.tokenizer)
+        self._generation: Generation | None = None
+        self._embedder: Embedder | None = None
         if isinstance(loop, Engine):
-            completions = Completions(loop, requests, tokenizer, adapters)
-            generation = Generation(
+            completions = Completions(loop, self.requests, self.tokenizer, self.adapters)
+            self._generation = Generation(
                 engine=loop,
                 completions=completions,
-                chats=Chats(config, model, tokenizer, prompts, completions),
-                slot_files=SlotFiles(loop, dispatcher, adapters, config.slot_save_path),
+                chats=Chats(config, model, self.tokenizer, self.prompts, completions),
+                slot_files=SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path),
             )
         elif isinstance(loop, EmbeddingEngine):
-            embedder = Embedder(config, loop, requests, tokenizer)
-        return cls(
-            model=model,
-            loop=loop,
-            dispatcher=dispatcher,
-            admission=admission,
-            health=health,
-            queue=Queue(health.status),
-            requests=requests,
-            tokenizer=tokenizer,
-            adapters=adapters,
-            prompts=prompts,
-            infill=InfillPrompts(config, model, tokenizer),
-            generation=generation,
-            embedder=embedder,
-        )
+            self._embedder = Embedder(config, loop, self.requests, self.tokenizer)
 
     def generation(self) -> Generation:
         """The parts that make text. Raises NotSupportedError where there are none."""
         if self._generation is None:
             raise NotSupportedError(
-                "This server makes vectors of texts, and no text. "
+                "This server computes embeddings and generates no text. "
                 "Start it without `--embeddings` and `--reranking`"
             )
         return self._generation
@@ -117,7 +90,7 @@ class Parts:
                 "This server does not support embeddings. Start it with `--embeddings`"
             )
         if self._embedder.pooling == "rank":
-            raise NotSupportedError("This server ranks documents, and has no vectors for them.")
+            raise NotSupportedError("This server ranks documents and computes no embeddings.")
         return self._embedder
 
     def ranker(self) -> Embedder:

@@ -14,7 +14,7 @@ from trioserve import llama
 from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import ServerClosingError
-from trioserve.server.arguments import Arguments, generation_params
+from trioserve.server.arguments import generation_params, refuse, take_chat, take_context
 from trioserve.server.chats import Chats, Messages
 from trioserve.server.completions import Completions
 from trioserve.server.concurrency import alongside
@@ -97,7 +97,7 @@ class Server:
         async with running as (loop, dispatcher):
             introduce = partial(LoadedModel.introduce, loop, self.config)
             model = await trio.to_thread.run_sync(introduce)
-            parts = Parts.join(self.config, model, loop, dispatcher, self.observers)
+            parts = Parts(self.config, model, loop, dispatcher, self.observers)
             async with alongside(dispatcher.run):
                 self._parts = parts
                 try:
@@ -212,7 +212,9 @@ class Server:
             TemplateError: the template refuses the messages.
             InvalidRequestError: a message is malformed.
         """
-        return await self.parts.prompts.render(messages, Arguments.of(fields).chat(chat))
+        chat = take_chat(fields, chat)
+        refuse(fields)
+        return await self.parts.prompts.render(messages, chat)
 
     async def count_tokens(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any
@@ -249,10 +251,9 @@ class Server:
             DeadlineExceededError: there is no time left; from the iteration, when it has passed.
             ServerClosingError: the server drains, or is closed.
         """
-        completions, arguments = self.completions, Arguments.of(fields).without_chat()
-        asked = arguments.context(context)
-        params = await self.params(arguments.generation, params)
-        async with completions.stream([prompt], params, asked) as (stream,):
+        completions, context = self.completions, take_context(fields, context)
+        params = await self.params(fields, params)
+        async with completions.stream([prompt], params, context) as (stream,):
             yield stream
 
     async def complete(
@@ -296,10 +297,10 @@ class Server:
             TemplateError: the template refuses the messages.
             TrioServeError: as `stream`.
         """
-        chats, arguments = self.chats, Arguments.of(fields)
-        asked, chat = arguments.context(context), arguments.chat(chat)
-        params = await self.params(arguments.generation, params)
-        async with chats.stream(messages, params, chat, asked) as (stream,):
+        chats, chat = self.chats, take_chat(fields, chat)
+        context = take_context(fields, context)
+        params = await self.params(fields, params)
+        async with chats.stream(messages, params, chat, context) as (stream,):
             yield stream
 
     async def chat(
@@ -363,9 +364,10 @@ class Server:
             DeadlineExceededError: the time of the request has passed.
             ServerClosingError: the server drains, or is closed.
         """
-        asked = Arguments.of(fields).only_context(context)
+        context = take_context(fields, context)
+        refuse(fields)
         inputs = [inputs] if isinstance(inputs, str) else inputs
-        return await self.parts.embedder().embed(inputs, dimensions, normalize, priority, asked)
+        return await self.parts.embedder().embed(inputs, dimensions, normalize, priority, context)
 
     async def rerank(
         self,
@@ -383,9 +385,10 @@ class Server:
             NotSupportedError: the server was not started with `reranking`.
             TrioServeError: as `embed`.
         """
-        asked = Arguments.of(fields).only_context(context)
+        context = take_context(fields, context)
+        refuse(fields)
         documents = [documents] if isinstance(documents, str) else documents
-        return await self.parts.ranker().rerank(query, documents, priority, asked)
+        return await self.parts.ranker().rerank(query, documents, priority, context)
 
     async def status(self) -> EngineStatus:
         """Look at the slots and the queue, between two ticks. May be cancelled.

@@ -169,5 +169,5 @@ async def test_servers_that_do_not_rank(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/embeddings", json={"input": "cat"})
     assert answer.status_code == 501
     assert answer.json() == error_body(
-        "This server ranks documents, and has no vectors for them.", None, status=501
+        "This server ranks documents and computes no embeddings.", None, status=501
     )

@@ -127,7 +127,7 @@ async def test_a_vector_for_each_token(model: Bert) -> None:
         )
         for name, value in (("embd_normalize", 2), ("dimensions", 4)):
             refused = await client.post("/embedding", json={"content": "cat", name: value})
-            message = "Vectors of single tokens are neither cut nor normalized."
+            message = "Embeddings of single tokens are neither cut nor normalized."
             assert (refused.status_code, refused.json()) == (400, error_body(message, name))
 
 
@@ -196,7 +196,7 @@ _FORMS = (
         (
             "/v1/embeddings",
             {"input": "a", "dimensions": 33},
-            "'dimensions' is 33, and the model's vectors have 32.",
+            "'dimensions' is 33, and the model's embeddings have 32.",
             "dimensions",
         ),
         (
@@ -247,7 +247,7 @@ async def test_a_deadline_that_has_passed(model: Bert) -> None:
 
 TEXT_ONLY = "This server does not support embeddings. Start it with `--embeddings`"
 VECTORS_ONLY = (
-    "This server makes vectors of texts, and no text. "
+    "This server computes embeddings and generates no text. "
     "Start it without `--embeddings` and `--reranking`"
 )
 
