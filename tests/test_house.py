@@ -1,0 +1,71 @@
+"""What keeps the house small: short modules, few parameters, shallow nesting."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trioserve
+
+PACKAGE = Path(trioserve.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+MAX_LINES = 400
+MAX_PARAMETERS = 8
+MAX_NESTING = 3
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_is_small(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= MAX_LINES
+    for function in functions_in(ast.parse(text)):
+        named = f"{function.name}, line {function.lineno}"
+        assert n_parameters(function) <= MAX_PARAMETERS, named
+        assert nesting(function.body) <= MAX_NESTING, named
+
+
+def functions_in(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
+
+
+def n_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = function.args
+    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def nesting(body: list[ast.stmt]) -> int:
+    """How deep blocks stand in blocks. A row of ``elif`` is one block, and so is a function."""
+    deepest = 0
+    for statement in body:
+        if isinstance(statement, ast.Match):
+            inner = max(nesting(case.body) for case in statement.cases) + 1
+        elif isinstance(statement, _BLOCKS):
+            inner = 1 + max(map(nesting, bodies_of(statement)))
+        else:
+            continue
+        deepest = max(deepest, inner)
+    return deepest
+
+
+def bodies_of(block: ast.stmt) -> Iterator[list[ast.stmt]]:
+    yield block.body  # type: ignore[attr-defined]
+    for handler in getattr(block, "handlers", ()):
+        yield handler.body
+    yield getattr(block, "finalbody", [])
+    rest = getattr(block, "orelse", [])
+    if isinstance(block, ast.If) and len(rest) == 1 and isinstance(rest[0], ast.If):
+        yield from bodies_of(rest[0])  # elif
+    else:
+        yield rest
