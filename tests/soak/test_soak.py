@@ -73,9 +73,9 @@ def samples(*memory: int) -> list[Sample]:
 
 
 def test_growth_is_measured_after_the_warm_up() -> None:
-    flat = samples(*range(0, 200, 10), *[200] * 81)
-    assert verdict.growth(flat, 100) == 0
-    assert verdict.growth(samples(*range(100, 201)), 100) == pytest.approx(195 / 125 - 1)
+    assert verdict.growth(samples(*range(100), *[200] * 501), 600) == 0
+    assert verdict.growth(samples(*range(1000, 1601)), 600) == pytest.approx(1570 / 1150 - 1)
+    assert verdict.growth(samples(*range(100, 201)), 100) == pytest.approx(195 / 155 - 1)
 
 
 def test_the_curve(tmp_path: Path) -> None:

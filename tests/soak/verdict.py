@@ -10,9 +10,10 @@ import trio
 
 from tests.soak.process import Process, Sample
 
-#: What part of a run warms the server up; a tenth after it, and the last tenth, are compared.
-WARM_UP = 0.2
-_PART = 0.1
+#: What part of a run warms the server up, and seconds that it takes at least, unless that is more
+#: than half the run: the heap grows for about a minute. The tenth of the run that follows, and the
+#: last tenth, are compared.
+_WARM_UP, _MIN_WARM_UP, _PART = 0.2, 60.0, 0.1
 
 #: How much more memory the server may use at the end.
 MAX_GROWTH = 0.05
@@ -28,7 +29,8 @@ REST = 30.0
 
 def growth(samples: Sequence[Sample], seconds: float) -> float:
     """How much more memory is in use at the end than after the warm-up, as a share of it."""
-    early = _memory(samples, WARM_UP * seconds, (WARM_UP + _PART) * seconds)
+    warm = max(_WARM_UP * seconds, min(_MIN_WARM_UP, seconds / 2))
+    early = _memory(samples, warm, warm + _PART * seconds)
     late = _memory(samples, (1 - _PART) * seconds, seconds)
     return late / early - 1 if early and late else 0.0
 
