@@ -17,6 +17,7 @@ from .config import (
     Config as Config,
 )
 from .errors import (
+    AbandonedError as AbandonedError,
     AuthenticationError as AuthenticationError,
     BackendMismatchError as BackendMismatchError,
     BridgeError as BridgeError,

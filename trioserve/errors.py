@@ -202,6 +202,10 @@ class StalledReaderError(RequestEndedError):
     code = "stalled_reader"
 
 
+class AbandonedError(RequestEndedError):
+    """Work was given up because nobody waits for it any longer."""
+
+
 class EngineError(TrioServeError):
     """The engine could not go on with this request, or with any."""
 

@@ -6,7 +6,7 @@ is called from the inference thread only, except those of `Vocab`, which any thr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +40,10 @@ class Vocab(Protocol):
         """The same, with the names of control tokens."""
 
     @property
+    def max_token_bytes(self) -> int:
+        """How many bytes of a text a token stands for at most."""
+
+    @property
     def end_of_generation(self) -> frozenset[TokenId]:
         """The tokens that end the output."""
 
@@ -52,12 +56,21 @@ class Vocab(Protocol):
         """The tokens for text with a gap."""
 
     def tokenize(
-        self, text: str, *, add_special: bool = False, parse_special: bool = True
+        self,
+        text: str,
+        *,
+        add_special: bool = False,
+        parse_special: bool = True,
+        stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids.
 
         `add_special` adds BOS and EOS where the model wants them; `parse_special` reads names of
-        control tokens in the text as those tokens.
+        control tokens in the text as those tokens. `stop` is asked now and then, in this thread,
+        whether nobody waits any longer.
+
+        Raises:
+            AbandonedError: `stop` said so.
         """
 
     def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:

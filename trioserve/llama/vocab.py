@@ -6,18 +6,31 @@ import ctypes
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from trioserve.errors import InvalidRequestError, ModelLoadError, ServerClosingError
+from trioserve.errors import (
+    AbandonedError,
+    InvalidRequestError,
+    ModelLoadError,
+    ServerClosingError,
+)
 from trioserve.llama.library import lib, short
+from trioserve.llama.text_parts import MAX_CHARS, TextParts
 from trioserve.types import FimTokens, TokenId
 
+_SENTENCE_PIECE = 1
 _BPE = 2
 _WORD_PIECE = 3
+_UNIGRAM = 4
+#: llama.cpp's attributes of a token.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP, _RSTRIP = 1, 8, 16, 128, 256
+_MAX_SPECIALS = 100_000
+_SLICE = 2**16
 _MAX_TEXT = 2**31 - 64  # bytes; lengths are 32-bit in C
 
 # For these values of ``tokenizer.ggml.pre``, llama.cpp splits text into words with its own code.
@@ -50,6 +63,7 @@ class Vocab:
         self.handle: Any = handle
         self._users = 0
         self._idle = threading.Condition()
+        self._type: int = lib.llama_vocab_type(handle)
         self.n_tokens: int = lib.llama_vocab_n_tokens(handle)
         self.bos: TokenId = lib.llama_vocab_bos(handle)
         self.eos: TokenId = lib.llama_vocab_eos(handle)
@@ -66,24 +80,39 @@ class Vocab:
         self.pieces: tuple[bytes, ...] = self._table(special=False)
         #: The same for text, and the names of control tokens.
         self.names: tuple[bytes, ...] = self._table(special=True)
+        #: The length of the longest name: no token stands for more bytes of a text.
+        self.max_token_bytes: int = max(map(len, self.names), default=0)
         self.end_of_generation: frozenset[TokenId] = frozenset(
             token for token in range(self.n_tokens) if short.llama_vocab_is_eog(handle, token)
         )
         #: Tokens that must never be chosen, according to the model file.
         self.suppressed: tuple[TokenId, ...] = self._suppressed()
-        self._too_long = _word_limit(lib.llama_vocab_type(handle), metadata)
+        self._check_bytes()
+        self._added = self._find_added()
+        self._n_prefix = self._find_prefix()
+        self._too_long = _word_limit(self._type, metadata)
 
     def tokenize(
-        self, text: str, *, add_special: bool = False, parse_special: bool = True
+        self,
+        text: str,
+        *,
+        add_special: bool = False,
+        parse_special: bool = True,
+        stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids. NUL characters are treated like any others.
 
+        The time grows with the length of the text, whatever it holds: 0.2 to 10 MB a second. Long
+        text is cut into parts where that makes no difference: at special tokens, for one.
+
         Args:
-            text: Unicode text; half of a surrogate pair is not.
+            text: Unicode text, at most 2 GiB; half of a surrogate pair is not.
             add_special: add BOS and EOS if the model uses them.
             parse_special: read names of control tokens in the text as those tokens.
+            stop: asked between two parts, in this thread, whether nobody waits any longer.
 
         Raises:
+            AbandonedError: `stop` said so.
             InvalidRequestError: the text is not Unicode, too long, or holds a word so long that
                 llama.cpp's tokenizer for this model cannot take it.
             ServerClosingError: the vocabulary is closed.
@@ -95,8 +124,20 @@ class Vocab:
                 f"{match.start()} on, that are all blanks or without a blank: "
                 "more than the tokenizer of this model can take."
             )
-        with self.in_use() as handle:
-            return _tokenize(handle, data, add_special, parse_special)
+        parts = self._parts[parse_special] if len(text) > MAX_CHARS else None
+        if parts is None:
+            with self.in_use() as handle:
+                return tuple(_tokenize(handle, data, add_special, parse_special))
+        del data
+        before, after = self._added if add_special else ((), ())
+        tokens = list(before)
+        for part in parts.split(text):
+            if stop():
+                raise AbandonedError("Nobody waits for the tokens of this text any longer.")
+            with self.in_use() as handle:
+                found = _tokenize(handle, part.text.encode(), False, parse_special)
+                tokens.extend(found[self._n_prefix :] if part.follows_text else found)
+        return (*tokens, *after)
 
     def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
         """Join the pieces of tokens; `special` writes the names of control tokens too.
@@ -146,9 +187,47 @@ class Vocab:
                 self._users -= 1
                 self._idle.notify_all()
 
+    @cached_property
+    def _parts(self) -> tuple[TextParts | None, TextParts | None]:
+        """Where text can be cut: without and with control tokens; None if it must not be."""
+        with self.in_use() as handle:
+            kinds = [short.llama_vocab_get_attr(handle, token) for token in range(self.n_tokens)]
+            first = self._only_first(handle) if self._n_prefix >= 0 else None
+        parts = []
+        for wanted in (_USER_DEFINED, _USER_DEFINED | _CONTROL | _UNKNOWN):
+            unwanted = (_CONTROL | _UNKNOWN) & ~wanted
+            found = [t for t, kind in enumerate(kinds) if kind & wanted and not kind & unwanted]
+            parts.append(self._text_parts(found, kinds, first))
+        return parts[0], parts[1]
+
+    def _text_parts(
+        self, specials: Sequence[TokenId], kinds: Sequence[int], first: re.Pattern[str] | None
+    ) -> TextParts | None:
+        if not _SENTENCE_PIECE <= self._type <= _UNIGRAM or len(specials) > _MAX_SPECIALS:
+            return None
+        try:
+            return TextParts(
+                {self.names[token].decode() for token in specials},
+                only_first=first,
+                strips_left=any(kinds[token] & _LSTRIP for token in specials),
+                strips_right=any(kinds[token] & _RSTRIP for token in specials),
+            )
+        except (UnicodeDecodeError, RecursionError):  # no vocabulary that makes sense
+            return None
+
+    def _only_first(self, handle: Any) -> re.Pattern[str] | None:
+        """Find the characters that no token has after its first."""
+        later = set(" \u25810123456789ABCDEFx>")  # of spaces and of the names of bytes
+        for token, name in enumerate(self.names):
+            data = name or lib.llama_vocab_get_text(handle, token) or b""
+            if len(data) > 1:
+                later.update(data.decode(errors="ignore")[1:])
+        pattern = re.compile(f"[^{''.join(map(re.escape, sorted(later)))}]")
+        return pattern if pattern.match("\0") else None
+
     def _check_specials(self) -> None:
         """Refuse missing tokens that llama.cpp would add: it aborts the process then."""
-        is_word_piece = lib.llama_vocab_type(self.handle) == _WORD_PIECE
+        is_word_piece = self._type == _WORD_PIECE
         sep = lib.llama_vocab_sep(self.handle)
         for name, is_added, token in (
             ("BOS", lib.llama_vocab_get_add_bos(self.handle) or is_word_piece, self.bos),
@@ -157,6 +236,25 @@ class Vocab:
         ):
             if is_added and not 0 <= token < self.n_tokens:
                 raise ModelLoadError(f"The vocabulary adds a {name} token to texts, but has none.")
+
+    def _check_bytes(self) -> None:
+        """Refuse SentencePiece without a token for each byte: llama.cpp aborts at such text."""
+        names = frozenset(self.names) if self._type == _SENTENCE_PIECE else frozenset()
+        for byte in range(0xF5) if names else ():  # there are no larger ones in UTF-8
+            if not {bytes([byte]), b"<0x%02X>" % byte} & names and byte not in (0xC0, 0xC1):
+                raise ModelLoadError(f"The vocabulary has no token for the byte 0x{byte:02X}.")
+
+    def _find_added(self) -> tuple[list[TokenId], list[TokenId]]:
+        """Return what is added before and after a text."""
+        added = _tokenize(self.handle, b"", True, False)
+        n_before = int(lib.llama_vocab_get_add_bos(self.handle) or self._type == _WORD_PIECE)
+        return added[:n_before], added[n_before:]
+
+    def _find_prefix(self) -> int:
+        """Return the number of tokens that SentencePiece puts before any text; -1: unknown."""
+        if self._type != _SENTENCE_PIECE:
+            return -1
+        return {1: 0, 2: 1}.get(len(_tokenize(self.handle, b"\0", False, False)), -1)
 
     def _table(self, *, special: bool) -> tuple[bytes, ...]:
         to_piece, handle = short.llama_token_to_piece, self.handle
@@ -192,14 +290,17 @@ def _encode(text: str) -> bytes:
     return data
 
 
-def _tokenize(handle: Any, data: bytes, special: bool, parse: bool) -> tuple[TokenId, ...]:
+def _tokenize(handle: Any, data: bytes, special: bool, parse: bool) -> list[TokenId]:
     room = len(data) + 16  # enough, except where a normalizer makes text longer
     while True:
         tokens = np.empty(room, dtype=np.int32)
         target = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         count = lib.llama_tokenize(handle, data, len(data), target, room, special, parse)
         if count >= 0:
-            return tuple(tokens[:count].tolist())
+            found: list[TokenId] = []
+            for start in range(0, count, _SLICE):  # the GIL is free for others in between
+                found += tokens[start : min(start + _SLICE, count)].tolist()
+            return found
         if count == -(2**31):
             raise InvalidRequestError("The text has more than 2147483647 tokens.")
         room = -count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trioserve.types import FimTokens, TokenId
 
@@ -14,6 +14,7 @@ class ByteVocab:
     """One token a byte, and one that ends the output."""
 
     n_tokens = 257
+    max_token_bytes = 5
     pieces: Sequence[bytes] = (*(bytes([i]) for i in range(256)), b"")
     names: Sequence[bytes] = (*pieces[:256], b"<eos>")
     end_of_generation = frozenset({EOS})
@@ -21,7 +22,12 @@ class ByteVocab:
     fim = FimTokens()
 
     def tokenize(
-        self, text: str, *, add_special: bool = False, parse_special: bool = True
+        self,
+        text: str,
+        *,
+        add_special: bool = False,
+        parse_special: bool = True,
+        stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TokenId, ...]:
         """Encode as UTF-8."""
         return tuple(text.encode())

@@ -21,6 +21,7 @@ from trioserve.api.llama import admin
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import (
+    AbandonedError,
     AuthenticationError,
     BackendMismatchError,
     BridgeError,
@@ -57,6 +58,7 @@ NEVER_SENT = {
     ConfigError: "ends the command before there is a server",
     BridgeError: "ends the command before there is a server",
     RequestEndedError: "only its children are raised",
+    AbandonedError: "its client has gone",
     StalledReaderError: "its client does not read; the connection is cut",
     TooManyRequestsError: "only its children are raised",
 }
