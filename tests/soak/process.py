@@ -116,7 +116,7 @@ class Process:
             self.ready.set()
         if line["level"] == "warning":
             said = f"{event}: {line['error']}" if "error" in line else event
-            self.events[re.sub(r"\d+", "N", said)] += 1
+            self.events[re.sub(r"0x[0-9a-f]+|\d+", "N", said)[:200]] += 1
         elif line["level"] not in ("info", "debug"):
             what = line.get("exception", "")
             self.tally.fault(f"the log, at level {line['level']}: {event} {what}".strip())
