@@ -13,12 +13,14 @@ from trioserve.api.anthropic.events import (
     whole_message,
 )
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
-from trioserve.api.base import sse
-from trioserve.api.base.generation import event_stream, open_streams, params_for, read_chat
+from trioserve.api.base.generation import (
+    admit,
+    open_streams,
+    read_chat,
+    respond_stream,
+)
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import (
-    current_context,
-    current_request,
     current_request_id,
     json_response,
 )
@@ -39,8 +41,7 @@ async def name_request(response: Response) -> Response:
 async def messages() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(MessagesRequest.parse)
-    server = current_server(request.model)
-    params, context = await params_for(server, request), current_context(request.timeout)
+    server, params, context = await admit(request)
     (stream,) = await open_streams(
         server.chats.stream(request.messages, params, request.chat_params, context)
     )
@@ -49,9 +50,7 @@ async def messages() -> Response:
     if not request.stream:
         return json_response(await whole_message(stream, head, blocks))
     events = MessageEvents(head, blocks)
-    return await sse.respond(
-        current_request(), await event_stream(server, request, [stream], events, last_event)
-    )
+    return await respond_stream(server, request, [stream], events, last_event)
 
 
 @blueprint.post("/v1/messages/count_tokens")

@@ -16,9 +16,9 @@ from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.keepalive import Waiting
 from trioserve.api.base.registry import Start
-from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.service import current_responses, current_server, current_service
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.choices import check_copies
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.types import GenerationParams
@@ -27,15 +27,19 @@ _R = TypeVar("_R")
 _S = TypeVar("_S", Stream, ChatStream)
 
 
-async def params_for(server: Server, request: GenerationRequest) -> GenerationParams:
-    """Make the parameters of a request: what it sets, and the server's defaults.
+async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, RequestContext]:
+    """Find the server of a request, and make its parameters and its context.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
+        RateLimitError: the client has no request left in this minute.
+        TrioServeError: there is no server.
     """
+    server = current_server(request.model)
     param = "n" if request.n_copies == request.n else "best_of"
     check_copies(request.n_copies, server.model.n_slots, param=param)
-    return await server.params(request.given_params())
+    params = await server.params(request.given_params())
+    return server, params, current_context(request.timeout)
 
 
 async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:
@@ -87,6 +91,18 @@ async def event_stream(
     )
     feed = await sse.open_feed(current_request().resources, streams)
     return sse.EventStream(streams, feed, encoder, on_error, pings)
+
+
+async def respond_stream(
+    server: Server,
+    request: GenerationRequest,
+    streams: Sequence[Stream] | Sequence[ChatStream],
+    encoder: sse.Encoder,
+    on_error: sse.OnError = errors.last_event,
+) -> Response:
+    """Make the response that sends streams of the current request. See `sse.respond`."""
+    events = await event_stream(server, request, streams, encoder, on_error)
+    return await sse.respond(current_request(), events)
 
 
 async def counted_tokens(request: ChatRequest) -> Response:

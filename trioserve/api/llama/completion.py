@@ -14,9 +14,14 @@ from trioserve.api.base import sse, writers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
 from trioserve.api.base.fields import structure
-from trioserve.api.base.generation import event_stream, open_streams, params_for, read_chat
+from trioserve.api.base.generation import (
+    admit,
+    open_streams,
+    read_chat,
+    respond_stream,
+)
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context, current_request, json_response
+from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server
 from trioserve.api.llama.request import (
     DetokenizeRequest,
@@ -96,8 +101,7 @@ async def apply_template() -> Response:
 async def completion() -> Response:
     """Continue one or more prompts."""
     request = await read_body_as(LlamaCompletionRequest.parse)
-    server = current_server(request.model)
-    params, context = await params_for(server, request), current_context(request.timeout)
+    server, params, context = await admit(request)
     return await answer(server, request, request.prompts, params, context)
 
 
@@ -126,8 +130,7 @@ async def answer(
     outputs = [
         Output(server, request, i, stream.prompt, copies[i]) for i, stream in enumerate(streams)
     ]
-    events = await event_stream(server, request, streams, CompletionEvents(outputs))
-    return await sse.respond(current_request(), events)
+    return await respond_stream(server, request, streams, CompletionEvents(outputs))
 
 
 class Output:

@@ -6,9 +6,8 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.generation import params_for
+from trioserve.api.base.generation import admit
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context
 from trioserve.api.base.service import current_server
 from trioserve.api.llama.completion import answer
 from trioserve.api.llama.request import InfillRequest
@@ -23,8 +22,7 @@ async def fill() -> Response:
     """Fill the gap between two texts."""
     current_server().parts.infill.check()  # whatever the body says
     request = await read_body_as(InfillRequest.parse)
-    server = current_server(request.model)
-    params, context = await params_for(server, request), current_context(request.timeout)
+    server, params, context = await admit(request)
     gap = Gap(
         prefix=request.input_prefix,
         suffix=request.input_suffix,

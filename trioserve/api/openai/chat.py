@@ -15,17 +15,18 @@ from trioserve.api.base import sse, writers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import (
+    admit,
     counted_tokens,
     event_stream,
     is_to_be_pending,
     open_streams,
-    params_for,
     read_chat,
     respond_pending,
+    respond_stream,
 )
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context, current_request, json_response
-from trioserve.api.base.service import current_responses, current_server
+from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.service import current_responses
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -55,8 +56,7 @@ blueprint = Blueprint("openai", __name__)
 async def chat_completions() -> Response:
     """Answer a chat: at once, as a stream, or later on a route of its own (`streams`)."""
     request = await read_chat(ChatRequest.parse)
-    server = current_server(request.model)
-    params, context = await params_for(server, request), current_context(request.timeout)
+    server, params, context = await admit(request)
     start = partial(_open_chat, server, request, params, context)
     if is_to_be_pending():
         server.parts.health.check_queue()  # the page that will come for it could not read a 429
@@ -177,8 +177,7 @@ async def count_tokens() -> Response:
 async def completions() -> Response:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
     request = await read_body_as(CompletionRequest.parse)
-    server = current_server(request.model)
-    params, context = await params_for(server, request), current_context(request.timeout)
+    server, params, context = await admit(request)
     prompts, n = await _prompts(server, request, params), request.n_copies
     if not request.stream:
         outputs = await server.completions.complete(prompts, params, context, n=n)
@@ -187,9 +186,7 @@ async def completions() -> Response:
     tokens = [stream.prompt for stream in streams]
     echoes = [_echo(server, request, each) for each in tokens]
     events = CompletionEvents(server.model.info.name, request, params, tokens, echoes)
-    return await sse.respond(
-        current_request(), await event_stream(server, request, streams, events)
-    )
+    return await respond_stream(server, request, streams, events)
 
 
 async def _prompts(

@@ -5,17 +5,16 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sse
 from trioserve.api.base.generation import (
+    admit,
     counted_tokens,
-    event_stream,
     open_streams,
-    params_for,
     read_chat,
+    respond_stream,
 )
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context, current_request, json_response
-from trioserve.api.base.service import current_responses, current_server
+from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.service import current_responses
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.server.stream import ChatChunk
@@ -30,8 +29,7 @@ blueprint = Blueprint("responses", __name__)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
     request, chat = await read_chat(ResponsesRequest.parse)
-    server = current_server(chat.model)
-    params, context = await params_for(server, chat), current_context(chat.timeout)
+    server, params, context = await admit(chat)
     with request.input.naming_items():
         (stream,) = await open_streams(
             server.chats.stream(chat.messages, params, chat.chat_params, context)
@@ -45,8 +43,7 @@ async def responses() -> Response:
             )
         )
         writer = ResponseEvents(builder, chat, len(stream.prompt))
-        events = await event_stream(server, chat, [stream], writer, writer.fail)
-        return await sse.respond(current_request(), events)
+        return await respond_stream(server, chat, [stream], writer, writer.fail)
     builder.begin()
     async for event in stream:
         if isinstance(event, ChatChunk):
