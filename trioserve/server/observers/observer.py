@@ -92,7 +92,7 @@ def _end(
             n_output=timings.predicted_n, total_s=total_s, timings=timings, finish=reason
         )
     cancelled = stream.mailbox.cancel_reason
-    if cancelled is None and (error is None or isinstance(error, trio.Cancelled | GeneratorExit)):
+    if cancelled is None and (error is None or _is_cancellation(error)):
         cancelled = on_cancel
     return RequestEnd(
         n_output=stream.n_tokens,
@@ -100,3 +100,10 @@ def _end(
         cancelled=cancelled,
         error=error if cancelled is None else None,
     )
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether a block was left because it was cancelled: several tasks may have been, at once."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_cancellation, error.exceptions))
+    return isinstance(error, trio.Cancelled | GeneratorExit)
