@@ -26,14 +26,14 @@ class SlowLoader:
     """Loads a scripted backend when told to, or gives up as llama.cpp does."""
 
     def __init__(self) -> None:
-        self.continue_final_message = threading.Event()
+        self.may_finish = threading.Event()
         self.gave_up = False
         self.backend = ScriptedBackend()
 
     def __call__(
         self, config: Config, *, progress: Callable[[float], bool] | None = None
     ) -> Backend:
-        while not self.continue_final_message.wait(0.005):
+        while not self.may_finish.wait(0.005):
             if progress is not None and not progress(0.5):
                 self.gave_up = True
                 raise ModelLoadError("Loading was given up.")
@@ -71,7 +71,7 @@ async def test_requests_are_answered_while_the_model_loads() -> None:
         assert (await client.get("/health/live")).status_code == 200
         with pytest.raises(ModelLoadingError):
             _ = service.server
-        loader.continue_final_message.set()
+        loader.may_finish.set()
         await service.wait_loaded()
         assert (await client.get("/health")).status_code == 200
     assert loader.backend.closed

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import trio
 
+from tests.support.attacks import ATTACKS, answer_to, send_mutated
 from tests.support.http_server import post
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me a long story."}], "temperature": 0}
@@ -88,6 +89,20 @@ async def _noting(answer: httpx.Response, order: list[int], name: int) -> AsyncI
         if line:
             order.append(name)
             yield line
+
+
+@pytest.mark.parametrize("command", [TRIOSERVE, HYPERCORN])
+async def test_no_connection_ends_the_process(tmp_path: Path, command: str) -> None:
+    async with serving(tmp_path, command) as (url, pid):
+        async with trio.open_nursery() as nursery:
+            for data in ATTACKS.values():
+                nursery.start_soon(answer_to, url, data)
+        for seed in range(40):
+            await send_mutated(url, seed)
+        async with httpx.AsyncClient(timeout=60) as client:
+            answer = await client.post(url + "/completion", json={"prompt": "Hi", "n_predict": 3})
+        assert answer.json()["tokens_predicted"] == 3
+        os.kill(pid, 0)  # it is still this process
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

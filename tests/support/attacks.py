@@ -86,6 +86,21 @@ def mutated(source: random.Random, header: bytes = b"") -> bytes:
     return bytes(data[: source.randrange(1, len(data) + 1)])
 
 
+async def answer_to(url: str, data: bytes) -> bytes:
+    """Send bytes, and read until the server closes or says nothing for a while."""
+    received = b""
+    async with connected(url) as stream:
+        try:
+            await stream.send_all(data)
+            with trio.move_on_after(0.5) as silence:
+                while part := await stream.receive_some(65536):
+                    received += part
+                    silence.deadline = trio.current_time() + 0.5
+        except trio.BrokenResourceError:
+            pass
+    return received
+
+
 async def send_mutated(url: str, seed: int, header: bytes = b"") -> list[int]:
     """Send one mutated request, and leave at once, after the answer, or in between.
 

@@ -12,7 +12,7 @@ import trio
 from hypercorn.events import RawData
 from structlog.testing import capture_logs
 
-from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, send_all_mutated
+from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, answer_to, send_all_mutated
 from tests.support.http_server import connected, post, serving_script
 from trioserve.api.base.service import Service
 from trioserve.api.base.tcp import TCPConnection
@@ -29,21 +29,6 @@ async def unharmed(**fields: object) -> AsyncIterator[tuple[str, Service]]:
                 assert answer.status_code == 200
                 while service.n_connections > 1:
                     await trio.sleep(0.01)
-
-
-async def answer_to(url: str, data: bytes) -> bytes:
-    """Send bytes, and read until the server closes or says nothing for a while."""
-    received = b""
-    async with connected(url) as stream:
-        try:
-            await stream.send_all(data)
-            with trio.move_on_after(0.5) as silence:
-                while part := await stream.receive_some(65536):
-                    received += part
-                    silence.deadline = trio.current_time() + 0.5
-        except trio.BrokenResourceError:
-            pass
-    return received
 
 
 @pytest.mark.parametrize("data", ATTACKS.values(), ids=ATTACKS)
