@@ -195,13 +195,13 @@ class Server:
         made.check(self.model.vocab.n_tokens, param)
         return made.tokens
 
-    def detokenize(self, tokens: Sequence[TokenId], *, param: str = "tokens") -> str:
+    def detokenize(self, tokens: Sequence[TokenId]) -> str:
         """Turn token ids into text. Bytes that are no character become U+FFFD.
 
         Raises:
             InvalidRequestError: an id is not in the vocabulary.
         """
-        return self.parts.tokenizer.detokenize(tokens, param)
+        return self.parts.tokenizer.detokenize(tokens)
 
     async def render(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any
@@ -257,19 +257,14 @@ class Server:
             yield stream
 
     async def complete(
-        self,
-        prompt: PromptLike,
-        params: GenerationParams | None = None,
-        *,
-        context: RequestContext | None = None,
-        **fields: Any,
+        self, prompt: PromptLike, params: GenerationParams | None = None, **fields: Any
     ) -> Completion:
         """Continue a prompt, and return all of it at the end. Arguments are those of `stream`.
 
         Raises:
             TrioServeError: as `stream`, and when the request fails.
         """
-        async with self.stream(prompt, params, context=context, **fields) as stream:
+        async with self.stream(prompt, params, **fields) as stream:
             return await stream.read()
 
     # -- chats
@@ -308,8 +303,6 @@ class Server:
         messages: Messages,
         params: GenerationParams | None = None,
         chat: ChatParams | None = None,
-        *,
-        context: RequestContext | None = None,
         **fields: Any,
     ) -> ChatCompletion:
         """Answer a chat, and return the message at the end. Arguments: those of `stream_chat`.
@@ -317,7 +310,7 @@ class Server:
         Raises:
             TrioServeError: as `stream_chat`, and when the request fails.
         """
-        async with self.stream_chat(messages, params, chat, context=context, **fields) as stream:
+        async with self.stream_chat(messages, params, chat, **fields) as stream:
             return await stream.read()
 
     async def end_reasoning(self, stream: Stream | ChatStream) -> bool:

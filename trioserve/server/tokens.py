@@ -63,11 +63,11 @@ class Tokenizer:
                 tokens.append(part)
         return Prompt(tokens)
 
-    def detokenize(self, tokens: Sequence[TokenId], param: str = "tokens") -> str:
+    def detokenize(self, tokens: Sequence[TokenId]) -> str:
         """See `Server.detokenize`. While draining too: running requests write their last event."""
         if self._admission.closed:
             raise ServerClosingError
-        Prompt(tokens).check(self._vocab.n_tokens, param)
+        Prompt(tokens).check(self._vocab.n_tokens, "tokens")
         return self._vocab.detokenize(tokens).decode("utf-8", "replace")
 
     async def biases_of(self, biases: Any) -> Any:

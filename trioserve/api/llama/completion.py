@@ -78,9 +78,7 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 async def detokenize() -> Response:
     """Turn token ids into text."""
     request = await read_body_as(partial(structure, DetokenizeRequest))
-    return json_response(
-        {"content": current_server(request.model).detokenize(request.tokens, param="tokens")}
-    )
+    return json_response({"content": current_server(request.model).detokenize(request.tokens)})
 
 
 @blueprint.post("/apply-template")
