@@ -35,6 +35,15 @@ def _check_api_keys(config: Config) -> None:
         raise ConfigError("api_keys holds a key that is empty or not text")
 
 
+def _check_api_key_priority(config: Config) -> None:
+    priorities, n_keys = config.api_key_priority, len(config.api_keys)
+    if len(priorities) > n_keys or not all(
+        isinstance(one, int) and 0 <= one <= 100 for one in priorities
+    ):
+        raise ConfigError(f"api_key_priority must be integers between 0 and 100, at most one for "
+                          f"each of {n_keys} API keys, not {priorities!r}")  # fmt: skip
+
+
 def _check_slot_save_path(config: Config) -> None:
     if config.slot_save_path is not None and not Path(config.slot_save_path).is_dir():
         raise ConfigError(f"slot_save_path is {config.slot_save_path!r}, which is not a directory")
@@ -71,8 +80,8 @@ class Config(ModelConfig):
     """
 
     CHECKS = (
-        *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_slot_save_path,
-        _check_certificate, _check_api_prefix, _check_cors,
+        *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
+        _check_slot_save_path, _check_certificate, _check_api_prefix, _check_cors,
     )
 
     # -- Server
@@ -86,6 +95,9 @@ class Config(ModelConfig):
         "needed")
     api_key_weights: tuple[float, ...] = _server((), "--api-key-weights TRIOSERVE_API_KEY_WEIGHTS",
         help="relative share of the queue for each API key, in the same order; by default equal")
+    api_key_priority: tuple[int, ...] = _server((), "--api-key-priority TRIOSERVE_API_KEY_PRIORITY",
+        help="highest priority that each API key may ask for, in the same order; by default 0; "
+        "without API keys, any client may ask for any priority")
     slots_endpoint: bool = _server(True, "--slots | --no-slots LLAMA_ARG_ENDPOINT_SLOTS",
         help="serve GET /slots")
     slot_save_path: str | None = _server(None, "--slot-save-path",
@@ -136,8 +148,12 @@ class Config(ModelConfig):
         "see --stall-timeout")
     max_queue: int = _limit(1024, "--max-queue TRIOSERVE_MAX_QUEUE", min=0,
         help="maximum number of requests that wait for a slot; more are refused with status 429")
+    max_queue_per_key: int = _limit(0, "--max-queue-per-key TRIOSERVE_MAX_QUEUE_PER_KEY", min=0,
+        help="how many of them may be of the same API key; 0 = an equal share of --max-queue, at "
+        "least 1")
     max_queue_tokens: int = _limit(0, "--max-queue-tokens TRIOSERVE_MAX_QUEUE_TOKENS", min=0,
-        help="maximum number of prompt tokens in all waiting requests together; 0 = no limit")
+        help="maximum number of prompt tokens in all waiting requests together, of which each API "
+        "key has the same share as of --max-queue; 0 = no limit")
     rate_limit_requests: int = _limit(0, "--rate-limit-requests TRIOSERVE_RATE_LIMIT_REQUESTS",
         min=0, help="requests a minute for each API key, or without keys for each address; "
         "0 = no limit")

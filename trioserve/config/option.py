@@ -54,6 +54,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "text"),
     "str | None": ((str, type(None)), "text"),
     "tuple[str, ...]": ((tuple,), "a tuple of strings"),
+    "tuple[int, ...]": ((tuple,), "a tuple of integers"),
     "tuple[float, ...]": ((tuple,), "a tuple of numbers"),
 }
 

@@ -45,6 +45,11 @@ def numbers(text: str) -> tuple[float, ...]:
     return tuple(number(one) for one in re.split("[,/]", text))
 
 
+def integers(text: str) -> tuple[int, ...]:
+    """Read integers, separated by commas."""
+    return tuple(integer(one) for one in text.split(","))
+
+
 def names(text: str) -> tuple[str, ...]:
     """Read names, separated by commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -138,6 +143,7 @@ _BY_TYPE: Mapping[str, Reader | None] = {
     "str": str,
     "str | None": str,
     "tuple[str, ...]": names,
+    "tuple[int, ...]": integers,
     "tuple[float, ...]": numbers,
 }
 

@@ -1,19 +1,32 @@
-"""Whether a request is let in: how many may wait, and for how long."""
+"""Whether a request is let in: how many may wait, of each API key and in all, and how urgently."""
 
 from __future__ import annotations
 
 import math
 
+import attrs
+
 from trioserve.config import Config
-from trioserve.errors import QueueFullError, ServerClosingError
-from trioserve.server.dispatch import Dispatcher
+from trioserve.errors import InvalidRequestError, QueueFullError, ServerClosingError
+from trioserve.server.dispatch import Dispatcher, Load
 
 #: Share of a new observation in the average of how long requests take.
 _WEIGHT = 0.2
 
 
+@attrs.frozen
+class _Bounds:
+    """How much may wait. `owner` ends a sentence about what waits."""
+
+    n_requests: float
+    n_tokens: float
+    owner: str = ""
+
+
 class Admission:
     """Refuses requests that would wait in a queue that is full, and estimates waits.
+
+    With API keys, the queue is also full for a key whose share of it is.
 
     Args:
         config: the limits.
@@ -22,8 +35,11 @@ class Admission:
     """
 
     def __init__(self, config: Config, dispatcher: Dispatcher, n_slots: int) -> None:
-        self._max_queue = config.max_queue
-        self._max_queue_tokens = config.max_queue_tokens
+        self._bounds = _Bounds(config.max_queue, config.max_queue_tokens or math.inf)
+        self._bounds_of_key = _share_of_key(config)
+        priorities = config.api_key_priority
+        self._max_priority = dict.fromkeys(config.api_keys, 0)
+        self._max_priority |= zip(config.api_keys, priorities, strict=False)
         self._dispatcher = dispatcher
         self._n_slots = n_slots
         self._service_s = 0.0  # how long a request holds its slot, a moving average
@@ -39,27 +55,49 @@ class Admission:
         if self.draining or self.closed:
             raise ServerClosingError
 
-    def check(self, n_prompt: int) -> None:
-        """Let a request in, or raise.
+    def check(self, n_prompt: int, client: str) -> None:
+        """Let a request of a client in, or raise.
 
         Raises:
             QueueFullError: too many requests wait, or too many tokens; says when to come back.
         """
-        n_queued = self._dispatcher.n_queued
+        n_queued = self._dispatcher.queued.n_requests
         n_free = self._n_slots - (len(self._dispatcher) - n_queued)
         if n_queued < n_free:
             return  # it does not wait
-        if n_queued - n_free >= self._max_queue:
+        if self._bounds_of_key is not None:
+            own = self._dispatcher.queued_of(client)
+            self._check_load(own, max(0, n_free), n_prompt, self._bounds_of_key)
+        self._check_load(self._dispatcher.queued, n_free, n_prompt, self._bounds)
+
+    def _check_load(self, load: Load, n_free: int, n_prompt: int, bounds: _Bounds) -> None:
+        n_waiting = load.n_requests - n_free
+        if n_waiting >= bounds.n_requests:
             raise QueueFullError(
-                f"{n_queued} requests are waiting, and the limit is {self._max_queue}.",
+                f"{n_waiting} requests{bounds.owner} are waiting, "
+                f"and the limit is {bounds.n_requests}.",
                 retry_after=self._retry_after(),
             )
-        n_tokens = self._dispatcher.n_queued_tokens + n_prompt
-        if self._max_queue_tokens and n_tokens > self._max_queue_tokens:
+        n_tokens = load.n_tokens + n_prompt
+        if n_tokens > bounds.n_tokens:
             raise QueueFullError(
-                f"With this request, {n_tokens} prompt tokens would be waiting, "
-                f"and the limit is {self._max_queue_tokens}.",
+                f"With this request, {n_tokens} prompt tokens{bounds.owner} would be waiting, "
+                f"and the limit is {bounds.n_tokens}.",
                 retry_after=self._retry_after(),
+            )
+
+    def check_priority(self, priority: int, client: str) -> None:
+        """Refuse a priority that a client's API key has no right to.
+
+        Raises:
+            InvalidRequestError: it is higher than allowed.
+        """
+        allowed = self._max_priority.get(client, priority)
+        if priority > max(0, allowed):
+            raise InvalidRequestError(
+                f"'priority' is {priority}, and the highest one that this API key may ask for is "
+                f"{allowed}.",
+                param="priority",
             )
 
     def observe(self, service_ms: float) -> None:
@@ -79,3 +117,14 @@ class Admission:
     def _retry_after(self) -> float:
         """Say when a place in the queue will be free: when one request is done."""
         return max(1.0, math.ceil(self._service_s / self._n_slots))
+
+
+def _share_of_key(config: Config) -> _Bounds | None:
+    """How much of the queue one API key may fill; None without keys."""
+    if not config.api_keys:
+        return None
+    n_requests, n_tokens = config.max_queue, config.max_queue_tokens
+    n_keys = len(set(config.api_keys))
+    share = min(n_requests, config.max_queue_per_key or max(1, n_requests // n_keys))
+    tokens = max(1, n_tokens * share // n_requests) if n_tokens and n_requests else math.inf
+    return _Bounds(share, tokens, " with this API key")

@@ -108,7 +108,7 @@ class Completions:
         """
         constraint = None
         if params.grammar is not None:
-            self._requests.admission.check(len(prompt))  # before work that may be for nothing
+            self._requests.admission.check(len(prompt), context.client)  # not to work for nothing
             constraint = await self._compile(params.grammar, context.deadline)
         task = Task(
             self._requests.new_id(),

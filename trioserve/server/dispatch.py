@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import attrs
 import outcome
 import trio
 
@@ -23,12 +24,21 @@ from trioserve.types import Admitted, CancelReason, Chunk, EngineEvent, Event, F
 _T = TypeVar("_T")
 
 
+@attrs.define
+class Load:
+    """Requests that wait for a slot, and what their prompts add up to."""
+
+    n_requests: int = 0
+    n_tokens: int = 0
+
+
 class Mailbox:
     """The unread events of one task. One reader."""
 
-    def __init__(self, task_id: int, n_prompt: int) -> None:
+    def __init__(self, task_id: int, n_prompt: int, client: str = "") -> None:
         self.task_id = task_id
         self.n_prompt = n_prompt
+        self.client = client
         self.queued = True  # the task has no slot yet
         self.n_unread = 0  # tokens
         self.ended = False  # the engine has sent the last event, or was told to drop the task
@@ -94,8 +104,8 @@ class Dispatcher:
         self._someone_paused = trio.Event()
         self._deadlines: list[tuple[float, int]] = []  # a heap; ended tasks may still be in it
         self._new_deadline = trio.Event()
-        self.n_queued = 0  # requests without a slot
-        self.n_queued_tokens = 0  # and what their prompts add up to
+        self.queued = Load()
+        self._queued_of: defaultdict[str, Load] = defaultdict(Load)  # those that are not empty
 
     def __len__(self) -> int:
         return len(self._mailboxes)
@@ -105,25 +115,38 @@ class Dispatcher:
         """The mailboxes of all requests that are open."""
         return tuple(self._mailboxes.values())
 
-    def open(self, task_id: int, n_prompt: int, deadline: float = math.inf) -> Mailbox:
+    def queued_of(self, client: str) -> Load:
+        """What a client has in the queue."""
+        return self._queued_of.get(client) or Load()
+
+    def open(
+        self, task_id: int, n_prompt: int, *, client: str = "", deadline: float = math.inf
+    ) -> Mailbox:
         """Make the mailbox of a task. Call it before the task is submitted.
 
         At the `deadline` (`trio.current_time`) the task is cancelled, wherever it is.
         """
-        mailbox = Mailbox(task_id, n_prompt)
+        mailbox = Mailbox(task_id, n_prompt, client)
         if deadline < math.inf:
             heapq.heappush(self._deadlines, (deadline, task_id))
             self._new_deadline.set()
         self._mailboxes[task_id] = mailbox
-        self.n_queued += 1
-        self.n_queued_tokens += n_prompt
+        self._count(mailbox, 1)
         return mailbox
+
+    def _count(self, mailbox: Mailbox, n: int) -> None:
+        """Count a request that comes to the queue (1), or leaves it (-1)."""
+        mailbox.queued = n > 0
+        own = self._queued_of[mailbox.client]
+        for load in (self.queued, own):
+            load.n_requests += n
+            load.n_tokens += n * mailbox.n_prompt
+        if not own.n_requests:
+            del self._queued_of[mailbox.client]
 
     def _leave_queue(self, mailbox: Mailbox) -> None:
         if mailbox.queued:
-            mailbox.queued = False
-            self.n_queued -= 1
-            self.n_queued_tokens -= mailbox.n_prompt
+            self._count(mailbox, -1)
 
     def close(self, mailbox: Mailbox) -> None:
         """Drop a mailbox, and cancel its task unless that has ended."""

@@ -54,12 +54,12 @@ class Health:
         if scope.cancelled_caught:
             raise UnavailableError(f"The engine has not ticked for {tick_timeout:g} seconds.")
 
-    def check_queue(self) -> None:
-        """Look whether there is room for one more request, without holding it.
+    def check_queue(self, client: str) -> None:
+        """Look whether there is room for one more request of a client, without holding it.
 
         Raises:
             QueueFullError: too many requests wait already.
             ServerClosingError: the server drains, or is closed.
         """
         self._admission.check_open()
-        self._admission.check(0)
+        self._admission.check(0, client)

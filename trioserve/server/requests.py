@@ -65,16 +65,19 @@ class Requests:
         """Open a request and close it. All of it is synchronous: no await, no gap.
 
         Raises:
-            InvalidRequestError: the task can never run.
+            InvalidRequestError: the task can never run, or the client may not ask for its priority.
             QueueFullError: too many requests wait already.
             RateLimitError: the client has too few tokens left in this minute.
             ServerClosingError: the server drains, or is closed.
         """
         self.admission.check_open()
         self._loop.check(task)
-        self.admission.check(len(task.prompt))
+        self.admission.check_priority(task.priority, task.client)
+        self.admission.check(len(task.prompt), task.client)
         settle = self._reserve(task, context)
-        mailbox = self._dispatcher.open(task.id, len(task.prompt), context.deadline)
+        mailbox = self._dispatcher.open(
+            task.id, len(task.prompt), client=task.client, deadline=context.deadline
+        )
         stream = Stream(task.prompt.tokens, mailbox, self._dispatcher)
         self._n_open.value += 1
         try:

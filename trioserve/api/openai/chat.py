@@ -59,7 +59,9 @@ async def chat_completions() -> Response:
     server, params, context = await admit(request)
     start = partial(_open_chat, server, request, params, context)
     if is_to_be_pending():
-        server.parts.health.check_queue()  # the page that will come for it could not read a 429
+        # The page that will come for it could not read a status.
+        server.parts.admission.check_priority(params.priority, context.client)
+        server.parts.health.check_queue(context.client)
         return respond_pending(start)
     if request.stream:
         return await sse.respond(current_request(), await start())
