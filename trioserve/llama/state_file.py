@@ -2,10 +2,11 @@
 
 ::
 
-    magic, version, n | n words: -1, 1, count, tokens ..., 0 | state | JSON, its length, a mark
+    magic, version, n | n words: -1, 1, count, tokens ..., 0 | state | JSON, its length, CRC, mark
 
 llama-server reads what trioserve writes, and the other way round. It ignores what follows the
-state: our JSON, which names the LoRA adapters that the state was computed with.
+state: our JSON, which names the LoRA adapters that the state was computed with, and a checksum of
+all that comes before it. Files without one are from llama-server or an older trioserve.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import struct
 import tempfile
+import zlib
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +27,11 @@ _HEAD = struct.Struct("<III")
 _MAGIC, _VERSION = 0x67677371, 3
 _LIST = struct.Struct("<iII")  # -1, which is no token; the version of the list; its length
 _LIST_VERSION = 1
-_TAIL = struct.Struct("<I8s")  # bytes of JSON before it, and a mark
-_MARK = b"trioserv"
+_TAIL = struct.Struct("<II8s")  # bytes of JSON before it, the checksum, and a mark
+_MARK = b"trio+crc"
+_UNCHECKED = 12  # bytes at the end: the checksum, and the mark
+_OLD_TAIL = struct.Struct("<I8s")
+_OLD_MARK = b"trioserv"
 
 #: Bytes that a state in memory begins with and a file leaves out: llama.cpp's mark, the sequence.
 PREFIX = 8
@@ -42,13 +47,17 @@ def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
     words += array("i", saved.tokens).tobytes() + bytes(4)  # no media
     used = [[Path(adapters[id_].path).name, scale] for id_, scale in saved.adapters]
     note = json.dumps({"lora": used}).encode()
+    state = memoryview(saved.state)[PREFIX:]
     head = _HEAD.pack(_MAGIC, _VERSION, len(words) // 4)
+    checksum = 0
+    for part in (head, words, state, note, len(note).to_bytes(4, "little")):
+        checksum = zlib.crc32(part, checksum)
     descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
             file.write(head + words)
-            file.write(memoryview(saved.state)[PREFIX:])
-            file.write(note + _TAIL.pack(len(note), _MARK))
+            file.write(state)
+            file.write(note + _TAIL.pack(len(note), checksum, _MARK))
             size = file.tell()
         os.replace(name, path)
     except BaseException:
@@ -70,8 +79,8 @@ def read(
         max_tokens: how many tokens a sequence may hold.
 
     Raises:
-        InvalidRequestError: it is no such file, has too many tokens, or was computed with adapters
-            that are not loaded.
+        InvalidRequestError: it is no such file, is damaged, has too many tokens, or was computed
+            with adapters that are not loaded.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -86,10 +95,11 @@ def read(
             raise _refusal("is cut short")
         if n_words > max_tokens + 8:
             raise _refusal(f"holds more than the {max_tokens} tokens of a context")
-        tokens = _tokens(file.read(4 * n_words))
+        words = file.read(4 * n_words)
+        tokens = _tokens(words)
         state = bytearray(prefix)
         state += file.read()
-    note = _take_note(state)
+    note = _take_note(state, zlib.crc32(words, zlib.crc32(head)))
     adapters = default if note is None else _adapters(note, loaded)
     return SlotState(tokens=tokens, adapters=adapters, state=bytes(state)), size
 
@@ -104,20 +114,37 @@ def _tokens(words: bytes) -> tuple[int, ...]:
     return tuple(values[3:-1])
 
 
-def _take_note(state: bytearray) -> object:
-    """Cut off the JSON that trioserve wrote after the state, and read it; None if there is none."""
-    if len(state) < PREFIX + _TAIL.size:
+def _take_note(state: bytearray, checksum: int) -> object:
+    """Cut off the JSON that trioserve wrote after the state, and read it; None if there is none.
+
+    `checksum` is that of what comes before the state.
+    """
+    mark = bytes(state[-len(_MARK) :])
+    if mark == _OLD_MARK and len(state) >= PREFIX + _OLD_TAIL.size:
+        tail, length = _OLD_TAIL.size, _OLD_TAIL.unpack_from(state, len(state) - _OLD_TAIL.size)[0]
+    elif _is_ours(mark) and len(state) >= PREFIX + _TAIL.size:
+        tail = _TAIL.size
+        length, expected, _ = _TAIL.unpack_from(state, len(state) - tail)
+        with memoryview(state) as view:
+            found = zlib.crc32(view[PREFIX:-_UNCHECKED], checksum)
+        if mark != _MARK or found != expected:
+            raise _refusal("is damaged: its checksum is wrong")
+    else:
         return None
-    length, mark = _TAIL.unpack(state[-_TAIL.size :])
-    start = len(state) - _TAIL.size - length
-    if mark != _MARK or start < PREFIX:
-        return None
+    start = len(state) - tail - length
     try:
-        note: object = json.loads(state[start : -_TAIL.size])
+        if start < PREFIX:
+            raise ValueError
+        note: object = json.loads(state[start:-tail])
     except ValueError:
         raise _refusal("is damaged at its end") from None
     del state[start:]
     return note
+
+
+def _is_ours(mark: bytes) -> bool:
+    """Whether a mark is ours, perhaps with a damaged byte or two."""
+    return sum(a == b for a, b in zip(mark, _MARK, strict=False)) >= len(_MARK) - 2
 
 
 def _adapters(note: object, loaded: Sequence[AdapterInfo]) -> Adapters:
