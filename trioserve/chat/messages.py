@@ -22,6 +22,11 @@ from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 #: The roles that every client may use. Others must be known to the model's template.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
+#: How many messages a chat may have, how many tools, and how many parts or calls a message.
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 1024
+MAX_PARTS = 1024
+
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
@@ -48,7 +53,7 @@ def parse_messages(messages: object, path: str = "messages") -> Messages:
     """
     if isinstance(messages, Messages):
         return messages
-    given = _list(messages, path, "a list of messages")
+    given = _list(messages, path, "messages", MAX_MESSAGES)
     if not given:
         raise _invalid(path, "must not be empty")
     return Messages(_parse_message(message, f"{path}[{i}]") for i, message in enumerate(given))
@@ -63,7 +68,7 @@ def parse_tools(tools: object, path: str = "tools") -> Tools:
     """
     if isinstance(tools, Tools):
         return tools
-    given = () if tools is None else _list(tools, path, "a list of tools")
+    given = () if tools is None else _list(tools, path, "tools", MAX_TOOLS)
     return Tools(_parse_tool(tool, f"{path}[{i}]") for i, tool in enumerate(given))
 
 
@@ -105,7 +110,7 @@ def _parse_message(message: object, path: str) -> Message:
     if not fields.get("reasoning_content"):
         fields.pop("reasoning_content", None)
     if calls:
-        given = _list(calls, f"{path}.tool_calls", "a list of tool calls")
+        given = _list(calls, f"{path}.tool_calls", "tool calls", MAX_PARTS)
         fields["tool_calls"] = [
             _parse_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(given)
         ]
@@ -116,7 +121,7 @@ def _parse_content(content: object, path: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     path = f"{path}.content"
-    parts = _list(content, path, "text or a list of content parts")
+    parts = _list(content, path, "content parts", MAX_PARTS, "text or ")
     return [_parse_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
 
 
@@ -165,10 +170,17 @@ def _mapping(value: object, path: str) -> Mapping[str, Any]:
     raise _invalid(path, "is missing" if value is None else "must be an object")
 
 
-def _list(value: object, path: str, expected: str) -> Sequence[object]:
-    if isinstance(value, (list, Sequence)) and not isinstance(value, str | bytes):
-        return value
-    raise _invalid(path, f"must be {expected}")
+def _list(value: object, path: str, what: str, limit: int, instead: str = "") -> Sequence[object]:
+    if not isinstance(value, (list, Sequence)) or isinstance(value, str | bytes):
+        raise _invalid(path, f"must be {instead}a list of {what}")
+    check_count(len(value), limit, path, what)
+    return value
+
+
+def check_count(n: int, limit: int, path: str, what: str) -> None:
+    """Refuse more of something than there may be. Raises InvalidRequestError, naming `path`."""
+    if n > limit:
+        raise _invalid(path, f"has {n} {what}, and {limit} are allowed")
 
 
 def _invalid(path: str, problem: str) -> InvalidRequestError:

@@ -54,6 +54,12 @@ def _check_certificate(config: Config) -> None:
         raise ConfigError("ssl_key_file and ssl_cert_file must be given together")
 
 
+def _check_ping_interval(config: Config) -> None:
+    if 0 < config.sse_ping_interval < 0.1:
+        raise ConfigError(f"sse_ping_interval must be at least 0.1, or 0 or -1 for no pings, "
+                          f"not {config.sse_ping_interval}")  # fmt: skip
+
+
 def _check_api_prefix(config: Config) -> None:
     prefix = config.api_prefix
     if prefix and (prefix[0] != "/" or prefix[-1] == "/"):
@@ -82,6 +88,7 @@ class Config(ModelConfig):
     CHECKS = (
         *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
         _check_slot_save_path, _check_certificate, _check_api_prefix, _check_cors,
+        _check_ping_interval,
     )
 
     # -- Server
@@ -109,7 +116,8 @@ class Config(ModelConfig):
         help="serve POST /props, which does not change anything yet")
     sse_ping_interval: float = _server(30.0,
         "--sse-ping-interval LLAMA_ARG_SSE_PING_INTERVAL", min=-1,
-        help="seconds of silence after which a stream sends a comment as a ping; -1 = never")
+        help="seconds of silence after which a stream sends a comment as a ping, at least 0.1; "
+        "-1 = never")
 
     # -- Network
     ssl_key_file: str | None = _network(None, "--ssl-key-file LLAMA_ARG_SSL_KEY_FILE",
@@ -160,6 +168,9 @@ class Config(ModelConfig):
     rate_limit_tokens: int = _limit(0, "--rate-limit-tokens TRIOSERVE_RATE_LIMIT_TOKENS", min=0,
         help="tokens a minute, of prompts and outputs, for each API key, or without keys for each "
         "address; 0 = no limit")
+    max_logprobs: int = _limit(20, "--max-logprobs TRIOSERVE_MAX_LOGPROBS", min=1, max=1024,
+        help="maximum number of candidates that logprobs and top_logprobs ask for, for each token; "
+        "n_probs of llama-server's own routes may be 1024 in any case")
     drain_timeout: float = _limit(30.0, "--drain-timeout TRIOSERVE_DRAIN_TIMEOUT", min=0,
         help="seconds that running requests have to finish after SIGTERM")
     unread_tokens: int = _limit(256,

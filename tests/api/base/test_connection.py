@@ -342,7 +342,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
         time.sleep(0.2 if backend.n_decodes == 2 else 0)
 
     async with (
-        serving_script(endless(slow), sse_ping_interval=0.03) as (url, _),
+        serving_script(endless(slow), sse_ping_interval=0.1) as (url, _),
         connected(url) as stream,
     ):
         await stream.send_all(post("/completion", body(stream=True)))

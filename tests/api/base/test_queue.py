@@ -149,7 +149,7 @@ async def test_the_wait_is_estimated_from_what_has_ended() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion"])
 @pytest.mark.parametrize(
-    "fields", [{"queue_comments": True}, {"sse_ping_interval": 0.02}], ids=["asked", "at a ping"]
+    "fields", [{"queue_comments": True}, {"sse_ping_interval": 0.1}], ids=["asked", "at a ping"]
 )
 async def test_a_stream_tells_its_place(path: str, fields: dict[str, Any]) -> None:
     body = json.dumps({**CHAT, "prompt": ["a", "b"], "stream": True, **fields}).encode()

@@ -24,7 +24,15 @@ from trioserve.api.base.fields import (
     required,
     text,
 )
-from trioserve.chat.messages import Message, Messages, Tools
+from trioserve.chat.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Message,
+    Messages,
+    Tools,
+    check_count,
+)
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 #: A block and where it stands in the request: ``messages[0].content[1]``.
@@ -58,7 +66,7 @@ def _signed(signature: str) -> str:
 # -- messages
 
 
-_BLOCKS = {"type": ["string", "array"], "items": {"type": "object"}}
+_BLOCKS = {"type": ["string", "array"], "items": {"type": "object"}, "maxItems": MAX_PARTS}
 
 
 @json_type(
@@ -67,6 +75,7 @@ _BLOCKS = {"type": ["string", "array"], "items": {"type": "object"}}
         "messages": {
             "type": "array",
             "minItems": 1,
+            "maxItems": MAX_MESSAGES,
             "items": {
                 "type": "object",
                 "properties": {
@@ -122,6 +131,7 @@ def _turns(messages: tuple[dict[str, Any], ...]) -> list[tuple[str, list[_Block]
     """Gather the blocks of messages, those of neighbours with one role together."""
     if not messages:
         raise InvalidRequestError("'messages' must not be empty.", param="messages")
+    check_count(len(messages), MAX_MESSAGES, "messages", "messages")
     turns: list[tuple[str, list[_Block]]] = []
     for i, message in enumerate(messages):
         path = f"messages[{i}]"
@@ -152,6 +162,7 @@ def _content(value: Any) -> str | tuple[dict[str, Any], ...]:
 def _blocks(content: str | tuple[dict[str, Any], ...], path: str) -> list[_Block]:
     if isinstance(content, str):
         return [(path, {"type": "text", "text": content})]
+    check_count(len(content), MAX_PARTS, path, "blocks")
     return [(f"{path}[{j}]", block) for j, block in enumerate(content)]
 
 
@@ -288,6 +299,7 @@ _NEUTRAL_IN_TOOLS: Mapping[str, Any] = {
 @json_type(
     {
         "type": "array",
+        "maxItems": MAX_TOOLS,
         "items": {
             "type": "object",
             "properties": {
@@ -307,7 +319,9 @@ def read_tools(value: Any) -> Tools:
         UnsupportedFieldError: a tool would have to be run by the server.
         InvalidRequestError: something is missing or has the wrong type. Both name it.
     """
-    return Tools(_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(value)))
+    given = objects(value)
+    check_count(len(given), MAX_TOOLS, "tools", "tools")
+    return Tools(_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:

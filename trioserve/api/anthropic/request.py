@@ -24,7 +24,6 @@ from trioserve.api.base.fields import (
     named,
     one_of,
     required,
-    strings,
     structure,
     text,
 )
@@ -227,18 +226,15 @@ class Metadata:
     user_id: str | None = None
 
 
-@json_type({"type": "array", "items": {"type": "string"}})
-def _stop_sequences(value: Any) -> tuple[str, ...]:
-    return tuple(word for word in strings(value) if word)
-
-
 @attrs.frozen(kw_only=True, slots=False)
 class MessagesRequest(CountTokensRequest, GenerationRequest):
     """``POST /v1/messages``."""
 
     metadata: Metadata = attrs.field(factory=Metadata)
     max_tokens: int | None = field(read=readers.max_tokens, default=MAX_TOKENS)
-    stop: tuple[str, ...] | None = field("stop_sequences", read=_stop_sequences, default=None)
+    stop: tuple[str, ...] | None = field(
+        "stop_sequences", read=readers.stop_sequences, default=None
+    )
     grammar: Grammar | None = field(whole=_format)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 import attrs
 
-from trioserve.api.base import readers
+from trioserve.api.base import limits, readers
 from trioserve.api.base.fields import (
     MismatchError,
     boolean,
@@ -19,7 +19,15 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.neutral import NEUTRAL_IN_CHAT, refuse_unsupported
-from trioserve.chat.messages import Messages, Tools, parse_messages, parse_tools
+from trioserve.chat.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Messages,
+    Tools,
+    parse_messages,
+    parse_tools,
+)
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.continuation import ContinueFinalMessage
 from trioserve.chat.tool_choice import MODES, ToolChoice, parse_tool_choice
@@ -36,9 +44,17 @@ _MESSAGE = {
     "type": "object",
     "properties": {
         "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
-        "content": {"type": ["string", "array", "null"], "items": _TEXT_PART},
+        "content": {
+            "type": ["string", "array", "null"],
+            "items": _TEXT_PART,
+            "maxItems": MAX_PARTS,
+        },
         "reasoning_content": {"type": ["string", "null"]},
-        "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_calls": {
+            "type": ["array", "null"],
+            "items": {"type": "object"},
+            "maxItems": MAX_PARTS,
+        },
         "tool_call_id": {"type": ["string", "null"]},
     },
     "required": ["role"],
@@ -57,12 +73,12 @@ _TOOL = {
 }
 
 
-@json_type({"type": "array", "items": _MESSAGE, "minItems": 1})
+@json_type({"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES})
 def _messages(value: Any) -> Messages:
     return parse_messages(value)
 
 
-@json_type({"type": "array", "items": _TOOL})
+@json_type({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS})
 def _tools(value: Any) -> Tools:
     return parse_tools(value)
 
@@ -141,10 +157,18 @@ def _ends_with_assistant(messages: Any) -> bool:
 # -- variables of the template
 
 
-@json_type({"type": "object"})
+@json_type(
+    {
+        "type": "object",
+        "description": "Variables of the chat template: as JSON at most "
+        f"{limits.MAX_TEMPLATE_KWARGS} characters, roughly.",
+    }
+)
 def template_kwargs(value: Any) -> dict[str, Any]:
     """Read `chat_template_kwargs`."""
     kwargs = mapping(value)
+    if not limits.is_within(kwargs, limits.MAX_TEMPLATE_KWARGS):
+        raise MismatchError(f"an object of at most {limits.MAX_TEMPLATE_KWARGS} characters as JSON")
     if not isinstance(kwargs.get("enable_thinking", False), bool):
         raise MismatchError("an object in which 'enable_thinking' is true or false")
     return kwargs
@@ -207,8 +231,8 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     reasoning_budget_message: str | None = None
     reasoning_control: bool = False
     logprobs: bool = False
-    top_logprobs: int | None = field(read=readers.count, default=None)
-    n_candidates: int = field("n_probs", read=readers.count, default=0)
+    top_logprobs: int | None = field(read=readers.probs, default=None)
+    n_candidates: int = field("n_probs", read=readers.probs, default=0)
 
     @property
     def n_probs(self) -> int:
@@ -216,6 +240,13 @@ class ChatRequest(TemplateRequest, GenerationRequest):
         if not self.logprobs:
             return self.n_candidates
         return 20 if self.top_logprobs is None else max(1, self.top_logprobs)
+
+    @property
+    def probs_field(self) -> str | None:
+        """The field that says how many; None: it is the default."""
+        if not self.logprobs:
+            return "n_probs"
+        return None if self.top_logprobs is None else "top_logprobs"
 
     @property
     def chat_params(self) -> ChatParams:

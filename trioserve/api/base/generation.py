@@ -18,6 +18,7 @@ from trioserve.api.base.keepalive import Waiting
 from trioserve.api.base.registry import Start
 from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.service import current_responses, current_server, current_service
+from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import check_copies
 from trioserve.server.stream import ChatStream, Stream
@@ -38,8 +39,14 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
     server = current_server(request.model)
     param = "n" if request.n_copies == request.n else "best_of"
     check_copies(request.n_copies, server.model.n_slots, param=param)
-    params = await server.params(request.given_params())
-    return server, params, current_context(request.timeout)
+    given, limit = request.given_params(), server.config.max_logprobs
+    if request.has_max_logprobs and request.n_probs > limit:
+        if (asked := request.probs_field) is not None:
+            raise InvalidRequestError(
+                f"'{asked}' must be at most {limit}, which --max-logprobs sets.", param=asked
+            )
+        given["n_probs"] = limit
+    return server, await server.params(given), current_context(request.timeout)
 
 
 async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:

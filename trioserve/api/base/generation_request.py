@@ -7,7 +7,7 @@ as both do. A field that is known but has no effect here is refused (`trioserve.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -77,7 +77,7 @@ class GenerationRequest:
     stream: bool = False
     stream_options: StreamOptions = attrs.field(factory=StreamOptions)
     timeout: float | None = field(read=readers.seconds, default=None)
-    sse_ping_interval: float | None = None
+    sse_ping_interval: float | None = field(read=readers.ping_interval, default=None)
     queue_comments: bool = False  # tell the place in the queue, in comments of the stream
     timings_per_token: bool = False
     return_progress: bool = False
@@ -97,6 +97,14 @@ class GenerationRequest:
     def n_probs(self) -> int:
         """How many candidates to report for each token."""
         return 0
+
+    #: Whether `Config.max_logprobs` says how many there may be.
+    has_max_logprobs: ClassVar[bool] = True
+
+    @property
+    def probs_field(self) -> str | None:
+        """The field that says how many; None: nothing does, and it is the default."""
+        return None
 
     @property
     def n_copies(self) -> int:
@@ -125,9 +133,14 @@ class GenerationRequest:
 class TextRequest(GenerationRequest):
     """What the routes that continue text have in common."""
 
-    logprobs: int = field("n_probs", "logprobs", read=readers.count, default=0)
+    logprobs: int = field("n_probs", "logprobs", read=readers.probs, default=0)
 
     @property
     def n_probs(self) -> int:
         """How many candidates to report for each token."""
         return self.logprobs
+
+    @property
+    def probs_field(self) -> str | None:
+        """The field that says how many; None: nothing does."""
+        return "logprobs" if self.logprobs else None

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from trioserve.api.base import limits
 from trioserve.api.base.fields import MismatchError, integer, json_type, number, objects, strings
 from trioserve.types import MAX_SCALE, SAMPLER_LETTERS, GenerationParams
 from trioserve.types.checks import INT32_MAX
@@ -24,11 +25,13 @@ MAX_SECONDS = 365 * 86400
 #: Digits of a token id, where it is a key of an object. Python reads numbers up to some length.
 _MAX_DIGITS = 20
 
-#: Prompts that one request may hold.
-MAX_PROMPTS = 256
-
-_PROMPT = {"type": ["string", "array", "object"], "items": {"type": ["string", "integer"]}}
-_PROMPTS = {"anyOf": [_PROMPT, {"type": "array", "items": _PROMPT, "minItems": 1}]}
+_PROMPT = {
+    "type": ["string", "array", "object"],
+    "items": {"type": ["string", "integer"]},
+    "description": "Text, or token ids. It must fit into the context of the model.",
+}
+_MANY = {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": limits.MAX_PROMPTS}
+_PROMPTS = {"anyOf": [_PROMPT, _MANY]}
 
 
 def integer_in(low: int, high: int | None = INT32_MAX) -> Callable[[Any], int]:
@@ -61,6 +64,9 @@ count = integer_in(0)
 #: How many of something; -1: no limit.
 budget = integer_in(-1)
 
+#: How many candidates to report for each token.
+probs = integer_in(0, limits.MAX_PROBS)
+
 #: How many outputs there are to be. The routes know the upper end.
 copies = integer_in(1, None)
 
@@ -79,20 +85,60 @@ def seconds(value: Any) -> float:
     raise MismatchError(f"a number of seconds, more than 0 and at most {MAX_SECONDS}")
 
 
-@json_type({"type": ["string", "array"], "items": {"type": "string"}})
+@json_type(
+    {
+        "type": "number",
+        "description": "Seconds of silence before a ping: at least "
+        f"{limits.MIN_PING_INTERVAL:g}, or not more than 0 for none.",
+    }
+)
+def ping_interval(value: Any) -> float:
+    """Read `sse_ping_interval`."""
+    interval = number(value)
+    if 0 < interval < limits.MIN_PING_INTERVAL:
+        raise MismatchError(f"at least {limits.MIN_PING_INTERVAL:g}, or not more than 0 for none")
+    return interval
+
+
+def short_strings(value: Any, count: int, length: int) -> tuple[str, ...]:
+    """Read a list of at most `count` strings, each of at most `length` characters."""
+    if isinstance(value, list):
+        limits.check_count(len(value), count, "strings")
+    if any(len(each) > length for each in strings(value)):
+        raise MismatchError(f"made of strings of at most {length} characters")
+    return strings(value)
+
+
+_STOP = {"type": "string", "maxLength": limits.MAX_STOP_CHARS}
+
+
+@json_type({"type": "array", "items": _STOP, "maxItems": limits.MAX_STOPS})
+def stop_sequences(value: Any) -> tuple[str, ...]:
+    """Read a list of strings that end the output; empty ones stop nothing."""
+    given = short_strings(value, limits.MAX_STOPS, limits.MAX_STOP_CHARS)
+    return tuple(word for word in given if word)
+
+
+@json_type({**_STOP, "type": ["string", "array"], "items": _STOP, "maxItems": limits.MAX_STOPS})
 def words(value: Any) -> tuple[str, ...]:
-    """Read `stop`: a string or a list; empty strings stop nothing."""
-    if isinstance(value, str):
-        return (value,) if value else ()
-    try:
-        return tuple(word for word in strings(value) if word)
-    except MismatchError:
-        raise MismatchError("a string or a list of strings") from None
+    """Read `stop`: a string or a list of them."""
+    if not isinstance(value, str | list) or not all(isinstance(each, str) for each in value):
+        raise MismatchError("a string or a list of strings")
+    return stop_sequences([value] if isinstance(value, str) else value)
 
 
-@json_type({"type": ["string", "array"], "items": {"type": "string"}})
+@json_type(
+    {
+        "type": ["string", "array"],
+        "items": {"type": "string"},
+        "maxItems": limits.MAX_SAMPLERS,
+        "maxLength": limits.MAX_SAMPLERS,
+    }
+)
 def samplers(value: Any) -> tuple[str, ...]:
     """Read `samplers`: a list of names, or a string of letters."""
+    if isinstance(value, str | list):
+        limits.check_count(len(value), limits.MAX_SAMPLERS, "samplers")
     if not isinstance(value, str):
         return strings(value)
     if unknown := sorted(set(value) - set(SAMPLER_LETTERS)):
@@ -100,19 +146,36 @@ def samplers(value: Any) -> tuple[str, ...]:
     return tuple(SAMPLER_LETTERS[letter] for letter in value)
 
 
-@json_type({"type": "array", "items": {"type": "string"}, "minItems": 1})
+@json_type(
+    {
+        "type": "array",
+        "items": {"type": "string", "maxLength": limits.MAX_BREAKER_CHARS},
+        "minItems": 1,
+        "maxItems": limits.MAX_BREAKERS,
+    }
+)
 def breakers(value: Any) -> tuple[str, ...]:
     """Read `dry_sequence_breakers`: a list of strings, and not empty."""
     if not strings(value):
         raise MismatchError("a list of strings, and not empty")
-    return strings(value)
+    return short_strings(value, limits.MAX_BREAKERS, limits.MAX_BREAKER_CHARS)
 
 
-@json_type({"type": ["object", "array"]})
+@json_type(
+    {
+        "type": ["object", "array"],
+        "maxProperties": limits.MAX_BIASES,
+        "maxItems": limits.MAX_BIASES,
+        "description": f"From token to bias; at most {limits.MAX_TEXT_BIASES} tokens are given as "
+        f"text, of at most {limits.MAX_BIAS_CHARS} characters.",
+    }
+)
 def biases(value: Any) -> tuple[Bias, ...]:
     """Read `logit_bias`: ``{"15": -1.5, "word": false}`` or ``[[15, -1.5], ["word", false]]``."""
     expected = "an object from token to bias, or a list of [token, bias]"
     pairs: Any = value
+    if isinstance(value, dict | list):
+        limits.check_count(len(value), limits.MAX_BIASES, "biases")
     if isinstance(value, dict):
         if any(key.isdecimal() and len(key) > _MAX_DIGITS for key in value):
             raise MismatchError(expected)
@@ -126,12 +189,17 @@ def biases(value: Any) -> tuple[Bias, ...]:
         token, bias = pair
         token = token if isinstance(token, str) else integer(token)
         biases.append((token, -math.inf if bias is False else number(bias)))
+    texts = [token for token, _ in biases if isinstance(token, str)]
+    limits.check_count(len(texts), limits.MAX_TEXT_BIASES, "biases of text")
+    if any(len(text) > limits.MAX_BIAS_CHARS for text in texts):
+        raise MismatchError(f"biases of text of at most {limits.MAX_BIAS_CHARS} characters")
     return tuple(biases)
 
 
 @json_type(
     {
         "type": "array",
+        "maxItems": limits.MAX_ADAPTERS,
         "items": {
             "type": "object",
             "properties": {
@@ -145,6 +213,8 @@ def biases(value: Any) -> tuple[Bias, ...]:
 def lora(value: Any) -> tuple[tuple[int, float], ...]:
     """Read ``lora``: ``[{"id": 0, "scale": 0.5}]``; without a scale it is 0."""
     expected = f"a list of objects with an 'id', from 0 on, and a 'scale', at most {MAX_SCALE:.0f}"
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_ADAPTERS, "adapters")
     try:
         pairs = [(integer(each.get("id")), number(each.get("scale", 0))) for each in objects(value)]
     except MismatchError:
@@ -168,8 +238,7 @@ def prompts(value: Any) -> tuple[RawPrompt, ...]:
     kinds = {type(each) for each in value}
     if kinds <= {int, str} and kinds != {str}:
         return (_prompt(value),)
-    if len(value) > MAX_PROMPTS:
-        raise MismatchError(f"at most {MAX_PROMPTS} prompts")
+    limits.check_count(len(value), limits.MAX_PROMPTS, "prompts")
     return tuple(_prompt(each) for each in value)
 
 

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 
-from trioserve.api.base import readers
-from trioserve.api.base.fields import MismatchError, field, json_type, objects, structure
+from trioserve.api.base import limits, readers
+from trioserve.api.base.fields import (
+    MismatchError,
+    field,
+    json_type,
+    objects,
+    strings,
+    structure,
+)
 from trioserve.api.base.generation_request import TextRequest
 from trioserve.api.base.neutral import NEUTRAL_IN_LLAMA, refuse_unsupported
 from trioserve.api.base.readers import RawPrompt
 from trioserve.server.infill import File
 
 
+@json_type({"type": "array", "items": {"type": "string"}, "maxItems": limits.MAX_RESPONSE_FIELDS})
+def _response_fields(value: Any) -> tuple[str, ...]:
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_RESPONSE_FIELDS, "names")
+    return strings(value)
+
+
 @attrs.frozen(kw_only=True, slots=False)
 class LlamaRequest(TextRequest):
     """What the routes that continue a prompt have in common."""
 
+    has_max_logprobs: ClassVar[bool] = False
     return_tokens: bool = False
-    response_fields: tuple[str, ...] = ()
+    response_fields: tuple[str, ...] = field(read=_response_fields, default=())
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
@@ -43,10 +58,12 @@ class LlamaCompletionRequest(LlamaRequest):
 _NO_NAME = "tmp"
 
 
-@json_type({"type": "array", "items": {"type": "object"}})
+@json_type({"type": "array", "items": {"type": "object"}, "maxItems": limits.MAX_EXTRA_FILES})
 def _extra_files(value: Any) -> tuple[File, ...]:
     """Read `input_extra`: files, each with a text and perhaps a name."""
     files = []
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_EXTRA_FILES, "files")
     for each in objects(value):
         text, name = each.get("text"), each.get("filename", _NO_NAME)
         if not isinstance(text, str) or not isinstance(name, str):
@@ -68,11 +85,32 @@ class InfillRequest(LlamaRequest):
 # -- tokens
 
 
-@json_type({"type": "array", "items": {"type": "integer"}})
+@json_type({"type": "array", "items": {"type": "integer"}, "maxItems": limits.MAX_TOKENS})
 def _token_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_TOKENS, "token ids")
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise MismatchError("a list of token ids")
     return tuple(value)
+
+
+@json_type(
+    {
+        "type": ["string", "array"],
+        "items": {"type": ["string", "integer"]},
+        "maxLength": limits.MAX_TEXT,
+        "maxItems": limits.MAX_TOKENS,
+    }
+)
+def _text(value: Any) -> RawPrompt:
+    """Read text, or a list of ids and strings."""
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_TOKENS, "token ids")
+    content = readers.content(value)
+    parts = (content,) if isinstance(content, str) else content
+    if sum(len(part) for part in parts if isinstance(part, str)) > limits.MAX_TEXT:
+        raise MismatchError(f"text of at most {limits.MAX_TEXT} characters")
+    return content
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +118,7 @@ class TokenizeRequest:
     """``POST /tokenize``."""
 
     model: str | None = field(read=readers.model_name, default=None)
-    content: RawPrompt = field(read=readers.content, default="")
+    content: RawPrompt = field(read=_text, default="")
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False

@@ -13,7 +13,7 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import readers
+from trioserve.api.base import limits, readers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import MismatchError, field, json_type, structure
 from trioserve.api.base.openapi import takes
@@ -28,11 +28,19 @@ blueprint = Blueprint("rerank", __name__)
 _UNSUPPORTED = ("truncate", "rank_fields", "max_chunks_per_doc", "max_tokens_per_doc")
 
 
-@json_type({"type": "array", "items": {"type": ["string", "object"]}, "minItems": 1})
+@json_type(
+    {
+        "type": "array",
+        "items": {"type": ["string", "object"]},
+        "minItems": 1,
+        "maxItems": limits.MAX_INPUTS,
+    }
+)
 def _documents(value: Any) -> tuple[str, ...]:
     """Read strings, or objects with a `text`."""
     if not isinstance(value, list) or not value:
         raise MismatchError("a list of strings, and not empty")
+    limits.check_count(len(value), limits.MAX_INPUTS, "documents")
     return tuple(_document(each) for each in value)
 
 

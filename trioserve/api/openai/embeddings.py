@@ -13,7 +13,7 @@ import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import readers, sse
+from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import (
     MismatchError,
@@ -45,9 +45,15 @@ _EXPECTED = (
 )
 
 
-@json_type({"type": ["string", "array", "object"]})
+@json_type(
+    {
+        "type": ["string", "array", "object"],
+        "description": f"A text, or a list of at most {limits.MAX_INPUTS} of them. A text may be "
+        "given as token ids.",
+    }
+)
 def inputs(value: Any) -> tuple[RawPrompt, ...]:
-    """Read `input`: one text or a list of them; any number.
+    """Read `input`: one text or a list of them.
 
     Raises:
         MismatchError: it is something else.
@@ -59,6 +65,7 @@ def inputs(value: Any) -> tuple[RawPrompt, ...]:
     kinds = {type(each) for each in value}
     if kinds <= {int, str} and kinds != {str}:
         return (tuple(value),)
+    limits.check_count(len(value), limits.MAX_INPUTS, "texts")
     return tuple(_input(each) for each in value)
 
 

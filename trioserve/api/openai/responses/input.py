@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from trioserve.api.base.fields import named, required, text
+from trioserve.chat.messages import MAX_MESSAGES, MAX_PARTS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 Item = Mapping[str, Any]
@@ -95,6 +96,7 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
     if isinstance(given, str):
         chat.add("input", "user", given)
     elif isinstance(given, list):
+        check_count(len(given), MAX_MESSAGES, "input", "items")
         for i, item in enumerate(given):
             _read_item(chat, item, f"input[{i}]")
     else:
@@ -202,6 +204,7 @@ def _thoughts(item: Item, name: str, path: str) -> list[str]:
     where = f"{path}.{name}"
     if not isinstance(parts, list):
         raise InvalidRequestError(f"'{where}' must be a list of parts.", param=where)
+    check_count(len(parts), MAX_PARTS, where, "parts")
     kinds = {"reasoning_text": "text", "summary_text": "text"}
     return [_read_part(part, f"{where}[{i}]", kinds)["text"] for i, part in enumerate(parts)]
 
@@ -227,6 +230,7 @@ def _content(
     if not isinstance(value, list):
         problem = "is required" if value is None else "must be a string or a list of parts"
         raise InvalidRequestError(f"'{where}' {problem}.", param=where)
+    check_count(len(value), MAX_PARTS, where, "parts")
     return [_read_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(value)]
 
 

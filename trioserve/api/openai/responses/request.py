@@ -27,6 +27,7 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.json_schema import of_fields
 from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
 from trioserve.api.openai.responses.input import Conversation, read_input
+from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 #: Known fields without effect, and which of their values change nothing. Null never does.
@@ -112,9 +113,10 @@ def _metadata(value: Any) -> dict[str, str]:
     return value
 
 
-@json_type({"type": "array", "items": {"type": "object"}})
+@json_type({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS})
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     """Read functions in the flat form that this API has for them. The chat checks the rest."""
+    check_count(len(objects(value)), MAX_TOOLS, "tools", "tools")
     for i, tool in enumerate(objects(value)):
         if tool.get("type") != "function":
             raise UnsupportedFieldError(
@@ -164,7 +166,7 @@ class ResponsesRequest:
     input: Conversation = field(
         whole=json_type(
             properties={
-                "input": {"type": ["string", "array"]},
+                "input": {"type": ["string", "array"], "maxItems": MAX_MESSAGES},
                 "instructions": {"type": "string"},
             }
         )(read_input)
@@ -179,7 +181,7 @@ class ResponsesRequest:
     reasoning: dict[str, Any] = field(read=_reasoning, factory=dict)
     text: dict[str, Any] = field(read=_text_config, factory=dict)
     include: tuple[str, ...] = field(read=_include, default=())
-    top_logprobs: int = field(read=readers.count, default=0)
+    top_logprobs: int = field(read=readers.probs, default=0)
     stream_options: dict[str, Any] = field(read=_stream_options, factory=dict)
     user: str | None = None
     safety_identifier: str | None = None

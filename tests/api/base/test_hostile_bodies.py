@@ -1,0 +1,226 @@
+"""Bodies that are meant to hold up other clients: what is too much, and what has to wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.clients import client_of, error_body
+from tests.support.scripts import BASE, CHAT, HI, answering
+from trioserve.api.anthropic.request import MessagesRequest
+from trioserve.api.base import limits
+from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.fields import structure
+from trioserve.api.llama.request import (
+    DetokenizeRequest,
+    InfillRequest,
+    LlamaCompletionRequest,
+    TokenizeRequest,
+)
+from trioserve.api.llama.rerank import RerankRequest
+from trioserve.api.openai.embeddings import EmbeddingsRequest
+from trioserve.api.openai.responses.request import ResponsesRequest
+from trioserve.chat.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from trioserve.config import Config
+from trioserve.errors import ConfigError, InvalidRequestError
+
+PART = {"type": "text", "text": "a"}
+CALL = {"type": "function", "function": {"name": "f"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+THEIR_TOOL = {"name": "f", "input_schema": {}}
+OUR_ITEM = {"role": "user", "content": "Hi"}
+
+
+def parse(cls: Any, body: dict[str, Any]) -> Any:
+    body = {**{name: BASE[name] for name in BASE if name in NEEDED[cls]}, **body}
+    return cls.parse(body) if hasattr(cls, "parse") else structure(cls, body)
+
+
+NEEDED: dict[Any, tuple[str, ...]] = {
+    LlamaCompletionRequest: ("prompt",),
+    InfillRequest: ("input_prefix", "input_suffix"),
+    TokenizeRequest: (),
+    DetokenizeRequest: (),
+    EmbeddingsRequest: (),
+    RerankRequest: ("query",),
+    ChatRequest: ("messages",),
+    MessagesRequest: ("messages", "max_tokens"),
+    ResponsesRequest: ("input",),
+}
+
+#: A class, a field, the most that it may hold, and one more than that.
+BOUNDS = [
+    (LlamaCompletionRequest, "n_probs", limits.MAX_PROBS, limits.MAX_PROBS + 1),
+    (LlamaCompletionRequest, "stop", ["a"] * limits.MAX_STOPS, ["a"] * (limits.MAX_STOPS + 1)),
+    (
+        LlamaCompletionRequest,
+        "stop",
+        "a" * limits.MAX_STOP_CHARS,
+        ["b", "a" * (limits.MAX_STOP_CHARS + 1)],
+    ),
+    (
+        MessagesRequest,
+        "stop_sequences",
+        ["a"] * limits.MAX_STOPS,
+        ["a"] * (limits.MAX_STOPS + 1),
+    ),
+    (
+        LlamaCompletionRequest,
+        "logit_bias",
+        [[5, 1]] * limits.MAX_BIASES,
+        [[5, 1]] * (limits.MAX_BIASES + 1),
+    ),
+    (
+        LlamaCompletionRequest,
+        "logit_bias",
+        [["a", 1]] * limits.MAX_TEXT_BIASES,
+        [["a", 1]] * (limits.MAX_TEXT_BIASES + 1),
+    ),
+    (
+        LlamaCompletionRequest,
+        "logit_bias",
+        {"a" * limits.MAX_BIAS_CHARS: 1},
+        {"a" * (limits.MAX_BIAS_CHARS + 1): 1},
+    ),
+    (
+        LlamaCompletionRequest,
+        "samplers",
+        ["top_k"] * limits.MAX_SAMPLERS,
+        ["top_k"] * (limits.MAX_SAMPLERS + 1),
+    ),
+    (
+        LlamaCompletionRequest,
+        "samplers",
+        "k" * limits.MAX_SAMPLERS,
+        "k" * (limits.MAX_SAMPLERS + 1),
+    ),
+    (
+        LlamaCompletionRequest,
+        "dry_sequence_breakers",
+        ["a" * limits.MAX_BREAKER_CHARS] * limits.MAX_BREAKERS,
+        ["a"] * (limits.MAX_BREAKERS + 1),
+    ),
+    (
+        LlamaCompletionRequest,
+        "lora",
+        [{"id": 0}] * limits.MAX_ADAPTERS,
+        [{"id": 0}] * (limits.MAX_ADAPTERS + 1),
+    ),
+    (
+        LlamaCompletionRequest,
+        "response_fields",
+        ["content"] * limits.MAX_RESPONSE_FIELDS,
+        ["content"] * (limits.MAX_RESPONSE_FIELDS + 1),
+    ),
+    (
+        LlamaCompletionRequest,
+        "prompt",
+        ["a"] * limits.MAX_PROMPTS,
+        ["a"] * (limits.MAX_PROMPTS + 1),
+    ),
+    (LlamaCompletionRequest, "sse_ping_interval", limits.MIN_PING_INTERVAL, 1e-9),
+    (
+        InfillRequest,
+        "input_extra",
+        [{"text": "a"}] * limits.MAX_EXTRA_FILES,
+        [{"text": "a"}] * (limits.MAX_EXTRA_FILES + 1),
+    ),
+    (TokenizeRequest, "content", "a" * limits.MAX_TEXT, ["a" * limits.MAX_TEXT, 1, "a"]),
+    (TokenizeRequest, "content", [1] * limits.MAX_TOKENS, [1] * (limits.MAX_TOKENS + 1)),
+    (DetokenizeRequest, "tokens", [1] * limits.MAX_TOKENS, [1] * (limits.MAX_TOKENS + 1)),
+    (EmbeddingsRequest, "input", ["a"] * limits.MAX_INPUTS, ["a"] * (limits.MAX_INPUTS + 1)),
+    (RerankRequest, "documents", ["a"] * limits.MAX_INPUTS, ["a"] * (limits.MAX_INPUTS + 1)),
+    (ChatRequest, "messages", HI * MAX_MESSAGES, HI * (MAX_MESSAGES + 1)),
+    (MessagesRequest, "messages", HI * MAX_MESSAGES, HI * (MAX_MESSAGES + 1)),
+    (ResponsesRequest, "input", [OUR_ITEM] * MAX_MESSAGES, [OUR_ITEM] * (MAX_MESSAGES + 1)),
+    (ChatRequest, "tools", [TOOL] * MAX_TOOLS, [TOOL] * (MAX_TOOLS + 1)),
+    (MessagesRequest, "tools", [THEIR_TOOL] * MAX_TOOLS, [THEIR_TOOL] * (MAX_TOOLS + 1)),
+    (
+        ResponsesRequest,
+        "tools",
+        [{"type": "function", "name": "f"}] * MAX_TOOLS,
+        [{"type": "function", "name": "f"}] * (MAX_TOOLS + 1),
+    ),
+    (
+        ChatRequest,
+        "chat_template_kwargs",
+        {"a": "b" * (limits.MAX_TEMPLATE_KWARGS - 8)},
+        {"a": ["b"] * limits.MAX_TEMPLATE_KWARGS},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "most", "more"), BOUNDS, ids=[f"{b[0].__name__}-{b[1]}" for b in BOUNDS]
+)
+def test_every_list_and_number_has_a_maximum(cls: Any, name: str, most: Any, more: Any) -> None:
+    parse(cls, {name: most})
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(cls, {name: more})
+    assert caught.value.param == name
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "wrap"),
+    [
+        (ChatRequest, "messages", lambda n: [{"role": "user", "content": [PART] * n}]),
+        (
+            ChatRequest,
+            "messages",
+            lambda n: [*HI, {"role": "assistant", "tool_calls": [CALL] * n}, *HI],
+        ),
+        (MessagesRequest, "messages", lambda n: [{"role": "user", "content": [PART] * n}]),
+        (
+            ResponsesRequest,
+            "input",
+            lambda n: [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * n}],
+        ),
+    ],
+)
+def test_a_message_has_so_many_parts(cls: Any, name: str, wrap: Any) -> None:
+    parse(cls, {name: wrap(MAX_PARTS)})
+    with pytest.raises(InvalidRequestError, match=f"{MAX_PARTS} are allowed") as caught:
+        parse(cls, {name: wrap(MAX_PARTS + 1)})
+    assert (caught.value.param or "").startswith(f"{name}[")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "logprobs": 6}, "logprobs"),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 6}, "top_logprobs"),
+        ("/v1/chat/completions", {**CHAT, "n_probs": 6}, "n_probs"),
+        (
+            "/v1/responses",
+            {"input": "a", "include": ["message.output_text.logprobs"], "top_logprobs": 6},
+            "top_logprobs",
+        ),
+    ],
+)
+async def test_a_flag_says_how_many_logprobs_there_may_be(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    async with client_of(answering("Hello"), max_logprobs=5) as client:
+        answer = await client.post(path, json=fields)
+        wanted = error_body(f"'{param}' must be at most 5, which --max-logprobs sets.", param)
+        assert (answer.status_code, answer.json()) == (400, wanted)
+        fewer = fields | {param: 5}
+        assert (await client.post(path, json=fewer)).status_code == 200
+
+
+async def test_other_routes_and_defaults_are_not_refused() -> None:
+    async with client_of(answering("Hello"), max_logprobs=5) as client:
+        answer = await client.post("/completion", json={"prompt": "a", "n_probs": 6})
+        assert answer.status_code == 200
+        answer = await client.post("/v1/chat/completions", json={**CHAT, "logprobs": True})
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["logprobs"]["content"]
+
+
+def test_the_server_pings_no_more_often_than_a_request_may_ask() -> None:
+    assert Config(sse_ping_interval=0.1).sse_ping_interval == 0.1
+    assert Config(sse_ping_interval=-1).sse_ping_interval == -1
+    with pytest.raises(ConfigError, match=r"at least 0\.1"):
+        Config(sse_ping_interval=0.01)

@@ -1,0 +1,75 @@
+"""The most that one request may hold. `docs/security.md` lists it, with what the limits are for.
+
+All are far above what clients send. They keep what a request costs beside the model's work small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trioserve.api.base.fields import MismatchError
+
+#: Candidates to report for each token. OpenAI's routes take fewer: `Config.max_logprobs`.
+MAX_PROBS = 1024
+
+#: Stop strings, and characters of one.
+MAX_STOPS = 256
+MAX_STOP_CHARS = 512
+
+#: Pairs in `logit_bias`. Of them, those with text in place of a token id, and characters of one.
+MAX_BIASES = 4096
+MAX_TEXT_BIASES = 256
+MAX_BIAS_CHARS = 256
+
+MAX_SAMPLERS = 32
+
+#: Strings at which DRY ends a repetition, and characters of one. Each is looked for in the whole
+#: vocabulary.
+MAX_BREAKERS = 32
+MAX_BREAKER_CHARS = 64
+
+MAX_ADAPTERS = 256
+MAX_RESPONSE_FIELDS = 256
+
+#: Prompts that are continued, texts for embeddings, and documents to rank.
+MAX_PROMPTS = 256
+MAX_INPUTS = 2048
+
+#: Files beside the one with the gap.
+MAX_EXTRA_FILES = 1024
+
+#: For `/tokenize` and `/detokenize`: characters or token ids. Prompts are bounded by the context.
+MAX_TEXT = 8 * 2**20
+MAX_TOKENS = 2**20
+
+#: Characters of `chat_template_kwargs`, as JSON, roughly.
+MAX_TEMPLATE_KWARGS = 2**20
+
+#: How deep JSON may be nested.
+MAX_DEPTH = 128
+
+#: The shortest silence, in seconds, before a ping.
+MIN_PING_INTERVAL = 0.1
+
+
+def check_count(n: int, limit: int, what: str) -> None:
+    """Refuse more of something than a list may have. Raises `MismatchError`."""
+    if n > limit:
+        raise MismatchError(f"a list of at most {limit} {what}")
+
+
+def is_within(value: Any, limit: int) -> bool:
+    """Whether JSON has at most so many characters: those of its texts, and a few for each value."""
+    size, values = 0, [value]
+    while values and size <= limit:
+        value = values.pop()
+        size += 2
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            values += value
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return size <= limit
