@@ -98,7 +98,7 @@ class TemplateError(InvalidRequestError):
 
 
 class PermissionDeniedError(TrioServeError):
-    """The request is not allowed, whoever sends it: it comes from a page of another site."""
+    """It comes from a page of another site, or asks for what belongs to another API key."""
 
     status = 403
     type = "permission_error"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.engine.adapter_turns import AdapterTurns
-from trioserve.errors import KVCacheFullError
+from trioserve.engine.cache.prefix_tree import shared_length
+from trioserve.errors import KVCacheFullError, PermissionDeniedError
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
     AdapterInfo,
     Adapters,
+    CacheRoot,
     Chunk,
     Failed,
     Finished,
@@ -34,12 +37,16 @@ prompts = st.builds(
     str.__add__, st.sampled_from(["", "a" * 10, "a" * 20]), st.text("ab", min_size=1, max_size=10)
 )
 
+#: Who sends a prompt; empty: everybody.
+owners = st.sampled_from(["", "", "x"])
+
 
 class EngineMachine(RuleBasedStateMachine):
     """Drives an engine with a cache so small that runs are preempted all the time.
 
     Invariants: the slots hold what the backend holds; a task has at most one last event, and
-    nothing after it or after its cancel; what it says is a beginning of what it must say.
+    nothing after it or after its cancel; what it says is a beginning of what it must say; and of
+    its prompt, nothing was there that only others had sent, who do not share with it.
     """
 
     n_seqs = 7
@@ -74,6 +81,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine._scheduler.turns = AdapterTurns(2, now=itertools.count().__next__)
         self.prompts: dict[int, str] = {}
         self.adapters: dict[int, Adapters] = {}
+        self.roots: dict[int, CacheRoot] = {}
         self.budgets: dict[int, int | None] = {}
         self.said: dict[int, str] = {}
         self.ended: set[int] = set()
@@ -88,6 +96,8 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1]),
         client=st.sampled_from("ab"),
         adapters=st.sampled_from([(), ((0, 1.0),), ((0, 0.5),), ((0, 0.5), (1, -1.0))]),
+        owner=owners,
+        salt=st.sampled_from(["", "", "y"]),
         n_thinking=st.sampled_from([None, None, -1, -1, 0, 3]),
     )
     def submit(
@@ -95,6 +105,8 @@ class EngineMachine(RuleBasedStateMachine):
         prompt: str,
         client: str,
         adapters: Adapters,
+        owner: str,
+        salt: str,
         n_thinking: int | None,
         **options: int,
     ) -> None:
@@ -110,12 +122,13 @@ class EngineMachine(RuleBasedStateMachine):
             Prompt(prompt.encode()),
             GenerationParams(**options),
             client,
-            adapters=adapters,
+            root=CacheRoot(adapters, owner, salt),
             budget=budget,
         )
         self.engine.submit(task)
         self.budgets[task_id] = n_thinking
         self.adapters[task_id] = adapters
+        self.roots[task_id] = task.root
         self.prompts[task_id], self.said[task_id] = prompt, ""
 
     @precondition(lambda self: self.prompts)
@@ -153,6 +166,17 @@ class EngineMachine(RuleBasedStateMachine):
             assert not isinstance(event, Failed)
             if isinstance(event, Finished):
                 self.ended.add(task_id)
+                assert event.timings.cache_n <= self._known(task_id)
+
+    def _known(self, task_id: int) -> int:
+        """How much of a prompt may be in the cache: what those it shares with have or say."""
+        prompt = list(self.prompts[task_id])
+        texts = (
+            list(self.prompts[other] + self.whole(other))
+            for other, root in self.roots.items()
+            if other != task_id and root == self.roots[task_id]
+        )
+        return max((shared_length(prompt, text) for text in texts), default=0)
 
     @invariant()
     def speaks_its_own_text(self) -> None:
@@ -177,17 +201,24 @@ class EngineMachine(RuleBasedStateMachine):
                 self.engine._scheduler.propose(slot, tuple(draft.encode()))
         self.engine.check_integrity()
 
-    @rule(slot_id=st.integers(0, 4), erase=st.booleans())
-    def save_restore_or_erase(self, slot_id: int, erase: bool) -> None:
+    @rule(slot_id=st.integers(0, 4), erase=st.booleans(), owner=owners)
+    def save_restore_or_erase(self, slot_id: int, erase: bool, owner: str) -> None:
         scheduler = self.engine._scheduler
         slot = scheduler.slots[slot_id]
 
         def work() -> None:
-            if erase:
-                scheduler.erase(slot)
+            if slot.kept and slot.root.owner != owner:
+                with pytest.raises(PermissionDeniedError):
+                    scheduler.save(slot, owner)
+                with pytest.raises(PermissionDeniedError):
+                    scheduler.erase(slot, owner)
                 return
-            saved = scheduler.save(slot)
-            scheduler.erase(slot)
+            if erase:
+                scheduler.erase(slot, owner)
+                return
+            saved = scheduler.save(slot, owner)
+            assert saved.root.owner == owner
+            scheduler.erase(slot, owner)
             try:
                 scheduler.restore(slot, saved)
             except KVCacheFullError:

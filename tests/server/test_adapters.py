@@ -24,7 +24,7 @@ from trioserve.models import BUNDLED
 from trioserve.server import Server
 from trioserve.server.adapters import AdapterScales
 from trioserve.testing import ScriptedBackend, scripted
-from trioserve.types import AdapterInfo, Prompt, Task
+from trioserve.types import AdapterInfo, CacheRoot, Prompt, Task
 
 PROMPT = "Once upon a time there was a"
 ADAPTERS = (AdapterInfo(path="a.gguf"), AdapterInfo(path="b.gguf", scale=0.0))
@@ -90,9 +90,9 @@ def test_an_adapter_that_is_not_there(infos: tuple[AdapterInfo, ...]) -> None:
 
 def test_the_engine_refuses_one_that_is_not_there() -> None:
     engine = Engine(ScriptedBackend(adapters=ADAPTERS), DecodeMaximal(), lambda: None)
-    engine.check(Task(1, Prompt((65,)), adapters=((1, 1.0),)))
+    engine.check(Task(1, Prompt((65,)), root=CacheRoot(((1, 1.0),))))
     with pytest.raises(InvalidRequestError, match="no LoRA adapter 2"):
-        engine.check(Task(1, Prompt((65,)), adapters=((0, 1.0), (2, 1.0))))
+        engine.check(Task(1, Prompt((65,)), root=CacheRoot(((0, 1.0), (2, 1.0)))))
 
 
 # -- configuration

@@ -178,9 +178,11 @@ _OTHERS: tuple[tuple[int, str, str, Callable[[random.Random], Any] | None, set[i
     (1, "POST", "/props", lambda source: {}, {200}),
     (2, "GET", "/slots", None, {200}),
     (1, "GET", "/slots?fail_on_no_slot=1&queue=1", None, {200, 503}),
-    (1, "POST", "/slots/{slot}?action=save", _file, {200}),
-    (1, "POST", "/slots/{slot}?action=restore", _file, {200, 400}),  # 400: not there yet, or full
-    (1, "POST", "/slots/{slot}?action=erase", None, {200}),
+    # 403: what the slot or the file holds is the other key's.
+    (1, "POST", "/slots/{slot}?action=save", _file, {200, 403}),
+    # 400: the file is not there yet, or the cache is full.
+    (1, "POST", "/slots/{slot}?action=restore", _file, {200, 400, 403}),
+    (1, "POST", "/slots/{slot}?action=erase", None, {200, 403}),
     (2, "GET", "/metrics", None, {200}),
     (1, "GET", "/health", None, {200}),
     (1, "GET", "/health/ready", None, {200}),

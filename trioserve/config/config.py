@@ -105,6 +105,11 @@ class Config(ModelConfig):
     api_key_priority: tuple[int, ...] = _server((), "--api-key-priority TRIOSERVE_API_KEY_PRIORITY",
         help="highest priority that each API key may ask for, in the same order; by default 0; "
         "without API keys, any client may ask for any priority")
+    cache_sharing: str = _server("key", "--cache-sharing TRIOSERVE_CACHE_SHARING",
+        choices=("key", "all"),
+        help="who shares what the cache holds of prompts: key = requests with the same API key; "
+        "all = all requests, so that a client can find out what others have sent. Without API keys "
+        "all share")
     slots_endpoint: bool = _server(True, "--slots | --no-slots LLAMA_ARG_ENDPOINT_SLOTS",
         help="serve GET /slots")
     slot_save_path: str | None = _server(None, "--slot-save-path",

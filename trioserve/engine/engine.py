@@ -363,9 +363,9 @@ class Engine(Loop):
 
     # -- what an idle slot has computed. Use these three through `call_slot`
 
-    def save_slot(self, slot_id: int) -> SlotState:
-        """Read what a slot ran last, or what the caches still hold of it."""
-        return self._scheduler.save(self._scheduler.slots[slot_id])
+    def save_slot(self, slot_id: int, owner: str) -> SlotState:
+        """Read what a slot ran last, or what is left of it; raises as `Scheduler.save`."""
+        return self._scheduler.save(self._scheduler.slots[slot_id], owner)
 
     def restore_slot(self, slot_id: int, saved: SlotState) -> None:
         """Make a saved text that of a slot, for later prompts that begin with it, in any slot.
@@ -376,9 +376,9 @@ class Engine(Loop):
         """
         self._scheduler.restore(self._scheduler.slots[slot_id], saved)
 
-    def erase_slot(self, slot_id: int) -> int:
-        """Forget what a slot ran last; returns how many of its tokens the caches held."""
-        return self._scheduler.erase(self._scheduler.slots[slot_id])
+    def erase_slot(self, slot_id: int, owner: str) -> int:
+        """Forget what a slot ran last; returns and raises as `Scheduler.erase`."""
+        return self._scheduler.erase(self._scheduler.slots[slot_id], owner)
 
     # -- a look at it, from the inference thread
 

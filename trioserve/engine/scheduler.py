@@ -11,7 +11,8 @@ from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.engine.work import Work
-from trioserve.types import Adapters, SlotState, TokenId
+from trioserve.errors import PermissionDeniedError
+from trioserve.types import Adapters, CacheRoot, SlotState, TokenId
 
 #: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
 #: llama.cpp a few milliseconds, in which it plans its buffers.
@@ -140,10 +141,14 @@ class Scheduler:
 
     # -- what an idle slot has computed
 
-    def save(self, slot: Slot) -> SlotState:
-        """Read what is there of a slot's last text; see `PrefixCache.export`."""
-        assert slot.run is None
-        return self.cache.export(slot.kept, slot.adapters)
+    def save(self, slot: Slot, owner: str) -> SlotState:
+        """Read what is there of a slot's last text; see `PrefixCache.export`.
+
+        Raises:
+            PermissionDeniedError: the text is not the owner's.
+        """
+        _check_owner(slot, owner)
+        return self.cache.export(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
 
     def restore(self, slot: Slot, saved: SlotState) -> None:
         """Make a saved text that of a slot, and let later prompts begin with it, in any slot.
@@ -153,12 +158,16 @@ class Scheduler:
         assert slot.run is None
         if saved.tokens:
             self.cache.adopt(saved)
-        slot.kept, slot.adapters = list(saved.tokens), saved.adapters
+        slot.kept, slot.root = list(saved.tokens), saved.root
 
-    def erase(self, slot: Slot) -> int:
-        """Forget a slot's last text; returns how many of its tokens were there."""
-        assert slot.run is None
-        n_erased = self.cache.forget(slot.kept, slot.adapters)
+    def erase(self, slot: Slot, owner: str) -> int:
+        """Forget a slot's last text; returns how many of its tokens were there.
+
+        Raises:
+            PermissionDeniedError: the text is not the owner's.
+        """
+        _check_owner(slot, owner)
+        n_erased = self.cache.forget(slot.kept, slot.root)
         slot.kept = []
         return n_erased
 
@@ -178,7 +187,7 @@ class Scheduler:
             run, slot = next_one
             self.waiting.admit(run)
             reuse = run.task.params.cache_prompt
-            slot.take(run, self.cache.start(run.keys, run.task.adapters, reuse=reuse))
+            slot.take(run, self.cache.start(run.keys, run.task.root, reuse=reuse))
             if run.admitted_at is None:
                 self._admitted.append(slot)
         self._make_room()
@@ -214,9 +223,9 @@ class Scheduler:
             slot.run is not None
             and not slot.in_decode
             and not slot.run.paused
+            and slot.run.task.root == run.task.root
             and max(slot.n_held, self.cache.min_shared) < run.shared_with(slot.run)
             and slot.run.task.params.cache_prompt
-            and slot.run.task.adapters == run.task.adapters
             for slot in self.slots
         )
 
@@ -228,7 +237,7 @@ class Scheduler:
         pending = sum(slot.n_pending for slot in self.slots)
         shared = 0
         if run.task.params.cache_prompt:
-            shared, holders = self.cache.find(run.keys[:-1], run.task.adapters)
+            shared, holders = self.cache.find(run.keys[:-1], run.task.root)
             shared = shared if any(seq.running for seq in holders) else 0
         needed = len(run.keys) + 1 - shared
         return self.cache.taken_by_running() + pending + needed <= self.n_ctx
@@ -281,7 +290,9 @@ class Scheduler:
             if slot.run is None or slot.seq is None:
                 continue
             assert slot.n_held <= self.n_ctx_seq
-            assert slot.seq.adapters == slot.run.task.adapters, "computed with other adapters"
+            assert slot.seq.root == slot.run.task.root, (
+                "computed for others, or with other adapters"
+            )
             assert slot.run.keys[: slot.n_held] == slot.seq.held, "the cache is another text's"
             assert slot.n_pending >= 1, "nothing left to decode"
             assert slot.in_decode or not slot.run.draft
@@ -289,9 +300,15 @@ class Scheduler:
         self.cache.check_integrity()
 
 
+def _check_owner(slot: Slot, owner: str) -> None:
+    assert slot.run is None
+    if slot.kept and slot.root.owner != owner:
+        raise PermissionDeniedError("The slot holds the text of another API key.")
+
+
 def _whose_turn(active: list[Slot], turns: AdapterTurns) -> list[Slot]:
     """Pick the slots that may be in one batch."""
-    adapters = [slot.run.task.adapters for slot in active if slot.run is not None]
+    adapters = [slot.run.task.root.adapters for slot in active if slot.run is not None]
     turn = turns.take(adapters)
     return [slot for slot, its in zip(active, adapters, strict=True) if its == turn]
 

@@ -6,7 +6,7 @@ import enum
 
 from trioserve.engine.cache.prefix_cache import KVSequence
 from trioserve.engine.run import Run
-from trioserve.types import Adapters, CellKey, SlotStatus, Task
+from trioserve.types import CacheRoot, CellKey, SlotStatus, Task
 
 
 class SlotState(enum.Enum):
@@ -26,7 +26,7 @@ class Slot:
                             0          len(seq.held)
     """
 
-    __slots__ = ("adapters", "id", "in_decode", "kept", "last_task", "last_used", "run", "seq")
+    __slots__ = ("id", "in_decode", "kept", "last_task", "last_used", "root", "run", "seq")
 
     def __init__(self, slot_id: int) -> None:
         self.id = slot_id
@@ -35,10 +35,10 @@ class Slot:
         self.in_decode = False  # the run has logits to go on from, one token a tick
         self.last_used = 0  # the tick in which it was last given up
         self.last_task: Task | None = None
-        #: While it is idle: the keys of what it computed last, and with which LoRA adapters. Its
-        #: sequence may be anything by now; the prefix cache knows what is left of them.
+        #: While it is idle: the keys of what it computed last, and their root. Its sequence may be
+        #: anything by now; the prefix cache knows what is left of them.
         self.kept: list[CellKey] = []
-        self.adapters: Adapters = ()
+        self.root = CacheRoot()
 
     @property
     def state(self) -> SlotState:
@@ -78,7 +78,7 @@ class Slot:
 
     def remember(self, run: Run, seq: KVSequence) -> None:
         """Note what a run has left in its sequence."""
-        self.kept, self.adapters = run.keys[: len(seq.held)], seq.adapters
+        self.kept, self.root = run.keys[: len(seq.held)], seq.root
 
     def status(self, n_ctx: int) -> SlotStatus:
         """Describe the slot."""

@@ -27,5 +27,6 @@ def check_task(task: Task, backend: Backend) -> None:
         raise InvalidRequestError(
             f"'id_slot' must be less than {backend.n_slots}.", param="id_slot"
         )
-    if task.adapters and task.adapters[-1][0] >= len(backend.adapters):
-        raise InvalidRequestError(f"There is no LoRA adapter {task.adapters[-1][0]}.", param="lora")
+    adapters = task.root.adapters
+    if adapters and adapters[-1][0] >= len(backend.adapters):
+        raise InvalidRequestError(f"There is no LoRA adapter {adapters[-1][0]}.", param="lora")

@@ -5,8 +5,9 @@
     magic, version, n | n words: -1, 1, count, tokens ..., 0 | state | JSON, its length, CRC, mark
 
 llama-server reads what trioserve writes, and the other way round. It ignores what follows the
-state: our JSON, which names the LoRA adapters that the state was computed with, and a checksum of
-all that comes before it. Files without one are from llama-server or an older trioserve.
+state: our JSON, which names the LoRA adapters that the state was computed with and has digests that
+say whose text it is (`CacheRoot`), and a checksum of all that comes before it. Files without a
+checksum are from llama-server or an older trioserve.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trioserve.errors import InvalidRequestError
-from trioserve.types import AdapterInfo, Adapters, SlotState
+from trioserve.types import AdapterInfo, Adapters, CacheRoot, SlotState
 
 _HEAD = struct.Struct("<III")
 _MAGIC, _VERSION = 0x67677371, 3
@@ -45,8 +46,9 @@ def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
     """
     words = _LIST.pack(-1, _LIST_VERSION, len(saved.tokens))
     words += array("i", saved.tokens).tobytes() + bytes(4)  # no media
-    used = [[Path(adapters[id_].path).name, scale] for id_, scale in saved.adapters]
-    note = json.dumps({"lora": used}).encode()
+    used = [[Path(adapters[id_].path).name, scale] for id_, scale in saved.root.adapters]
+    owned = {"owner": saved.root.owner, "salt": saved.root.salt}
+    note = json.dumps({"lora": used, **owned}).encode()
     state = memoryview(saved.state)[PREFIX:]
     head = _HEAD.pack(_MAGIC, _VERSION, len(words) // 4)
     checksum = 0
@@ -75,7 +77,7 @@ def read(
         path: of the file.
         prefix: what a state in memory begins with.
         loaded: the adapters that are loaded.
-        default: the adapters of a file that names none.
+        default: the adapters of a file that names none. Such a file is everybody's.
         max_tokens: how many tokens a sequence may hold.
 
     Raises:
@@ -100,8 +102,8 @@ def read(
         state = bytearray(prefix)
         state += file.read()
     note = _take_note(state, zlib.crc32(words, zlib.crc32(head)))
-    adapters = default if note is None else _adapters(note, loaded)
-    return SlotState(tokens=tokens, adapters=adapters, state=bytes(state)), size
+    root = CacheRoot(default) if note is None else _root(note, loaded)
+    return SlotState(tokens=tokens, root=root, state=bytes(state)), size
 
 
 def _tokens(words: bytes) -> tuple[int, ...]:
@@ -145,6 +147,13 @@ def _take_note(state: bytearray, checksum: int) -> object:
 def _is_ours(mark: bytes) -> bool:
     """Whether a mark is ours, perhaps with a damaged byte or two."""
     return sum(a == b for a, b in zip(mark, _MARK, strict=False)) >= len(_MARK) - 2
+
+
+def _root(note: object, loaded: Sequence[AdapterInfo]) -> CacheRoot:
+    match note:
+        case {"owner": str(owner), "salt": str(salt)}:
+            return CacheRoot(_adapters(note, loaded), owner, salt)
+    return CacheRoot(_adapters(note, loaded))  # an older file
 
 
 def _adapters(note: object, loaded: Sequence[AdapterInfo]) -> Adapters:

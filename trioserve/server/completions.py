@@ -10,6 +10,7 @@ import trio
 from trioserve.engine import Engine
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.server.adapters import AdapterScales
+from trioserve.server.cache_sharing import CacheSharing
 from trioserve.server.choices import all_of, check_copies, copies_of
 from trioserve.server.context import RequestContext
 from trioserve.server.requests import Requests
@@ -37,15 +38,22 @@ class Completions:
         requests: where a request is opened.
         tokenizer: turns prompts into tokens.
         adapters: the LoRA adapters.
+        sharing: says who may share what is computed.
     """
 
     def __init__(
-        self, engine: Engine, requests: Requests, tokenizer: Tokenizer, adapters: AdapterScales
+        self,
+        engine: Engine,
+        requests: Requests,
+        tokenizer: Tokenizer,
+        adapters: AdapterScales,
+        sharing: CacheSharing,
     ) -> None:
         self._engine = engine
         self._requests = requests
         self._tokenizer = tokenizer
         self._adapters = adapters
+        self._sharing = sharing
         self._compiler = trio.CapacityLimiter(1)
 
     @asynccontextmanager
@@ -106,6 +114,7 @@ class Completions:
             preserved_tokens: control tokens whose names are a part of the output's text.
             budget: ends reasoning that takes too long.
         """
+        adapters = self._adapters.choose(params.lora)
         constraint = None
         if params.grammar is not None:
             self._requests.admission.check(len(prompt), context.client)  # not to work for nothing
@@ -119,7 +128,7 @@ class Completions:
             constraint,
             preserved_tokens=preserved_tokens,
             budget=budget,
-            adapters=self._adapters.choose(params.lora),
+            root=self._sharing.root(adapters, context.client, params.cache_salt),
         )
         with self._requests.open(task, context) as stream:
             yield stream

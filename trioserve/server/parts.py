@@ -13,6 +13,7 @@ from trioserve.engine.loop import Loop
 from trioserve.errors import NotSupportedError
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.admission import Admission
+from trioserve.server.cache_sharing import CacheSharing
 from trioserve.server.chats import ChatPrompts, Chats
 from trioserve.server.completions import Completions
 from trioserve.server.dispatch import Dispatcher
@@ -59,12 +60,15 @@ class Parts:
         )
         self.tokenizer = Tokenizer(model.vocab, self.admission)
         self.adapters = AdapterScales(loop.adapters)
+        self.cache_sharing = CacheSharing(config)
         self.prompts = ChatPrompts(model, self.tokenizer)
         self.infill = InfillPrompts(config, model, self.tokenizer)
         self._generation: Generation | None = None
         self._embedder: Embedder | None = None
         if isinstance(loop, Engine):
-            completions = Completions(loop, self.requests, self.tokenizer, self.adapters)
+            completions = Completions(
+                loop, self.requests, self.tokenizer, self.adapters, self.cache_sharing
+            )
             self._generation = Generation(
                 engine=loop,
                 completions=completions,

@@ -17,6 +17,7 @@ from trioserve.errors import (
     InvalidRequestError,
     KVCacheFullError,
     NotSupportedError,
+    PermissionDeniedError,
     TrioServeError,
 )
 from trioserve.server.adapters import AdapterScales
@@ -74,10 +75,11 @@ class SlotFiles:
             )
         return Path(self._directory)
 
-    async def save(self, slot_id: int, filename: str) -> Moved:
+    async def save(self, slot_id: int, filename: str, owner: str) -> Moved:
         """Write what a slot ran last to a file, or what is left of it in the cache.
 
         Raises:
+            PermissionDeniedError: it is not the owner's.
             InvalidRequestError: there is no such slot, or the name is none for a file.
             NotSupportedError: the server was started without a directory for files.
             TrioServeError: the file cannot be written.
@@ -86,7 +88,7 @@ class SlotFiles:
         await self._until_idle(slot_id)
         async with self._one:
             began = monotonic()
-            saved = await self._at(slot_id, self._engine.save_slot)
+            saved = await self._at(slot_id, partial(self._engine.save_slot, owner=owner))
             write = partial(self._engine.write_slot_file, path, saved)
             try:
                 n_bytes = await trio.to_thread.run_sync(write)
@@ -94,10 +96,11 @@ class SlotFiles:
                 raise TrioServeError(f"Unable to save slot: {error.strerror}") from error
         return Moved(len(saved.tokens), n_bytes, (monotonic() - began) * 1e3)
 
-    async def restore(self, slot_id: int, filename: str) -> Moved:
+    async def restore(self, slot_id: int, filename: str, owner: str) -> Moved:
         """Read a file, for prompts that begin like what it holds, in any slot.
 
         Raises:
+            PermissionDeniedError: it was saved by another owner, or by nobody who is known.
             InvalidRequestError: there is no such slot or file, or it is of another model, or the
                 KV cache has no room.
             NotSupportedError: the server was started without a directory for files.
@@ -109,6 +112,8 @@ class SlotFiles:
             read = partial(self._engine.read_slot_file, path, self._adapters.current)
             try:
                 saved, n_bytes = await trio.to_thread.run_sync(read)
+                if saved.root.owner != owner:
+                    raise PermissionDeniedError("The file was not saved with this API key.")
                 await self._at(slot_id, partial(self._engine.restore_slot, saved=saved))
             except OSError as error:
                 raise _refusal(f"the file cannot be read: {error.strerror}.") from error
@@ -118,15 +123,16 @@ class SlotFiles:
                 raise _refusal(error.message) from error
         return Moved(len(saved.tokens), n_bytes, (monotonic() - began) * 1e3)
 
-    async def erase(self, slot_id: int) -> int:
+    async def erase(self, slot_id: int, owner: str) -> int:
         """Forget what a slot ran last; returns how many tokens of it there were.
 
         Raises:
+            PermissionDeniedError: it is not the owner's.
             InvalidRequestError: there is no such slot.
             NotSupportedError: the server was started without a directory for files.
         """
         self.check()
-        return await self._at(slot_id, self._engine.erase_slot)
+        return await self._at(slot_id, partial(self._engine.erase_slot, owner=owner))
 
     async def _until_idle(self, slot_id: int) -> None:
         """Wait for a slot, before those behind have to wait for it as well."""

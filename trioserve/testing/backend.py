@@ -20,6 +20,7 @@ from trioserve.testing.vocab import byte_vocab
 from trioserve.types import (
     AdapterInfo,
     Adapters,
+    CacheRoot,
     Constraint,
     Grammar,
     ModelInfo,
@@ -243,7 +244,7 @@ class ScriptedBackend:
 
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write JSON."""
-        content = {"tokens": saved.tokens, "adapters": saved.adapters, "state": saved.state.hex()}
+        content = {"tokens": saved.tokens, "root": saved.root, "state": saved.state.hex()}
         return path.write_text(json.dumps(content))
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
@@ -253,9 +254,10 @@ class ScriptedBackend:
             content = json.loads(text)
         except ValueError:
             raise InvalidRequestError("The file is not of a script.") from None
+        used, owner, salt = content["root"]
         state = SlotState(
             tokens=tuple(content["tokens"]),
-            adapters=tuple((id_, scale) for id_, scale in content["adapters"]),
+            root=CacheRoot(tuple((id_, scale) for id_, scale in used), owner, salt),
             state=bytes.fromhex(content["state"]),
         )
         return state, len(text)

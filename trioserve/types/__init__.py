@@ -41,8 +41,10 @@ from trioserve.types.status import (
 )
 from trioserve.types.task import (
     GRAMMAR_KINDS,
+    MAX_SALT,
     MAX_SCALE,
     Adapters,
+    CacheRoot,
     Constraint,
     EmbeddingTask,
     GenerationParams,
@@ -58,12 +60,14 @@ Options = GenerationParams
 __all__ = [
     "DEFAULT_SAMPLERS",
     "GRAMMAR_KINDS",
+    "MAX_SALT",
     "MAX_SCALE",
     "SAMPLER_LETTERS",
     "SAMPLER_NAMES",
     "AdapterInfo",
     "Adapters",
     "Admitted",
+    "CacheRoot",
     "CancelReason",
     "CellKey",
     "Chunk",

@@ -46,6 +46,19 @@ def is_bool(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
         )
 
 
+def is_text(max_length: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Make an attrs validator: a string with at most so many characters."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, str) or len(value) > max_length:
+            raise InvalidRequestError(
+                f"'{attribute.name}' must be a string of at most {max_length} characters.",
+                param=attribute.name,
+            )
+
+    return check
+
+
 def are_strings(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Validate a tuple of strings."""
     if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from trioserve.types.sampling import TokenId
-from trioserve.types.task import Adapters, Task
+from trioserve.types.task import CacheRoot, Task
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,7 @@ class SlotState:
     """What a slot has computed: tokens, and the state of a KV sequence that holds them."""
 
     tokens: tuple[TokenId, ...]
-    adapters: Adapters = ()
+    root: CacheRoot = attrs.field(default=CacheRoot())
     state: bytes = attrs.field(repr=False)
 
 

@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
 from trioserve.errors import InvalidRequestError
-from trioserve.types.checks import INT32_MAX, are_strings, in_range, is_bool, to_strings, to_tuple
+from trioserve.types.checks import (
+    INT32_MAX,
+    are_strings,
+    in_range,
+    is_bool,
+    is_text,
+    to_strings,
+    to_tuple,
+)
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams, TokenId
 
 #: LoRA adapters that are in use: pairs of id and scale, in the order of ids, no scale is 0.
 Adapters = tuple[tuple[int, float], ...]
 
+
+class CacheRoot(NamedTuple):
+    """What two texts must have in common before one may start from what was computed for the other.
+
+    Each such set has a tree of prefixes of its own, in the KV cache and in RAM.
+    """
+
+    adapters: Adapters = ()
+    #: Whose text it is: a digest of an API key; empty: everybody's.
+    owner: str = ""
+    #: A digest of the request's `cache_salt`; empty: it had none.
+    salt: str = ""
+
+
 #: The largest scale of a LoRA adapter, either way. Useful ones are near 1.
 MAX_SCALE = 1e6
+
+#: Characters of a `cache_salt`.
+MAX_SALT = 256
 
 #: What the `source` of a `Grammar` may be.
 GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex", "tools")
@@ -134,6 +159,8 @@ class GenerationParams:
     n_indent: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
     #: May reuse what the KV cache holds of the prompt.
     cache_prompt: bool = attrs.field(default=True, validator=is_bool)
+    #: Only texts with the same one share what the KV cache holds. It may be a secret.
+    cache_salt: str = attrs.field(default="", validator=is_text(MAX_SALT), repr=False)
     id_slot: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: any slot
     #: Pairs of adapter id and scale; those that are not named have 0. Empty: as the server says.
     lora: tuple[tuple[int, float], ...] = attrs.field(
@@ -183,8 +210,9 @@ class Task:
     weight: float = 1.0  # turns of this client for one of the others
     #: What `Backend.compile` made of `params.grammar`.
     constraint: Constraint | None = attrs.field(default=None, eq=False, repr=False)
-    #: The LoRA adapters to run with. Tasks with others are never in the same batch.
-    adapters: Adapters = ()
+    #: The LoRA adapters to run with, and whose text it is. Tasks with other adapters are never in
+    #: the same batch; those with another root share nothing.
+    root: CacheRoot = attrs.field(default=CacheRoot())
     #: Control tokens whose names are a part of the text of the output.
     preserved_tokens: frozenset[TokenId] = attrs.field(default=frozenset(), repr=False)
     budget: ThinkingBudget | None = None

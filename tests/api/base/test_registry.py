@@ -57,15 +57,16 @@ def test_cancel_where_it_stands() -> None:
 
 def test_a_response_that_was_never_pending_is_not_reached_by_its_id_alone() -> None:
     responses, stream = Responses(lambda: 0.0), cast(Any, FakeStream())
-    with responses.running("chatcmpl-1", [stream], reasoning_control=True):
-        found = responses.find("chatcmpl-1")
+    with responses.running("chatcmpl-1", [stream], "key", reasoning_control=True):
+        assert responses.find("chatcmpl-1", "other") is None
+        found = responses.find("chatcmpl-1", "key")
         assert found is not None
         assert found.live == [stream]
         for reach in (responses.take, responses.cancel):
             with pytest.raises(NotFoundError):
                 reach("chatcmpl-1")
         assert not stream.cancelled
-    assert responses.find("chatcmpl-1") is None
+    assert responses.find("chatcmpl-1", "key") is None
 
 
 def test_nobody_waits_for_ever() -> None:

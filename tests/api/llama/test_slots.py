@@ -21,7 +21,7 @@ from trioserve.errors import ConfigError, InvalidRequestError, KVCacheFullError
 from trioserve.llama import backend as backend_module, load, state_file
 from trioserve.server import Server
 from trioserve.testing import ScriptedBackend
-from trioserve.types import AdapterInfo, GenerationParams, Prompt, SlotState, Task
+from trioserve.types import AdapterInfo, CacheRoot, GenerationParams, Prompt, SlotState, Task
 
 PROMPT = "Once upon a time there was a little girl who"
 GREEDY = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "id_slot": 0}
@@ -171,7 +171,7 @@ async def test_what_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
             assert (await stream.__anext__()) is not None
         # The slot's last text is the second one now; the first is in RAM alone.
         scheduler = service.server.parts.loop._scheduler
-        found = scheduler.cache.export([97] * 40 + [65] * 30, ())
+        found = scheduler.cache.export([97] * 40 + [65] * 30, CacheRoot())
         assert len(found.tokens) > 32
         assert (await act(client, 0, "save"))["n_saved"] >= 49
 
@@ -200,9 +200,9 @@ async def test_a_client_that_does_not_wait_erases_nothing(tmp_path: Path) -> Non
         async with service.server.stream("abc") as stream:
             await stream.__anext__()
             with trio.move_on_after(0.01) as scope:
-                await files.erase(0)
+                await files.erase(0, "")
             assert scope.cancelled_caught
-        assert await files.erase(0) > 3
+        assert await files.erase(0, "") > 3
 
 
 # -- errors
@@ -325,7 +325,7 @@ def test_a_cache_without_room() -> None:
     engine.submit(Task(1, Prompt((97,) * 40), GenerationParams(id_slot=0)))
     while engine.tick():
         pass
-    saved = scheduler.save(one)
+    saved = scheduler.save(one, "")
     assert len(saved.tokens) == 80
     engine.submit(Task(2, Prompt((98,) * 40), GenerationParams(id_slot=1)))
     engine.tick()
@@ -392,7 +392,7 @@ def test_a_file_of_llama_cpp_has_no_note(tmp_path: Path) -> None:
     path.write_bytes(whole[: whole.rindex(b'{"lora"')])
     with load(Config(ctx_size=256, threads=1)) as backend:
         saved, _ = backend.read_state(path, ((0, 0.5),))
-        assert (saved.tokens, saved.adapters) == ((5, 6, 7), ((0, 0.5),))
+        assert (saved.tokens, saved.root.adapters) == ((5, 6, 7), ((0, 0.5),))
         backend.state_set(1, saved.state)
         assert backend.seq_pos_max(1) == 2
 
@@ -411,10 +411,14 @@ def test_a_list_of_tokens_as_older_versions_wrote_it(tmp_path: Path) -> None:
 def test_the_adapters_of_a_file_are_found_by_name(tmp_path: Path) -> None:
     path = tmp_path / "state"
     a, b = AdapterInfo(path="/x/a.gguf"), AdapterInfo(path="/x/b.gguf")
-    saved = SlotState(tokens=(5,), adapters=((1, 0.5),), state=b"prefix__state")
+    saved = SlotState(
+        tokens=(5,), root=CacheRoot(((1, 0.5),), "whose", "salt"), state=b"prefix__state"
+    )
     state_file.write(path, saved, [a, b])
     read, _ = state_file.read(path, b"prefix__", [b], (), max_tokens=10)
-    assert read == SlotState(tokens=(5,), adapters=((0, 0.5),), state=b"prefix__state")
+    assert read == SlotState(
+        tokens=(5,), root=CacheRoot(((0, 0.5),), "whose", "salt"), state=b"prefix__state"
+    )
     with pytest.raises(InvalidRequestError, match=r"b\.gguf"):
         state_file.read(path, b"prefix__", [a], (), max_tokens=10)
     with pytest.raises(InvalidRequestError, match="more than the -4 tokens"):
@@ -430,10 +434,10 @@ async def test_what_was_computed_with_an_adapter_is_used_with_it_alone(tmp_path:
     )
     async with Server(config) as server:
         with_it = await server.complete(PROMPT, max_tokens=4, temperature=0.0, id_slot=0)
-        await server.parts.generation().slot_files.save(0, "with")
-        await server.parts.generation().slot_files.erase(0)
+        await server.parts.generation().slot_files.save(0, "with", "")
+        await server.parts.generation().slot_files.erase(0, "")
         server.parts.adapters.set({})
-        await server.parts.generation().slot_files.restore(0, "with")
+        await server.parts.generation().slot_files.restore(0, "with", "")
         without = await server.complete(PROMPT, max_tokens=4, temperature=0.0)
         assert without.finished.timings.cache_n == 0
         again = await server.complete(PROMPT, max_tokens=4, temperature=0.0, lora=((0, 1.0),))

@@ -10,6 +10,7 @@ from trioserve.engine.cache.prefix_tree import PrefixTree, shared_length
 
 keys = st.lists(st.integers(0, 2), max_size=8)
 holders = st.integers(0, 4)
+roots = st.sampled_from(["", "other"])
 
 
 @given(a=keys, b=keys)
@@ -26,11 +27,14 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.tree: PrefixTree[int] = PrefixTree()
         self.model: dict[int, list[int]] = {}
+        self.roots: dict[int, str] = {}
 
-    @rule(holder=holders, more=keys)
-    def extend(self, holder: int, more: list[int]) -> None:
+    @rule(holder=holders, more=keys, root=roots)
+    def extend(self, holder: int, more: list[int], root: str) -> None:
         if more:
-            self.tree.extend(holder, more)
+            if holder not in self.model:
+                self.roots[holder] = root
+            self.tree.extend(holder, more, root)
             self.model[holder] = self.model.get(holder, []) + more
 
     @rule(holder=holders, length=st.integers(0, 10))
@@ -41,20 +45,24 @@ class TreeMachine(RuleBasedStateMachine):
         if not length:
             del self.model[holder]
 
-    @rule(prompt=keys)
-    def match(self, prompt: list[int]) -> None:
-        lengths = {holder: shared_length(held, prompt) for holder, held in self.model.items()}
+    def under(self, root: str) -> dict[int, list[int]]:
+        return {holder: held for holder, held in self.model.items() if self.roots[holder] == root}
+
+    @rule(prompt=keys, root=roots)
+    def match(self, prompt: list[int], root: str) -> None:
+        lengths = {holder: shared_length(held, prompt) for holder, held in self.under(root).items()}
         best = max(lengths.values(), default=0)
-        found, holders = self.tree.match(prompt)
+        found, holders = self.tree.match(prompt, root)
         assert found == best
         if best:
             assert holders == {holder for holder, length in lengths.items() if length == best}
 
-    @rule(prompt=keys)
-    def match_whole(self, prompt: list[int]) -> None:
-        whole = {holder for holder, held in self.model.items() if held == prompt[: len(held)]}
+    @rule(prompt=keys, root=roots)
+    def match_whole(self, prompt: list[int], root: str) -> None:
+        held_by = self.under(root).items()
+        whole = {holder for holder, held in held_by if held == prompt[: len(held)]}
         best = max((len(self.model[holder]) for holder in whole), default=0)
-        found, holders = self.tree.match_whole(prompt)
+        found, holders = self.tree.match_whole(prompt, root)
         assert found == best
         assert holders == {holder for holder in whole if len(self.model[holder]) == best}
 

@@ -59,6 +59,7 @@ _SHARED = (
     "logit_bias",
     "lora",
     "grammar",
+    "cache_salt",
 )
 
 
@@ -90,6 +91,7 @@ class GenerationRequest:
     dry_sequence_breakers: tuple[str, ...] | None = field(read=readers.breakers, default=None)
     logit_bias: tuple[Bias, ...] | None = field(read=readers.biases, default=None)
     lora: tuple[tuple[int, float], ...] | None = field(read=readers.lora, default=None)
+    cache_salt: str | None = field(read=readers.salt, default=None)
     grammar: Grammar | None = field(whole=read_grammar)
     scalars: dict[str, Any] = field(whole=_read_scalars)
 

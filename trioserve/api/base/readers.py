@@ -10,7 +10,7 @@ import attrs
 
 from trioserve.api.base import limits
 from trioserve.api.base.fields import MismatchError, integer, json_type, number, objects, strings
-from trioserve.types import MAX_SCALE, SAMPLER_LETTERS, GenerationParams
+from trioserve.types import MAX_SALT, MAX_SCALE, SAMPLER_LETTERS, GenerationParams
 from trioserve.types.checks import INT32_MAX
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
@@ -83,6 +83,14 @@ def seconds(value: Any) -> float:
     if isinstance(value, int | float) and value is not True and 0 < value <= MAX_SECONDS:
         return value
     raise MismatchError(f"a number of seconds, more than 0 and at most {MAX_SECONDS}")
+
+
+@json_type({"type": "string", "maxLength": MAX_SALT})
+def salt(value: Any) -> str:
+    """Read `cache_salt`."""
+    if not isinstance(value, str) or len(value) > MAX_SALT:
+        raise MismatchError(f"a string of at most {MAX_SALT} characters")
+    return value
 
 
 @json_type(

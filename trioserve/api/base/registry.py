@@ -43,6 +43,7 @@ class Running:
     """A response that is being sent; its streams are known once it has been started."""
 
     streams: Sequence[Stream] | Sequence[ChatStream] = ()
+    client: str | None = None  # who may find it; None: whoever knows its id
     reasoning_control: bool = False  # whether the request allows that its reasoning is ended
     was_pending: bool = False
 
@@ -68,18 +69,19 @@ class Responses:
 
     @contextmanager
     def running(
-        self, id_: str, streams: Sequence[ChatStream], *, reasoning_control: bool
+        self, id_: str, streams: Sequence[ChatStream], client: str, *, reasoning_control: bool
     ) -> Iterator[None]:
-        """Have a response found by the id in its chunks, as long as a block lasts."""
-        self._running[id_] = Running(tuple(streams), reasoning_control)
+        """Have a client find its response by the id in the chunks, as long as a block lasts."""
+        self._running[id_] = Running(tuple(streams), client, reasoning_control)
         try:
             yield
         finally:
             del self._running[id_]
 
-    def find(self, id_: str) -> Running | None:
-        """Find a response that is being sent."""
-        return self._running.get(id_)
+    def find(self, id_: str, client: str) -> Running | None:
+        """Find a response that is being sent, unless it is another client's."""
+        found = self._running.get(id_)
+        return found if found is not None and found.client in (None, client) else None
 
     # -- responses that wait for their reader
 

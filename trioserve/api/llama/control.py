@@ -9,7 +9,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.body import read_body
 from trioserve.api.base.fields import structure
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import json_response
+from trioserve.api.base.request import current_request, json_response
 from trioserve.api.base.service import current_responses, current_server
 from trioserve.errors import InvalidRequestError
 
@@ -36,7 +36,7 @@ async def control() -> Response:
         raise InvalidRequestError("missing completion id", param="id")
     if request.action not in ("reasoning_end", "cancel"):
         raise InvalidRequestError("unknown control action", param="action")
-    response = current_responses().find(request.id)
+    response = current_responses().find(request.id, current_request().api_key)
     if response is None or not (live := response.live):
         return _refuse(_NOT_RUNNING)
     if request.action == "cancel":

@@ -12,7 +12,7 @@ from trioserve.api.base import keepalive, writers
 from trioserve.api.base.body import read_body
 from trioserve.api.base.fields import structure
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import json_response
+from trioserve.api.base.request import current_request, json_response
 from trioserve.api.base.service import current_server
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
 from trioserve.types import SlotStatus
@@ -41,7 +41,8 @@ async def slots() -> Response:
     status = await server.status()
     if request.args.get("fail_on_no_slot") and all(s.task_id is not None for s in status.slots):
         raise UnavailableError("no slot available")
-    written = [_slot(slot) for slot in status.slots]
+    owner = _current_owner()
+    written = [_slot(slot, owner) for slot in status.slots]
     if not request.args.get("queue"):
         return json_response(written)
     return json_response(
@@ -49,8 +50,16 @@ async def slots() -> Response:
     )
 
 
-def _slot(slot: SlotStatus) -> dict[str, Any]:
-    """Write a slot. An idle one still tells of its last request."""
+def _current_owner() -> str:
+    """Whose texts the current request may see; see `CacheSharing`."""
+    return current_server().parts.cache_sharing.owner(current_request().api_key)
+
+
+def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
+    """Write a slot. An idle one still tells of its last request.
+
+    Of a request of another owner it tells numbers alone.
+    """
     written: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
@@ -62,12 +71,16 @@ def _slot(slot: SlotStatus) -> dict[str, Any]:
     if slot.task is None:
         return written
     runs = slot.task_id is not None
-    limit = slot.task.params.max_tokens
     written |= {
         "id_task": slot.task.id,
         "n_prompt_tokens": slot.n_prompt if runs else slot.n_past,
         "n_prompt_tokens_processed": max(min(slot.n_past, slot.n_prompt) - slot.n_cached, 0),
         "n_prompt_tokens_cache": slot.n_cached,
+    }
+    if slot.task.root.owner != owner:
+        return written | {"next_token": [{"has_next_token": runs, "n_decoded": slot.n_decoded}]}
+    limit = slot.task.params.max_tokens
+    written |= {
         "params": writers.generation_settings(slot.task.params),
         "next_token": [
             {
@@ -99,18 +112,18 @@ async def act(id_slot: str) -> Response:
     files.check()
     if not id_slot.isdecimal() or len(id_slot) > 9:
         raise InvalidRequestError("Invalid slot ID", param="id_slot")
-    slot_id, action = int(id_slot), request.args.get("action")
+    slot_id, action, owner = int(id_slot), request.args.get("action"), _current_owner()
     if action == "erase":
-        return json_response({"id_slot": slot_id, "n_erased": await files.erase(slot_id)})
+        return json_response({"id_slot": slot_id, "n_erased": await files.erase(slot_id, owner)})
     if action not in ("save", "restore"):
         raise InvalidRequestError("Invalid action", param="action")
     filename = structure(SlotRequest, await read_body()).filename
     head = {"id_slot": slot_id, "filename": filename}
     if action == "save":
-        moved = await files.save(slot_id, filename)
+        moved = await files.save(slot_id, filename, owner)
         names = ("n_saved", "n_written", "save_ms")
     else:
-        moved = await files.restore(slot_id, filename)
+        moved = await files.restore(slot_id, filename, owner)
         names = ("n_restored", "n_read", "restore_ms")
     tokens, size, time = names
     figures = {tokens: moved.n_tokens, size: moved.n_bytes, "timings": {time: moved.ms}}

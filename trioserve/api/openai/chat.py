@@ -86,7 +86,9 @@ async def _open_chat(
     )
     events = ChatEvents(server.model.info.name, request, params, streams)
     current_request().resources.enter_context(
-        current_responses().running(events.id, streams, reasoning_control=request.reasoning_control)
+        current_responses().running(
+            events.id, streams, context.client, reasoning_control=request.reasoning_control
+        )
     )
     return await event_stream(server, request, streams, events)
 

@@ -9,7 +9,7 @@ from trioserve.engine.cache.cells import CellLedger
 from trioserve.engine.cache.prefix_tree import PrefixTree
 from trioserve.engine.cache.ram_cache import RamCache
 from trioserve.errors import InvalidRequestError, KVCacheFullError
-from trioserve.types import Adapters, CellKey, SlotState
+from trioserve.types import CacheRoot, CellKey, SlotState
 
 #: Cells of a unified KV cache that sequences may hold which no request uses. Attention looks at
 #: all cells, in steps of 256, of every sequence: on a CPU, 4,000 idle ones make prefill 20 to
@@ -30,13 +30,13 @@ class KVSequence:
         held    | indexed ............ | not yet |
                 0                len in tree     len(held)
 
-    `held` has a key for each cell that llama.cpp holds, computed with `adapters`. The tree learns
+    `held` has a key for each cell that llama.cpp holds, computed under `root`. The tree learns
     of new keys when it is asked something, not with every token.
     """
 
     id: int
     held: list[CellKey] = attrs.field(factory=list)
-    adapters: Adapters = ()
+    root: CacheRoot = attrs.field(default=CacheRoot())
     running: bool = False
     last_used: int = 0
 
@@ -48,9 +48,9 @@ class KVSequence:
 class PrefixCache:
     """All sequences of a backend: running, kept for later prompts, and free ones.
 
-    Every change is made here and in llama.cpp at the same time. What was computed with some LoRA
-    adapters is no use with others: each set of them has a root of its own in the trees. Used from
-    the inference thread.
+    Every change is made here and in llama.cpp at the same time. Nothing is shared between texts
+    with different roots (`CacheRoot`): what was computed with some LoRA adapters is no use with
+    others, and what one client sent is not for others to find. Used from the inference thread.
 
     Args:
         backend: where the sequences are.
@@ -92,38 +92,38 @@ class PrefixCache:
         """Cells that running sequences use."""
         return self._cells.taken_by({seq.id for seq in self.sequences if seq.running})
 
-    def find(self, keys: list[CellKey], adapters: Adapters = ()) -> tuple[int, list[KVSequence]]:
+    def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
         """Find the longest beginning of `keys` in the KV cache, and who holds it."""
         self._index()
         match = self._tree.match if self._backend.can_cut else self._tree.match_whole
-        length, holders = match(keys, adapters)
+        length, holders = match(keys, root)
         return length, [self.sequences[i] for i in holders]
 
     def _index(self) -> None:
         for seq in self.sequences:
             known = self._tree.length(seq.id)
             if known < len(seq.held):
-                self._tree.extend(seq.id, seq.held[known:], seq.adapters)
+                self._tree.extend(seq.id, seq.held[known:], seq.root)
 
     # -- starting and ending a run
 
-    def start(self, keys: list[CellKey], adapters: Adapters = (), *, reuse: bool) -> KVSequence:
+    def start(self, keys: list[CellKey], root: CacheRoot, *, reuse: bool) -> KVSequence:
         """Get a sequence for a run, with as much of it there as can be had.
 
         At least the last cell is left to decode, for its logits. There must be a sequence that
         does not run.
         """
         self._clock += 1
-        seq = self._start(keys[:-1], adapters) if reuse else self._empty()
-        seq.running, seq.adapters = True, adapters
+        seq = self._start(keys[:-1], root) if reuse else self._empty()
+        seq.running, seq.root = True, root
         self._swap_out_idle()
         return seq
 
-    def _start(self, keys: list[CellKey], adapters: Adapters) -> KVSequence:
-        length, holders = self.find(keys, adapters)
-        in_ram, key = self.ram.find(keys, adapters)
+    def _start(self, keys: list[CellKey], root: CacheRoot) -> KVSequence:
+        length, holders = self.find(keys, root)
+        in_ram, key = self.ram.find(keys, root)
         if in_ram >= length + self.min_shared and not self._copies_wait:
-            return self._swap_in(key, in_ram, adapters)
+            return self._swap_in(key, in_ram, root)
         kept = [seq for seq in holders if not seq.running]
         for seq in kept:
             if len(seq.held) == length:
@@ -174,10 +174,10 @@ class PrefixCache:
         """Copy a sequence to RAM, unless it is short or already there, or there is no room."""
         if len(seq.held) < self.min_shared or self._copies_wait:
             return
-        if self.ram.holds(seq.held, seq.adapters):
+        if self.ram.holds(seq.held, seq.root):
             return
         if self.ram.make_room(self._backend.state_size(seq.id)):
-            self.ram.put(seq.held, seq.adapters, self._backend.state_get(seq.id))
+            self.ram.put(seq.held, seq.root, self._backend.state_get(seq.id))
 
     def _swap_out_idle(self) -> None:
         """Swap out a kept sequence, where kept ones slow down those that run.
@@ -210,19 +210,19 @@ class PrefixCache:
         if length < len(source.held):
             self._backend.seq_rm(target.id, source.position(length))
         self._cells.copy(source.id, target.id, length)
-        target.held, target.adapters = source.held[:length], source.adapters
+        target.held, target.root = source.held[:length], source.root
         self._copies_wait = not self._unified
 
-    def _swap_in(self, key: int, length: int, adapters: Adapters) -> KVSequence:
+    def _swap_in(self, key: int, length: int, root: CacheRoot) -> KVSequence:
         """Bring a sequence back from RAM, or give an empty one if those that run need the room."""
         entry = self.ram.get(key)
-        seq = self._load(entry.keys, adapters, entry.state)
+        seq = self._load(entry.keys, root, entry.state)
         if seq is None:
             return self._empty()
         self.cut(seq, length)
         return seq
 
-    def _load(self, keys: list[CellKey], adapters: Adapters, state: bytes) -> KVSequence | None:
+    def _load(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> KVSequence | None:
         """Fill a sequence from outside; None when those that run leave no room for it."""
         while self.taken + len(keys) > self._backend.n_ctx and self.evict_one():
             pass
@@ -230,26 +230,26 @@ class PrefixCache:
         if self.taken + len(keys) > self._backend.n_ctx:
             return None
         self._backend.state_set(seq.id, state)
-        seq.held, seq.adapters = list(keys), adapters
+        seq.held, seq.root = list(keys), root
         self._cells.append(seq.id, len(keys))
         return seq
 
     # -- to a file and back
 
-    def export(self, keys: list[CellKey], adapters: Adapters) -> SlotState:
+    def export(self, keys: list[CellKey], root: CacheRoot) -> SlotState:
         """Read what is there of a text, from the KV cache or from RAM.
 
         That is the sequence which holds all of it, even if another run has gone on from there;
         else the longest one that is a beginning of it; else nothing, with a state that says so.
         There must be a sequence that does not run.
         """
-        seq, key = self._best(keys, adapters)
+        seq, key = self._best(keys, root)
         if seq is None and key is not None:
             entry = self.ram.get(key)
-            return SlotState(tokens=tuple(entry.keys), adapters=adapters, state=entry.state)
+            return SlotState(tokens=tuple(entry.keys), root=root, state=entry.state)
         seq = seq or self._empty()
         state = self._backend.state_get(seq.id)
-        return SlotState(tokens=tuple(seq.held), adapters=adapters, state=state)
+        return SlotState(tokens=tuple(seq.held), root=root, state=state)
 
     def adopt(self, saved: SlotState) -> None:
         """Keep what `export` gave, here or elsewhere, for prompts that begin like it.
@@ -262,7 +262,7 @@ class PrefixCache:
         """
         if self._copies_wait:
             raise KVCacheFullError("The KV cache is being copied; try again.")
-        seq = self._load(list(saved.tokens), saved.adapters, saved.state)
+        seq = self._load(list(saved.tokens), saved.root, saved.state)
         if seq is None:
             raise KVCacheFullError("The KV cache has no room beside what runs.")
         self.release(seq)
@@ -270,9 +270,9 @@ class PrefixCache:
             self.cut(seq, 0)
             raise InvalidRequestError("The state is not that of the tokens.")
 
-    def forget(self, keys: list[CellKey], adapters: Adapters) -> int:
+    def forget(self, keys: list[CellKey], root: CacheRoot) -> int:
         """Drop what `export` would read, unless it runs; returns how many of `keys` that had."""
-        seq, key = self._best(keys, adapters)
+        seq, key = self._best(keys, root)
         n_held = 0
         if key is not None:
             n_held = len(self.ram.get(key).keys)
@@ -283,15 +283,13 @@ class PrefixCache:
                 self.cut(seq, 0)
         return min(n_held, len(keys))
 
-    def _best(
-        self, keys: list[CellKey], adapters: Adapters
-    ) -> tuple[KVSequence | None, int | None]:
+    def _best(self, keys: list[CellKey], root: CacheRoot) -> tuple[KVSequence | None, int | None]:
         """Find a text in the KV cache, and in RAM: all of it, or what is a beginning of it."""
         self._index()
-        length, holders = self._tree.match(keys, adapters)
+        length, holders = self._tree.match(keys, root)
         if length < len(keys):
-            length, holders = self._tree.match_whole(keys, adapters)
-        in_ram, key = self.ram.find_whole(keys, adapters)
+            length, holders = self._tree.match_whole(keys, root)
+        in_ram, key = self.ram.find_whole(keys, root)
         seqs = [self.sequences[i] for i in holders]
         seq = min(seqs, key=lambda seq: (seq.running, len(seq.held)), default=None)
         if in_ram > length:

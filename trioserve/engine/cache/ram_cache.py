@@ -7,7 +7,7 @@ from collections import OrderedDict
 import attrs
 
 from trioserve.engine.cache.prefix_tree import PrefixTree
-from trioserve.types import Adapters, CellKey
+from trioserve.types import CacheRoot, CellKey
 
 
 @attrs.frozen
@@ -19,7 +19,7 @@ class Entry:
 
 
 class RamCache:
-    """States of sequences by their keys and adapters; the one unused for longest goes first.
+    """States of sequences by their roots and keys; the one unused for longest goes first.
 
     Args:
         limit: the most bytes of state to hold.
@@ -45,32 +45,32 @@ class RamCache:
             self.drop(next(iter(self._entries)))
         return True
 
-    def put(self, keys: list[CellKey], adapters: Adapters, state: bytes) -> None:
+    def put(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Keep a state. What it holds from end to end need not be kept as well."""
-        for entry_id in list(self._tree.match_whole(keys, adapters)[1]):
+        for entry_id in list(self._tree.match_whole(keys, root)[1]):
             self.drop(entry_id)
         if not self.make_room(len(state)):
             return
         entry_id, self._next = self._next, self._next + 1
         self._entries[entry_id] = Entry(list(keys), state)
-        self._tree.extend(entry_id, keys, adapters)
+        self._tree.extend(entry_id, keys, root)
         self.size += len(state)
 
-    def holds(self, keys: list[CellKey], adapters: Adapters) -> bool:
+    def holds(self, keys: list[CellKey], root: CacheRoot) -> bool:
         """Whether all of `keys` is here already."""
-        return self._tree.match(keys, adapters)[0] == len(keys)
+        return self._tree.match(keys, root)[0] == len(keys)
 
-    def find(self, keys: list[CellKey], adapters: Adapters) -> tuple[int, int]:
+    def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
         """Find the longest beginning of `keys`: its length, and the id for `get`."""
         match = self._tree.match if self._can_cut else self._tree.match_whole
-        length, entry_ids = match(keys, adapters)
+        length, entry_ids = match(keys, root)
         return length, min(entry_ids, default=-1)
 
-    def find_whole(self, keys: list[CellKey], adapters: Adapters) -> tuple[int, int]:
+    def find_whole(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
         """Find an entry with all of `keys`, or else the longest that is a beginning of them."""
-        length, entry_ids = self._tree.match(keys, adapters)
+        length, entry_ids = self._tree.match(keys, root)
         if length < len(keys):
-            length, entry_ids = self._tree.match_whole(keys, adapters)
+            length, entry_ids = self._tree.match_whole(keys, root)
         return length, min(entry_ids, default=-1)
 
     def get(self, entry_id: int) -> Entry:

@@ -39,7 +39,10 @@ async def responses() -> Response:
     if chat.stream:
         current_request().resources.enter_context(
             current_responses().running(
-                builder.response["id"], [stream], reasoning_control=chat.reasoning_control
+                builder.response["id"],
+                [stream],
+                context.client,
+                reasoning_control=chat.reasoning_control,
             )
         )
         writer = ResponseEvents(builder, chat, len(stream.prompt))
