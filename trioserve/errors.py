@@ -211,7 +211,7 @@ class EngineError(TrioServeError):
 
 
 class DecodeError(EngineError):
-    """`llama_decode` failed."""
+    """`llama_decode` failed, or what it computed are not numbers."""
 
 
 class KVCacheFullError(DecodeError):

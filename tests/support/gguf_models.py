@@ -7,7 +7,7 @@ llama.cpp should.
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -129,10 +129,12 @@ def write_decoder(
     rerank_template: str | None = None,
     context: int = 512,
     seed: int = 0,
+    change: Callable[[dict[str, Array]], None] = lambda weights: None,
 ) -> Path:
     """Write a causal model, as embedding models are that were made from a chat model.
 
     It is a Llama; with labels a Qwen3, which has a head that gives the share of each of them.
+    `change` gets the weights before they are written.
     """
     writer = gguf.GGUFWriter(str(path), "qwen3" if labels else "llama")
     _describe(writer, path.stem, context)
@@ -149,7 +151,9 @@ def write_decoder(
     if rerank_template is not None:
         writer.add_chat_template([{"name": "rerank", "template": rerank_template}])
     n_vocab = _byte_pairs(writer)
-    _finish(writer, _decoder_weights(np.random.default_rng(seed), n_vocab, len(labels)))
+    weights = _decoder_weights(np.random.default_rng(seed), n_vocab, len(labels))
+    change(weights)
+    _finish(writer, weights)
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.errors import EngineError
+from trioserve.errors import DecodeError, EngineError
 from trioserve.llama.context import Context
 from trioserve.llama.grammar.lazy import LazyMatcher
 from trioserve.llama.grammar.masks import Mask
@@ -85,6 +85,7 @@ class Sampler:
         """Choose a token from the logits of a row of the last batch, and accept it.
 
         Raises:
+            DecodeError: a logit is NaN, or the largest is infinite.
             EngineError: the row has no logits, or the sampler is closed.
         """
         rows = self._context.rows
@@ -181,11 +182,12 @@ class Sampler:
         return view
 
     def _draw(self, row: int) -> TokenId:
+        logits = self._logits(row)
         if self._shortlist.is_useful:
-            logits = self._logits(row)
             ids = self._shortlist.places(logits)
             if ids is not None:
                 return self._choose(ids, logits[ids])
+        _check_numbers(logits)
         token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
         return token
 
@@ -205,6 +207,8 @@ class Sampler:
             places = self._shortlist.places(allowed, ids) if self._shortlist.is_useful else None
             if places is not None:
                 ids, allowed = ids[places], allowed[places]
+            else:
+                _check_numbers(allowed)
             return self._choose(ids, allowed)
         forbidden = mask.forbidden
         hidden = logits[forbidden]
@@ -246,6 +250,7 @@ class Sampler:
         self, ids: NDArray[np.int32], logits: NDArray[np.float32]
     ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
         """Do what `_choose` does, and return the remaining candidates too."""
+        _check_numbers(logits)
         token = self._choose(ids, logits)
         assert self._scratch is not None
         candidates, array = self._scratch.candidates, self._scratch.array
@@ -259,6 +264,17 @@ class Sampler:
     def _prob(self, token: int | np.integer[Any], probability: float) -> TokenProb:
         logprob = math.log(probability) if probability > 0 else -math.inf
         return TokenProb(int(token), self._vocab.pieces[token], logprob)
+
+
+def _check_numbers(logits: NDArray[np.float32]) -> None:
+    """Raise DecodeError if a logit is NaN, or the largest is infinite.
+
+    `argmax` finds the first NaN or the largest: 0.5 µs for 2,048 logits, 14 for 152,000.
+    """
+    if not math.isfinite(logits[logits.argmax()]):
+        raise DecodeError(
+            "The model computed logits that are not finite numbers; its file may be damaged."
+        )
 
 
 def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

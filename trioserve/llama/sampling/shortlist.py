@@ -7,6 +7,7 @@ The chain still chooses the same tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -45,17 +46,17 @@ class Shortlist:
         self.is_useful = possible and (self._is_greedy or n_vocab >= _MIN_VOCAB)
 
     def best(self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> int | None:
-        """Return the index of the only logit to look at; None if there are more."""
+        """Return the index of the only logit to look at; None: there are more, or it is NaN."""
         if not self._is_greedy:
             return None
         best = int(logits.argmax())  # or the first NaN
         token = best if ids is None else int(ids[best])
-        return best if token not in self._lowered and logits[best] == logits[best] else None
+        return best if token not in self._lowered and math.isfinite(logits[best]) else None
 
     def places(
         self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None
     ) -> NDArray[np.intp] | None:
-        """Return the indices of the logits to look at; None: all.
+        """Return the indices of the logits to look at; None: all, some of which may be no numbers.
 
         Args:
             logits: of all tokens, or of those that a grammar allows.
@@ -69,9 +70,12 @@ class Shortlist:
             return None
         blocks = logits[: n_blocks * _BLOCK].reshape(_BLOCK, n_blocks)
         # In each of `_n_best` blocks a logit reaches this bound, so none of the best is cut off.
-        bound = np.partition(blocks.max(axis=0), -self._n_best)[-self._n_best]
-        places = np.flatnonzero(logits >= bound)
-        return places if len(places) else None  # comparisons with NaN are false
+        largest = blocks.max(axis=0)  # or NaN
+        rest = logits[n_blocks * _BLOCK :].max(initial=-np.inf)
+        if not math.isfinite(largest.max()) or not rest < np.inf:
+            return None
+        bound = np.partition(largest, -self._n_best)[-self._n_best]
+        return np.flatnonzero(logits >= bound)
 
 
 def n_best(params: SamplingParams) -> int:
