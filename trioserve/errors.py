@@ -14,11 +14,13 @@ class TrioServeError(Exception):
     """Root of everything that trioserve raises on purpose.
 
     `message` is one sentence for a person. `param` names the request field at fault, when one is.
+    Of an error with `public`, a client gets that sentence, and the message is for the log.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
+    public: ClassVar[str | None] = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -207,7 +209,15 @@ class AbandonedError(RequestEndedError):
 
 
 class EngineError(TrioServeError):
-    """The engine could not go on with this request, or with any."""
+    """The engine could not go on with this request, or with any. A client is not told why."""
+
+    public: ClassVar[str | None] = "The inference engine failed."
+
+
+class OutputError(EngineError):
+    """The output of this request cannot be made: its grammar or its numbers do not allow it."""
+
+    public = None
 
 
 class DecodeError(EngineError):
@@ -218,7 +228,10 @@ class KVCacheFullError(DecodeError):
     """There are no free cells in the KV cache for this batch."""
 
     code = "kv_cache_full"
+    public = None
 
 
 class BackendMismatchError(EngineError):
     """The installed llama.cpp lacks a function that trioserve calls."""
+
+    public = None

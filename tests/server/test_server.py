@@ -419,8 +419,9 @@ async def test_a_broken_engine_answers_with_errors() -> None:
     async with serve(backend) as server:
         backend.on_decode = explode
         for _ in range(2):
-            with pytest.raises(EngineError, match="boom"):
+            with pytest.raises(EngineError, match="engine failed") as caught:
                 await server.complete("x")
+            assert str(caught.value.__cause__) == "boom"
 
 
 async def test_the_log_tells_the_story() -> None:

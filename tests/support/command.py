@@ -38,6 +38,13 @@ class Running:
                 return line
         raise AssertionError(f"the log ended without {event!r}")
 
+    def lines_so_far(self) -> list[dict[str, Any]]:
+        """Take the log lines that have come, and were not taken before."""
+        taken = []
+        while self.lines.statistics().current_buffer_used:
+            taken.append(self.lines.receive_nowait())
+        return taken
+
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=30)
 

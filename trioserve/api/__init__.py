@@ -23,7 +23,7 @@ from trioserve.api.base import (
     sites,
     tcp,
 )
-from trioserve.api.base.connection import PREFIX, SEND_TIMEOUT, Connection, Request
+from trioserve.api.base.connection import ANSWERING, PREFIX, SEND_TIMEOUT, Connection, Request
 from trioserve.api.base.service import Service
 from trioserve.api.llama import (
     admin,
@@ -52,6 +52,7 @@ def install(app: QuartTrio, served: Service) -> None:
     app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     service.attach(app, served)
+    app.config[ANSWERING] = served.n_answering
     tcp.install()
     request.install(app)  # first: what follows may answer, and log
     cors.install(app)

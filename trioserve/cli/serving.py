@@ -54,7 +54,7 @@ def serve(config: Config) -> int:
         try:
             trio.run(_serve, config, listening)
         except* LifespanFailureError:
-            exit_code = 1  # there is no model; the service has logged why
+            exit_code = 1  # there is no model or no engine; the service has logged why
     return exit_code
 
 
@@ -82,7 +82,8 @@ async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
     """Serve until a signal.
 
     Raises:
-        ExceptionGroup: of `LifespanFailureError`, when the model cannot be loaded.
+        ExceptionGroup: of `LifespanFailureError`, when the model cannot be loaded, or the engine
+            has failed.
     """
     import hypercorn.trio
 
@@ -95,6 +96,7 @@ async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
     async with trio.open_nursery() as watching:
         await watching.start(_until_signal, service, stop)
         watching.start_soon(_announce, service)
+        watching.start_soon(_follow_failure, service)
         async with trio.open_nursery() as serving:
             await serving.start(
                 partial(hypercorn.trio.serve, app, hypercorn_config, shutdown_trigger=stop.wait)
@@ -146,11 +148,18 @@ async def _until_signal(
         signal.signal(each, signal.SIG_DFL)
     _log.info("draining", signal=signal.Signals(number).name)
     await service.drain()
-    _exit_soon()
+    _exit_soon(0)
     stop.set()
 
 
-def _exit_soon() -> None:
+async def _follow_failure(service: Service) -> None:
+    """End the process soon after its server has failed."""
+    await service.wait_ended()
+    if service.failure is not None:
+        _exit_soon(1)
+
+
+def _exit_soon(code: int) -> None:
     """End the process even if a connection cannot be closed.
 
     Hypercorn writes to a socket under a shield, so a client that does not read could keep the
@@ -159,8 +168,7 @@ def _exit_soon() -> None:
 
     def end() -> None:
         _log.warning("some connections did not close in time")
-        sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
 
     timer = threading.Timer(_GRACE + 2.0, end)
     timer.daemon = True

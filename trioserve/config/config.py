@@ -186,6 +186,14 @@ class Config(ModelConfig):
     keep_alive_timeout: float = _limit(5.0,
         "--keep-alive-timeout TRIOSERVE_KEEP_ALIVE_TIMEOUT", min=0.001,
         help="seconds after which an idle connection is closed")
+    watchdog_timeout: float = _limit(120.0,
+        "--watchdog-timeout TRIOSERVE_WATCHDOG_TIMEOUT", min=0,
+        help="seconds that a tick of the engine may take before /health/live answers with status "
+        "503; 0 = no limit")
+    on_engine_failure: str = _limit("exit", "--on-engine-failure TRIOSERVE_ON_ENGINE_FAILURE",
+        choices=("exit", "stay"),
+        help="what to do when an exception has broken the engine; exit = end the process with exit "
+        "code 1, stay = go on answering with errors")
     max_connections: int = _limit(0, "--max-connections TRIOSERVE_MAX_CONNECTIONS", min=0,
         help="connections that may be open; further ones get status 503; 0 = as many as the "
         "limit of descriptors allows")

@@ -133,8 +133,7 @@ class Engine(Loop):
 
     def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run; raises what `submit` raises."""
-        if self.failure is not None:
-            raise self.failure
+        self.check_works()
         if not isinstance(task, Task):
             raise NotSupportedError("This engine makes text, and no embeddings.")
         check_task(task, self._backend)

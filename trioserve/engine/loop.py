@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
@@ -44,7 +45,7 @@ class Loop(abc.ABC):
     Args:
         backend: the model.
         notify: called, from the engine's thread, once after each tick that left events in the
-            outbox. It must not block.
+            outbox, and when the engine has failed. It must not block.
         flush_interval: seconds within which events leave together that are not urgent.
     """
 
@@ -58,7 +59,10 @@ class Loop(abc.ABC):
         #: The LoRA adapters that were loaded. Their ids are their places.
         self.adapters: Sequence[AdapterInfo] = ()
         self.inbox = Inbox()
+        #: What broke the engine; its cause is what was raised. It does nothing any more.
         self.failure: EngineError | None = None
+        #: The inference thread, once it runs.
+        self.thread_id: int | None = None
         #: When the last tick began (monotonic). While there is work, it advances.
         self.heartbeat = monotonic()
         self._notify = notify
@@ -114,9 +118,12 @@ class Loop(abc.ABC):
 
     def run(self) -> None:
         """Tick until stopped, then close the backend. This is the body of the thread."""
+        self.thread_id = threading.get_ident()
         try:
             while not self._stopping:
                 self.tick(wait=True)
+        except BaseException as error:  # not even an Exception: the thread ends
+            self._break(error)
         finally:
             self._close()
 
@@ -125,21 +132,42 @@ class Loop(abc.ABC):
 
         With `wait`, sleep first while there is neither. Returns whether there is work left.
         """
-        commands = self.inbox.take(wait=wait and not self.has_work)
-        try:
-            for command in commands:
+        for command in self.inbox.take(wait=wait and not self._has_tick):
+            try:
                 self._obey(command)
-            if self.has_work and not self._stopping:
-                self.heartbeat = monotonic()
+            except Exception as error:
+                self._break(error)
+        if self._has_tick and not self._stopping:
+            self.heartbeat = monotonic()
+            try:
                 self._tick()
-        except Exception as error:
-            self.failure = EngineError(f"The inference engine failed: {error!r}")
-            self.failure.__cause__ = error
-            self._fail_all(self.failure)
-        work_left = self.has_work
+            except Exception as error:
+                self._break(error)
+        work_left = self._has_tick
         if self._urgent or not work_left or monotonic() >= self._next_flush:
             self._flush()
         return work_left
+
+    @property
+    def _has_tick(self) -> bool:
+        return self.has_work and self.failure is None
+
+    def _break(self, error: BaseException) -> None:
+        """Do nothing any more, end all tasks, and have the event loop look at `failure`."""
+        if self.failure is not None:
+            return
+        self.failure = EngineError("The inference engine failed.")
+        self.failure.__cause__ = error
+        with contextlib.suppress(Exception):  # what is broken may fail in this, too
+            self._fail_all(self.failure)
+        self._flush()
+        self._notify()
+
+    def check_works(self) -> None:
+        """Raise EngineError if the engine has failed."""
+        if self.failure is not None:
+            # Another one each time: an exception keeps the frames that it was raised through.
+            raise EngineError(self.failure.message) from self.failure.__cause__
 
     # -- what an engine does
 

@@ -104,6 +104,9 @@ class Dispatcher:
         self._someone_paused = trio.Event()
         self._deadlines: list[tuple[float, int]] = []  # a heap; ended tasks may still be in it
         self._new_deadline = trio.Event()
+        self._calls: set[trio.Event] = set()  # that wait for the inference thread
+        #: Set when the engine has failed, and all requests have been told.
+        self.failed = trio.Event()
         self.queued = Load()
         self._queued_of: defaultdict[str, Load] = defaultdict(Load)  # those that are not empty
 
@@ -181,6 +184,9 @@ class Dispatcher:
 
         When cancelled before it was called, it is not called any more. `post` hands it over; the
         default is the engine's `call`.
+
+        Raises:
+            EngineError: the engine failed before it came to the call.
         """
         done = trio.Event()
         token = trio.lowlevel.current_trio_token()
@@ -192,11 +198,16 @@ class Dispatcher:
                 results.append(outcome.capture(function))
                 token.run_sync_soon(done.set)
 
+        self._engine.check_works()
         (post or self._engine.call)(work)
+        self._calls.add(done)
         try:
             await done.wait()
         finally:
             is_awaited = False
+            self._calls.remove(done)
+        if not results:
+            self._engine.check_works()
         return results[0].unwrap()
 
     async def run(self) -> None:
@@ -207,6 +218,17 @@ class Dispatcher:
             while True:
                 await self._bridge.wait()
                 self._dispatch(self._engine.take_events())
+                if self._engine.failure is not None and not self.failed.is_set():
+                    self._fail(self._engine.failure)
+
+    def _fail(self, error: TrioServeError) -> None:
+        """Tell whoever still waits for the engine that it has failed."""
+        for mailbox in self._mailboxes.values():
+            if not mailbox.ended:
+                mailbox.fail(error)
+        for call in self._calls:
+            call.set()
+        self.failed.set()
 
     def _dispatch(self, events: list[EngineEvent]) -> None:
         for event in events:

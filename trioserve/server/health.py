@@ -2,57 +2,124 @@
 
 from __future__ import annotations
 
-from time import monotonic
+import contextlib
+import math
+import sys
+import traceback
 
 import attrs
+import structlog
 import trio
 
 from trioserve.engine.loop import Loop
-from trioserve.errors import ServerClosingError, UnavailableError
+from trioserve.errors import EngineError, ServerClosingError, UnavailableError
 from trioserve.server.admission import Admission
 from trioserve.server.dispatch import Dispatcher
 from trioserve.types import EngineStatus
 
-#: Seconds in which an engine that does nothing answers, on a busy machine too.
+_log = structlog.stdlib.get_logger("trioserve.server")
+
+#: Seconds that somebody who asks for the status waits for the running tick to end.
 _ANSWER_TIMEOUT = 5.0
 
 
 class Health:
-    """Looks at an engine from the event loop."""
+    """Looks at an engine from the event loop.
 
-    def __init__(self, loop: Loop, dispatcher: Dispatcher, admission: Admission) -> None:
+    Args:
+        loop: the engine.
+        dispatcher: brings calls to it, and learns of its failure.
+        admission: knows how long requests wait.
+        watchdog_timeout: seconds that a tick may take; 0: any number.
+    """
+
+    def __init__(
+        self, loop: Loop, dispatcher: Dispatcher, admission: Admission, watchdog_timeout: float
+    ) -> None:
         self._loop = loop
         self._dispatcher = dispatcher
         self._admission = admission
+        self._timeout = watchdog_timeout
+        self._stuck = False  # a tick takes longer than that
+        self._last = loop.status()  # nothing runs yet, so that any thread may look
+
+    async def run(self) -> None:
+        """Watch the engine until cancelled, and log what is wrong with it."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_ticks)
+            failure = await self.wait_failure()
+            _log.error("the engine has failed", exc_info=failure.__cause__)
+
+    async def wait_failure(self) -> EngineError:
+        """Wait until the engine has failed; returns with what. Its requests have been told."""
+        await self._dispatcher.failed.wait()
+        assert self._loop.failure is not None
+        return self._loop.failure
+
+    async def _watch_ticks(self) -> None:
+        """Ask the engine for its status now and then. It answers when the running tick ends."""
+        with contextlib.suppress(EngineError):  # which `run` reports
+            while True:
+                with trio.move_on_after(self._timeout or math.inf) as scope:
+                    await self._ask()
+                if scope.cancelled_caught:
+                    await self._wait_stuck()
+                if not self._timeout:
+                    return
+                await trio.sleep(self._timeout / 8)
+
+    async def _wait_stuck(self) -> None:
+        """Wait until a tick ends that has taken too long."""
+        began = trio.current_time() - self._timeout
+        _log.error("a tick takes too long", seconds=self._timeout, stack=self._stack())
+        self._stuck = True
+        try:
+            await self._ask()
+        finally:
+            self._stuck = False
+        _log.warning("the long tick has ended", seconds=round(trio.current_time() - began, 3))
+
+    def _stack(self) -> str:
+        """Where the inference thread is."""
+        frame = sys._current_frames().get(self._loop.thread_id or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    async def _ask(self) -> None:
+        """Get the status from the engine. Raises EngineError if that has failed."""
+        self._last = await self._dispatcher.call(self._loop.status)
 
     async def status(self) -> EngineStatus:
         """See `Server.status`."""
         if self._admission.closed:
             raise ServerClosingError
-        status = await self._dispatcher.call(self._loop.status)
+        if not self._stuck:
+            with trio.move_on_after(_ANSWER_TIMEOUT), contextlib.suppress(EngineError):
+                await self._ask()
         wait_s = self._admission.wait_s
-        waiting = (attrs.evolve(one, wait_s=wait_s(one.position)) for one in status.waiting)
-        return attrs.evolve(status, waiting=tuple(waiting))
+        waiting = (attrs.evolve(one, wait_s=wait_s(one.position)) for one in self._last.waiting)
+        return attrs.evolve(self._last, waiting=tuple(waiting))
 
-    async def check_live(self, tick_timeout: float) -> None:
-        """Look whether the engine works: it ticks, or it has nothing to do and answers.
-
-        Args:
-            tick_timeout: seconds that one tick may take.
+    def check_ready(self) -> None:
+        """Look whether requests are taken.
 
         Raises:
-            UnavailableError: it does not.
-            ServerClosingError: the server is closed.
+            UnavailableError: the engine has failed.
+            ServerClosingError: the server drains, or is closed.
         """
         if self._loop.failure is not None:
             raise UnavailableError(self._loop.failure.message)
-        if monotonic() - self._loop.heartbeat < tick_timeout:
-            return
-        # The last tick began long ago. It still runs, or was followed by a rest.
-        with trio.move_on_after(_ANSWER_TIMEOUT) as scope:
-            await self.status()
-        if scope.cancelled_caught:
-            raise UnavailableError(f"The engine has not ticked for {tick_timeout:g} seconds.")
+        self._admission.check_open()
+
+    def check_live(self) -> None:
+        """Look whether the engine works.
+
+        Raises:
+            UnavailableError: it has failed, or a tick takes too long.
+        """
+        if self._loop.failure is not None:
+            raise UnavailableError(self._loop.failure.message)
+        if self._stuck:
+            raise UnavailableError(f"A tick takes longer than {self._timeout:g} seconds.")
 
     def check_queue(self, client: str) -> None:
         """Look whether there is room for one more request of a client, without holding it.

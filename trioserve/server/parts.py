@@ -53,7 +53,7 @@ class Parts:
         self.loop = loop
         self.dispatcher = dispatcher
         self.admission = Admission(config, dispatcher, model.n_slots)
-        self.health = Health(loop, dispatcher, self.admission)
+        self.health = Health(loop, dispatcher, self.admission, config.watchdog_timeout)
         self.queue = Queue(self.health.status)
         self.requests = Requests(
             config, loop, dispatcher, self.admission, model=model.info.name, observers=observers

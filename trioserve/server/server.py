@@ -98,7 +98,7 @@ class Server:
             introduce = partial(LoadedModel.introduce, loop, self.config)
             model = await trio.to_thread.run_sync(introduce)
             parts = Parts(self.config, model, loop, dispatcher, self.observers)
-            async with alongside(dispatcher.run):
+            async with alongside(dispatcher.run), alongside(parts.health.run):
                 self._parts = parts
                 try:
                     yield
@@ -384,7 +384,7 @@ class Server:
         return await self.parts.ranker().rerank(query, documents, priority, context)
 
     async def status(self) -> EngineStatus:
-        """Look at the slots and the queue, between two ticks. May be cancelled.
+        """Look at the slots and the queue, between two ticks; in a long tick, at an earlier look.
 
         Raises:
             ServerClosingError: the server is closed.

@@ -93,7 +93,7 @@ class SlotFiles:
             try:
                 n_bytes = await trio.to_thread.run_sync(write)
             except OSError as error:
-                raise TrioServeError(f"Unable to save slot: {error.strerror}") from error
+                raise TrioServeError("Unable to save slot.") from error
         return Moved(len(saved.tokens), n_bytes, (monotonic() - began) * 1e3)
 
     async def restore(self, slot_id: int, filename: str, owner: str) -> Moved:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trioserve.engine.text.triggers import TriggerScanner
-from trioserve.errors import EngineError, InvalidRequestError
+from trioserve.errors import InvalidRequestError, OutputError
 from trioserve.testing.vocab import EOS, byte_vocab
 from trioserve.types import Adapters, Constraint, Grammar, TokenId, TokenProb, TokenProbs
 
@@ -52,7 +52,7 @@ class ScriptedConstraint(Constraint):
             except ValueError:
                 follows = False
         if not follows:
-            raise EngineError(f"The script does not follow the grammar: {output!r}")
+            raise OutputError(f"The script does not follow the grammar: {output!r}")
 
 
 class ScriptedSampler:

@@ -39,6 +39,7 @@ def error(kind: str, message: str) -> dict[str, Any]:
 
 
 ID = {"X-Request-Id": "r1"}
+FAILED = "The inference engine failed. The log has more, under r1."
 BIG = json.dumps(ASK | {"messages": [{"role": "user", "content": "x" * 5000}]}).encode()
 
 
@@ -128,7 +129,7 @@ async def test_a_failure_before_the_first_event_has_a_status() -> None:
     async with client_of(backend) as client:
         answer = await client.post("/v1/messages", json=ASK | {"stream": True}, headers=ID)
     assert answer.status_code == 500
-    assert answer.json() == error("api_error", "The batch is cursed.")
+    assert answer.json() == error("api_error", FAILED)
 
 
 async def test_a_failure_ends_a_stream_that_has_begun() -> None:
@@ -139,12 +140,12 @@ async def test_a_failure_ends_a_stream_that_has_begun() -> None:
             raise DecodeError("The batch is cursed.")
 
     backend.on_decode = fail_later
-    async with client_of(backend) as client:
+    async with client_of(backend, on_engine_failure="stay") as client:
         answer = await client.post("/v1/messages", json=ASK | {"stream": True}, headers=ID)
     assert answer.status_code == 200
     *before, last = named_events_in(answer.text)
     assert [each["type"] for each in before[:3]] == ["message_start", "ping", "content_block_start"]
-    assert last == error("api_error", "The batch is cursed.")
+    assert last == error("api_error", FAILED)
 
 
 async def test_other_routes_keep_their_form() -> None:
@@ -245,4 +246,5 @@ def test_the_type_of_an_error_is_that_of_its_status(
     kind: type[TrioServeError], status: int, expected: str
 ) -> None:
     assert kind.status == status
-    assert anthropic_errors.body(kind("No."), "r1") == error(expected, "No.")
+    message = "No. The log has more, under r1." if status == 500 else "No."
+    assert anthropic_errors.body(kind("No."), "r1") == error(expected, message)

@@ -38,6 +38,7 @@ from trioserve.errors import (
     ModelLoadingError,
     NotFoundError,
     NotSupportedError,
+    OutputError,
     PayloadTooLargeError,
     PermissionDeniedError,
     QueueFullError,
@@ -62,6 +63,10 @@ NEVER_SENT = {
     StalledReaderError: "its client does not read; the connection is cut",
     TooManyRequestsError: "only its children are raised",
 }
+
+#: The id of a request, and what a client reads of a failure that is none of its business.
+ID = {"X-Request-Id": "mine"}
+FAILED = "The inference engine failed. The log has more, under mine."
 
 Provoke = Callable[[], Awaitable[httpx.Response]]
 
@@ -100,11 +105,17 @@ def failing(error: Exception) -> ScriptedBackend:
     return backend
 
 
+async def failed(error: Exception) -> httpx.Response:
+    """Ask an engine that fails."""
+    async with client_of(failing(error), on_engine_failure="stay") as client:
+        return await client.post("/completion", json={"prompt": "a"}, headers=ID)
+
+
 async def unloaded(error: TrioServeError) -> httpx.Response:
     """Ask an app whose model could not be loaded."""
     app = create_app(Config())
     app.extensions["trioserve"].failure = error
-    answer = await app.test_client().get("/v1/models")
+    answer = await app.test_client().get("/v1/models", headers=ID)
     body: Any = await answer.get_data()
     return httpx.Response(answer.status_code, content=body)
 
@@ -369,7 +380,12 @@ async def a_model_that_cannot_be_loaded() -> httpx.Response:
     return await unloaded(ModelLoadError("The file is cut short."))
 
 
-@answers(BackendMismatchError, 500, message="It lacks x.", type="server_error")
+@answers(
+    BackendMismatchError,
+    500,
+    message="It lacks x. The log has more, under mine.",
+    type="server_error",
+)
 async def a_library_that_cannot_be_used() -> httpx.Response:
     return await unloaded(BackendMismatchError("It lacks x."))
 
@@ -407,27 +423,39 @@ async def a_deadline_that_passes() -> httpx.Response:
         return await client.post("/completion", json={"prompt": "a", "timeout": 0.05})
 
 
-@answers(DecodeError, 500, message="llama_decode failed.", type="server_error")
+@answers(DecodeError, 500, message=FAILED, type="server_error")
 async def a_decode_that_fails() -> httpx.Response:
-    async with client_of(failing(DecodeError("llama_decode failed."))) as client:
-        return await client.post("/completion", json={"prompt": "a"})
-
-
-@answers(KVCacheFullError, 500, code="kv_cache_full", message="No room.", type="server_error")
-async def a_cache_that_is_full() -> httpx.Response:
-    async with client_of(failing(KVCacheFullError("No room."))) as client:
-        return await client.post("/completion", json={"prompt": "a"})
+    return await failed(DecodeError("llama_decode failed."))
 
 
 @answers(
-    EngineError,
+    KVCacheFullError,
     500,
-    message="The inference engine failed: RuntimeError('broken')",
+    code="kv_cache_full",
+    message="No room. The log has more, under mine.",
     type="server_error",
 )
+async def a_cache_that_is_full() -> httpx.Response:
+    return await failed(KVCacheFullError("No room."))
+
+
+@answers(
+    OutputError,
+    500,
+    message="The grammar allows no token to follow. The log has more, under mine.",
+    type="server_error",
+)
+async def an_output_that_cannot_be_made() -> httpx.Response:
+    def script(prompt: str) -> str:
+        raise OutputError("The grammar allows no token to follow.")
+
+    async with client_of(ScriptedBackend(script)) as client:
+        return await client.post("/completion", json={"prompt": "a"}, headers=ID)
+
+
+@answers(EngineError, 500, message=FAILED, type="server_error")
 async def an_engine_that_breaks() -> httpx.Response:
-    async with client_of(failing(RuntimeError("broken"))) as client:
-        return await client.post("/completion", json={"prompt": "a"})
+    return await failed(RuntimeError("broken"))
 
 
 @answers(
@@ -440,7 +468,7 @@ async def a_mistake_of_ours() -> httpx.Response:
     async with client_of() as client:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(admin, "_meta", lambda server: 1 / 0)
-            return await client.get("/v1/models", headers={"X-Request-Id": "mine"})
+            return await client.get("/v1/models", headers=ID)
 
 
 # -- the tests
@@ -482,10 +510,10 @@ async def test_a_stream_that_has_begun_ends_with_the_error(path: str, body: Any)
     backend = ScriptedBackend(lambda prompt: "Hello there")
     backend.on_decode = fail_later
     async with client_of(backend) as client:
-        answer = await client.post(path, json={**body, "stream": True})
+        answer = await client.post(path, json={**body, "stream": True}, headers=ID)
         assert answer.status_code == 200
         events = [line for line in answer.text.splitlines() if line]
         assert len(events) > 1
-        error = {"code": 500, "message": "llama_decode failed.", "type": "server_error"}
+        error = {"code": 500, "message": FAILED, "type": "server_error"}
         name, _, data = events[-1].partition(": ")
         assert (name, json.loads(data)) == ("data", {"error": {**error, "param": None}})

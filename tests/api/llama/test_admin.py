@@ -17,9 +17,7 @@ from structlog.testing import capture_logs
 from tests.support.clients import client_and_service, client_of
 from trioserve.api.base import auth, cors, errors, request
 from trioserve.api.base.request import json_response
-from trioserve.api.llama import admin
 from trioserve.errors import QueueFullError
-from trioserve.server import health
 from trioserve.testing import ScriptedBackend
 
 ROOT = Path(__file__).parents[3]
@@ -59,48 +57,48 @@ async def test_health_while_draining() -> None:
         assert answer.status_code == 503
 
 
-async def test_an_engine_is_live_in_a_long_tick_but_not_in_an_endless_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    in_tick, continue_final_message = threading.Event(), threading.Event()
+async def test_an_engine_in_a_tick_that_does_not_end() -> None:
+    in_tick, end = threading.Event(), threading.Event()
 
     def tick(backend: ScriptedBackend) -> None:
         in_tick.set()
-        continue_final_message.wait(10)
+        end.wait(10)
 
     backend = ScriptedBackend()
     backend.on_decode = tick
-    monkeypatch.setattr(health, "_ANSWER_TIMEOUT", 0.01)
-    async with (
-        client_of(backend) as client,
-        trio.open_nursery() as nursery,
-    ):
-        monkeypatch.setattr(admin, "TICK_TIMEOUT", 0.0)
+    config = {"watchdog_timeout": 0.1, "metrics_endpoint": True}
+    async with client_of(backend, **config) as client, trio.open_nursery() as nursery:
         assert (await client.get("/health/live")).status_code == 200  # at rest
         nursery.start_soon(partial(client.post, "/completion", json={"prompt": "a"}))
         await trio.to_thread.run_sync(in_tick.wait)
-        answer = await client.get("/health/live")
-        assert answer.status_code == 503
-        assert answer.json()["error"]["type"] == "unavailable_error"
-        assert (await client.get("/health/ready")).status_code == 200
-        monkeypatch.setattr(admin, "TICK_TIMEOUT", 60.0)
-        assert (await client.get("/health/live")).status_code == 200
-        continue_final_message.set()
+        with trio.fail_after(5):
+            while (answer := await client.get("/health/live")).status_code == 200:
+                await trio.sleep(0.01)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["type"] == "unavailable_error"
+            assert (await client.get("/health/ready")).status_code == 200
+            assert len((await client.get("/slots")).json()) == 2
+            assert "llamacpp:requests_processing 0" in (await client.get("/metrics")).text
+            end.set()
+            while (await client.get("/health/live")).status_code == 503:
+                await trio.sleep(0.01)
 
 
-async def test_a_broken_engine_is_not_live() -> None:
+async def test_a_broken_engine_is_neither_ready_nor_live() -> None:
     def tick(backend: ScriptedBackend) -> None:
         raise RuntimeError("broken")
 
     backend = ScriptedBackend()
     backend.on_decode = tick
-    async with (
-        client_of(backend) as client,
-    ):
+    config = {"on_engine_failure": "stay", "metrics_endpoint": True}
+    async with client_of(backend, **config) as client:
         assert (await client.post("/completion", json={"prompt": "a"})).status_code == 500
-        answer = await client.get("/health/live")
-        assert answer.status_code == 503
-        assert "broken" in answer.json()["error"]["message"]
+        for path in ("/health", "/v1/health", "/health/ready", "/health/live"):
+            answer = await client.get(path)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == "The inference engine failed."
+        for path in ("/slots", "/metrics"):
+            assert (await client.get(path)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])

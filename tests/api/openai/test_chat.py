@@ -141,13 +141,19 @@ async def test_calls_are_text_when_none_may_be_called() -> None:
     assert choice["message"]["content"] == CALL
 
 
+ID = {"X-Request-Id": "r1"}
+FAILED = "The inference engine failed. The log has more, under r1."
+
+
 async def test_a_failure_before_the_first_token_has_a_status() -> None:
     backend = answering("Hello")
     backend.fail_next = DecodeError("The batch is cursed.")
     async with client_of(backend) as client:
-        answer = await client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
+        answer = await client.post(
+            "/v1/chat/completions", json={"messages": HI, "stream": True}, headers=ID
+        )
         assert answer.status_code == 500
-        assert answer.json()["error"]["message"] == "The batch is cursed."
+        assert answer.json()["error"]["message"] == FAILED
         again = await client.post("/v1/chat/completions", json={"messages": HI})
         assert again.status_code == 200
 
@@ -166,7 +172,7 @@ async def test_a_failure_in_the_middle_is_the_last_event() -> None:
     body = {"prompt": "a", "stream": True}
     async with (
         client_of(backend) as client,
-        client.stream("POST", "/v1/completions", json=body) as answer,
+        client.stream("POST", "/v1/completions", json=body, headers=ID) as answer,
     ):
         assert answer.status_code == 200
         lines = answer.aiter_lines()
@@ -176,7 +182,7 @@ async def test_a_failure_in_the_middle_is_the_last_event() -> None:
     assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "H"
     assert json.loads(rest[-1].removeprefix("data: "))["error"] == {
         "code": 500,
-        "message": "The batch is cursed.",
+        "message": FAILED,
         "type": "server_error",
         "param": None,
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trioserve.api.base.errors import ErrorShape
+from trioserve.api.base.errors import ErrorShape, message_of
 from trioserve.errors import TrioServeError
 
 _TYPES = {
@@ -49,7 +49,7 @@ def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
     kind = _TYPES.get(error.status, other)
     return {
         "type": "error",
-        "error": {"type": kind, "message": error.message},
+        "error": {"type": kind, "message": message_of(error, request_id)},
         "request_id": request_id,
     }
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -29,6 +29,7 @@ import trio
 from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
+from trio_util import AsyncValue
 
 from trioserve.types import CancelReason
 
@@ -45,6 +46,9 @@ SEND_TIMEOUT = "TRIOSERVE_SEND_TIMEOUT"
 
 #: `app.config` key: the path that comes before all routes.
 PREFIX = "TRIOSERVE_PREFIX"
+
+#: `app.config` key: counts the requests whose responses are not sent yet, as an `AsyncValue`.
+ANSWERING = "TRIOSERVE_ANSWERING"
 
 #: Seconds in which a client may go on sending a body that nobody reads, after the response.
 LINGER = 2.0
@@ -212,10 +216,11 @@ class Connection(TrioASGIHTTPConnection):
         request.abort = sender.abort
         request.mailboxes = []
         request.resources = AsyncExitStack()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.handle_messages, nursery, request, receive)
-            nursery.start_soon(sender.watch)
-            await self.handle_request(nursery, request, sender)
+        with _counted(self.app.config[ANSWERING]):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.handle_messages, nursery, request, receive)
+                nursery.start_soon(sender.watch)
+                await self.handle_request(nursery, request, sender)
 
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: QuartRequest, receive: ASGIReceiveCallable
@@ -266,6 +271,15 @@ class Connection(TrioASGIHTTPConnection):
         if not self._received.is_set():
             with trio.move_on_after(LINGER):
                 await self._received.wait()
+
+
+@contextmanager
+def _counted(counter: AsyncValue[int]) -> Iterator[None]:
+    counter.value += 1
+    try:
+        yield
+    finally:
+        counter.value -= 1
 
 
 def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:

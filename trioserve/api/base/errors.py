@@ -23,6 +23,7 @@ from trioserve.errors import (
     MethodNotAllowedError,
     NotFoundError,
     PayloadTooLargeError,
+    RequestEndedError,
     TooManyRequestsError,
     TrioServeError,
 )
@@ -55,13 +56,24 @@ def body(error: TrioServeError) -> dict[str, Any]:
     """Make the JSON body of an error."""
     fields: dict[str, Any] = {
         "code": error.code or error.status,
-        "message": error.message,
+        "message": message_of(error, current_request_id()),
         "type": error.type,
         "param": error.param,
     }
     if isinstance(error, ContextLengthExceededError):
         fields |= {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
     return {"error": fields}
+
+
+def message_of(error: TrioServeError, request_id: str) -> str:
+    """What a client reads of an error. What only the server can help is in the log."""
+    message = error.public or error.message
+    return f"{message} The log has more, under {request_id}." if _is_ours(error) else message
+
+
+def _is_ours(error: TrioServeError) -> bool:
+    """Whether the server is to blame, and neither the client nor a shutdown."""
+    return error.status == 500 and not isinstance(error, RequestEndedError)
 
 
 def last_event(error: Exception) -> bytes:
@@ -72,7 +84,7 @@ def last_event(error: Exception) -> bytes:
 def unexpected(error: BaseException) -> InternalError:
     """Log an exception that should not have happened, and make what the client may know."""
     _log.error("unexpected error", exc_info=error)
-    return InternalError(f"Internal error. The log has more, under {current_request_id()}.")
+    return InternalError("Internal error.")
 
 
 def response(error: TrioServeError) -> Response:
@@ -110,6 +122,9 @@ def install(app: Quart, shapes: Sequence[ErrorShape] = ()) -> None:
     app.extensions[_NAME] = shapes
 
     async def on_own(error: TrioServeError) -> Response:
+        if _is_ours(error):
+            cause = None if error.__cause__ is None else repr(error.__cause__)
+            _log.warning("internal error", error=error.message, cause=cause)
         return response(error)
 
     async def on_http(error: HTTPException) -> Response:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import structlog
 import trio
 from quart import Quart, current_app
+from trio_util import AsyncValue
 
 from trioserve.api.base.registry import Responses
 from trioserve.config import Config
-from trioserve.errors import ModelLoadingError, ServerClosingError, TrioServeError
+from trioserve.errors import (
+    ModelLoadingError,
+    ServerClosingError,
+    TrioServeError,
+    UnavailableError,
+)
 from trioserve.server import Server
 from trioserve.server.lifecycle import Loader
 
@@ -16,6 +22,10 @@ _log = structlog.stdlib.get_logger("trioserve.api")
 
 #: Where an app has its service: `app.extensions[NAME]`.
 NAME = "trioserve"
+
+
+#: Seconds in which clients are told that the engine has failed, before the service ends.
+_FAREWELL = 3.0
 
 
 class Service:
@@ -34,6 +44,7 @@ class Service:
         #: Why there is no server: the model cannot be loaded, or the engine broke.
         self.failure: TrioServeError | None = None
         self.n_connections = 0  # that are open
+        self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
         self._load = load
         self._server: Server | None = None
         self._scope = trio.CancelScope()
@@ -58,21 +69,34 @@ class Service:
             raise ServerClosingError
         raise ModelLoadingError
 
-    @property
-    def ready(self) -> bool:
-        """Whether new requests are taken."""
-        return self._server is not None and self._server.ready and not self._server.draining
+    def check_ready(self) -> None:
+        """Look whether requests are taken; raises what `server` does, or UnavailableError."""
+        if self.failure is not None:
+            raise UnavailableError(self.failure.message)
+        self.server.parts.health.check_ready()
+
+    def check_live(self) -> None:
+        """Look whether the engine works, if the model is loaded. Raises UnavailableError."""
+        if self.failure is not None:
+            raise UnavailableError(self.failure.message)
+        if self._server is not None and self._server.ready:
+            self._server.parts.health.check_live()
 
     async def wait_loaded(self) -> None:
         """Wait until the model is loaded. Waits on when it cannot be."""
         await self._loaded.wait()
+
+    async def wait_ended(self) -> None:
+        """Wait until the server has ended, or could not begin; `failure` says why."""
+        await self._ended.wait()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the model and serve it until `stop` is called. Reports started once loaded.
 
         Raises:
             ModelLoadError: the model cannot be loaded. Written to the log, and kept in `failure`.
-            TrioServeError: the same for whatever else ends the server.
+            EngineError: the engine has failed, and the configuration says that this is the end.
+            TrioServeError: whatever else ends the server, in the same way.
         """
         server = Server(self.config) if self._load is None else Server(self.config, load=self._load)
         try:
@@ -81,7 +105,7 @@ class Service:
                     self._server = server
                     self._loaded.set()
                     task_status.started()
-                    await trio.sleep_forever()
+                    await self._until_failure(server)
         except TrioServeError as error:
             self.failure = error
             _log.error(error.message)
@@ -90,6 +114,16 @@ class Service:
             self._server = None
             self._stopping = True
             self._ended.set()
+
+    async def _until_failure(self, server: Server) -> None:
+        """Wait until the engine has failed, and clients have been told; then raise its failure."""
+        failure = await server.parts.health.wait_failure()
+        if self.config.on_engine_failure == "stay":
+            await trio.sleep_forever()
+        with trio.move_on_after(_FAREWELL):
+            await self.drain()
+            await self.n_answering.wait_value(0)
+        raise failure
 
     async def drain(self, timeout: float | None = None) -> None:
         """Take nothing new, and wait for what runs; what is left after `timeout` ends with an

@@ -23,6 +23,7 @@ from trioserve.errors import (
     InvalidRequestError,
     KVCacheFullError,
     NotSupportedError,
+    OutputError,
     TrioServeError,
 )
 from trioserve.types import (
@@ -71,8 +72,7 @@ class EmbeddingEngine(Loop):
 
     def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run; raises what `submit` raises."""
-        if self.failure is not None:
-            raise self.failure
+        self.check_works()
         if not isinstance(task, EmbeddingTask):
             raise NotSupportedError("This engine makes embeddings, and no text.")
         backend, param = self._backend, task.param
@@ -277,7 +277,7 @@ class EmbeddingEngine(Loop):
             )
             self._emit(embedded)
         else:
-            error = EngineError("The model made embeddings with numbers that are not finite.")
+            error = OutputError("The model made embeddings with numbers that are not finite.")
             self._emit(Failed(run.task.id, error))
 
     # -- the end, and a look at it

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import attrs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from trioserve.errors import EngineError, InvalidRequestError
+from trioserve.errors import EngineError, InvalidRequestError, OutputError
 from trioserve.llama.grammar import gbnf, json_schema, tools
 from trioserve.llama.grammar.matcher import CompiledGrammar, brief
 from trioserve.llama.grammar.pool import MaskPool
@@ -187,11 +187,11 @@ def _with_stack(function: Callable[[], _T]) -> _T:
     def work() -> None:
         try:
             results.append(function())
-        except BaseException as error:  # a panic in Rust is not an Exception
-            is_panic = not isinstance(error, Exception)
-            failures.append(
-                EngineError(f"llguidance failed: {error!r:.200}") if is_panic else error
-            )
+        except Exception as error:
+            failures.append(error)
+        except BaseException as error:  # a panic in Rust
+            failures.append(OutputError("The grammar cannot be compiled."))
+            failures[0].__cause__ = error
 
     thread = threading.Thread(target=work, name="trioserve-compile", daemon=True)
     size = threading.stack_size(STACK)

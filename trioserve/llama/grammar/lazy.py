@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from trioserve.engine.text.triggers import TriggerScanner
-from trioserve.errors import EngineError
+from trioserve.errors import OutputError
 from trioserve.llama.grammar.masks import Mask, all_but, none_but
 from trioserve.llama.grammar.matcher import CompiledGrammar, Matcher
 from trioserve.types import TokenId
@@ -102,7 +102,7 @@ class LazyMatcher:
             return True
         if token in self._tokens.ends:
             if self._required:
-                raise EngineError(f"The grammar does not allow token {token}, which was chosen.")
+                raise OutputError(f"The grammar does not allow token {token}, which was chosen.")
             return True
         scanner = self._scanner.fork()
         rest = scanner.feed(self._tokens.name_of(token))

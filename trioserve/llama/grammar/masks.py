@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.errors import EngineError, InvalidRequestError
+from trioserve.errors import InvalidRequestError, OutputError
 from trioserve.types import TokenId
 
 
@@ -24,7 +24,7 @@ class Mask:
         bits = int.from_bytes(words.tobytes(), "little") & ((1 << n_vocab) - 1)
         n_allowed = bits.bit_count()
         if n_allowed == 0:
-            raise EngineError("The grammar allows no token to follow.")
+            raise OutputError("The grammar allows no token to follow.")
         self.only: TokenId | None = bits.bit_length() - 1 if n_allowed == 1 else None
         #: Whether so many tokens are allowed that it costs less to hide the others.
         self.allows_most = n_vocab - n_allowed <= n_vocab // 8

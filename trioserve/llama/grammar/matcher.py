@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 from llguidance import LLMatcher
 
-from trioserve.errors import EngineError, TrioServeError
+from trioserve.errors import EngineError, OutputError, TrioServeError
 from trioserve.llama.grammar.masks import Mask
 from trioserve.llama.grammar.pool import MaskPool
 from trioserve.llama.grammar.tokens import Tokens
@@ -78,11 +78,11 @@ class Matcher:
         """
         if self._mask is None:
             if self._pending is None:
-                raise EngineError("The output has ended, or its grammar is closed.")
+                raise OutputError("The output has ended, or its grammar is closed.")
             try:
                 self._mask = self._pool.result(self._pending)
             except TimeoutError:
-                raise EngineError("The grammar takes too long to follow.") from None
+                raise OutputError("The grammar takes too long to follow.") from None
             except EngineError:
                 # Other tasks share some of llguidance's state, which may have reached a limit.
                 self._compiled.on_error(self._compiled)
@@ -117,7 +117,7 @@ class Matcher:
             EngineError: the mask does not allow it.
         """
         if self._mask is None or token not in self._mask:
-            raise EngineError(f"The grammar does not allow token {token}, which was chosen.")
+            raise OutputError(f"The grammar does not allow token {token}, which was chosen.")
         self._advance_later(token)
         return True
 
@@ -147,7 +147,7 @@ class Matcher:
         except TrioServeError:
             raise
         except BaseException as error:  # a panic in Rust is not an Exception
-            raise EngineError(f"The grammar cannot be followed: {error!r:.200}") from error
+            raise OutputError("The grammar cannot be followed.") from error
 
     def _allowed(self, mask: Mask) -> Mask:
         if not len(self._banned):
@@ -172,7 +172,7 @@ def _next_mask(matcher: LLMatcher, n_vocab: int) -> Mask:
 
 
 def _failure(problem: str) -> EngineError:
-    return EngineError(f"The grammar cannot be followed: {brief(problem)}.")
+    return OutputError(f"The grammar cannot be followed: {brief(problem)}.")
 
 
 def brief(problem: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.errors import DecodeError, EngineError
+from trioserve.errors import DecodeError, EngineError, OutputError
 from trioserve.llama.context import Context
 from trioserve.llama.grammar.lazy import LazyMatcher
 from trioserve.llama.grammar.masks import Mask
@@ -128,7 +128,7 @@ class Sampler:
         if self._chain is None:
             raise EngineError("The sampler is closed.")
         if self._matcher is not None and not self._matcher.accept(token):
-            raise EngineError(f"The grammar does not allow token {token}, which must come next.")
+            raise OutputError(f"The grammar does not allow token {token}, which must come next.")
         short.llama_sampler_accept(self._chain, token)
 
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:

@@ -44,6 +44,8 @@ class RequestLog:
         else:
             error = end.error
             message = error.message if isinstance(error, TrioServeError) else repr(error)
+            if error is not None and error.__cause__ is not None:
+                facts["cause"] = repr(error.__cause__)
             _log.warning("request failed", **facts, error=message)
 
 

@@ -229,6 +229,10 @@ async def test_an_error_has_openais_body(stream: bool) -> None:
     }
 
 
+ID = {"X-Request-Id": "r1"}
+FAILED = "The inference engine failed. The log has more, under r1."
+
+
 def failing_at(letter: str, text: str) -> ScriptedBackend:
     """A backend that breaks down when it has said a letter."""
     backend = answering(text)
@@ -243,19 +247,20 @@ def failing_at(letter: str, text: str) -> ScriptedBackend:
 
 async def test_a_failure_in_the_middle_ends_the_stream() -> None:
     async with client_of(failing_at("o", "Hello you")) as client:
-        answer = await client.post("/v1/responses", json={"input": "Hi", "stream": True})
-        whole = await client.post("/v1/responses", json={"input": "Hi"})
+        body = {"input": "Hi"}
+        answer = await client.post("/v1/responses", json=body | {"stream": True}, headers=ID)
+        whole = await client.post("/v1/responses", json=body, headers=ID)
     *_, failed, error = events_in(answer.text)
     assert failed["type"] == "response.failed"
     assert failed["response"]["status"] == "failed"
     assert failed["response"]["error"] == {
         "code": "server_error",
-        "message": "The batch is cursed.",
+        "message": FAILED,
     }
     assert failed["response"]["output"][0]["status"] == "incomplete"
     body = {
         "code": 500,
-        "message": "The batch is cursed.",
+        "message": FAILED,
         "type": "server_error",
         "param": None,
     }
@@ -263,7 +268,7 @@ async def test_a_failure_in_the_middle_ends_the_stream() -> None:
         "type": "error",
         "sequence_number": error["sequence_number"],
         "code": "server_error",
-        "message": "The batch is cursed.",
+        "message": FAILED,
         "param": None,
         "error": body,
     }
@@ -361,7 +366,7 @@ async def test_the_sdk_raises_what_ended_a_stream() -> None:
         seen = []
         with (
             client.responses.stream(model="any", input="Hi") as stream,
-            pytest.raises(openai.APIError, match=r"The batch is cursed\."),
+            pytest.raises(openai.APIError, match=r"The inference engine failed\."),
         ):
             for event in stream:
                 seen.append(event.type)

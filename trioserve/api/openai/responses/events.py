@@ -12,6 +12,7 @@ from typing import Any
 
 from trioserve.api.base import errors, sse, writers
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.request import current_request_id
 from trioserve.api.openai.responses.items import (
     CallItem,
     Event,
@@ -124,8 +125,9 @@ class ResponseBuilder:
     def fail(self, error: TrioServeError) -> list[Event]:
         """Take an error in place of the end."""
         self._close("incomplete")
+        message = errors.message_of(error, current_request_id())
         code = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
-        self.response = self._response("failed", error={"code": code, "message": error.message})
+        self.response = self._response("failed", error={"code": code, "message": message})
         return [{"type": "response.failed", "response": self.response}]
 
     def _open_for(self, delta: Delta) -> list[Event]:
@@ -237,7 +239,11 @@ class ResponseEvents:
         """Write what ends a stream that had begun: the response as it failed, and the error."""
         known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
         body = errors.body(known)
-        flat = {"code": known.code or known.type, "message": known.message, "param": known.param}
+        flat = {
+            "code": known.code or known.type,
+            "message": body["error"]["message"],
+            "param": known.param,
+        }
         events = self._builder.fail(known) if self._builder.begun else []
         return b"".join(map(self._write, [*events, {"type": "error", **flat, **body}]))
 

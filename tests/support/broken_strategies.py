@@ -1,0 +1,36 @@
+"""Strategies that break an engine. A server in a process of its own can be told of them by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+#: What an exception says, which is for the log alone.
+SECRET = "the inside of the engine"
+
+
+class Raises:
+    """Raises in the third tick with a token of output: its stream has begun by then."""
+
+    def __init__(self, max_tick_ms: float) -> None:
+        self._n_decodes = 0
+
+    def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
+        """Give the oldest prompt all."""
+        return [min(pending[0], budget), *[0] * (len(pending) - 1)] if pending else []
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Break, when it is time."""
+        self._n_decodes += bool(n_decode)
+        if self._n_decodes == 3:
+            raise RuntimeError(SECRET)
+
+
+class Sleeps(Raises):
+    """Makes that tick last two seconds."""
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Sleep, when it is time."""
+        self._n_decodes += bool(n_decode)
+        if self._n_decodes == 3:
+            time.sleep(2)
