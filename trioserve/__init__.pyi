@@ -34,6 +34,7 @@ from .errors import (
     ModelLoadingError as ModelLoadingError,
     NotFoundError as NotFoundError,
     NotSupportedError as NotSupportedError,
+    OutputError as OutputError,
     PayloadTooLargeError as PayloadTooLargeError,
     PermissionDeniedError as PermissionDeniedError,
     QueueFullError as QueueFullError,
