@@ -280,6 +280,57 @@ def test_a_paused_task_keeps_its_slot_and_waits() -> None:
     assert harness.text(1) == "HELLO"
 
 
+def test_a_paused_task_gives_its_slot_to_one_that_waits() -> None:
+    harness = Harness(ScriptedBackend(n_slots=1, n_seqs=2))
+    harness.submit(1, "hello")
+    harness.tick()
+    harness.engine.pause(1)
+    harness.submit(2, "you")
+    harness.run()
+    assert harness.text(2) == "YOU"
+    assert harness.states() == ["idle"]
+    assert [run.task_id for run in harness.engine.status().waiting] == [1]
+    n_tokens = harness.engine.status().counters.prompt_tokens
+    harness.engine.resume(1)
+    harness.run()
+    assert harness.text(1) == "HELLO"
+    assert harness.admitted == [1, 2, 1]
+    assert harness.engine.status().counters.prompt_tokens == n_tokens + 1, "it was computed again"
+
+
+def test_paused_tasks_give_up_their_cells_to_one_that_waits() -> None:
+    harness = Harness(ScriptedBackend(n_slots=4, n_ctx=100, n_batch=40))
+    for task_id in (1, 2):
+        harness.submit(task_id, str(task_id) * 40)
+    for _ in range(4):
+        harness.tick()
+    for task_id in (1, 2):
+        harness.engine.pause(task_id)
+    harness.submit(3, "c" * 40)
+    harness.run()
+    assert harness.text(3) == "C" * 40
+    for task_id in (1, 2):
+        harness.engine.resume(task_id)
+    harness.run()
+    assert harness.text(1) == "1" * 40 and harness.text(2) == "2" * 40
+
+
+def test_a_task_that_asks_for_a_slot_gets_it_from_a_paused_one() -> None:
+    harness = Harness(ScriptedBackend(n_slots=2))
+    for task_id in (1, 2):
+        harness.submit(task_id, "hello")
+    harness.tick()
+    harness.engine.pause(1)
+    harness.submit(3, "you", id_slot=0)
+    harness.submit(4, "me", id_slot=1)
+    harness.tick()
+    assert [slot.task_id for slot in harness.engine.status().slots] == [3, 2]
+    harness.engine.cancel(1)
+    harness.run()
+    assert harness.text(4) == "ME"
+    assert harness.text(1) == "H"
+
+
 def test_when_the_cache_is_full_idle_slots_forget_first() -> None:
     harness = Harness(ScriptedBackend(n_slots=2, n_ctx=40, n_batch=40))
     harness.submit(1, "a" * 10)

@@ -95,7 +95,7 @@ def test_a_run_that_was_preempted_comes_before_all() -> None:
     queue = Queue()
     queue.arrive(priority=9)
     preempted = Run(Task(77, Prompt((1,))))
-    preempted.admitted_at = 1.0
+    preempted.first_in_line = True
     queue.push(preempted)
     assert queue.ids() == [77, 1]
 
@@ -108,3 +108,14 @@ def test_nobody_is_behind_after_the_queue_was_empty() -> None:
     queue.arrive("a")
     queue.arrive("b")
     assert queue.clients() == "ab"
+
+
+def test_a_run_that_gave_way_takes_another_turn() -> None:
+    queue = Queue()
+    gave_way = queue.arrive("a")
+    queue.arrive("a")
+    queue.admit(gave_way)
+    queue.arrive("b")
+    queue.push(gave_way)
+    queue.arrive("b")
+    assert queue.ids() == [3, 2, 4, 1]

@@ -152,8 +152,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(n=st.integers(1, 10))
     def tick(self, n: int) -> None:
         for _ in range(n):
-            self.engine.tick()
+            work_left = self.engine.tick()
             self.engine.check_integrity()
+            assert work_left or not self.engine._scheduler.waiting, (
+                "slots that nobody reads are held"
+            )
             self._read()
 
     def _read(self) -> None:

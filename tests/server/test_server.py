@@ -6,6 +6,7 @@ The engine is ticking on the event loop, and time is virtual.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 
 import pytest
@@ -28,9 +29,20 @@ from trioserve.errors import (
     TemplateError,
 )
 from trioserve.server import Server
-from trioserve.server.stream import ChatChunk
+from trioserve.server.stream import ChatChunk, _merge
 from trioserve.testing import ScriptedBackend, scripted, ticking
-from trioserve.types import CancelReason, Chunk, Finished, FinishReason, GenerationParams
+from trioserve.testing.sampler import ScriptedSampler
+from trioserve.types import (
+    CancelReason,
+    Chunk,
+    Finished,
+    FinishReason,
+    GenerationParams,
+    Progress,
+    Timings,
+    TokenProb,
+    TokenProbs,
+)
 
 
 async def test_a_stream_from_start_to_end() -> None:
@@ -100,6 +112,12 @@ async def test_five_streams_interleave_and_more_wait_their_turn() -> None:
     assert set(order) == set(range(8))
 
 
+async def a_moment() -> None:
+    """Let a few ticks pass, in which no reader is found to stall."""
+    for _ in range(10):
+        await trio.lowlevel.checkpoint()
+
+
 # -- cancellation
 
 
@@ -120,7 +138,7 @@ async def test_leaving_the_block_frees_the_slot(stage: str) -> None:
     async with serve(backend) as server, trio.open_nursery() as nursery:
         if stage == "queued":
             nursery.start_soon(_fill_slots, server)
-            await wait_all_tasks_blocked()
+            await a_moment()
         with trio.CancelScope() as scope:
             async with server.stream("y" * 64 if stage == "prefill" else "y") as stream:
                 if stage == "decode":
@@ -128,7 +146,7 @@ async def test_leaving_the_block_frees_the_slot(stage: str) -> None:
                 elif stage == "prefill":
                     await _decodes(backend, 3)
                 else:
-                    await wait_all_tasks_blocked()
+                    await a_moment()
                 before = await server.status()
                 scope.cancel()
                 await read(stream)
@@ -255,6 +273,62 @@ async def test_a_reader_that_stops_is_paused_then_cancelled(autojump_clock: Mock
         await assert_at_rest(server)
 
 
+async def test_readers_that_stop_make_way_for_others(autojump_clock: MockClock) -> None:
+    backend = ScriptedBackend(lambda prompt: prompt.upper() * 300, n_slots=4)
+    async with serve(backend, unread_tokens=50, stall_timeout=30) as server:
+        async with AsyncExitStack() as stack:
+            prompts = [chr(ord("a") + i) for i in range(26)]
+            stalled = [await stack.enter_async_context(server.stream(each)) for each in prompts]
+            start = trio.current_time()
+            assert (await server.complete("1", max_tokens=40)).text == "1" * 40
+            assert trio.current_time() - start < 5
+            assert server.parts.dispatcher.queued.n_requests == len(stalled) - 3
+            await trio.sleep(20)
+            # Those who read again have another turn, and miss nothing.
+            for prompt, stream in zip(prompts[:13], stalled, strict=False):
+                assert await read(stream) == prompt.upper() * 300
+            await trio.sleep(12)
+            for stream in stalled[13:]:
+                with pytest.raises(StalledReaderError, match="unread for 30 seconds"):
+                    await read(stream)
+        await assert_at_rest(server)
+
+
+async def test_what_is_unread_is_bounded_in_bytes(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_candidates(
+        sampler: ScriptedSampler, row: int, n: int, *, post: bool
+    ) -> tuple[int, TokenProbs]:
+        token = sampler.sample(row)
+        return token, TokenProbs(TokenProb(token, b"x", 0.0), (TokenProb(0, b"", -1.0),) * n)
+
+    monkeypatch.setattr(ScriptedSampler, "sample_with_probs", with_candidates)
+    backend = ScriptedBackend(lambda prompt: "x" * 900)
+    async with serve(backend, unread_tokens=800) as server:
+        async with server.stream("a", n_probs=250) as stream:
+            await trio.sleep(1)
+            n_stalled = stream.mailbox.n_unread
+            assert 2**20 <= n_stalled * 250 * 150 < stream.mailbox.n_bytes < 1.2 * 2**20
+            assert await read(stream) == "x" * 900
+        async with server.stream("a") as stream:
+            await trio.sleep(1)
+            assert stream.mailbox.n_unread >= 800
+
+
+def test_events_that_pile_up_are_joined_to_a_bounded_size() -> None:
+    top = tuple(TokenProb(i, b"x", -1.0) for i in range(100))
+    probs = (TokenProbs(top[0], top),)
+    chunks = [Chunk(1, "ab", (1,), probs) for _ in range(300)]
+    last = Finished(task_id=1, reason=FinishReason.EOS, timings=Timings())
+    *joined, finished = _merge([Progress(1, 9, 0, 9, 1.0), *chunks, last])
+    assert finished is last
+    sizes = [len(one.probs) for one in joined if isinstance(one, Chunk)]
+    assert sum(sizes) == 300
+    assert max(sizes) * 100 * 150 < 1.1 * 2**20
+    assert "".join(one.text for one in joined if isinstance(one, Chunk)) == "ab" * 300
+
+
 async def test_a_slow_reader_gets_everything(autojump_clock: MockClock) -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 500)
     async with (
@@ -301,9 +375,9 @@ async def test_a_queue_is_bounded_in_tokens() -> None:
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(_hold, server, "this one runs, so it does not count")
-        await wait_all_tasks_blocked()
+        await a_moment()
         nursery.start_soon(_hold, server, "fifteen letters")
-        await wait_all_tasks_blocked()
+        await a_moment()
         with pytest.raises(QueueFullError, match="21 prompt tokens"):
             await server.complete("six to")
         nursery.cancel_scope.cancel()
@@ -320,10 +394,10 @@ async def test_clients_and_priorities_decide_whose_turn_it_is() -> None:
     async with serve(backend) as server, trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
             async with server.stream("x"):
-                await wait_all_tasks_blocked()
+                await a_moment()
                 for name, priority in (("a1", 0), ("a2", 0), ("b1", 0), ("c1", 1)):
                     nursery.start_soon(ask, server, name, priority)
-                    await wait_all_tasks_blocked()
+                    await a_moment()
                 scope.cancel()
                 await trio.sleep_forever()
     assert done == ["c1", "a1", "b1", "a2"]

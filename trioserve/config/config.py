@@ -180,9 +180,10 @@ class Config(ModelConfig):
         help="seconds that running requests have to finish after SIGTERM")
     unread_tokens: int = _limit(256,
         "--unread-tokens TRIOSERVE_UNREAD_TOKENS", min=1, max=2**20,
-        help="number of tokens that a client may leave unread before its slot is paused")
+        help="number of tokens that a client may leave unread before its request is paused, and "
+        "its slot free for others")
     stall_timeout: float = _limit(30.0, "--stall-timeout TRIOSERVE_STALL_TIMEOUT", min=0.001,
-        help="seconds that a slot may stay paused before its request is cancelled")
+        help="seconds that a request may stay paused before it is cancelled")
     keep_alive_timeout: float = _limit(5.0,
         "--keep-alive-timeout TRIOSERVE_KEEP_ALIVE_TIMEOUT", min=0.001,
         help="seconds after which an idle connection is closed")

@@ -41,6 +41,7 @@ from trioserve.types import (
     Finished,
     FinishReason,
     Grammar,
+    Preempted,
     Progress,
     SlotState,
     Task,
@@ -153,8 +154,10 @@ class Engine(Loop):
 
     def _tick(self) -> None:
         work = self._scheduler.schedule()
-        for slot in self._scheduler.take_admitted():
-            self._note_admission(slot)
+        for run in self._scheduler.take_preempted():
+            self._emit(Preempted(run.task.id))
+        for slot, run in self._scheduler.take_admitted():
+            self._note_admission(slot, run)
         rows = self._decode(work) if work else []
         if rows:
             self._postprocess(work, rows)
@@ -188,9 +191,7 @@ class Engine(Loop):
                     self._retract(task_id)
                     self._call_idle_slots()
             case Pause(task_id) | Resume(task_id):
-                run = self._scheduler.find(task_id)
-                if run is not None:
-                    run.paused = isinstance(command, Pause)
+                self._scheduler.pause(task_id, isinstance(command, Pause))
             case Call(function):
                 function()
             case SlotCall():
@@ -281,14 +282,12 @@ class Engine(Loop):
                 self._fail(slot, error)
         return run.sampler is not None
 
-    def _note_admission(self, slot: Slot) -> None:
-        run = slot.run
-        if run is not None:  # it may have been preempted at once
+    def _note_admission(self, slot: Slot, run: Run) -> None:
+        if run.admitted_at is None:
             run.admitted_at = self.heartbeat
             run.cached = slot.n_held
             self._counters.count_admission(run)
-            queue_ms = (run.admitted_at - run.submitted_at) * 1e3
-            self._emit(Admitted(run.task.id, queue_ms))
+        self._emit(Admitted(run.task.id, (run.admitted_at - run.submitted_at) * 1e3))
 
     def _note_prefill(self, slot: Slot, run: Run, n_cells: int) -> None:
         if run.n_output:
@@ -388,7 +387,7 @@ class Engine(Loop):
             slots=tuple(slot.status(n_ctx) for slot in self._scheduler.slots),
             waiting=tuple(
                 run.waiting_status(position, now)
-                for position, run in enumerate(self._scheduler.waiting, start=1)
+                for position, run in enumerate(self._scheduler.queue(), start=1)
             ),
             counters=self._counters.status(self._scheduler),
         )

@@ -24,8 +24,8 @@ class Waiter(Protocol):
         """When it came (monotonic)."""
 
     @property
-    def admitted_at(self) -> float | None:
-        """When it first had its turn, if it has had it."""
+    def first_in_line(self) -> bool:
+        """Whether it comes before all others: it has had its turn, and lost its slot."""
 
 
 _Run = TypeVar("_Run", bound=Waiter)
@@ -39,8 +39,9 @@ class WaitingQueue(Generic[_Run]):
     many tasks one of them has sent, and a weight of 2 gets two turns.
 
     A task that waits rises, up to the highest priority that anybody in the queue has: low
-    priorities are not starved, and equal ones stay equal. A run that was preempted comes before
-    all others: it has had its turn.
+    priorities are not starved, and equal ones stay equal. A run that was preempted for want
+    of room comes before all others: it has had its turn. One that gave way because its reader
+    stalled takes another turn.
     """
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
@@ -63,8 +64,7 @@ class WaitingQueue(Generic[_Run]):
         def turn(run: _Run) -> tuple[bool, int, float, int]:
             task = run.task
             risen = task.priority + int((now - run.submitted_at) / AGEING_S)
-            preempted = run.admitted_at is not None
-            return (not preempted, -min(risen, top), tags[task.id], task.id)
+            return (not run.first_in_line, -min(risen, top), tags[task.id], task.id)
 
         return iter(sorted(self._runs.values(), key=turn))
 
@@ -73,11 +73,11 @@ class WaitingQueue(Generic[_Run]):
         return self._runs.get(task_id)
 
     def push(self, run: _Run) -> None:
-        """Add a run: a new one, or one that was preempted."""
+        """Add a run: a new one, or one that had a slot."""
         task = run.task
         start = max(self._clock, self._clocks.get(task.client, 0.0))
         self._runs[task.id], self._tags[task.id] = run, start
-        if run.admitted_at is None:
+        if not run.first_in_line:
             self._clocks[task.client] = start + 1 / task.weight
 
     def admit(self, run: _Run) -> None:

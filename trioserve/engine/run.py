@@ -41,6 +41,7 @@ class Run:
         "cached",
         "draft",
         "finish_reason",
+        "first_in_line",
         "first_token_at",
         "forced",
         "has_new_line",
@@ -78,7 +79,8 @@ class Run:
         self.close_thinking()  # a budget of 0 may be used up by the prompt
         self.unsent_tokens: list[TokenId] = []
         self.unsent_probs: list[TokenProbs] = []
-        self.paused = False
+        self.paused = False  # its reader stalls
+        self.first_in_line = False  # in the queue: it was preempted for want of room
         self.truncated = False
         self.has_new_line = False
         self.finish_reason: FinishReason | None = None

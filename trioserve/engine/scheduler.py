@@ -48,6 +48,7 @@ class Scheduler:
         assert n_slots <= min(n_outputs, len(cache.sequences)) and n_outputs <= n_batch
         self.slots = [Slot(i) for i in range(n_slots)]
         self.waiting: WaitingQueue[Run] = WaitingQueue()
+        self.stalled: dict[int, Run] = {}  # paused and without a slot, by task id
         self.n_ctx = n_ctx
         self.n_ctx_seq = n_ctx_seq
         self.n_batch = n_batch
@@ -56,6 +57,7 @@ class Scheduler:
         self._strategy = strategy
         self.turns = AdapterTurns(TURN_S) if has_adapters else None
         self._admitted: list[Slot] = []
+        self._preempted: list[Run] = []
         self._tick = 0
 
     @property
@@ -70,25 +72,44 @@ class Scheduler:
         self.waiting.push(run)
 
     def find(self, task_id: int) -> Run | None:
-        """Find a run, waiting or in a slot."""
+        """Find a run, wherever it is."""
         for slot in self.slots:
             if slot.run is not None and slot.run.task.id == task_id:
                 return slot.run
-        return self.waiting.get(task_id)
+        return self.waiting.get(task_id) or self.stalled.get(task_id)
 
     def runs(self) -> Iterator[Run]:
-        """Go through all runs: first those in slots, then those that wait."""
+        """Go through all runs: those in slots, those that wait, and those whose readers stall."""
         for slot in self.slots:
             if slot.run is not None:
                 yield slot.run
+        yield from self.queue()
+
+    def queue(self) -> Iterator[Run]:
+        """Go through the runs without a slot, in the order of their turns."""
         yield from self.waiting
+        yield from self.stalled.values()
 
     def remove(self, task_id: int) -> Run | None:
         """Take a run out, wherever it is. Its slot is idle from now on."""
         for slot in self.slots:
             if slot.run is not None and slot.run.task.id == task_id:
                 return self.release(slot)
-        return self.waiting.remove(task_id)
+        return self.waiting.remove(task_id) or self.stalled.pop(task_id, None)
+
+    def pause(self, task_id: int, paused: bool) -> None:
+        """Keep a run out of the ticks, or let it go on.
+
+        A paused run keeps its slot until another one wants it, and then waits for its turn again.
+        """
+        run = self.find(task_id)
+        if run is None:
+            return
+        run.paused = paused
+        if paused and self.waiting.remove(task_id) is not None:
+            self.stalled[task_id] = run
+        elif not paused and self.stalled.pop(task_id, None) is not None:
+            self.waiting.push(run)
 
     def release(self, slot: Slot) -> Run:
         """End the run of a slot. Its sequence is kept for later prompts."""
@@ -110,7 +131,17 @@ class Scheduler:
         self.cache.release(seq)
         self.cache.swap_out(seq)
         self.cache.cut(seq, 0)
+        run.first_in_line = True
         self.waiting.push(run)
+        self._preempted.append(run)
+
+    def give_way(self, slot: Slot) -> None:
+        """Take a slot from its paused run. Its sequence is kept as those of ended runs are."""
+        run, seq = slot.give_up(self._tick)
+        self.cache.release(seq)
+        run.first_in_line = False
+        self.stalled[run.task.id] = run
+        self._preempted.append(run)
 
     # -- drafts
 
@@ -185,32 +216,43 @@ class Scheduler:
         self._tick += 1
         while (next_one := next(self._admissible(), None)) is not None:
             run, slot = next_one
+            if slot.run is not None:
+                self.give_way(slot)
             self.waiting.admit(run)
             reuse = run.task.params.cache_prompt
             slot.take(run, self.cache.start(run.keys, run.task.root, reuse=reuse))
-            if run.admitted_at is None:
-                self._admitted.append(slot)
+            self._admitted.append(slot)
         self._make_room()
         return self._share()
 
-    def take_admitted(self) -> list[Slot]:
-        """Take the slots whose runs were admitted for the first time."""
+    def take_admitted(self) -> list[tuple[Slot, Run]]:
+        """Take the slots that were given to runs since the last time, and are still theirs."""
         admitted, self._admitted = self._admitted, []
-        return admitted
+        return [(slot, slot.run) for slot in admitted if slot.run is not None]
+
+    def take_preempted(self) -> list[Run]:
+        """Take the runs that have lost their slots since the last time."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def _admissible(self) -> Iterator[tuple[Run, Slot]]:
-        """Go through the runs that can start now, each with its slot, in order of arrival."""
-        idle = [slot for slot in self.slots if slot.run is None] if self.waiting else []
-        if not idle:
+        """Go through the runs that can start now, each with its slot, in order of arrival.
+
+        The slot is idle, or else its run is paused and gives way.
+        """
+        if not self.waiting:
+            return
+        free = [slot for slot in self.slots if slot.run is None or slot.run.paused]
+        if not free:
             return
         for run in self.waiting:
             id_slot = run.task.params.id_slot
-            slots = idle if id_slot < 0 else [slot for slot in idle if slot.id == id_slot]
+            slots = free if id_slot < 0 else [slot for slot in free if slot.id == id_slot]
             if not slots or self._should_follow(run):
                 continue  # it waits for something that those behind it need not wait for
             if not self._fits(run):
                 return
-            yield run, min(slots, key=lambda slot: slot.last_used)
+            yield run, min(slots, key=lambda slot: (slot.run is not None, slot.last_used))
 
     def _should_follow(self, run: Run) -> bool:
         """Whether another run is about to prefill what this one needs.
@@ -232,25 +274,33 @@ class Scheduler:
     def _fits(self, run: Run) -> bool:
         """Whether the run's tokens, and one more, fit beside what runs already.
 
-        What idle sequences hold does not count: it gives way.
+        What idle sequences and those of paused runs hold does not count: it gives way.
         """
-        pending = sum(slot.n_pending for slot in self.slots)
+        active = [slot for slot in self.slots if slot.run is not None and not slot.run.paused]
+        seqs = {slot.seq.id for slot in active if slot.seq is not None}
+        pending = sum(slot.n_pending for slot in active)
         shared = 0
         if run.task.params.cache_prompt:
             shared, holders = self.cache.find(run.keys[:-1], run.task.root)
-            shared = shared if any(seq.running for seq in holders) else 0
+            shared = shared if any(seq.id in seqs for seq in holders) else 0
         needed = len(run.keys) + 1 - shared
-        return self.cache.taken_by_running() + pending + needed <= self.n_ctx
+        return self.cache.taken_by(seqs) + pending + needed <= self.n_ctx
 
     def _make_room(self) -> None:
         """Free cells until every run has room for what is pending.
 
-        First kept sequences go, the one unused for longest first, and then drafts. Then the run
-        that matters least goes back to the queue; what it has generated stays with it.
+        First kept sequences go, the one unused for longest first, and then drafts. Then paused
+        runs give way. Then the run that matters least goes back to the queue; what it has
+        generated stays with it.
         """
         while self.cache.taken + sum(slot.n_pending for slot in self.slots) > self.n_ctx:
-            if not (self.cache.evict_one() or self.drop_drafts()):
-                self.preempt(lowest_priority([slot for slot in self.slots if slot.run is not None]))
+            if self.cache.evict_one() or self.drop_drafts():
+                continue
+            slot = lowest_priority([slot for slot in self.slots if slot.run is not None])
+            if slot.run is not None and slot.run.paused:
+                self.give_way(slot)
+            else:
+                self.preempt(slot)
 
     def _share(self) -> list[Work]:
         """Give every decoding slot its token and its draft, and prompts what the strategy says."""
@@ -281,6 +331,8 @@ class Scheduler:
         """Raise AssertionError unless all that must always hold does hold."""
         ids = [run.task.id for run in self.runs()]
         assert len(ids) == len(set(ids)), "a task is in two places"
+        assert not any(run.paused for run in self.waiting), "a paused run waits for its turn"
+        assert all(run.paused for run in self.stalled.values()), "a run that could go on does not"
         assert self.cache.taken <= self.n_ctx, "more cells than there are"
         in_use = [slot.seq.id for slot in self.slots if slot.seq is not None]
         running = [seq.id for seq in self.cache.sequences if seq.running]
@@ -320,5 +372,10 @@ def arrival(slot: Slot) -> int:
 
 
 def lowest_priority(slots: list[Slot]) -> Slot:
-    """Find the slot whose run matters least: the youngest of the lowest priority."""
-    return min(slots, key=lambda slot: (slot.run.task.priority if slot.run else 0, -arrival(slot)))
+    """Find the slot whose run matters least: a paused one, or the youngest of lowest priority."""
+
+    def importance(slot: Slot) -> tuple[bool, int, int]:
+        assert slot.run is not None
+        return not slot.run.paused, slot.run.task.priority, -arrival(slot)
+
+    return min(slots, key=importance)

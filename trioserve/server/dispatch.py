@@ -1,7 +1,7 @@
 """From the engine's outbox to the requests: one mailbox a request, with a bound.
 
-A mailbox that its reader leaves to fill up has its slot paused; one that stays full for too
-long has its task cancelled. Neither needs the reader to be awake.
+A task whose reader leaves its mailbox to fill up is paused, and cancelled where the mailbox stays
+full for too long. Neither needs the reader to be awake.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import attrs
@@ -19,9 +19,33 @@ import trio
 from trioserve.engine.loop import Loop
 from trioserve.errors import DeadlineExceededError, StalledReaderError, TrioServeError
 from trioserve.server.bridge import Bridge
-from trioserve.types import Admitted, CancelReason, Chunk, EngineEvent, Event, Failed, Finished
+from trioserve.types import (
+    Admitted,
+    CancelReason,
+    Chunk,
+    EngineEvent,
+    Event,
+    Failed,
+    Finished,
+    Preempted,
+    Progress,
+    TokenProbs,
+)
 
 _T = TypeVar("_T")
+
+#: Bytes in a mailbox above which its task is paused, however few tokens they belong to. One event
+#: of a response has little more.
+UNREAD_BYTES = 2**20
+
+#: About what a candidate for a token takes, in memory and in a response; and a small event.
+_CANDIDATE_BYTES = 150
+_EVENT_BYTES = 150
+
+
+def size_of(probs: Sequence[TokenProbs]) -> int:
+    """Estimate the bytes that the candidates for some tokens take."""
+    return _CANDIDATE_BYTES * sum([1 + len(one.top) for one in probs])
 
 
 @attrs.define
@@ -39,8 +63,9 @@ class Mailbox:
         self.task_id = task_id
         self.n_prompt = n_prompt
         self.client = client
-        self.queued = True  # the task has no slot yet
+        self.queued = True  # the task has no slot
         self.n_unread = 0  # tokens
+        self.n_bytes = 0  # that they take, roughly
         self.ended = False  # the engine has sent the last event, or was told to drop the task
         self.cancel_reason: CancelReason | None = None
         #: Called when the reader was found stalled, to wake it where Trio cannot.
@@ -49,11 +74,19 @@ class Mailbox:
         self._error: TrioServeError | None = None
         self._reader = trio.lowlevel.ParkingLot()
 
-    def put(self, event: Event) -> None:
-        """Add an event and wake the reader."""
-        if isinstance(event, Chunk):
-            self.n_unread += len(event.tokens)
-        elif isinstance(event, Finished | Failed):
+    def put_chunk(self, chunk: Chunk) -> None:
+        """Add output and wake the reader."""
+        self.n_unread += len(chunk.tokens)
+        self.n_bytes += len(chunk.text)
+        if chunk.probs:
+            self.n_bytes += size_of(chunk.probs)
+        self._events.append(chunk)
+        self._reader.unpark()
+
+    def put(self, event: Progress | Finished | Failed) -> None:
+        """Add another event and wake the reader."""
+        self.n_bytes += _EVENT_BYTES
+        if not isinstance(event, Progress):
             self.ended = True
         self._events.append(event)
         self._reader.unpark()
@@ -77,7 +110,7 @@ class Mailbox:
         if self._error is not None:
             raise self._error
         events, self._events = self._events, []
-        self.n_unread = 0
+        self.n_unread = self.n_bytes = 0
         return events
 
 
@@ -87,8 +120,8 @@ class Dispatcher:
     Args:
         engine: where events come from, and where pauses and cancels go.
         bridge: rings when there are events.
-        unread_tokens: tokens in a mailbox above which its slot is paused.
-        stall_timeout: seconds that a slot may stay paused.
+        unread_tokens: tokens in a mailbox above which its task is paused.
+        stall_timeout: seconds that a task may stay paused.
     """
 
     def __init__(
@@ -137,9 +170,13 @@ class Dispatcher:
         self._count(mailbox, 1)
         return mailbox
 
+    def _move(self, mailbox: Mailbox, queued: bool) -> None:
+        """Note that a request has gone back to the queue, or left it."""
+        if mailbox.queued != queued:
+            mailbox.queued = queued
+            self._count(mailbox, 1 if queued else -1)
+
     def _count(self, mailbox: Mailbox, n: int) -> None:
-        """Count a request that comes to the queue (1), or leaves it (-1)."""
-        mailbox.queued = n > 0
         own = self._queued_of[mailbox.client]
         for load in (self.queued, own):
             load.n_requests += n
@@ -147,15 +184,11 @@ class Dispatcher:
         if not own.n_requests:
             del self._queued_of[mailbox.client]
 
-    def _leave_queue(self, mailbox: Mailbox) -> None:
-        if mailbox.queued:
-            self._count(mailbox, -1)
-
     def close(self, mailbox: Mailbox) -> None:
         """Drop a mailbox, and cancel its task unless that has ended."""
         del self._mailboxes[mailbox.task_id]
         self._paused.pop(mailbox, None)
-        self._leave_queue(mailbox)
+        self._move(mailbox, False)
         if not mailbox.ended:
             mailbox.ended = True
             self._engine.cancel(mailbox.task_id)
@@ -168,7 +201,7 @@ class Dispatcher:
             self._engine.cancel(mailbox.task_id)
 
     async def take(self, mailbox: Mailbox) -> list[Event]:
-        """Take the events of a mailbox, and let its slot go on if it was paused."""
+        """Take the events of a mailbox, and let its task go on if it was paused."""
         events = await mailbox.take()
         if self._paused.pop(mailbox, None) is not None:
             self._engine.resume(mailbox.task_id)
@@ -235,11 +268,15 @@ class Dispatcher:
             mailbox = self._mailboxes.get(event.task_id)
             if mailbox is None or mailbox.ended:
                 continue  # cancelled while the event was on its way
-            if isinstance(event, Admitted):
-                self._leave_queue(mailbox)
+            if isinstance(event, Chunk):
+                mailbox.put_chunk(event)
+            elif isinstance(event, Admitted | Preempted):
+                self._move(mailbox, isinstance(event, Preempted))
                 continue
-            mailbox.put(event)
-            if mailbox.n_unread >= self._unread_tokens and not mailbox.ended:
+            else:
+                mailbox.put(event)
+            is_full = mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES
+            if is_full and not mailbox.ended:
                 self._pause(mailbox)
 
     def _pause(self, mailbox: Mailbox) -> None:

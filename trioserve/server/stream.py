@@ -10,7 +10,7 @@ import attrs
 from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import RequestEndedError
-from trioserve.server.dispatch import Dispatcher, Mailbox
+from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, size_of
 from trioserve.types import CancelReason, Chunk, Failed, Finished, Progress, TokenId, TokenProbs
 
 
@@ -99,22 +99,31 @@ class Stream:
 def _merge(
     events: list[Progress | Chunk | Finished | Failed],
 ) -> list[Progress | Chunk | Finished | Failed]:
-    """Join the chunks that follow one another."""
+    """Join the chunks that follow one another, up to `UNREAD_BYTES`."""
     if len(events) == 1:
         return events
     merged: list[Progress | Chunk | Finished | Failed] = []
+    chunks: list[Chunk] = []
+    n_bytes = 0
     for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(event, Chunk) and isinstance(last, Chunk):
-            merged[-1] = Chunk(
-                event.task_id,
-                last.text + event.text,
-                last.tokens + event.tokens,
-                last.probs + event.probs,
-            )
+        if chunks and (n_bytes >= UNREAD_BYTES or not isinstance(event, Chunk)):
+            merged.append(_join(chunks))
+            chunks, n_bytes = [], 0
+        if isinstance(event, Chunk):
+            chunks.append(event)
+            n_bytes += len(event.text) + size_of(event.probs)
         else:
             merged.append(event)
-    return merged
+    return [*merged, _join(chunks)] if chunks else merged
+
+
+def _join(chunks: list[Chunk]) -> Chunk:
+    return Chunk(
+        chunks[0].task_id,
+        "".join([each.text for each in chunks]),
+        tuple(itertools.chain.from_iterable([each.tokens for each in chunks])),
+        tuple(itertools.chain.from_iterable([each.probs for each in chunks])),
+    )
 
 
 @attrs.frozen

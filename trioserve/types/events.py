@@ -74,10 +74,17 @@ class Timings:
 
 @attrs.frozen
 class Admitted:
-    """The task has a slot. Sent once; a task that is preempted stays admitted."""
+    """The task has a slot. `queue_ms` is how long it waited for its first one."""
 
     task_id: int
     queue_ms: float
+
+
+@attrs.frozen
+class Preempted:
+    """The task has lost its slot, and is in the queue again."""
+
+    task_id: int
 
 
 @attrs.frozen
@@ -137,4 +144,4 @@ class Failed:
 #: What a request sees of its task.
 Event = Progress | Chunk | Finished | Failed
 #: What the engine says of a task.
-EngineEvent = Admitted | Event
+EngineEvent = Admitted | Preempted | Event

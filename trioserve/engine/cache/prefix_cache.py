@@ -90,7 +90,11 @@ class PrefixCache:
 
     def taken_by_running(self) -> int:
         """Cells that running sequences use."""
-        return self._cells.taken_by({seq.id for seq in self.sequences if seq.running})
+        return self.taken_by({seq.id for seq in self.sequences if seq.running})
+
+    def taken_by(self, seq_ids: set[int]) -> int:
+        """Cells that a set of sequences uses."""
+        return self._cells.taken_by(seq_ids)
 
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
         """Find the longest beginning of `keys` in the KV cache, and who holds it."""

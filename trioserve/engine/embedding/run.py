@@ -47,6 +47,8 @@ class EmbeddingRun:
     The next token for a batch is number `start` of text `index`.
     """
 
+    first_in_line = False  # it is never preempted
+
     def __init__(self, task: EmbeddingTask) -> None:
         self.task = task
         self.submitted_at = monotonic()
