@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -164,3 +165,83 @@ def test_no_log() -> None:
     structlog.stdlib.get_logger("here").error("request failed")
     logging.getLogger("a.library").error("failed")
     assert stream.getvalue() == ""
+
+
+# -- lines that cannot be written
+
+
+class Disk(io.RawIOBase):
+    """A file on a disk with room for so many bytes."""
+
+    def __init__(self, room: int = 0) -> None:
+        self.room = room
+        self.written = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        taken = bytes(data)[: self.room]
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= len(taken)
+        self.written += taken
+        return len(taken)
+
+
+def text_on(disk: Disk) -> io.TextIOWrapper:
+    """What standard error is: text on a buffer on a raw file."""
+    return io.TextIOWrapper(io.BufferedWriter(disk), line_buffering=True)
+
+
+def test_lines_that_cannot_be_written_are_counted_and_told() -> None:
+    disk = Disk()
+    logs.configure(Config(), text_on(disk))
+    ours, theirs = structlog.stdlib.get_logger("here"), logging.getLogger("library")
+    for _ in range(2):
+        ours.info("lost")
+        theirs.warning("lost")
+    disk.room = 30  # less than a line
+    ours.info("torn")
+    disk.room = 10_000
+    ours.info("written")
+    ours.info("again")
+    torn, *lines = disk.written.decode().splitlines()
+    assert len(torn) == 30
+    events = [json.loads(line) for line in lines]
+    assert [line["event"] for line in events] == [
+        "written",
+        "5 log lines could not be written",
+        "again",
+    ]
+    assert events[1]["to"] == "standard error"
+
+
+def test_a_line_about_lost_lines_may_be_lost_too() -> None:
+    disk = Disk()
+    logs.configure(Config(), text_on(disk))
+    ours = structlog.stdlib.get_logger("here")
+    ours.info("lost")
+    disk.room = 10_000
+    ours.info("x" * 9_800)  # leaves no room for the next one
+    disk.room = 10_000
+    ours.info("written")
+    assert "3 log lines could not be written" not in disk.written.decode()
+    assert "2 log lines could not be written" in disk.written.decode()
+
+
+def test_a_log_file_that_is_full_loses_its_lines_alone(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    logs.configure(Config(log_file="/dev/full"), stream)
+    structlog.stdlib.get_logger("here").info("one")
+    logging.getLogger("library").warning("two")
+    assert [line["event"] for line in lines(stream)] == ["one", "two"]
+
+
+def test_standard_error_that_was_closed() -> None:
+    stream = io.StringIO()
+    logs.configure(Config(), stream)
+    log = structlog.stdlib.get_logger("here")
+    stream.close()
+    log.info("lost")
+    logging.getLogger("library").warning("lost")

@@ -2,13 +2,15 @@
 
 Everything goes through structlog. What libraries write with `logging` (Hypercorn, Quart) comes out
 in the same form. Fields bound with `structlog.contextvars`, such as ``request_id``, are on every
-line that a request writes.
+line that a request writes. A line that cannot be written is lost, and nothing else.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
+import threading
 from typing import Any, TextIO
 
 import structlog
@@ -26,7 +28,67 @@ _LEVELS = {
 }
 
 #: The log file, once one was opened. Kept to be closed.
-_file: TextIO | None = None
+_file: io.RawIOBase | None = None
+
+
+class Sink:
+    """Writes text, if it can.
+
+    What cannot be written (the disk is full, the pipe's reader has gone) is counted, and the log
+    says so once it can be written again. It goes around the buffers of `stream`, which would keep
+    what failed and fail with it again.
+    """
+
+    def __init__(self, stream: TextIO | io.RawIOBase, name: str) -> None:
+        self.n_lost = 0
+        self._stream = stream
+        self._name = name
+        self._raw: io.RawIOBase | None = getattr(getattr(stream, "buffer", stream), "raw", None)
+        if isinstance(stream, io.RawIOBase):
+            self._raw = stream
+        self._is_torn = False  # a part of a line was written, and the rest was not
+        self._is_telling = False
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> None:
+        """Write lines, whole ones."""
+        with self._lock:
+            try:
+                self._write(text)
+            except (OSError, ValueError):  # ValueError: it is closed
+                self.n_lost += 1
+                return
+            if self.n_lost and not self._is_telling:
+                self._tell()
+
+    def flush(self) -> None:
+        """Do nothing: there is no buffer."""
+
+    def _write(self, text: str) -> None:
+        if self._raw is None:
+            assert not isinstance(self._stream, io.RawIOBase)
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        data = text.encode("utf-8", "backslashreplace")
+        rest = b"\n" + data if self._is_torn else data
+        while rest:
+            n_written = self._raw.write(rest)
+            if not n_written:  # it would block
+                raise BlockingIOError
+            rest = rest[n_written:]
+            self._is_torn = bool(rest)
+
+    def _tell(self) -> None:
+        """Log how many lines were lost. That line may be lost too, and then all still count."""
+        n_lost = self.n_lost
+        self._is_telling = True
+        structlog.stdlib.get_logger("trioserve").error(
+            f"{n_lost} log lines could not be written", to=self._name
+        )
+        self._is_telling = False
+        if self.n_lost == n_lost:
+            self.n_lost = 0
 
 
 def configure(config: Config, stream: TextIO | None = None) -> None:
@@ -40,6 +102,7 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
     """
     file = _open(config.log_file)
     stream = sys.stderr if stream is None else stream
+    sink = Sink(stream, "standard error")
     level = _LEVELS[config.log_level]
     pretty = _is_pretty(config, stream)
     shared: list[Processor] = [structlog.contextvars.merge_contextvars]
@@ -50,23 +113,23 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
         shared += [structlog.processors.TimeStamper(fmt=form, utc=form == "iso")]
     renderers = _console(config, stream) if pretty else _JSON
     if file is not None:
-        renderers = [_Copy(file), *renderers]
+        renderers = [_Copy(Sink(file, "the log file")), *renderers]
     structlog.configure(
         processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=_Factory(stream),
+        logger_factory=_Factory(sink),
         cache_logger_on_first_use=True,
     )
-    _route_logging(stream, level, shared, renderers)
+    _route_logging(sink, level, shared, renderers)
 
 
-def _open(path: str | None) -> TextIO | None:
-    """Open the log file, and close the one before it."""
+def _open(path: str | None) -> io.RawIOBase | None:
+    """Open the log file, without a buffer, and close the one before it."""
     global _file
     if _file is not None:
         _file.close()
     try:
-        _file = None if path is None else open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        _file = None if path is None else open(path, "ab", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise ConfigError(f"the log file {path} cannot be opened: {error.strerror}") from None
     return _file
@@ -75,14 +138,14 @@ def _open(path: str | None) -> TextIO | None:
 class _Copy:
     """A processor that writes each line to a file too, as JSON."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
 
     def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
         line: Any = dict(event)
         for processor in _JSON:
             line = processor(logger, method, line)
-        self._file.write(f"{line}\n")
+        self._sink.write(f"{line}\n")
         return event
 
 
@@ -113,23 +176,29 @@ _JSON: list[Processor] = [
 ]
 
 
-class _Line(structlog.WriteLogger):
+class _Line:
     """Writes lines, and has a name, which is what `add_logger_name` looks for."""
 
-    def __init__(self, stream: TextIO, name: str) -> None:
-        super().__init__(stream)
+    def __init__(self, sink: Sink, name: str) -> None:
+        self._sink = sink
         self.name = name
+
+    def msg(self, message: str) -> None:
+        """Write a line."""
+        self._sink.write(f"{message}\n")
+
+    debug = info = warning = error = critical = exception = msg
 
 
 class _Factory:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
 
     def __call__(self, *args: Any) -> _Line:
-        return _Line(self._stream, args[0] if args else "trioserve")
+        return _Line(self._sink, args[0] if args else "trioserve")
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _Handler(logging.StreamHandler[Sink]):
     """Ours, so that it can be found and replaced."""
 
 
@@ -139,13 +208,13 @@ def _has_no_handler_of_its_own(record: logging.LogRecord) -> bool:
 
 
 def _route_logging(
-    stream: TextIO, level: int, shared: list[Processor], renderers: list[Processor]
+    sink: Sink, level: int, shared: list[Processor], renderers: list[Processor]
 ) -> None:
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
     )
-    handler = _Handler(stream)
+    handler = _Handler(sink)
     handler.setFormatter(formatter)
     handler.addFilter(_has_no_handler_of_its_own)
     root = logging.getLogger()
