@@ -62,9 +62,10 @@ class ContextLengthExceededError(InvalidRequestError):
     type = "exceed_context_size_error"
     code = "context_length_exceeded"
 
-    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+    def __init__(self, n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False) -> None:
+        number = f"at least {n_prompt_tokens}" if at_least else f"{n_prompt_tokens}"
         super().__init__(
-            f"The prompt has {n_prompt_tokens} tokens, and the context holds {n_ctx}, "
+            f"The prompt has {number} tokens, and the context holds {n_ctx}, "
             "with room for at least one token of output.",
             param="prompt",
         )

@@ -187,12 +187,12 @@ def test_the_time_does_not_explode(vocab: Vocab, unit: str) -> None:
 def test_work_that_nobody_waits_for_is_given_up(vocab: Vocab) -> None:
     answers = iter([False, False, True])
     with pytest.raises(AbandonedError):
-        vocab.tokenize("<s><|im_start|>" * 10_000, stop=lambda: next(answers))
+        vocab.tokenize("<s><|im_start|>" * 10_000, stop=lambda _: next(answers))
     assert next(answers, None) is None
 
 
 def test_short_text_is_not_cut(vocab: Vocab) -> None:
-    def stop() -> bool:
+    def stop(n_tokens: int) -> bool:
         raise AssertionError("asked")
 
     vocab.tokenize("<s>" * 1000, stop=stop)

@@ -52,6 +52,7 @@ class NamedVocab:
 
     def __init__(self, backend: ScriptedBackend, name: bytes = b"[CALL]") -> None:
         self.n_tokens = backend.vocab.n_tokens
+        self.max_token_bytes = 16
         self.end_of_generation = frozenset({EOS})
         self.names = tuple(
             name if i == ord("Z") else other for i, other in enumerate(backend.vocab.names)

@@ -61,13 +61,13 @@ class Vocab(Protocol):
         *,
         add_special: bool = False,
         parse_special: bool = True,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[int], bool] = lambda _n: False,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids.
 
         `add_special` adds BOS and EOS where the model wants them; `parse_special` reads names of
         control tokens in the text as those tokens. `stop` is asked now and then, in this thread,
-        whether nobody waits any longer.
+        whether nobody wants more than the tokens so far; it gets their number.
 
         Raises:
             AbandonedError: `stop` said so.

@@ -98,7 +98,7 @@ class Vocab:
         *,
         add_special: bool = False,
         parse_special: bool = True,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[int], bool] = lambda _n: False,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids. NUL characters are treated like any others.
 
@@ -109,7 +109,8 @@ class Vocab:
             text: Unicode text, at most 2 GiB; half of a surrogate pair is not.
             add_special: add BOS and EOS if the model uses them.
             parse_special: read names of control tokens in the text as those tokens.
-            stop: asked between two parts, in this thread, whether nobody waits any longer.
+            stop: asked between two parts, in this thread, whether nobody wants more than the tokens
+                so far; it gets their number.
 
         Raises:
             AbandonedError: `stop` said so.
@@ -132,7 +133,7 @@ class Vocab:
         before, after = self._added if add_special else ((), ())
         tokens = list(before)
         for part in parts.split(text):
-            if stop():
+            if stop(len(tokens)):
                 raise AbandonedError("Nobody waits for the tokens of this text any longer.")
             with self.in_use() as handle:
                 found = _tokenize(handle, part.text.encode(), False, parse_special)

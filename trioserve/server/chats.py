@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
+import trio
 
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.thinking import after_thinking, thinking_of
 from trioserve.chat.params import ChatParams
 from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import continued_prompt_tail, render_continued
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.chat.tool_choice import choose
 from trioserve.config import Config
 from trioserve.server.choices import all_of, check_copies, copies_of
@@ -22,8 +26,12 @@ from trioserve.server.completions import Completions
 from trioserve.server.context import RequestContext
 from trioserve.server.model import LoadedModel
 from trioserve.server.stream import ChatCompletion, ChatStream
-from trioserve.server.tokens import SHORT_TEXT, Tokenizer
+from trioserve.server.tokens import Tokenizer
+from trioserve.server.workers import SMALL, Workers
 from trioserve.types import GenerationParams, Prompt, Thinking, ThinkingBudget, TokenId
+
+#: What a render may take on the event loop.
+_QUICK = Limits(seconds=0.004, hurried=True)
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -31,31 +39,56 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 class ChatPrompts:
     """Renders chats with the model's template."""
 
-    def __init__(self, model: LoadedModel, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, workers: Workers) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._workers = workers
+        self._quick = model.template.with_limits(_QUICK)
+        self._is_slow = False  # the last render was
 
     async def render(self, messages: Messages, chat: ChatParams) -> str:
         """See `Server.render`."""
-        template = self._model.template
-        render = (
-            partial(template.render, add_generation_prompt=chat.add_generation_prompt)
-            if chat.continue_final_message is None
-            else partial(
-                render_continued, template, template.format, part=chat.continue_final_message
-            )
-        )
-        variables = {**self._model.template_variables, **chat.template_kwargs}
-        work = partial(render, messages, tools=chat.tools, kwargs=variables)
-        return await self._tokenizer.run(work, _n_chars([messages, chat.tools]))
+        self._workers.check_open()
+        size = _n_chars([messages, chat.tools, chat.template_kwargs])
+        if size <= SMALL and not self._is_slow:
+            await trio.lowlevel.checkpoint()
+            try:
+                return self._render(self._quick, messages, chat)
+            except OutOfTimeError:
+                pass  # all is done again, where it may take its time
+        return await self._workers.run_in_thread(lambda _: self._render_slowly(messages, chat))
 
-    async def tokenize(self, text: str) -> tuple[TokenId, ...]:
+    def _render_slowly(self, messages: Messages, chat: ChatParams) -> str:
+        began = time.thread_time()
+        try:
+            return self._render(self._model.template, messages, chat)
+        finally:
+            self._is_slow = time.thread_time() - began > _QUICK.seconds
+
+    def _render(self, template: ChatTemplate, messages: Messages, chat: ChatParams) -> str:
+        variables = {**self._model.template_variables, **chat.template_kwargs}
+        part = chat.continue_final_message
+        if part is not None:
+            return render_continued(
+                template, template.format, messages, part, tools=chat.tools, kwargs=variables
+            )
+        return template.render(
+            messages,
+            tools=chat.tools,
+            add_generation_prompt=chat.add_generation_prompt,
+            kwargs=variables,
+        )
+
+    async def tokenize(
+        self, text: str, *, fits: bool = False, aside: bool = False
+    ) -> tuple[TokenId, ...]:
         """Turn a rendered chat into token ids.
 
         Templates write BOS themselves, and the tokenizer must not add a second one.
         """
         bos = self._model.info.bos_token
-        return await self._tokenizer.tokenize(text, add_special=not (bos and text.startswith(bos)))
+        add_special = not (bos and text.startswith(bos))
+        return await self._tokenizer.tokenize(text, add_special=add_special, fits=fits, aside=aside)
 
 
 @attrs.frozen
@@ -76,7 +109,8 @@ class Chats:
     Args:
         config: what holds for chats that do not say.
         model: has the template.
-        tokenizer: does the work on long text.
+        tokenizer: makes tokens of the last words of reasoning.
+        workers: do the work on long text.
         prompts: renders chats.
         completions: continues prompts.
     """
@@ -86,12 +120,14 @@ class Chats:
         config: Config,
         model: LoadedModel,
         tokenizer: Tokenizer,
+        workers: Workers,
         prompts: ChatPrompts,
         completions: Completions,
     ) -> None:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
+        self._workers = workers
         self._prompts = prompts
         self._completions = completions
 
@@ -151,7 +187,7 @@ class Chats:
         text = await self._prompts.render(
             messages, chat if shown else attrs.evolve(chat, tools=None)
         )
-        prompt = Prompt(await self._prompts.tokenize(text))
+        prompt = Prompt(await self._prompts.tokenize(text, fits=True))
         part = chat.continue_final_message
         tail = text[-256:] if part is None else continued_prompt_tail(messages, part, format)
         chat = attrs.evolve(
@@ -174,7 +210,7 @@ class Chats:
             prompt_tail=tail,
             answer=params.grammar,
         )
-        grammar = await self._tokenizer.run(make, _n_chars(chat.tools))
+        grammar = await self._workers.run(lambda _: make(), _n_chars(chat.tools))
         thinking = thinking_of(format, tail, may_begin=part is None)
         if grammar is not None:
             assert chat.reasoning_format is not None
@@ -217,7 +253,7 @@ def _n_chars(value: Any) -> int:
     """Add up the text in a JSON value; stops counting when it is no longer short."""
     total = 0
     values = [value]
-    while values and total <= SHORT_TEXT:
+    while values and total <= SMALL:
         value = values.pop()
         if isinstance(value, str):
             total += len(value)

@@ -71,7 +71,7 @@ class Completions:
         """
         check_copies(n, self._engine.n_slots)
         context.check_time()
-        made = [await self._tokenizer.prompt_of(prompt) for prompt in prompts]
+        made = [await self._tokenizer.prompt_of(prompt, fits=True) for prompt in prompts]
         async with AsyncExitStack() as stack:
             yield [
                 await stack.enter_async_context(self.open(each, copy, context))

@@ -7,16 +7,20 @@ from functools import partial
 
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import AbandonedError, InputTooLongError, InvalidRequestError
 from trioserve.server.context import RequestContext
 from trioserve.server.embedding_results import Embeddings, Ranking, Shape
 from trioserve.server.requests import Requests
 from trioserve.server.stream import Stream
-from trioserve.server.tokens import PromptLike, Tokenizer
-from trioserve.types import Embedded, EmbeddingTask, TokenId
+from trioserve.server.tokens import PromptLike, tokens_of
+from trioserve.server.workers import Stop, Workers
+from trioserve.types import Embedded, EmbeddingTask, Prompt, TokenId
 
 #: Embeddings with more numbers than this, all together, are normalized in a thread.
 _MANY_NUMBERS = 65536
+
+#: How many times the text of its tokens a text may be as long, because vocabularies drop blanks.
+_DROPPED = 4
 
 
 class Embedder:
@@ -26,16 +30,16 @@ class Embedder:
         config: the norm of embeddings.
         engine: makes them.
         requests: where a request is opened.
-        tokenizer: turns texts into tokens.
+        workers: turn texts into tokens.
     """
 
     def __init__(
-        self, config: Config, engine: EmbeddingEngine, requests: Requests, tokenizer: Tokenizer
+        self, config: Config, engine: EmbeddingEngine, requests: Requests, workers: Workers
     ) -> None:
         self._config = config
         self._engine = engine
         self._requests = requests
-        self._tokenizer = tokenizer
+        self._workers = workers
         self.pooling = engine.pooling
 
     async def embed(
@@ -58,17 +62,22 @@ class Embedder:
         default = self._config.embd_normalize
         shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
         shape.check(self._engine.width)
-        texts = [await self._tokenized(each) for each in inputs]
-        tokens = map(self._tokens_of, texts)
-        make = partial(self._task, tokens, context.client, priority, "input")
-        task = await self._tokenizer.run(make, sum(map(len, texts)))
+        self._check_lengths(inputs, "input")
+        task = await self._workers.run(
+            lambda stop: self._task(
+                (self._tokens_of(each, stop) for each in inputs), context, priority, "input"
+            ),
+            sum(map(len, inputs)) + 32 * len(inputs),
+        )
         with self._requests.open(task, context) as stream:
             result = await _embedded(stream)
             vectors = result.embeddings
             if pooled:
                 apply = partial(shape.apply, vectors)
                 is_large = len(inputs) * self._engine.width > _MANY_NUMBERS
-                vectors = await self._tokenizer.run_in_thread(apply) if is_large else apply()
+                vectors = (
+                    await self._workers.run_in_thread(lambda _: apply()) if is_large else apply()
+                )
         return Embeddings(vectors, tuple(map(len, task.texts)), result.timings)
 
     async def rerank(
@@ -77,31 +86,61 @@ class Embedder:
         """See `Server.rerank`."""
         self._requests.admission.check_open()
         context.check_time()
-        texts = (self._engine.pair(query, document) for document in documents)
-        make = partial(self._task, texts, context.client, priority, "documents")
-        n_chars = len(query) * len(documents) + sum(map(len, documents))
-        task = await self._tokenizer.run(make, n_chars)
+        self._check_lengths([query], "query")
+        self._check_lengths(documents, "documents")
+        task = await self._workers.run(
+            lambda stop: self._task(
+                (self._pair(query, document, stop) for document in documents),
+                context,
+                priority,
+                "documents",
+            ),
+            (len(query) + 32) * len(documents) + sum(map(len, documents)),
+        )
         with self._requests.open(task, context) as stream:
             result = await _embedded(stream)
         scores = tuple(float(matrix[0, 0]) for matrix in result.embeddings)
         return Ranking(scores, tuple(map(len, task.texts)), result.timings)
 
-    async def _tokenized(self, text: PromptLike) -> str | tuple[TokenId, ...]:
-        """Tokenize what is text only in part; a whole text is left to a thread."""
-        return text if isinstance(text, str) else (await self._tokenizer.prompt_of(text)).tokens
+    def _check_lengths(self, inputs: Sequence[PromptLike], param: str) -> None:
+        """Refuse texts that are far too long before they are tokenized.
 
-    def _tokens_of(self, text: str | tuple[TokenId, ...]) -> tuple[TokenId, ...]:
-        if isinstance(text, str):
-            return self._engine.vocab.tokenize(text, add_special=True, parse_special=True)
-        return text
+        A token stands for a limited number of characters, but some vocabularies drop blanks.
+        """
+        limit, size = self._engine.n_ctx_seq, self._engine.vocab.max_token_bytes
+        for text in inputs:
+            n_tokens = len(text) // (_DROPPED * size) if isinstance(text, str) else len(text)
+            if n_tokens > limit:
+                raise InputTooLongError(
+                    n_tokens,
+                    limit,
+                    f"A text has at least {n_tokens} tokens, and the context of the model holds "
+                    f"{limit}.",
+                    param=param,
+                )
+
+    def _tokens_of(self, text: PromptLike, stop: Stop) -> tuple[TokenId, ...]:
+        if isinstance(text, Prompt):
+            return text.tokens
+        parts = (text,) if isinstance(text, str) else text
+        return tokens_of(self._engine.vocab, parts, stop).tokens
+
+    def _pair(self, query: str, document: str, stop: Stop) -> tuple[TokenId, ...]:
+        if stop():
+            raise AbandonedError("Nobody waits for this ranking any longer.")
+        return self._engine.pair(query, document)
 
     def _task(
-        self, texts: Iterable[tuple[TokenId, ...]], client: str, priority: int, param: str
+        self,
+        texts: Iterable[tuple[TokenId, ...]],
+        context: RequestContext,
+        priority: int,
+        param: str,
     ) -> EmbeddingTask:
         """Make a task. With many texts it takes a while."""
-        weight = self._requests.weight_of(client)
+        weight = self._requests.weight_of(context.client)
         id_ = self._requests.new_id()
-        return EmbeddingTask(id_, tuple(texts), client, weight, priority, param)
+        return EmbeddingTask(id_, tuple(texts), context.client, weight, priority, param)
 
 
 async def _embedded(stream: Stream) -> Embedded:

@@ -72,9 +72,16 @@ class InfillPrompts:
         """Make a prompt. See `Server.infill_prompt`."""
         self.check()
         vocab, fim, n_ctx = self._model.vocab, self._model.vocab.fim, self._model.n_ctx_seq
-        prefix = await self._tokens(gap.prefix, "input_prefix")
-        suffix = await self._tokens(gap.suffix, "input_suffix")
-        begun = await self._tokenizer.tokenize(gap.begun, add_special=False)
+        # What is certain to be left out is not tokenized.
+        far = 2 * self._tokenizer.max_chars
+        before, after = gap.prefix, gap.suffix
+        prefix = await self._tokens(
+            before[-far:] if isinstance(before, str) else before, "input_prefix"
+        )
+        suffix = await self._tokens(
+            after[:far] if isinstance(after, str) else after, "input_suffix"
+        )
+        begun = await self._tokenizer.tokenize(gap.begun, add_special=False, fits=True)
         extra = await self._extra(gap.extra)
 
         # A context that is hardly larger than a batch needs room for the output.
@@ -104,7 +111,8 @@ class InfillPrompts:
                 tokens += (fim.file, *await self._tokens(f"{file.name}\n", "input_extra"))
             else:
                 tokens += await self._tokens(_SNIPPET, "input_extra")
-            tokens += await self._tokens(file.text, "input_extra")
+            far = 2 * self._tokenizer.max_chars
+            tokens += await self._tokens(file.text[-far:], "input_extra")
         if fim.file >= 0:
             tokens += (fim.file, *await self._tokens(_FILE, "input_extra"))
         return tokens

@@ -26,6 +26,7 @@ from trioserve.server.queue import Queue
 from trioserve.server.requests import Requests
 from trioserve.server.slot_store import SlotFiles
 from trioserve.server.tokens import Tokenizer
+from trioserve.server.workers import Workers
 
 
 @attrs.frozen(kw_only=True)
@@ -58,10 +59,11 @@ class Parts:
         self.requests = Requests(
             config, loop, dispatcher, self.admission, model=model.info.name, observers=observers
         )
-        self.tokenizer = Tokenizer(model.vocab, self.admission)
+        self.workers = Workers(self.admission)
+        self.tokenizer = Tokenizer(model.vocab, self.admission, self.workers, model.n_ctx_seq)
         self.adapters = AdapterScales(loop.adapters)
         self.cache_sharing = CacheSharing(config)
-        self.prompts = ChatPrompts(model, self.tokenizer)
+        self.prompts = ChatPrompts(model, self.tokenizer, self.workers)
         self.infill = InfillPrompts(config, model, self.tokenizer)
         self._generation: Generation | None = None
         self._embedder: Embedder | None = None
@@ -72,11 +74,11 @@ class Parts:
             self._generation = Generation(
                 engine=loop,
                 completions=completions,
-                chats=Chats(config, model, self.tokenizer, self.prompts, completions),
+                chats=Chats(config, model, self.tokenizer, self.workers, self.prompts, completions),
                 slot_files=SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path),
             )
         elif isinstance(loop, EmbeddingEngine):
-            self._embedder = Embedder(config, loop, self.requests, self.tokenizer)
+            self._embedder = Embedder(config, loop, self.requests, self.workers)
 
     def generation(self) -> Generation:
         """The parts that make text. Raises NotSupportedError where there are none."""
@@ -110,6 +112,6 @@ class Parts:
         self.admission.closed = True
         self.requests.end_all("The server was closed.")
         with trio.CancelScope(shield=True):
-            await self.tokenizer.wait_idle()
+            await self.workers.wait_idle()
             if self._generation is not None:
                 await self._generation.completions.wait_idle()

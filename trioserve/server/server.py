@@ -190,7 +190,7 @@ class Server:
                 names the field that it came from.
         """
         made = await self.parts.tokenizer.prompt_of(
-            prompt, add_special=add_special, parse_special=parse_special
+            prompt, add_special=add_special, parse_special=parse_special, aside=True
         )
         made.check(self.model.vocab.n_tokens, param)
         return made.tokens
@@ -221,7 +221,7 @@ class Server:
     ) -> int:
         """Count the tokens of a chat's prompt. Arguments and errors are those of `render`."""
         text = await self.render(messages, chat, **fields)
-        return len(await self.parts.prompts.tokenize(text))
+        return len(await self.parts.prompts.tokenize(text, aside=True))
 
     # -- prompts that are continued
 

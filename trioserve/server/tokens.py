@@ -1,67 +1,151 @@
-"""Work on text: from text to token ids and back, and where that work is done."""
+"""Work on text: from text to token ids and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast
-
-import trio
+from typing import Any, TypeAlias, cast
 
 from trioserve.engine.backend import Vocab
-from trioserve.errors import InvalidRequestError, ServerClosingError
+from trioserve.errors import (
+    ContextLengthExceededError,
+    InvalidRequestError,
+    ServerClosingError,
+)
 from trioserve.server.admission import Admission
+from trioserve.server.workers import SMALL, Stop, Workers
 from trioserve.types import Prompt, TokenId
-
-_T = TypeVar("_T")
-
-#: Work on text up to this length (characters) is done on the event loop: it takes about 1 ms.
-SHORT_TEXT = 4096
 
 #: Text, or token ids with text between them.
 PromptLike: TypeAlias = str | Sequence[TokenId | str] | Prompt
 
 
-class Tokenizer:
-    """Tokenizes on the event loop what is short, and in a thread what is long."""
+def tokens_of(
+    vocab: Vocab,
+    parts: Sequence[TokenId | str],
+    stop: Stop,
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+    limit: int | None = None,
+) -> Prompt:
+    """Tokenize what is text among the parts of a prompt. It may take long.
 
-    def __init__(self, vocab: Vocab, admission: Admission) -> None:
+    Raises:
+        ContextLengthExceededError: there are more than `limit` tokens, or many more: that is looked
+            at now and then.
+        AbandonedError: `stop` said so.
+    """
+    if not any(isinstance(part, str) for part in parts):
+        return Prompt(cast(Sequence[TokenId], parts))
+    tokens: list[TokenId] = []
+
+    def enough(n_more: int) -> bool:
+        n_tokens = len(tokens) + n_more
+        if limit is not None and n_tokens > limit:
+            raise ContextLengthExceededError(n_tokens, limit, at_least=True)
+        return stop()
+
+    for i, part in enumerate(parts):
+        if not isinstance(part, str):
+            tokens.append(part)
+            continue
+
+        tokens += vocab.tokenize(
+            part, add_special=add_special and i == 0, parse_special=parse_special, stop=enough
+        )
+    return Prompt(tokens)
+
+
+class Tokenizer:
+    """Tokenizes on the event loop what is short, and in a thread what is long.
+
+    What is to fit into a context is refused before it is tokenized when it is far too long: a token
+    stands for `Vocab.max_token_bytes` at most. Otherwise it is refused as soon as there are too
+    many tokens.
+
+    Args:
+        vocab: of the model.
+        admission: says whether the server is open.
+        workers: the threads.
+        n_ctx: tokens that the context of a request holds.
+    """
+
+    def __init__(self, vocab: Vocab, admission: Admission, workers: Workers, n_ctx: int) -> None:
         self._vocab = vocab
         self._admission = admission
-        self._worker = trio.CapacityLimiter(1)
+        self._workers = workers
+        self._n_ctx = n_ctx
+
+    @property
+    def max_chars(self) -> int:
+        """The longest text, in characters, that may fit into the context."""
+        return self._n_ctx * self._vocab.max_token_bytes
 
     async def tokenize(
-        self, text: str, *, add_special: bool = True, parse_special: bool = True
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        fits: bool = False,
+        aside: bool = False,
     ) -> tuple[TokenId, ...]:
-        """See `Server.tokenize`."""
-        self._admission.check_open()
-        work = partial(
-            self._vocab.tokenize, text, add_special=add_special, parse_special=parse_special
+        """Turn text into token ids. Arguments and errors are those of `prompt_of`."""
+        prompt = await self.prompt_of(
+            text, add_special=add_special, parse_special=parse_special, fits=fits, aside=aside
         )
-        return await self.run(work, len(text))
+        return prompt.tokens
 
     async def prompt_of(
-        self, prompt: PromptLike, *, add_special: bool = True, parse_special: bool = True
+        self,
+        prompt: PromptLike,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        fits: bool = False,
+        aside: bool = False,
     ) -> Prompt:
         """Tokenize a prompt. Special tokens are added where it begins with text.
 
         Ids in it stay, and are not checked: the engine looks at those of a task.
+
+        Args:
+            prompt: text or ids.
+            add_special: see `Vocab.tokenize`.
+            parse_special: likewise.
+            fits: whether it has to fit into the context.
+            aside: whether no prompt comes of it that somebody continues.
+
+        Raises:
+            ContextLengthExceededError: it does not fit.
+            InvalidRequestError: the text cannot be tokenized.
+            ServerClosingError: the server drains, or is closed.
         """
+        self._admission.check_open()
         if isinstance(prompt, Prompt):
             return prompt
         parts = (prompt,) if isinstance(prompt, str) else prompt
-        if str not in map(type, parts):
-            return Prompt(cast(Sequence[TokenId], parts))
-        tokens: list[TokenId] = []
-        for i, part in enumerate(parts):
-            if isinstance(part, str):
-                special = add_special and i == 0
-                tokens += await self.tokenize(
-                    part, add_special=special, parse_special=parse_special
-                )
-            else:
-                tokens.append(part)
-        return Prompt(tokens)
+        if fits and len(parts) > self._n_ctx:
+            raise ContextLengthExceededError(len(parts), self._n_ctx)
+        size = len(parts)
+        if size <= SMALL:
+            n_chars = sum(len(part) for part in parts if isinstance(part, str))
+            if fits and n_chars > self.max_chars:
+                n_tokens = -(-n_chars // self._vocab.max_token_bytes)
+                raise ContextLengthExceededError(n_tokens, self._n_ctx, at_least=True)
+            size += n_chars - isinstance(prompt, str)
+        work = partial(
+            tokens_of,
+            self._vocab,
+            parts,
+            add_special=add_special,
+            parse_special=parse_special,
+            limit=self._n_ctx if fits else None,
+        )
+        if aside and size > SMALL:
+            return await self._workers.run_in_thread(work, aside=True)
+        return await self._workers.run(work, size)
 
     def detokenize(self, tokens: Sequence[TokenId]) -> str:
         """See `Server.detokenize`. While draining too: running requests write their last event."""
@@ -82,19 +166,27 @@ class Tokenizer:
             biases = tuple(biases.items())
         if not isinstance(biases, tuple):
             return biases
+        size = len(biases)
+        for pair in biases:
+            match pair:
+                case (str(text), _):
+                    size += 64 + len(text)
+        return await self._workers.run(partial(self._biases_of, biases), size)
+
+    def _biases_of(self, biases: tuple[Any, ...], stop: Stop) -> tuple[Any, ...]:
         found: list[Any] = []
         for pair in biases:
             match pair:
                 case (str(text), bias):
-                    ids = await self.tokenize(text, add_special=False, parse_special=False)
+                    ids = self._vocab.tokenize(text, parse_special=False, stop=lambda _: stop())
                     found += ((each, bias) for each in ids)
                     continue
                 case (int(token), _):
-                    self.check_token(token, "logit_bias")
+                    self._check_token(token, "logit_bias")
             found.append(pair)
         return tuple(found)
 
-    def check_token(self, token: TokenId, param: str) -> None:
+    def _check_token(self, token: TokenId, param: str) -> None:
         """Check that an id is in the vocabulary.
 
         Raises:
@@ -106,20 +198,3 @@ class Tokenizer:
                 f"'{param}' has token id {token}; the vocabulary ends at {n_tokens - 1}.",
                 param=param,
             )
-
-    async def run(self, work: Callable[[], _T], n_chars: int) -> _T:
-        """Do short work here and long work in a thread; either way a checkpoint."""
-        if n_chars <= SHORT_TEXT:
-            await trio.lowlevel.checkpoint()
-            self._admission.check_open()
-            return work()
-        return await self.run_in_thread(work)
-
-    async def run_in_thread(self, work: Callable[[], _T]) -> _T:
-        """Do work in the one thread that there is for it."""
-        return await trio.to_thread.run_sync(work, limiter=self._worker)
-
-    async def wait_idle(self) -> None:
-        """Wait until no thread is in the vocabulary any more."""
-        async with self._worker:
-            pass

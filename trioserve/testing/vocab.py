@@ -27,7 +27,7 @@ class ByteVocab:
         *,
         add_special: bool = False,
         parse_special: bool = True,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[int], bool] = lambda _n: False,
     ) -> tuple[TokenId, ...]:
         """Encode as UTF-8."""
         return tuple(text.encode())

@@ -45,6 +45,11 @@ class Limits:
     value: int = 4 * MIB  # the largest value, and the longest output
     made: int = 128 * MIB  # the sum of the values that are made
     seconds: float = 2.0  # of processor time
+    hurried: bool = False  # whether `OutOfTimeError` says that it took longer
+
+
+class OutOfTimeError(Exception):
+    """A render has used up its time, and its limits are such that it may be tried again."""
 
 
 class Queue(list[Any]):
@@ -104,7 +109,8 @@ class Meter:
         if time.monotonic() < self._look_again:
             return
         left = self._seconds - (time.thread_time() - self._began)
-        require(left > 0, "does too much work")
+        if left <= 0:
+            raise OutOfTimeError("does too much work")
         self._look_again = time.monotonic() + left
 
     def check_size(self, size: int) -> None:

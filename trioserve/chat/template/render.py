@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import json
@@ -24,7 +25,7 @@ from trioserve.chat.messages import (
     parse_tools,
 )
 from trioserve.chat.template import generic
-from trioserve.chat.template.budget import Limits, Meter, Output, running
+from trioserve.chat.template.budget import Limits, Meter, OutOfTimeError, Output, running
 from trioserve.chat.template.capabilities import PRESERVE_REASONING, Capabilities, find
 from trioserve.chat.template.sandbox import Sandbox
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
@@ -71,6 +72,14 @@ class ChatTemplate:
         self._limits = Limits() if limits is None else limits
         self._now = now
         self._template, self._wants = _compile(source, now)
+
+    def with_limits(self, limits: Limits) -> ChatTemplate:
+        """Make the same template with other limits. With `Limits.hurried`, `render` raises
+        `OutOfTimeError` when it takes too long.
+        """
+        other = copy.copy(self)
+        other._limits = limits
+        return other
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
@@ -254,6 +263,8 @@ class ChatTemplate:
             pieces = Output()
             pieces.extend(self._template.generate(given))
         except Exception as error:
+            if limits.hurried and isinstance(error, OutOfTimeError):
+                raise
             raise _explain(error, meter.place) from error
         finally:
             running.reset(token)
@@ -319,6 +330,8 @@ def _explain(error: Exception, place: int | None) -> TemplateError:
     param = "messages" if place is None else f"messages[{place}]"
     if isinstance(error, TemplateError):
         message = error.message
+    elif isinstance(error, OutOfTimeError):
+        message = "The chat template does too much work."
     else:
         message = f"The chat template failed: {_describe(error)}"
     if place is not None:
