@@ -9,6 +9,7 @@ from trioserve.engine import DecodeMaximal, Engine
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
     Admitted,
+    CacheRoot,
     Chunk,
     Event,
     Finished,
@@ -36,8 +37,11 @@ class Harness:
     def _ring(self) -> None:
         self.rings += 1
 
-    def submit(self, task_id: int, prompt: str, **options: object) -> None:
-        self.engine.submit(Task(task_id, Prompt(prompt.encode()), GenerationParams(**options)))
+    def submit(
+        self, task_id: int, prompt: str, root: CacheRoot | None = None, **options: object
+    ) -> None:
+        params, root = GenerationParams(**options), root or CacheRoot()
+        self.engine.submit(Task(task_id, Prompt(prompt.encode()), params, root=root))
 
     def tick(self) -> bool:
         work_left = self.engine.tick()

@@ -1,0 +1,62 @@
+"""`cache_salt`, in the bodies of all routes that continue text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.clients import client_of
+from tests.support.scripts import answering
+from trioserve.types import MAX_SALT
+
+TEXT = "a text that is long enough to be found again"
+CHAT = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}
+
+ROUTES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "/completion": ({"prompt": TEXT, "n_predict": 1}, ("timings", "cache_n")),
+    "/v1/completions": (
+        {"prompt": TEXT, "max_tokens": 1},
+        ("usage", "prompt_tokens_details", "cached_tokens"),
+    ),
+    "/v1/chat/completions": (CHAT, ("usage", "prompt_tokens_details", "cached_tokens")),
+    "/v1/messages": (CHAT, ("usage", "cache_read_input_tokens")),
+    "/v1/responses": (
+        {"input": TEXT, "max_output_tokens": 1},
+        ("usage", "input_tokens_details", "cached_tokens"),
+    ),
+}
+routes = pytest.mark.parametrize("route", ROUTES)
+
+
+@routes
+async def test_requests_with_the_same_salt_share(route: str) -> None:
+    body, path = ROUTES[route]
+    found = []
+    async with client_of(answering("Hello")) as client:
+        for salt in (None, "a", "", "a", "b"):
+            answer = await client.post(route, json=body | {"cache_salt": salt})
+            assert answer.status_code == 200, answer.text
+            value = answer.json()
+            for name in path:
+                value = value[name]
+            found.append(value > len(TEXT) // 2)
+    assert found == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "/infill"])
+@pytest.mark.parametrize("salt", [5, ["a"], "a" * (MAX_SALT + 1)])
+async def test_a_salt_that_is_none(route: str, salt: Any) -> None:
+    body, _ = ROUTES.get(route, ({"input_prefix": "a", "input_suffix": "b"}, ()))
+    async with client_of(answering("Hello")) as client:
+        answer = await client.post(route, json=body | {"cache_salt": salt})
+        described = (await client.get("/openapi.json")).json()
+    if route == "/infill":  # which this vocabulary has no tokens for
+        assert answer.status_code == 501
+    else:
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert message == f"'cache_salt' must be a string of at most {MAX_SALT} characters."
+    assert f'"maxLength": {MAX_SALT}' in str(described["paths"][route]).replace("'", '"') or (
+        "$ref" in str(described["paths"][route])
+    )
