@@ -245,6 +245,7 @@ class Backend(Protocol):
         The file is there whole or not at all.
 
         Raises:
+            PermissionDeniedError: it would replace a file of another owner (`CacheRoot.owner`).
             OSError: it cannot be written.
         """
 

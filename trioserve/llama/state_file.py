@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, PermissionDeniedError
 from trioserve.types import AdapterInfo, Adapters, CacheRoot, SlotState
 
 _HEAD = struct.Struct("<III")
@@ -34,6 +34,9 @@ _UNCHECKED = 12  # bytes at the end: the checksum, and the mark
 _OLD_TAIL = struct.Struct("<I8s")
 _OLD_MARK = b"trioserv"
 
+#: Bytes of JSON that are looked at before a file is replaced.
+_LONGEST_NOTE = 2**20
+
 #: Bytes that a state in memory begins with and a file leaves out: llama.cpp's mark, the sequence.
 PREFIX = 8
 
@@ -42,8 +45,11 @@ def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
     """Write a file, whole or not at all, and return its size. `adapters` are the loaded ones.
 
     Raises:
+        PermissionDeniedError: it would replace a file of another owner.
         OSError: it cannot be written.
     """
+    if _owner_of(path) not in ("", saved.root.owner):
+        raise PermissionDeniedError("There is a file of that name, of another API key.")
     words = _LIST.pack(-1, _LIST_VERSION, len(saved.tokens))
     words += array("i", saved.tokens).tobytes() + bytes(4)  # no media
     used = [[Path(adapters[id_].path).name, scale] for id_, scale in saved.root.adapters]
@@ -66,6 +72,25 @@ def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
         os.unlink(name)
         raise
     return size
+
+
+def _owner_of(path: Path) -> str:
+    """Whose text a file holds; empty if it does not say, or if there is none."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL.size))
+            length, _, mark = _TAIL.unpack(file.read().rjust(_TAIL.size, b"\0"))
+            if mark != _MARK or length > min(size - _TAIL.size, _LONGEST_NOTE):
+                return ""
+            file.seek(-_TAIL.size - length, os.SEEK_END)
+            note = json.loads(file.read(length))
+    except (FileNotFoundError, ValueError):
+        return ""
+    match note:
+        case {"owner": str(owner)}:
+            return owner
+    return ""
 
 
 def read(

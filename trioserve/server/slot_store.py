@@ -79,7 +79,7 @@ class SlotFiles:
         """Write what a slot ran last to a file, or what is left of it in the cache.
 
         Raises:
-            PermissionDeniedError: it is not the owner's.
+            PermissionDeniedError: it is not the owner's, or there is a file of another's.
             InvalidRequestError: there is no such slot, or the name is none for a file.
             NotSupportedError: the server was started without a directory for files.
             TrioServeError: the file cannot be written.

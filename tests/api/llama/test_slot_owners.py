@@ -95,7 +95,14 @@ async def test_a_file_is_restored_by_the_key_that_saved_it(tmp_path: Path) -> No
         assert answer.status_code == 403
         assert answer.json()["error"]["message"] == "The file was not saved with this API key."
         assert await n_cached(client, OTHER) == 0
+        body = BODY | {"id_slot": 2}
+        await client.post("/completion", json=body, headers=OTHER)
+        answer = await act(client, "save", OTHER, slot=2)
+        assert answer.status_code == 403
+        assert answer.json()["error"]["message"].startswith("There is a file of that name")
+        assert (tmp_path / "one.bin").read_bytes() == written
         assert (await act(client, "restore", FIRST, slot=1)).json()["n_restored"] == n_saved
+        assert (await act(client, "save", FIRST, slot=1)).json()["n_saved"] == n_saved
         assert (await act(client, "save", OTHER, slot=1)).status_code == 403
         assert await n_cached(client, FIRST) > 10
 
@@ -111,6 +118,10 @@ async def test_a_file_that_does_not_say_whose_it_is(tmp_path: Path) -> None:
     path.write_bytes(whole[: whole.rindex(b'{"lora"')])
     async with client_of_app(create_app(Config(**config, api_keys=KEYS))) as client:
         assert (await act(client, "restore", FIRST)).status_code == 403
+        await client.post("/completion", json=BODY | {"n_predict": 1}, headers=FIRST)
+        path.write_bytes(whole[:5])
+        assert (await act(client, "save", FIRST)).json()["n_saved"] < n_saved  # nobody's, by now
+    path.write_bytes(whole[: whole.rindex(b'{"lora"')])
     shared = Config(**config, api_keys=KEYS, cache_sharing="all")
     for each in (Config(**config), shared):
         async with client_of_app(create_app(each)) as client:
