@@ -49,6 +49,9 @@ MAX_TEMPLATE_KWARGS = 2**20
 #: How deep JSON may be nested.
 MAX_DEPTH = 128
 
+#: Values in a body, roughly: its commas, those within short texts included.
+MAX_VALUES = 2**21
+
 #: The shortest silence, in seconds, before a ping.
 MIN_PING_INTERVAL = 0.1
 

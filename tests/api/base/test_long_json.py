@@ -1,0 +1,104 @@
+"""Long JSON is read as Python's own parser reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from trioserve.api.base import limits, long_json
+from trioserve.api.base.body import parse_json
+from trioserve.api.base.long_json import LongReader
+from trioserve.errors import InvalidRequestError
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(), inner, max_size=8),
+    max_leaves=40,
+)
+
+
+def refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def read(text: str) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_json, "_STEP", 64)
+        return LongReader(text, refuse).read()
+
+
+def outcome(read: Callable[[str], Any], text: str) -> tuple[Any, Exception | None]:
+    try:
+        return read(text), None
+    except ValueError as error:
+        return None, error
+
+
+@settings(max_examples=100, deadline=None)
+@given(value=JSON, indent=st.sampled_from([None, 0, 2]), ascii_=st.booleans())
+def test_what_is_written_is_read(value: Any, indent: int | None, ascii_: bool) -> None:
+    text = json.dumps([value] * 3, indent=indent, ensure_ascii=ascii_)
+    assert read(f" {text}\n") == [value] * 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(value=JSON, at=st.integers(0), letter=st.sampled_from('[]{},:"\\ 1eNx\0\t'))
+def test_errors_are_those_of_the_parser(value: Any, at: int, letter: str) -> None:
+    text = json.dumps({"a": [value] * 2, "b": value})
+    at %= len(text)
+    text = text[:at] + letter + text[at + 1 :]
+    expected, error = outcome(partial(json.loads, parse_constant=refuse), text)
+    value, own_error = outcome(read, text)
+    assert (value, type(own_error)) == (expected, type(error))
+    assert getattr(own_error, "pos", None) == getattr(error, "pos", None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "[", "[1", "[1,", '{"a', '{"a":', '{"a":1', '"\\', '"\\u12', "{1", '{"a",']
+)
+def test_half_a_text_is_refused(text: str) -> None:
+    for before in ("", "[" + "1," * 100, "[" + '"a",' * 100, '{"b":[' + "[1]," * 100):
+        with pytest.raises(json.JSONDecodeError):
+            read(before + text)
+
+
+@pytest.mark.parametrize("n", range(60, 70))
+def test_pairs_of_surrogates_stay_together(n: int) -> None:
+    text = "a" * n + "\N{GRINNING FACE}" * 5000 + "\\" * n
+    assert LongReader(json.dumps(text), refuse).read() == text
+
+
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}"), ('["b",{"a":', "}]")])
+@pytest.mark.parametrize("filler", ["", "1," * 100_000], ids=["short", "long"])
+@pytest.mark.parametrize("leaf", ["1", '"a"'])
+def test_json_has_so_many_levels(begin: str, end: str, filler: str, leaf: str) -> None:
+    n = (limits.MAX_DEPTH - 1) // len(end)
+    n_rest = limits.MAX_DEPTH - 1 - n * len(end)
+    deep = "[" * n_rest + begin * n + leaf + end * n + "]" * n_rest
+    parse_json(f"[{filler}{deep}]".encode())
+    for bad in (f"[[{filler}{deep}]]", f"[{filler}[{deep}]]", f"[{filler}{'[' * 10**6}]"):
+        with pytest.raises(InvalidRequestError, match=f"{limits.MAX_DEPTH} levels"):
+            parse_json(bad.encode())
+
+
+@pytest.mark.parametrize("unit", ["1,", '"",', "[],", "[[]],"])
+def test_a_body_has_so_many_values(unit: str) -> None:
+    with pytest.raises(InvalidRequestError, match="values"):
+        parse_json(f"[{unit * (limits.MAX_VALUES + 1)}1]".encode())
+
+
+@pytest.mark.parametrize("bad", ["\\ud83d", "\\ude00", "\\ude00\\ud83d"])
+@pytest.mark.parametrize("where", ['["{}"]', '{{"{}": 1}}', '[[["a", {{"b": "{}"}}]]]'])
+def test_half_a_pair_is_refused_wherever_it_is(bad: str, where: str) -> None:
+    for filler in ("", "a" * 100_000):
+        with pytest.raises(InvalidRequestError, match="surrogates"):
+            parse_json(where.format(filler + bad).encode())
