@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -61,9 +61,12 @@ async def _read_lines(
 
 
 @asynccontextmanager
-async def serving(*argv: str) -> AsyncIterator[Running]:
-    """Run the command, wait until the model is there, and make sure that it ends."""
-    command = [sys.executable, "-m", "trioserve", "--port", "0", "-t", "1", *argv]
+async def serving(*argv: str, prefix: Sequence[str] = ()) -> AsyncIterator[Running]:
+    """Run the command, wait until the model is there, and make sure that it ends.
+
+    What is in `prefix` comes before the command, to run it in another way.
+    """
+    command = [*prefix, sys.executable, "-m", "trioserve", "--port", "0", "-t", "1", *argv]
     send, receive = trio.open_memory_channel[dict[str, Any]](10_000)
     environ = {name: text for name, text in os.environ.items() if "LLAMA" not in name}
     with trio.fail_after(60):

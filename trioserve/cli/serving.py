@@ -51,6 +51,9 @@ def serve(config: Config) -> int:
             return 1
         from hypercorn.utils import LifespanFailureError
 
+        from trioserve.api.base.descriptors import raise_limit
+
+        raise_limit()
         try:
             trio.run(_serve, config, listening)
         except* LifespanFailureError:

@@ -196,8 +196,8 @@ class Config(ModelConfig):
         help="what to do when an exception has broken the engine; exit = end the process with exit "
         "code 1, stay = go on answering with errors")
     max_connections: int = _limit(0, "--max-connections TRIOSERVE_MAX_CONNECTIONS", min=0,
-        help="connections that may be open; further ones get status 503; 0 = as many as the "
-        "limit of descriptors allows")
+        help="connections that may be open; further ones get status 503; 0 = the limit of "
+        "descriptors, less 64 for files")
     max_body_size: int = _limit(32 * 2**20, "--max-body-size TRIOSERVE_MAX_BODY_SIZE", min=1,
         help="maximum size of a request body in bytes")
 

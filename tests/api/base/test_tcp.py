@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, Mock
 import httpx
 import pytest
 import trio
-from hypercorn.events import RawData
+from hypercorn.events import RawData, Updated
 from structlog.testing import capture_logs
 
 from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, answer_to, send_all_mutated
@@ -125,6 +125,18 @@ async def test_an_answer_that_comes_while_the_connection_is_being_closed() -> No
             connection.protocol = Mock(handle=AsyncMock())
             nursery.start_soon(connection.protocol_send, RawData(b"an answer"))
             nursery.start_soon(connection._close)
+
+
+async def test_a_response_that_ends_after_its_client_has_gone_keeps_nothing_open() -> None:
+    ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
+    async with ours, theirs:
+        connection = TCPConnection(Mock(), Mock(read_timeout=None), Mock(), Mock(), ours)
+        connection.protocol = Mock(handle=AsyncMock())
+        connection.idle_task = Mock(restart=AsyncMock(), stop=AsyncMock())
+        await theirs.aclose()
+        await connection._read_data()
+        await connection.protocol_send(Updated(idle=True))
+    connection.idle_task.restart.assert_not_called()
 
 
 async def test_mutated_requests() -> None:

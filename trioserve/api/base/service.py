@@ -43,7 +43,8 @@ class Service:
         self.responses = Responses()
         #: Why there is no server: the model cannot be loaded, or the engine broke.
         self.failure: TrioServeError | None = None
-        self.n_connections = 0  # that are open
+        self.n_connections = 0  # that are served
+        self.n_refused = 0  # connections that are being told that there are too many
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
         self._load = load
         self._server: Server | None = None

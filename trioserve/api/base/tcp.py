@@ -16,7 +16,6 @@ that one does, and in addition:
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -24,11 +23,12 @@ import hypercorn.protocol
 import hypercorn.trio.run
 import structlog
 import trio
-from hypercorn.events import Closed
+from hypercorn.events import Closed, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
+from trioserve.api.base.descriptors import max_connections
 from trioserve.api.base.service import NAME, Service
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError
 
@@ -40,7 +40,8 @@ _log = structlog.stdlib.get_logger("trioserve.api")
 #: Seconds that closing may take: under TLS it sends, and a client may not read.
 _CLOSE_TIMEOUT = 2.0
 
-#: Connections that are told at the same time that there are too many. Beyond, none is told.
+#: Clients that are waited for at the same time, to read that there are too many connections.
+#: Further ones are told, too, but the close that follows may take it from them.
 _MAX_REFUSED = 32
 
 
@@ -100,6 +101,8 @@ class HTTP1(H11Protocol):
 class TCPConnection(TCPServer):
     """Serves one connection. Returns when it is closed; an error in it is logged, not raised."""
 
+    _client_has_gone = False
+
     async def run(self) -> None:
         """Talk to the client until one of the two has had enough."""
         service = _service_in(self.app)
@@ -116,18 +119,19 @@ class TCPConnection(TCPServer):
             await self._close()
 
     async def _serve(self, service: Service) -> None:
-        limit = service.config.max_connections or math.inf
+        if service.n_connections >= (service.config.max_connections or max_connections()):
+            await self._refuse(service)
+            return
         service.n_connections += 1
         try:
-            if service.n_connections <= limit:
-                await super().run()
-            elif service.n_connections <= limit + _MAX_REFUSED:
-                await self._refuse()
+            await super().run()
         finally:
             service.n_connections -= 1
 
     async def protocol_send(self, event: Event) -> None:
         """Send what the protocol says. What comes while the connection is being closed is lost."""
+        if self._client_has_gone and isinstance(event, Updated):
+            return  # a response has ended, and there is no next request to wait for
         try:
             await super().protocol_send(event)
         except trio.BusyResourceError:  # `send_eof` is at work: only one task sends at a time
@@ -135,20 +139,31 @@ class TCPConnection(TCPServer):
 
     async def _read_data(self) -> None:
         await super()._read_data()
+        self._client_has_gone = True
         await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
 
-    async def _refuse(self) -> None:
+    async def _refuse(self, service: Service) -> None:
         """Say that there are too many connections, whatever the client is about to ask."""
+        stream: Any = self.stream  # Hypercorn's annotation knows TLS only
+        is_plain, waits = hasattr(stream, "send_eof"), service.n_refused < _MAX_REFUSED
+        if not waits and not is_plain:
+            return  # TLS would wait for the client
         error = UnavailableError("The server has as many connections as it takes.")
         body = sse.encode(errors.body(error)).encode()
         head = (
             f"HTTP/1.1 {error.status} \r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        with trio.move_on_after(_CLOSE_TIMEOUT):
-            await self.stream.send_all(head.encode() + body)
-            await self.stream.send_eof()
-            await self.stream.receive_some(2**16)  # unread bytes would make a reset of the close
+        service.n_refused += 1
+        try:
+            with trio.move_on_after(_CLOSE_TIMEOUT):
+                await stream.send_all(head.encode() + body)
+                if is_plain:
+                    await stream.send_eof()
+                if waits:  # unread bytes would make a reset of the close
+                    await stream.receive_some(2**16)
+        finally:
+            service.n_refused -= 1
 
     async def _close(self) -> None:
         with trio.move_on_after(_CLOSE_TIMEOUT, shield=True):
