@@ -54,7 +54,7 @@ class Completions:
         self._tokenizer = tokenizer
         self._adapters = adapters
         self._sharing = sharing
-        self._compiler = trio.CapacityLimiter(1)
+        self._compiler = trio.CapacityLimiter(4)  # one that is tried out holds up no other
 
     @asynccontextmanager
     async def stream(
@@ -158,5 +158,8 @@ class Completions:
 
     async def wait_idle(self) -> None:
         """Wait until no grammar is being compiled any more."""
-        async with self._compiler:
-            pass
+        threads = [object() for _ in range(int(self._compiler.total_tokens))]
+        for thread in threads:
+            await self._compiler.acquire_on_behalf_of(thread)
+        for thread in threads:
+            self._compiler.release_on_behalf_of(thread)

@@ -1,7 +1,9 @@
 """Compiler: turns the grammars of requests into what llguidance follows.
 
 A grammar is compiled once, by whatever thread asks for it, and remembered. What llguidance cannot
-enforce is refused: no output may look as if a grammar held where it did not.
+enforce is refused: no output may look as if a grammar held where it did not. So is what takes too
+much: a GBNF or a regular expression of more than 65,536 characters, a schema beyond the bounds of
+`json_schema`, and what fails its `trial`.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import attrs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from trioserve.errors import EngineError, InvalidRequestError, OutputError
-from trioserve.llama.grammar import gbnf, json_schema, tools
+from trioserve.llama.grammar import gbnf, json_schema, tools, trial
 from trioserve.llama.grammar.matcher import CompiledGrammar, brief
 from trioserve.llama.grammar.pool import MaskPool
 from trioserve.llama.grammar.tokens import Tokens
@@ -31,7 +33,7 @@ _T = TypeVar("_T")
 STACK = 2**28 if sys.maxsize > 2**32 else 2**25
 #: Bounds that keep one mask within a few milliseconds, and a grammar within some 50 MB.
 _LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 250_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
     "max_lexer_states": 25_000,
@@ -72,9 +74,7 @@ class Compiler:
         """
         if (known := self._find(grammar)) is not None:
             return known
-        with self._compiling, self._vocab.in_use():
-            if (known := self._find(grammar)) is not None:
-                return known
+        with self._vocab.in_use():
             return _with_stack(lambda: self._compile(grammar))
 
     def forget(self, compiled: CompiledGrammar) -> None:
@@ -100,14 +100,41 @@ class Compiler:
         if not self._tokens.ends:
             raise _invalid(grammar, "the model has no token that ends an output")
         try:
-            matcher = self._matcher(grammar, self._tokens.tokenizer)
-            compiled = CompiledGrammar(grammar, matcher, self._tokens, self.pool, self.forget)
+            text = self._text(grammar)
+            if trial.is_needed(grammar.kind, text):
+                trial.run(text, _LIMITS)
+            with self._compiling:
+                return self._find(grammar) or self._compile_text(grammar, text)
         except tools.ToolSchemaError as error:
             raise _invalid(attrs.evolve(grammar, param=error.param), str(error)) from error
-        except (gbnf.GbnfError, json_schema.SchemaError, _RefusedError) as error:
+        except (gbnf.GbnfError, json_schema.SchemaError, trial.TrialError, _RefusedError) as error:
             raise _invalid(grammar, str(error)) from error
         except EngineError as error:
             raise _invalid(grammar, error.message.rstrip(".")) from error
+
+    def _text(self, grammar: Grammar) -> str:
+        """Write a grammar of any kind as llguidance reads it."""
+        source = grammar.source
+        match grammar.kind:
+            case "json_schema":
+                return _schema_text(json_schema.read(source))
+            case "json_object":
+                return _schema_text({"type": "object"})
+            case "tools":
+                control, ends = self._tokens.control, self._tokens.ends
+                return _lark_text(tools.to_lark(source, control, ends, _JSON_OPTIONS))
+        if (size := len(source)) > _MAX_SOURCE:
+            raise _RefusedError(f"it has {size} characters, more than {_MAX_SOURCE}")
+        if grammar.kind == "regex":
+            return str(LLMatcher.grammar_from_regex(source))
+        return _lark_text(gbnf.to_lark(source, self._tokens.in_lark))
+
+    def _compile_text(self, grammar: Grammar, text: str) -> CompiledGrammar:
+        tokenizer = self._tokens.tokenizer
+        matcher = _new_matcher(text, tokenizer)
+        if matcher.is_error():
+            _explain(grammar, matcher.get_error(), tokenizer)
+        compiled = CompiledGrammar(grammar, matcher, self._tokens, self.pool, self.forget)
         if grammar.thinking is not None:
             self._tokens.names  # noqa: B018 (made now, not on the inference thread)
         with self._lock:
@@ -115,35 +142,6 @@ class Compiler:
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
         return compiled
-
-    def _matcher(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-        """Compile by the kind of a grammar."""
-        source = grammar.source
-        match grammar.kind:
-            case "json_schema":
-                return _from_schema(json_schema.read(source), tokenizer)
-            case "json_object":
-                return _from_schema({"type": "object"}, tokenizer)
-            case "tools":
-                return self._from_tools(source, tokenizer)
-        if (size := len(source)) > _MAX_SOURCE:
-            raise _RefusedError(f"it has {size} characters, more than {_MAX_SOURCE}")
-        if grammar.kind == "regex":
-            text = LLMatcher.grammar_from_regex(source)
-        else:
-            text = LLMatcher.grammar_from_lark(gbnf.to_lark(source, self._tokens.in_lark))
-        matcher = _new_matcher(text, tokenizer)
-        if matcher.is_error():
-            raise _RefusedError(brief(matcher.get_error()))
-        return matcher
-
-    def _from_tools(self, source: str, tokenizer: LLTokenizer) -> LLMatcher:
-        lark = tools.to_lark(source, self._tokens.control, self._tokens.ends, _JSON_OPTIONS)
-        matcher = _new_matcher(LLMatcher.grammar_from_lark(lark), tokenizer)
-        if matcher.is_error():
-            tools.blame(source, lambda schema: _from_schema(schema, tokenizer))
-            raise _RefusedError(brief(matcher.get_error()))
-        return matcher
 
 
 class _RefusedError(Exception):
@@ -154,25 +152,39 @@ def _new_matcher(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
 
 
-def _from_schema(schema: Any, tokenizer: LLTokenizer) -> LLMatcher:
-    """Compile a schema that has been checked.
-
-    Raises:
-        SchemaError: llguidance refuses it; the message names the place.
-    """
-
-    def attempt(part: Any) -> LLMatcher:
-        text = LLMatcher.grammar_from_json_schema(json.dumps(part), overrides=_JSON_OPTIONS)
-        return _new_matcher(text, tokenizer)
-
+def _schema_text(schema: Any) -> str:
+    """Write a checked schema as llguidance reads it. Raises SchemaError."""
     try:
-        matcher = attempt(schema)
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS))
     except ValueError as error:  # numbers that JSON does not have
         raise json_schema.SchemaError(brief(str(error))) from error
-    if problem := matcher.get_error():
-        path = json_schema.locate(schema, problem, lambda part: attempt(part).get_error())
-        raise json_schema.SchemaError(brief(problem), path)
-    return matcher
+
+
+def _lark_text(lark: str) -> str:
+    return str(LLMatcher.grammar_from_lark(lark))
+
+
+def _explain(grammar: Grammar, problem: str, tokenizer: LLTokenizer) -> NoReturn:
+    """Raise for a grammar that llguidance refuses; the message names the place if it is a schema.
+
+    Raises:
+        SchemaError: the schema cannot be used.
+        ToolSchemaError: the schema of a tool cannot be used.
+        _RefusedError: the grammar of another kind cannot be used.
+    """
+
+    def ask(schema: Any) -> str:
+        return str(_new_matcher(_schema_text(schema), tokenizer).get_error())
+
+    def attempt(schema: Any) -> None:
+        if problem := ask(schema):
+            raise json_schema.SchemaError(brief(problem), json_schema.locate(schema, problem, ask))
+
+    if grammar.kind == "tools":
+        tools.blame(grammar.source, attempt)
+    elif grammar.kind == "json_schema":
+        attempt(json_schema.read(grammar.source))
+    raise _RefusedError(brief(problem))
 
 
 def _invalid(grammar: Grammar, problem: str) -> InvalidRequestError:

@@ -25,6 +25,7 @@ _MAX_REPEATS = 2000  # as in llama.cpp
 
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_DIGITS = 12  # of a number: enough to see that it is too large
 _NAME = re.compile(r"[A-Za-z0-9-]+")
 _REPEAT = re.compile(r"\{[ \t]*([0-9]+)[ \t]*(,?)[ \t]*([0-9]*)[ \t]*\}")
 _TOKEN = re.compile(r"(!?)<(?:\[([0-9]+)\]|([^>\[\]\r\n]+))>")
@@ -215,7 +216,7 @@ class _Parser:
     def _token(self) -> _Token:
         pos = self._pos
         match = self._match(_TOKEN, "a token such as <[1000]> or <think>")
-        token = int(match[2]) if match[2] else f"<{match[3]}>"
+        token = int(match[2][:_DIGITS]) if match[2] else f"<{match[3]}>"
         lark = self._tokens(token, bool(match[1]))
         if lark is None:
             self._fail(f"there is no token {token}", pos)
@@ -228,7 +229,7 @@ class _Parser:
         if self._text[self._pos : self._pos + 1] != "{":
             return ""
         match = self._match(_REPEAT, "a repetition such as {2}, {2,} or {2,4}")
-        low, high = int(match[1]), int(match[3] or match[1])
+        low, high = int(match[1][:_DIGITS]), int((match[3] or match[1])[:_DIGITS])
         if match[3] and not match[2]:
             self._fail("a repetition lacks a comma")
         if max(low, high) > _MAX_REPEATS:

@@ -14,6 +14,7 @@ from typing import Any
 
 _MAX_TEXT = 2**18  # characters
 _MAX_DEPTH = 100  # values in values; llguidance's own limit is 127
+_MAX_REQUIRED = 2500  # names in all lists of required properties; the time grows with their square
 #: The time to compile grows with the square of this: 0.7 s for so many properties in one object.
 #: Compiling recurses too, see `compiler.STACK`.
 _MAX_SCHEMAS = 2500
@@ -45,7 +46,7 @@ class SchemaError(Exception):
 
 
 def read(text: str) -> Any:
-    """Read the JSON of a schema, and check it.
+    """Read the JSON of a schema, and check it: 262,144 characters, and nested 100 deep, at most.
 
     Raises:
         SchemaError: it is not JSON, too large, or has an unsupported keyword.
@@ -74,9 +75,14 @@ def check(schema: Any) -> None:
     _check_depth(schema)
     if not isinstance(schema, dict | bool):
         raise SchemaError("a schema is an object or a boolean", "#")
+    n_required = 0
     for count, (path, part) in enumerate(_walk(schema)):
         if count == _MAX_SCHEMAS:
             raise SchemaError(f"it has more than {_MAX_SCHEMAS} schemas in it")
+        required = part.get("required") if isinstance(part, dict) else None
+        n_required += len(required) if isinstance(required, list) else 0
+        if n_required > _MAX_REQUIRED:
+            raise SchemaError(f"it requires more than {_MAX_REQUIRED} properties")
         for keyword in part if isinstance(part, dict) else ():
             if keyword in _UNSUPPORTED:
                 place = f"{path}/{_escape(keyword)}"
