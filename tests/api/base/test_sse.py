@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+from hypothesis import given, strategies as st
 from trio.testing import MockClock
 
 from trioserve.api.base import sse
@@ -159,3 +160,18 @@ async def test_an_error_of_one_ends_all(autojump_clock: MockClock) -> None:
         feed = await sse.open_feed(resources, [first, second])
         assert await write(feed) == [b"1:b ", b"error no"]
     assert trio.current_time() == pytest.approx(3)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner, max_size=40) | st.dictionaries(st.text(), inner, max_size=8),
+        max_leaves=60,
+    )
+)
+def test_json_in_steps_is_the_same(value: Any) -> None:
+    assert "".join(sse.encode_in_steps(value)) == sse.encode(value)

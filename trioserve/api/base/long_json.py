@@ -101,10 +101,15 @@ class LongReader:
 
     def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
         values: dict[str, Any] = {}
+        n_alone = 0
         at = self._skip(at + 1)
         if self._text[at : at + 1] == "}":
             return values, at + 1
         while True:
+            if n_alone < _MAX_ALONE:
+                before = at
+                at = self._fields(at, values)
+                n_alone = n_alone + 1 if at == before else 0
             if self._text[at : at + 1] != '"':
                 message = "Expecting property name enclosed in double quotes"
                 raise json.JSONDecodeError(message, self._text, at)
@@ -126,17 +131,35 @@ class LongReader:
         while True:
             some = self._text[at : at + _STEP]
             cut = some.rfind(_ENDS.get(some[:1], ",")) + (some[:1] in _ENDS)
-            if cut < _STEP // 2:
-                return at
-            try:
-                found, length = self._scan(f"[{some[:cut]}]", 0)
-            except (json.JSONDecodeError, StopIteration):
-                return at  # one of them is longer, or it is no JSON, which is found again
-            if length != cut + 2:
+            found = self._piece(some, cut, "[]")
+            if found is None:
                 return at
             values += found
-            self._count(some.count(",", 0, cut) + 1)
             at = self._skip(at + cut + 1)
+
+    def _fields(self, at: int, values: dict[str, Any]) -> int:
+        """Do the same for an object."""
+        while True:
+            some = self._text[at : at + _STEP]
+            cut = max(some.rfind(comma) for comma in (',"', ', "', ',\n"'))
+            found = self._piece(some, cut, "{}")
+            if found is None:
+                return at
+            values |= found
+            at = self._skip(at + cut + 1)
+
+    def _piece(self, some: str, cut: int, brackets: str) -> Any:
+        """Read a part of a list or an object, as one of its own; None if it is not whole."""
+        if cut < _STEP // 2:
+            return None
+        try:
+            found, length = self._scan(f"{brackets[0]}{some[:cut]}{brackets[1]}", 0)
+        except (json.JSONDecodeError, StopIteration):
+            return None  # a value in it is longer, or it is no JSON, which is found again
+        if length != cut + 2:
+            return None
+        self._count(some.count(",", 0, cut) + 1)
+        return found
 
     def _string(self, at: int) -> tuple[str, int]:
         pieces: list[str] = []

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import re
 import secrets
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import structlog
+import trio
 from quart import Quart, g, request
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -20,6 +22,7 @@ from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
+from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.types import CancelReason
 
 #: The header that says in how many seconds a request has to be done. The field `timeout` wins.
@@ -83,6 +86,29 @@ def _read_timeout(value: str) -> float:
 def json_response(value: Any, status: int = 200) -> Response:
     """Make a response of JSON."""
     return Response(sse.encode(value), status=status, content_type="application/json")
+
+
+#: Sizes up to which an answer is written on the event loop: it takes about 1 ms.
+_SMALL = 8192
+
+
+async def long_response(make: Callable[[], Any], size: int) -> Response:
+    """Make a response of what a function returns, in a thread when it is long.
+
+    Args:
+        make: returns the value; it may take long, too.
+        size: how long, in numbers of a list. An object of a few fields counts as 32, and 32
+            characters as one.
+    """
+    if size <= _SMALL:
+        return json_response(make())
+    text = await trio.to_thread.run_sync(lambda: "".join(sse.encode_in_steps(make())))
+    return Response(text, content_type="application/json")
+
+
+def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:
+    """The size of outputs, for `long_response`."""
+    return sum(len(each.prompt) + 32 * sse.n_candidates(each.probs) for each in outputs)
 
 
 def install(app: Quart) -> None:

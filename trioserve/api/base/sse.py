@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -17,7 +17,7 @@ from trioserve.api.base.keepalive import Waiting
 from trioserve.errors import TrioServeError
 from trioserve.server.concurrency import alongside
 from trioserve.server.stream import ChatChunk, ChatStream, Stream
-from trioserve.types import Chunk, Finished, Progress
+from trioserve.types import Chunk, Finished, Progress, TokenProbs
 
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
 
@@ -26,8 +26,42 @@ encode: Callable[[Any], str] = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), allow_nan=False
 ).encode
 
+#: Items of a list that are written at once: numbers, and others.
+_NUMBERS_AT_ONCE = 4096
+_ITEMS_AT_ONCE = 8
+
+
+def encode_in_steps(value: Any, depth: int = 6) -> Iterator[str]:
+    """Make the same JSON in pieces, so that other threads get a turn in between."""
+    if depth and isinstance(value, dict):
+        comma = ""
+        yield "{"
+        for name, inner in value.items():
+            yield f"{comma}{encode(name)}:"
+            yield from encode_in_steps(inner, depth - 1)
+            comma = ","
+        yield "}"
+    elif depth and isinstance(value, list | tuple):
+        are_numbers = bool(value) and isinstance(value[0], int)
+        at_once = _NUMBERS_AT_ONCE if are_numbers else _ITEMS_AT_ONCE
+        if not are_numbers and len(value) <= 2 * at_once:
+            yield f"[{','.join(''.join(encode_in_steps(each, depth - 1)) for each in value)}]"
+            return
+        comma = "["
+        for start in range(0, len(value), at_once):
+            yield comma + encode(value[start : start + at_once])[1:-1]
+            comma = ","
+        yield "]"
+    else:
+        yield encode(value)
+
+
 #: The last event of OpenAI's streams.
 DONE = b"data: [DONE]\n\n"
+
+#: Candidates, and tokens of a prompt, that are written on the event loop: it takes about 1 ms.
+_MANY_CANDIDATES = 256
+_MANY_TOKENS = 16384
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -156,6 +190,23 @@ async def respond(request: Request, events: EventStream) -> Response:
     return Response(_write(events, first), headers=HEADERS, content_type="text/event-stream")
 
 
+def _is_long(event: Event) -> bool:
+    """Whether it takes more than a few milliseconds to write an event."""
+    if isinstance(event, Chunk | ChatChunk):
+        return bool(event.probs) and n_candidates(event.probs) > _MANY_CANDIDATES
+    return isinstance(event, Finished) and n_prompt_of(event) > _MANY_TOKENS
+
+
+def n_candidates(probs: Sequence[TokenProbs]) -> int:
+    """Count the candidates that are reported for tokens."""
+    return sum(1 + len(each.top) for each in probs)
+
+
+def n_prompt_of(event: Finished) -> int:
+    """Count the tokens of a prompt: some routes repeat it at the end."""
+    return event.timings.prompt_n + event.timings.cache_n
+
+
 async def _first(feed: Feed, pings: Pings) -> tuple[int, Event] | None:
     """Wait for the first event; None when it is time to say something before."""
     if pings.tell_place:
@@ -183,7 +234,10 @@ async def _write(
             with trio.move_on_after(pings.pause()):
                 item = await feed.next()
         while True:
-            data = encoder.encode(*item)
+            if _is_long(item[1]):
+                data = await trio.to_thread.run_sync(encoder.encode, *item)
+            else:
+                data = encoder.encode(*item)
             running -= isinstance(item[1], Finished)
             if not running:
                 yield data + encoder.end()

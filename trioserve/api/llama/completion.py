@@ -21,7 +21,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import json_response
+from trioserve.api.base.request import long_response, size_of_outputs
 from trioserve.api.base.service import current_server
 from trioserve.api.llama.request import (
     DetokenizeRequest,
@@ -54,15 +54,15 @@ async def tokenize() -> Response:
         parse_special=request.parse_special,
     )
     if not request.with_pieces:
-        return json_response({"tokens": tokens})
-    pieces = [server.model.vocab.detokenize([token]) for token in tokens]
-    return json_response(
-        {
+        return await long_response(lambda: {"tokens": tokens}, len(tokens))
+    piece_of = server.model.vocab.detokenize
+    return await long_response(
+        lambda: {
             "tokens": [
-                {"id": token, "piece": _text_or_bytes(piece)}
-                for token, piece in zip(tokens, pieces, strict=True)
+                {"id": token, "piece": _text_or_bytes(piece_of([token]))} for token in tokens
             ]
-        }
+        },
+        32 * len(tokens),
     )
 
 
@@ -78,7 +78,8 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 async def detokenize() -> Response:
     """Turn token ids into text."""
     request = await read_body_as(partial(structure, DetokenizeRequest))
-    return json_response({"content": current_server(request.model).detokenize(request.tokens)})
+    server, tokens = current_server(request.model), request.tokens
+    return await long_response(lambda: {"content": server.detokenize(tokens)}, len(tokens))
 
 
 @blueprint.post("/apply-template")
@@ -87,7 +88,7 @@ async def apply_template() -> Response:
     """Render a chat, and do no more."""
     request = await read_chat(TemplateRequest.parse)
     prompt = await current_server(request.model).render(request.messages, request.chat_params)
-    return json_response({"prompt": prompt})
+    return await long_response(lambda: {"prompt": prompt}, len(prompt) // 32)
 
 
 # -- completion
@@ -119,11 +120,15 @@ async def answer(
     copies = copies_of(params, n) * len(prompts)
     if not request.stream:
         completions = await server.completions.complete(prompts, params, context, n=n)
-        results = [
-            Output(server, request, i, done.prompt, copies[i]).whole(done)
-            for i, done in enumerate(completions)
-        ]
-        return json_response(results[0] if len(results) == 1 else results)
+
+        def write() -> Any:
+            results = [
+                Output(server, request, i, done.prompt, copies[i]).whole(done)
+                for i, done in enumerate(completions)
+            ]
+            return results[0] if len(results) == 1 else results
+
+        return await long_response(write, size_of_outputs(completions))
     streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
     outputs = [
         Output(server, request, i, stream.prompt, copies[i]) for i, stream in enumerate(streams)

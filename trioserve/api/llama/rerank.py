@@ -17,7 +17,7 @@ from trioserve.api.base import limits, readers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import MismatchError, field, json_type, structure
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context, json_response
+from trioserve.api.base.request import current_context, long_response
 from trioserve.api.base.service import current_server
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.embedding_results import Ranking
@@ -107,16 +107,19 @@ async def rerank() -> Response:
     given = request.documents or request.texts or ()
     context = current_context(request.timeout)
     ranking = await server.rerank(request.query, given, priority=request.priority, context=context)
+    repeats = request.return_documents or request.return_text
+    size = 32 * len(given) + repeats * sum(map(len, given)) // 32
     if request.texts is not None:
-        return json_response(_tei(request, ranking))
+        return await long_response(lambda: _tei(request, ranking), size)
     n_tokens = sum(ranking.n_tokens)
-    return json_response(
-        {
+    return await long_response(
+        lambda: {
             "model": request.model or server.model.info.name,
             "object": "list",
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
             "results": _jina(request, ranking),
-        }
+        },
+        size,
     )
 
 

@@ -25,7 +25,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.request import current_request, long_response, size_of_outputs
 from trioserve.api.base.service import current_responses
 from trioserve.api.openai.events import (
     ChatEvents,
@@ -68,7 +68,9 @@ async def chat_completions() -> Response:
     answers = await server.chats.answer(
         request.messages, params, request.chat_params, context, n=request.n_copies
     )
-    return json_response(whole_chat(server, request, params, answers))
+    return await long_response(
+        lambda: whole_chat(server, request, params, answers), size_of_outputs(answers)
+    )
 
 
 async def _open_chat(
@@ -185,7 +187,9 @@ async def completions() -> Response:
     prompts, n = await _prompts(server, request, params), request.n_copies
     if not request.stream:
         outputs = await server.completions.complete(prompts, params, context, n=n)
-        return json_response(whole_completion(server, request, params, outputs))
+        return await long_response(
+            lambda: whole_completion(server, request, params, outputs), size_of_outputs(outputs)
+        )
     streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
     tokens = [stream.prompt for stream in streams]
     echoes = [_echo(server, request, each) for each in tokens]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_right
+from functools import lru_cache
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -16,11 +18,13 @@ class Detokenizer:
     is complete first wins, and of two that end together the longer one.
     """
 
-    __slots__ = ("_decoder", "_held", "_stops", "stopping_word")
+    __slots__ = ("_decoder", "_first", "_held", "_longest", "_stops", "stopping_word")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._decoder = _Utf8Decoder(errors="replace")
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = _prepare(stops)
+        self._first = frozenset(stop[0] for stop in self._stops)
+        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.stopping_word = ""
 
@@ -54,28 +58,37 @@ class Detokenizer:
 
     def _release(self, text: str) -> str:
         text = self._held + text
-        found = self._find_stop(text)
+        found: tuple[int, int] | None = None  # where the stop string ends, and where it starts
+        cut = len(text)  # where the longest tail begins that may become a stop string
+        for start, letter in enumerate(text):
+            if letter not in self._first:
+                continue
+            if found is not None and start >= found[0]:
+                break
+            tail = text[start : start + self._longest]
+            # No stop string begins with another one, so at most one is at this place, and it sorts
+            # right before what follows. One that begins with the tail sorts right after it.
+            place = bisect_right(self._stops, tail)
+            if place and tail.startswith(before := self._stops[place - 1]):
+                found = min(found or (len(text) + 1, 0), (start + len(before), start))
+            elif cut == len(text) and any(
+                stop.startswith(tail) for stop in self._stops[place : place + 1]
+            ):
+                cut = start
         if found is not None:
-            start, self.stopping_word = found
+            end, start = found
+            self.stopping_word = text[start:end]
             self._held = ""
             return text[:start]
-        cut = self._held_from(text)
         self._held = text[cut:]
         return text[:cut]
 
-    def _find_stop(self, text: str) -> tuple[int, str] | None:
-        """Find the stop string that is complete first: where it starts, and which it is."""
-        best: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
-        return None if best is None else (best[1], best[2])
 
-    def _held_from(self, text: str) -> int:
-        """Find where the longest tail that may become a stop string begins."""
-        longest = max(map(len, self._stops)) - 1
-        for start in range(max(0, len(text) - longest), len(text)):
-            if any(stop.startswith(text[start:]) for stop in self._stops):
-                return start
-        return len(text)
+@lru_cache(maxsize=64)
+def _prepare(stops: tuple[str, ...]) -> tuple[str, ...]:
+    """Sort stop strings, without those that begin with another one, which is complete first."""
+    kept: list[str] = []
+    for stop in sorted(filter(None, stops)):
+        if not kept or not stop.startswith(kept[-1]):
+            kept.append(stop)
+    return tuple(kept)

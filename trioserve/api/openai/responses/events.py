@@ -62,6 +62,7 @@ class ResponseBuilder:
         self._n_prompt = len(stream.prompt)
         self._tokens = TokensOfText(vocab.pieces)
         self._n_reasoning = 0
+        self.n_candidates = 0
         self._items: list[Item] = []
         self._written: list[dict[str, Any]] = []
         self._fields = _repeated(request, params) | {
@@ -90,6 +91,7 @@ class ResponseBuilder:
         """Take the next part of the message."""
         events: list[Event] = []
         self._tokens.add(chunk.tokens, chunk.probs)
+        self.n_candidates += sse.n_candidates(chunk.probs)
         found = self._tokens.take(chunk.deltas)
         for delta, (n_tokens, probs) in zip(chunk.deltas, found, strict=True):
             if isinstance(delta, ReasoningDelta):

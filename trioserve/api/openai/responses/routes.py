@@ -13,7 +13,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.request import current_request, long_response
 from trioserve.api.base.service import current_responses
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.request import ResponsesRequest
@@ -53,7 +53,7 @@ async def responses() -> Response:
             builder.add(event)
         elif isinstance(event, Finished):
             builder.finish(event)
-    return json_response(builder.response)
+    return await long_response(lambda: builder.response, 32 * builder.n_candidates)
 
 
 @blueprint.post("/v1/responses/input_tokens")

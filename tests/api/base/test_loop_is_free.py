@@ -1,0 +1,185 @@
+"""No request holds the event loop for long, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from tests.support.http_server import connected, post, serving
+from tests.support.loop_probe import probing
+from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.scripts import CHAT, HI
+from trioserve.api.base import limits
+from trioserve.app import create_app
+from trioserve.config import Config
+
+#: Seconds of processor time that the loop may spend before it looks for others.
+MOST = 0.05
+
+MANY = 100_000
+PART = {"type": "text", "text": "a"}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def repeated(before: str, unit: str, after: str, n: int = MANY) -> bytes:
+    return (before + unit * n + after).encode()
+
+
+async def send(url: str, path: str, data: bytes, timeout: float = 120) -> httpx.Response:
+    """Send a request from a thread: what it costs there is not the loop's."""
+    headers = {"Content-Type": "application/json"}
+    request = partial(httpx.post, url + path, content=data, timeout=timeout, headers=headers)
+    return await trio.to_thread.run_sync(request)
+
+
+def messages(n: int) -> bytes:
+    return body(messages=HI * n, max_tokens=1)
+
+
+CASES: dict[str, tuple[str, Callable[[], bytes], int]] = {
+    "text to tokenize, with pieces": (
+        "/tokenize",
+        lambda: body(content="word " * MANY, with_pieces=True),
+        200,
+    ),
+    "token ids to check": ("/tokenize", lambda: body(content=[5] * MANY), 200),
+    "token ids for text": ("/detokenize", lambda: body(tokens=[5] * MANY), 200),
+    "a prompt of text": ("/completion", lambda: body(prompt="a" * 30 * MANY), 400),
+    "a prompt of ids": ("/completion", lambda: repeated('{"prompt":[', "1,", "1]}"), 400),
+    "a prompt of texts and ids": (
+        "/completion",
+        lambda: repeated('{"prompt":[1,', '"a",', "1]}"),
+        400,
+    ),
+    "far more ids": ("/completion", lambda: repeated('{"prompt":[', "1,", "1]}", 100 * MANY), 400),
+    "many candidates": (
+        "/completion",
+        lambda: body(prompt="Once", n_predict=60, n_probs=limits.MAX_PROBS, ignore_eos=True),
+        200,
+    ),
+    "many candidates, streamed": (
+        "/completion",
+        lambda: body(
+            prompt="Once", n_predict=60, n_probs=limits.MAX_PROBS, ignore_eos=True, stream=True
+        ),
+        200,
+    ),
+    "too many candidates": ("/completion", lambda: body(prompt="Once", n_probs=2**31 - 1), 400),
+    "too many logprobs": (
+        "/v1/chat/completions",
+        lambda: body(**CHAT, logprobs=True, top_logprobs=2**31 - 1),
+        400,
+    ),
+    "variables of the template": (
+        "/v1/chat/completions",
+        lambda: body(**CHAT, chat_template_kwargs={str(i): i for i in range(MANY)}),
+        400,
+    ),
+    "messages": ("/v1/chat/completions", lambda: messages(MANY), 400),
+    "messages that fit": ("/v1/chat/completions", lambda: messages(9_999), 400),
+    "Anthropic's messages": ("/v1/messages", lambda: messages(MANY), 400),
+    "parts of a message": (
+        "/v1/chat/completions",
+        lambda: body(
+            messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * MANY}]
+        ),
+        400,
+    ),
+    "items": ("/v1/responses", lambda: body(input=HI * MANY), 400),
+    "tools": (
+        "/v1/chat/completions",
+        lambda: body(**CHAT, tools=[{"type": "function", "function": {"name": "f"}}] * MANY),
+        400,
+    ),
+    "stop strings": ("/completion", lambda: body(prompt="a", stop=["word"] * MANY), 400),
+    "stop strings that fit": (
+        "/completion",
+        lambda: body(prompt="a", n_predict=30, stop=[f"{i}x" for i in range(limits.MAX_STOPS)]),
+        200,
+    ),
+    "biases": (
+        "/completion",
+        lambda: body(prompt="a", logit_bias=[[f"w{i}", 1] for i in range(MANY)]),
+        400,
+    ),
+    "biases that fit": (
+        "/completion",
+        lambda: body(
+            prompt="a",
+            n_predict=3,
+            logit_bias=[["a", 1]] * limits.MAX_TEXT_BIASES + [[i, 1] for i in range(1500)],
+        ),
+        200,
+    ),
+    "what nobody reads": ("/completion", lambda: repeated('{"x":[', "[],", "1]}"), 400),
+    "escapes": ("/completion", lambda: repeated('{"prompt":"', "\\ud83d\\ude00", '"}'), 400),
+    "brackets": ("/completion", lambda: repeated('{"prompt":', "[", ""), 400),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_request_does_not_hold_the_loop(name: str, bundled_url: str) -> None:
+    path, make, status = CASES[name]
+    data = make()
+    async with probing() as probe:
+        answer = await send(bundled_url, path, data)
+    assert (answer.status_code, probe.held < MOST) == (status, True), (probe, answer.text[:200])
+
+
+@pytest.fixture
+async def bundled_url() -> Any:
+    app = create_app(Config(threads=1))
+    async with serving(app) as url:
+        await app.extensions["trioserve"].wait_loaded()
+        yield url
+
+
+async def test_text_whose_client_has_gone_is_given_up(bundled_url: str) -> None:
+    data = body(content="<|im_start|>" * 100_000)
+    for _ in range(5):
+        async with connected(bundled_url) as stream:
+            await stream.send_all(post("/tokenize", data))
+            await trio.sleep(0.02)
+    with trio.fail_after(30):
+        long_chat = [{"role": "user", "content": "Once upon a time. " * 300}]
+        answer = await send(
+            bundled_url, "/v1/chat/completions", body(messages=long_chat, max_tokens=1)
+        )
+        assert answer.status_code == 200
+        answer = await send(bundled_url, "/tokenize", body(content="word " * 2000))
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("pooling", "path", "data", "status"),
+    [
+        ("mean", "/v1/embeddings", lambda: body(input=["a"] * 100_000), 400),
+        ("mean", "/v1/embeddings", lambda: body(input=["a"] * limits.MAX_INPUTS), 200),
+        ("mean", "/v1/embeddings", lambda: body(input=[["a", 98]] * limits.MAX_INPUTS), 200),
+        ("mean", "/v1/embeddings", lambda: body(input=["a" * 10 * MANY]), 400),
+        ("rank", "/v1/rerank", lambda: body(query="a", documents=["b"] * 100_000), 400),
+        ("rank", "/v1/rerank", lambda: body(query="a", documents=["b"] * limits.MAX_INPUTS), 200),
+        ("rank", "/v1/rerank", lambda: body(query="a" * MANY, documents=["b"] * 2000), 400),
+    ],
+)
+async def test_many_texts_do_not_hold_the_loop(
+    pooling: str, path: str, data: Callable[[], bytes], status: int
+) -> None:
+    backend = ScriptedEmbedder(pooling=pooling)
+    config = Config(embeddings=pooling != "rank", reranking=pooling == "rank")
+    app = create_app(config, load=lambda _config, progress=None: backend)  # type: ignore[arg-type,return-value]
+    async with serving(app) as url:
+        await app.extensions["trioserve"].wait_loaded()
+        made = data()
+        async with probing() as probe:
+            answer = await send(url, path, made)
+    assert (answer.status_code, probe.held < MOST) == (status, True), (probe, answer.text[:200])
