@@ -53,8 +53,9 @@ async def test_upgrades_are_not_taken_up() -> None:
         b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET ?a HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://[/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
-    ids=["two lengths", "a query alone", "no slash"],
+    ids=["two lengths", "a query alone", "no slash", "a URL without an end"],
 )
 async def test_a_request_that_can_be_read_in_two_ways_is_refused(data: bytes) -> None:
     async with unharmed() as (url, _):

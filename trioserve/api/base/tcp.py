@@ -17,6 +17,7 @@ that one does, and in addition:
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import h11
 import hypercorn.protocol
@@ -73,7 +74,7 @@ class HTTP1(H11Protocol):
         names = {name for name, _ in event.headers}
         if {b"transfer-encoding", b"content-length"} <= names:
             raise InvalidRequestError("Transfer-Encoding and Content-Length exclude each other.")
-        if not event.target.startswith((b"/", b"http://", b"https://", b"*")):
+        if not _is_target(event.target.decode("ascii")):
             raise InvalidRequestError("The target of the request is neither a path nor a URL.")
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -168,6 +169,14 @@ class TCPConnection(TCPServer):
     async def _close(self) -> None:
         with trio.move_on_after(_CLOSE_TIMEOUT, shield=True):
             await super()._close()
+
+
+def _is_target(target: str) -> bool:
+    try:
+        urlsplit(target)  # as Quart will
+    except ValueError:
+        return False
+    return target.startswith(("/", "http://", "https://", "*"))
 
 
 def _service_in(app: Any) -> Service | None:
