@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,8 +36,13 @@ class Probe:
 async def probing() -> AsyncIterator[Probe]:
     """Watch the loop while a block runs. What it waits for should be done by other threads."""
     probe = Probe()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(probe.run)
-        await trio.sleep(0.01)
-        yield probe
-        nursery.cancel_scope.cancel()
+    gc.collect()
+    gc.freeze()  # as the command does: what is there already is not looked at again
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(probe.run)
+            await trio.sleep(0.01)
+            yield probe
+            nursery.cancel_scope.cancel()
+    finally:
+        gc.unfreeze()

@@ -81,8 +81,13 @@ CASES: dict[str, tuple[str, Callable[[], bytes], int]] = {
     ),
     "variables of the template": (
         "/v1/chat/completions",
-        lambda: body(**CHAT, chat_template_kwargs={str(i): i for i in range(MANY)}),
+        lambda: body(**CHAT, chat_template_kwargs={str(i): i for i in range(3 * MANY)}),
         400,
+    ),
+    "variables that fit": (
+        "/v1/chat/completions",
+        lambda: body(**CHAT, max_tokens=1, chat_template_kwargs={str(i): i for i in range(MANY)}),
+        200,
     ),
     "messages": ("/v1/chat/completions", lambda: messages(MANY), 400),
     "messages that fit": ("/v1/chat/completions", lambda: messages(9_999), 400),
