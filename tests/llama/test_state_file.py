@@ -11,11 +11,11 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError
 from trioserve.llama import state_file
-from trioserve.types import AdapterInfo, SlotState
+from trioserve.types import AdapterInfo, CacheRoot, SlotState
 
 PREFIX = b"\0" * state_file.PREFIX
 LORA = (AdapterInfo(path="/adapters/a.gguf"),)
-SAVED = SlotState(tokens=(5, 6, 7), adapters=((0, 0.5),), state=PREFIX + bytes(range(40)))
+SAVED = SlotState(tokens=(5, 6, 7), root=CacheRoot(((0, 0.5),)), state=PREFIX + bytes(range(40)))
 
 
 def written(folder: Path, saved: SlotState = SAVED) -> Path:
@@ -42,7 +42,7 @@ def test_a_state_comes_back(tmp_path: Path) -> None:
 def test_any_changed_byte_is_found(
     tokens: tuple[int, ...], state: bytes, data: st.DataObject
 ) -> None:
-    saved = SlotState(tokens=tokens, adapters=((0, 1.0),), state=PREFIX + state)
+    saved = SlotState(tokens=tokens, root=CacheRoot(((0, 1.0),)), state=PREFIX + state)
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), saved)
         good = path.read_bytes()
@@ -59,7 +59,7 @@ def test_a_file_without_a_checksum_is_read(tmp_path: Path) -> None:
     end = path.read_bytes().index(b'{"lora"')
     theirs = path.read_bytes()[:end]
     path.write_bytes(theirs)  # as llama-server writes it
-    assert read(path) == SlotState(tokens=SAVED.tokens, adapters=(), state=SAVED.state)
+    assert read(path) == SlotState(tokens=SAVED.tokens, state=SAVED.state)
     note = b'{"lora": [["a.gguf", 0.5]]}'
     path.write_bytes(theirs + note + struct.pack("<I8s", len(note), b"trioserv"))  # before 1.5
     assert read(path) == SAVED
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_refused_by_the_backend(tmp_path: Path) -> None:
         for i, token in enumerate(backend.vocab.tokenize("Once upon a time")):
             batch.add(token, i, 0, logits=False)
         backend.decode()
-        saved = SlotState(tokens=(1,) * len(batch), adapters=(), state=backend.state_get(0))
+        saved = SlotState(tokens=(1,) * len(batch), state=backend.state_get(0))
         path = tmp_path / "slot.bin"
         backend.write_state(path, saved)
         assert backend.read_state(path, ())[0] == saved
