@@ -27,6 +27,9 @@ MAX_MESSAGES = 10_000
 MAX_TOOLS = 1024
 MAX_PARTS = 1024
 
+#: Characters of the arguments of a call, as JSON.
+MAX_ARGUMENTS = 2**20
+
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
@@ -146,6 +149,7 @@ def _parse_call(call: object, path: str) -> dict[str, Any]:
         arguments = "{}"
     elif not isinstance(arguments, str):
         raise _invalid(f"{path}.function.arguments", "must be text or an object")
+    check_count(len(arguments), MAX_ARGUMENTS, f"{path}.function.arguments", "characters")
     parsed: dict[str, Any] = {
         "type": "function",
         "function": {"name": name, "arguments": arguments},

@@ -21,7 +21,7 @@ from trioserve.api.llama.request import (
 from trioserve.api.llama.rerank import RerankRequest
 from trioserve.api.openai.embeddings import EmbeddingsRequest
 from trioserve.api.openai.responses.request import ResponsesRequest
-from trioserve.chat.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from trioserve.config import Config
 from trioserve.errors import ConfigError, InvalidRequestError
 
@@ -184,6 +184,20 @@ def test_a_message_has_so_many_parts(cls: Any, name: str, wrap: Any) -> None:
     with pytest.raises(InvalidRequestError, match=f"{MAX_PARTS} are allowed") as caught:
         parse(cls, {name: wrap(MAX_PARTS + 1)})
     assert (caught.value.param or "").startswith(f"{name}[")
+
+
+def calling(n: int) -> dict[str, Any]:
+    function = {"name": "f", "arguments": f'{{"a":"{"b" * (n - 8)}"}}'}
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+
+
+def test_the_arguments_of_a_call_are_so_long() -> None:
+    parse(ChatRequest, {"messages": [*HI, calling(MAX_ARGUMENTS), *HI]})
+    with pytest.raises(InvalidRequestError, match=f"{MAX_ARGUMENTS} are allowed"):
+        parse(ChatRequest, {"messages": [*HI, calling(MAX_ARGUMENTS + 1), *HI]})
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": " " * 2**21}
+    with pytest.raises(InvalidRequestError, match=f"{MAX_ARGUMENTS} are allowed"):
+        parse(ResponsesRequest, {"input": [OUR_ITEM, call]})
 
 
 @pytest.mark.parametrize(

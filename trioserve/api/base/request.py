@@ -102,8 +102,8 @@ async def long_response(make: Callable[[], Any], size: int) -> Response:
     """
     if size <= _SMALL:
         return json_response(make())
-    text = await trio.to_thread.run_sync(lambda: "".join(sse.encode_in_steps(make())))
-    return Response(text, content_type="application/json")
+    data = await trio.to_thread.run_sync(lambda: "".join(sse.encode_in_steps(make())).encode())
+    return Response(data, content_type="application/json")
 
 
 def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:

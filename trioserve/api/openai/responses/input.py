@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from trioserve.api.base.fields import named, required, text
-from trioserve.chat.messages import MAX_MESSAGES, MAX_PARTS, check_count
+from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 Item = Mapping[str, Any]
@@ -166,6 +166,7 @@ def _arguments(item: Item, path: str) -> str:
     arguments = required(item, "arguments", text, path)
     if not arguments:
         return "{}"
+    check_count(len(arguments), MAX_ARGUMENTS, f"{path}.arguments", "characters")
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
