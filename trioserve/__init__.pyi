@@ -29,6 +29,7 @@ from .errors import (
     InputTooLongError as InputTooLongError,
     InvalidRequestError as InvalidRequestError,
     KVCacheFullError as KVCacheFullError,
+    MemoryFullError as MemoryFullError,
     MethodNotAllowedError as MethodNotAllowedError,
     ModelLoadError as ModelLoadError,
     ModelLoadingError as ModelLoadingError,

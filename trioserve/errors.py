@@ -168,6 +168,16 @@ class UnavailableError(TrioServeError):
     type = "unavailable_error"
 
 
+class MemoryFullError(UnavailableError):
+    """Requests hold as much memory as they may. `retry_after` is in seconds."""
+
+    code = "memory_full"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class ModelLoadingError(UnavailableError):
     """The model is not loaded yet."""
 

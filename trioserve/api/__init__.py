@@ -23,7 +23,14 @@ from trioserve.api.base import (
     sites,
     tcp,
 )
-from trioserve.api.base.connection import ANSWERING, PREFIX, SEND_TIMEOUT, Connection, Request
+from trioserve.api.base.connection import (
+    ANSWERING,
+    MEMORY,
+    PREFIX,
+    SEND_TIMEOUT,
+    Connection,
+    Request,
+)
 from trioserve.api.base.service import Service
 from trioserve.api.llama import (
     admin,
@@ -53,6 +60,7 @@ def install(app: QuartTrio, served: Service) -> None:
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     service.attach(app, served)
     app.config[ANSWERING] = served.n_answering
+    app.config[MEMORY] = lambda: served.memory
     tcp.install()
     request.install(app)  # first: what follows may answer, and log
     cors.install(app)

@@ -200,6 +200,10 @@ class Config(ModelConfig):
         "descriptors, less 64 for files")
     max_body_size: int = _limit(32 * 2**20, "--max-body-size TRIOSERVE_MAX_BODY_SIZE", min=1,
         help="maximum size of a request body in bytes")
+    max_request_memory: int = _limit(512 * 2**20,
+        "--max-request-memory TRIOSERVE_MAX_REQUEST_MEMORY", min=2**20,
+        help="bytes that all requests together may hold, by estimate: bodies, what is made of "
+        "them, and prompts; more are refused with status 503")
 
     # -- Logs
     log_format: str = _log("auto", "--log-format TRIOSERVE_LOG_FORMAT",

@@ -20,6 +20,7 @@ from trioserve.server.dispatch import Dispatcher
 from trioserve.server.embedder import Embedder
 from trioserve.server.health import Health
 from trioserve.server.infill import InfillPrompts
+from trioserve.server.memory import MemoryBudget
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.observer import Observer
 from trioserve.server.queue import Queue
@@ -49,6 +50,7 @@ class Parts:
         loop: Loop,
         dispatcher: Dispatcher,
         observers: Sequence[Observer],
+        memory: MemoryBudget,
     ) -> None:
         self.model = model
         self.loop = loop
@@ -57,7 +59,13 @@ class Parts:
         self.health = Health(loop, dispatcher, self.admission, config.watchdog_timeout)
         self.queue = Queue(self.health.status)
         self.requests = Requests(
-            config, loop, dispatcher, self.admission, model=model.info.name, observers=observers
+            config,
+            loop,
+            dispatcher,
+            self.admission,
+            memory,
+            model=model.info.name,
+            observers=observers,
         )
         self.workers = Workers(self.admission)
         self.tokenizer = Tokenizer(model.vocab, self.admission, self.workers, model.n_ctx_seq)

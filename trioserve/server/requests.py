@@ -14,6 +14,7 @@ from trioserve.errors import ServerClosingError
 from trioserve.server.admission import Admission
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
+from trioserve.server.memory import BYTES_PER_TOKEN, MemoryBudget
 from trioserve.server.observers.observer import Observer, RequestInfo, observed
 from trioserve.server.rate_limits import RateLimits
 from trioserve.server.stream import Stream
@@ -28,6 +29,7 @@ class Requests:
         loop: the engine, whatever it makes.
         dispatcher: has a mailbox for each request.
         admission: says whether a request is let in.
+        memory: bounds what the prompts of all requests take.
         model: the model's name.
         observers: who is told when a request starts and ends.
     """
@@ -38,6 +40,7 @@ class Requests:
         loop: Loop,
         dispatcher: Dispatcher,
         admission: Admission,
+        memory: MemoryBudget,
         *,
         model: str,
         observers: Sequence[Observer],
@@ -46,6 +49,7 @@ class Requests:
         self.rate_limits = RateLimits(config.rate_limit_requests, config.rate_limit_tokens)
         self._loop = loop
         self._dispatcher = dispatcher
+        self._memory = memory
         self._model = model
         self._observers = observers
         self._ids = itertools.count(1)
@@ -67,6 +71,7 @@ class Requests:
         Raises:
             InvalidRequestError: the task can never run, or the client may not ask for its priority.
             QueueFullError: too many requests wait already.
+            MemoryFullError: there is no room for its prompt.
             RateLimitError: the client has too few tokens left in this minute.
             ServerClosingError: the server drains, or is closed.
         """
@@ -74,6 +79,14 @@ class Requests:
         self._loop.check(task)
         self.admission.check_priority(task.priority, task.client)
         self.admission.check(len(task.prompt), task.client)
+        with self._memory.hold(task.client) as held:
+            held.grow(len(task.prompt) * BYTES_PER_TOKEN)
+            with self._running(task, context) as stream:
+                yield stream
+
+    @contextmanager
+    def _running(self, task: Task | EmbeddingTask, context: RequestContext) -> Iterator[Stream]:
+        """Submit a task that was let in."""
         settle = self._reserve(task, context)
         mailbox = self._dispatcher.open(
             task.id, len(task.prompt), client=task.client, deadline=context.deadline

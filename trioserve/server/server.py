@@ -21,6 +21,7 @@ from trioserve.server.concurrency import alongside
 from trioserve.server.context import RequestContext
 from trioserve.server.embedding_results import Embeddings, Ranking
 from trioserve.server.lifecycle import Driver, Loader, in_thread, running_engine
+from trioserve.server.memory import MemoryBudget
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.log import RequestLog
 from trioserve.server.observers.metrics import Metrics
@@ -61,6 +62,8 @@ class Server:
         drive: Driver = in_thread,
     ) -> None:
         self.config = config or Config()
+        #: What requests may hold, those of other connections that are not read yet included.
+        self.memory = MemoryBudget.of(self.config)
         self.load_progress = 0.0
         #: Counts what the requests do; none unless the configuration says so.
         self.metrics = Metrics() if self.config.metrics_endpoint else None
@@ -97,8 +100,12 @@ class Server:
         async with running as (loop, dispatcher):
             introduce = partial(LoadedModel.introduce, loop, self.config)
             model = await trio.to_thread.run_sync(introduce)
-            parts = Parts(self.config, model, loop, dispatcher, self.observers)
-            async with alongside(dispatcher.run), alongside(parts.health.run):
+            parts = Parts(self.config, model, loop, dispatcher, self.observers, self.memory)
+            async with (
+                alongside(dispatcher.run),
+                alongside(parts.health.run),
+                alongside(self.memory.keep_trim),
+            ):
                 self._parts = parts
                 try:
                     yield

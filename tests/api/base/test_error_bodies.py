@@ -33,6 +33,7 @@ from trioserve.errors import (
     InputTooLongError,
     InvalidRequestError,
     KVCacheFullError,
+    MemoryFullError,
     MethodNotAllowedError,
     ModelLoadError,
     ModelLoadingError,
@@ -329,6 +330,22 @@ async def a_body_that_is_too_large() -> httpx.Response:
 
 
 # -- the server cannot take it
+
+
+@answers(
+    MemoryFullError,
+    503,
+    code="memory_full",
+    message="Requests hold as much memory as they may, 1048576 bytes.",
+    type="unavailable_error",
+)
+async def a_server_whose_memory_is_full() -> httpx.Response:
+    async with client_and_service(max_request_memory=2**20) as (client, service):
+        with service.memory.hold() as held:
+            held.grow(2**20)
+            answer = await client.post("/completion", json={"prompt": "a"})
+        assert answer.headers["Retry-After"] == "1"
+        return answer
 
 
 @answers(

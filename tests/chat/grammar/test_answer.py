@@ -28,6 +28,7 @@ from tests.support.tool_grammars import (
 from trioserve.chat.deltas import ToolCallStart
 from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat, JsonCall, ToolCalls
+from trioserve.chat.grammar import answer
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.chat.tool_choice import ToolChoice
@@ -375,3 +376,17 @@ def test_calls_stream_one_after_the_other() -> None:
     starts = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
     assert [start.index for start in starts] == [0, 1, 2]
     assert len({start.id for start in starts}) == 3
+
+
+def test_large_tools_are_not_remembered() -> None:
+    format = WRITERS[sorted(WRITERS)[0]].format
+    known = answer._made.cache_info().currsize
+
+    def make(n: int) -> Grammar | None:
+        names = [f"{n}_{i}" for i in range(200)]
+        properties = {"x" * 1000 + name: {"type": "string"} for name in names}
+        large = tool("large", {"type": "object", "properties": properties})
+        return constrain(format, [large], AUTO, parallel=False)
+
+    assert make(1) is not make(1)
+    assert answer._made.cache_info().currsize == known

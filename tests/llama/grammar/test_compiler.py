@@ -20,6 +20,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ServerClosingError
 from trioserve.llama import LlamaBackend
+from trioserve.llama.grammar import compiler
 from trioserve.types import FinishReason, GenerationParams, Grammar
 
 
@@ -57,6 +58,20 @@ def test_what_was_compiled_is_remembered(backend: LlamaBackend) -> None:
     for i in range(70):
         backend.compile(Grammar("regex", f"n{i}"))
     assert backend.compile(Grammar("regex", "remember")) is not first
+
+
+def test_what_is_remembered_is_bounded_in_bytes(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_MAX_CACHED_BYTES", 2_000_000)
+    small = backend.compile(Grammar("regex", "small"))
+    assert backend.compile(Grammar("regex", "small")) is small
+    for letter in "ab":
+        large = Grammar("regex", letter * 25_000)
+        assert backend.compile(large) is backend.compile(large)
+    assert backend.compile(Grammar("regex", "small")) is not small
+    too_large = Grammar("regex", "c" * 50_000)
+    assert backend.compile(too_large) is not backend.compile(too_large)
 
 
 def test_compiling_in_many_threads_at_once(backend: LlamaBackend) -> None:

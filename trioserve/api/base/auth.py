@@ -51,5 +51,6 @@ def install(app: Quart) -> None:
         if not is_valid(shown, keys):
             raise AuthenticationError("Invalid API Key")
         current_request().api_key = shown
+        current_request().held.belongs_to(shown)
 
     app.before_request(check)

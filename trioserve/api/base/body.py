@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import trio
 from quart import request
 
 from trioserve.api.base import limits
+from trioserve.api.base.connection import Request
 from trioserve.api.base.long_json import LongReader, check_json
 from trioserve.errors import InvalidRequestError
+from trioserve.server.memory import weight_of
 
 _T = TypeVar("_T")
 
@@ -25,6 +27,7 @@ async def read_body() -> dict[str, Any]:
     Raises:
         InvalidRequestError: it is not a JSON object.
         RequestEntityTooLarge: it is larger than the app allows.
+        MemoryFullError: requests hold too much memory as it is.
     """
     return await _read(parse_object)
 
@@ -35,6 +38,7 @@ async def read_body_as(parse: Callable[[dict[str, Any]], _T]) -> _T:
     Raises:
         InvalidRequestError: it is not a JSON object; or from `parse`, which may run in a thread.
         RequestEntityTooLarge: it is larger than the app allows.
+        MemoryFullError: requests hold too much memory as it is.
     """
     return await _read(lambda data: parse(parse_object(data)))
 
@@ -45,15 +49,22 @@ async def read_json() -> Any:
     Raises:
         InvalidRequestError: it is not JSON.
         RequestEntityTooLarge: it is larger than the app allows.
+        MemoryFullError: requests hold too much memory as it is.
     """
     return await _read(parse_json)
 
 
 async def _read(parse: Callable[[bytes], _T]) -> _T:
-    data = await request.get_data(cache=False)
+    current = cast(Request, request._get_current_object())  # type: ignore[attr-defined]
+    data = await current.get_data(cache=False)
     assert isinstance(data, bytes)
+    if current.overload is not None:
+        raise current.overload
     if len(data) <= _SHORT_BODY:
+        current.held.grow(weight_of(data) - len(data))
         return parse(data)
+    weight = await trio.to_thread.run_sync(weight_of, data)
+    current.held.grow(weight - len(data))
     return await trio.to_thread.run_sync(parse, data)
 
 

@@ -31,6 +31,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from trio_util import AsyncValue
 
+from trioserve.errors import TrioServeError
 from trioserve.types import CancelReason
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from quart import Request as QuartRequest
 
     from trioserve.server.dispatch import Mailbox
+    from trioserve.server.memory import Hold
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
@@ -49,6 +51,9 @@ PREFIX = "TRIOSERVE_PREFIX"
 
 #: `app.config` key: counts the requests whose responses are not sent yet, as an `AsyncValue`.
 ANSWERING = "TRIOSERVE_ANSWERING"
+
+#: `app.config` key: gives the `MemoryBudget` that requests share.
+MEMORY = "TRIOSERVE_MEMORY"
 
 #: Seconds in which a client may go on sending a body that nobody reads, after the response.
 LINGER = 2.0
@@ -70,8 +75,9 @@ class Request(TrioRequest):
 
     `arrived` is when its head had been read (`trio.current_time`). `api_key` is the valid key that
     it showed; empty when none was needed. `limited_as` is whose rate limits it counts for, once it
-    was counted. `resources` is unwound after the response, in the request's own task. `abort`
-    closes the connection without waiting for the client; it may be called from any task.
+    was counted. `held` is what it takes of the memory that requests may have, and `overload` is why
+    its body was not kept. `resources` is unwound after the response, in the request's own task.
+    `abort` closes the connection without waiting for the client; it may be called from any task.
     `mailboxes` are those whose events it sends. `beat` keeps a connection alive while the response
     is silent.
     """
@@ -79,6 +85,8 @@ class Request(TrioRequest):
     arrived: float
     api_key: str = ""
     limited_as: str = ""
+    held: Hold
+    overload: TrioServeError | None = None
     resources: AsyncExitStack
     abort: Callable[[], None]
     mailboxes: list[Mailbox]
@@ -210,13 +218,15 @@ class Connection(TrioASGIHTTPConnection):
         request = self._create_request_from_scope(send)
         assert isinstance(request, Request)
         request.arrived = trio.current_time()
+        self._answered = False  # there is a response, maybe of a body that is still on its way
         self._received = trio.Event()  # the whole body, or the client's farewell
         timeout = self.app.config.get(SEND_TIMEOUT) or math.inf
         sender = Sender(send, timeout, request.blame_client)
         request.abort = sender.abort
         request.mailboxes = []
         request.resources = AsyncExitStack()
-        with _counted(self.app.config[ANSWERING]):
+        request.held = self.app.config[MEMORY]().hold()
+        with _counted(self.app.config[ANSWERING]), request.held:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.handle_messages, nursery, request, receive)
                 nursery.start_soon(sender.watch)
@@ -229,7 +239,7 @@ class Connection(TrioASGIHTTPConnection):
         while True:
             message = await receive()
             if message["type"] == "http.request":
-                request.body.append(message.get("body", b""))
+                self._take(request, message.get("body", b""))
                 if not message.get("more_body", False):
                     request.body.set_complete()
                     self._received.set()
@@ -237,6 +247,21 @@ class Connection(TrioASGIHTTPConnection):
                 self._received.set()
                 nursery.cancel_scope.cancel()
                 return
+
+    def _take(self, request: QuartRequest, data: bytes) -> None:
+        """Keep a part of the body, unless there is no room for it, or nobody will read it."""
+        assert isinstance(request, Request)
+        if self._answered or request.overload is not None:
+            return
+        try:
+            request.held.grow(len(data))
+        except TrioServeError as error:
+            request.overload = error
+            request.body.clear()
+            request.held.release()
+            request.body.set_complete()
+        else:
+            request.body.append(data)
 
     async def handle_request(  # type: ignore[override]
         self, nursery: trio.Nursery, request: QuartRequest, send: ASGISendCallable
@@ -246,6 +271,8 @@ class Connection(TrioASGIHTTPConnection):
         assert isinstance(send, Sender)
         async with request.resources:
             response = await self.app.handle_request(request)
+            self._answered = True
+            request.body.clear()
             await send(
                 {
                     "type": "http.response.start",

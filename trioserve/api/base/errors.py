@@ -20,6 +20,7 @@ from trioserve.api.base.request import current_request_id
 from trioserve.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
+    MemoryFullError,
     MethodNotAllowedError,
     NotFoundError,
     PayloadTooLargeError,
@@ -90,7 +91,7 @@ def unexpected(error: BaseException) -> InternalError:
 def response(error: TrioServeError) -> Response:
     """Make the response of a request that failed before it had one."""
     headers = {}
-    if isinstance(error, TooManyRequestsError):
+    if isinstance(error, TooManyRequestsError | MemoryFullError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     shape = next((each for each in shapes_of(current_app) if each.applies_to(request.path)), None)
     written = body(error) if shape is None else shape.body(error, current_request_id())

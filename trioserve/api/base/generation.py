@@ -127,7 +127,8 @@ def is_to_be_pending() -> bool:
 
 def respond_pending(start: Start) -> Response:
     """Keep a response for whoever comes to read it, and say where."""
-    location = f"{quart.request.root_path}/v1/stream/{current_responses().add(start)}"
+    id_ = current_responses().add(start, current_request().held)
+    location = f"{quart.request.root_path}/v1/stream/{id_}"
     response = json_response({"location": location}, status=202)
     response.headers["Location"] = location
     response.headers["Preference-Applied"] = "respond-async"

@@ -18,6 +18,7 @@ import trio
 
 from trioserve.api.base.sse import EventStream
 from trioserve.errors import NotFoundError, QueueFullError, TrioServeError
+from trioserve.server.memory import Hold
 from trioserve.server.stream import ChatStream, Stream
 
 #: Seconds that a pending response waits for its reader.
@@ -39,13 +40,22 @@ class ConflictError(TrioServeError):
 
 
 @attrs.define(eq=False)
+class Pending:
+    """A response that was asked for. `held` is what it takes of the memory for requests."""
+
+    start: Start
+    held: Hold
+    deadline: float
+
+
+@attrs.define(eq=False)
 class Running:
     """A response that is being sent; its streams are known once it has been started."""
 
     streams: Sequence[Stream] | Sequence[ChatStream] = ()
     client: str | None = None  # who may find it; None: whoever knows its id
     reasoning_control: bool = False  # whether the request allows that its reasoning is ended
-    was_pending: bool = False
+    pending: Pending | None = None  # what it was, if it was
 
     @property
     def live(self) -> list[Stream | ChatStream]:
@@ -63,9 +73,10 @@ class Responses:
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self._clock = clock
-        self._pending: OrderedDict[str, tuple[Start, float]] = OrderedDict()
+        self._pending: OrderedDict[str, Pending] = OrderedDict()
         self._running: dict[str, Running] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._added = trio.Event()
 
     @contextmanager
     def running(
@@ -85,17 +96,19 @@ class Responses:
 
     # -- responses that wait for their reader
 
-    def add(self, start: Start) -> str:
-        """Keep a response for its reader; returns its id.
+    def add(self, start: Start, held: Hold) -> str:
+        """Keep a response for its reader, and what its request holds; returns its id.
 
         Raises:
-            QueueFullError: too many are pending.
+            QueueFullError: too many are pending; of one API key, half of them are too many.
         """
         self._expire()
-        if len(self._pending) >= MAX_PENDING:
+        n_own = sum(one.held.owner == held.owner for one in self._pending.values())
+        if len(self._pending) >= MAX_PENDING or (held.owner and n_own >= MAX_PENDING // 2):
             raise QueueFullError("Too many streams wait to be read.", retry_after=PENDING_SECONDS)
         id_ = secrets.token_urlsafe(24)
-        self._pending[id_] = (start, self._clock() + PENDING_SECONDS)
+        self._pending[id_] = Pending(start, held.detach(), self._clock() + PENDING_SECONDS)
+        self._added.set()
         return id_
 
     def take(self, id_: str) -> Start | None:
@@ -112,24 +125,29 @@ class Responses:
             raise ConflictError("This stream is being read on another connection.")
         if id_ not in self._pending:
             raise NotFoundError("There is no such stream, or nobody came for it in time.")
-        start, _ = self._pending.pop(id_)
-        self._running[id_] = Running(was_pending=True)
-        return start
+        pending = self._pending.pop(id_)
+        self._running[id_] = Running(pending=pending)
+        return pending.start
 
     def started(self, id_: str, streams: Sequence[Stream] | Sequence[ChatStream]) -> None:
         """Note what `cancel` has to end."""
         self._running[id_].streams = streams
 
-    def put_back(self, id_: str, start: Start) -> None:
+    def put_back(self, id_: str) -> None:
         """Undo `take`: the response was not started, and may be tried again."""
-        del self._running[id_]
-        self._pending[id_] = (start, self._clock() + PENDING_SECONDS)
+        pending = self._running.pop(id_).pending
+        assert pending is not None
+        pending.deadline = self._clock() + PENDING_SECONDS
+        self._pending[id_] = pending
+        self._added.set()
 
     def end(self, id_: str) -> None:
         """Note that a response has ended, unless it was put back."""
         if id_ in self._pending:
             return
-        self._running.pop(id_, None)
+        running = self._running.pop(id_, None)
+        if running is not None and running.pending is not None:
+            running.pending.held.release()
         self._ended[id_] = None
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
@@ -141,20 +159,32 @@ class Responses:
             NotFoundError: the id is unknown.
         """
         self._expire()
-        if self._pending.pop(id_, None) is not None:
+        if (pending := self._pending.pop(id_, None)) is not None:
+            pending.held.release()
             self.end(id_)
         elif self._is_running(id_):
             self._running[id_].cancel()
         elif id_ not in self._ended:
             raise NotFoundError("There is no such stream.")
 
+    async def keep_expiring(self) -> None:
+        """Let go of responses that nobody came for, until cancelled."""
+        while True:
+            while not self._pending:
+                self._added = trio.Event()
+                await self._added.wait()
+            deadline = next(iter(self._pending.values())).deadline
+            await trio.sleep(deadline - self._clock())
+            self._expire()
+
     def _is_running(self, id_: str) -> bool:
-        return id_ in self._running and self._running[id_].was_pending
+        return id_ in self._running and self._running[id_].pending is not None
 
     def _expire(self) -> None:
         """Forget those that nobody came for. They stand in the order in which they came."""
         while self._pending:
-            id_, (_, deadline) = next(iter(self._pending.items()))
-            if deadline > self._clock():
+            id_, pending = next(iter(self._pending.items()))
+            if pending.deadline > self._clock():
                 return
             del self._pending[id_]
+            pending.held.release()

@@ -16,7 +16,9 @@ from trioserve.errors import (
     UnavailableError,
 )
 from trioserve.server import Server
+from trioserve.server.concurrency import alongside
 from trioserve.server.lifecycle import Loader
+from trioserve.server.memory import MemoryBudget
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
@@ -46,12 +48,18 @@ class Service:
         self.n_connections = 0  # that are served
         self.n_refused = 0  # connections that are being told that there are too many
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
+        self._early_memory = MemoryBudget(self.config.max_request_memory)
         self._load = load
         self._server: Server | None = None
         self._scope = trio.CancelScope()
         self._stopping = False
         self._loaded = trio.Event()
         self._ended = trio.Event()
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """What requests may hold; before the model is loaded, a budget of its own."""
+        return self._early_memory if self._server is None else self._server.memory
 
     @property
     def server(self) -> Server:
@@ -102,7 +110,7 @@ class Service:
         server = Server(self.config) if self._load is None else Server(self.config, load=self._load)
         try:
             with self._scope:
-                async with server:
+                async with server, alongside(self.responses.keep_expiring):
                     self._server = server
                     self._loaded.set()
                     task_status.started()

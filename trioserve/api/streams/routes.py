@@ -49,7 +49,7 @@ async def read(id_: str) -> Response:
     try:
         events = await start()
     except QueueFullError:
-        responses.put_back(id_, start)
+        responses.put_back(id_)
         raise
     responses.started(id_, events.streams)
     on_error = events.on_error

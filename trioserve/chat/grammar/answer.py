@@ -20,6 +20,8 @@ from trioserve.types import Grammar
 _CHANNEL_NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
 #: Newlines before the first marker of a message belong to the marker.
 _NEWLINES = r"/\n{0,4}/"
+#: Grammars are remembered that are made of no more characters than this.
+_MAX_REMEMBERED = 2**17
 _BLANKS = ("", " ", "\n")
 
 
@@ -55,7 +57,9 @@ def constrain(
         text = json.dumps(tools)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"'tools' are not JSON: {error}.", param="tools") from None
-    return _made(format, text, choice, parallel, opened, answer)
+    size = len(text) + (0 if answer is None else len(answer.source))
+    make = _made if size <= _MAX_REMEMBERED else _made.__wrapped__
+    return make(format, text, choice, parallel, opened, answer)
 
 
 @lru_cache(maxsize=32)

@@ -1,0 +1,110 @@
+"""The memory of requests over HTTP: bodies that arrive, that are read, and that are pending."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from tests.support.clients import client_and_service
+from tests.support.http_server import connected, serving_script
+from tests.support.scripts import CHAT
+from trioserve.api.base import registry
+from trioserve.api.base.service import Service
+
+PREFER = {"Prefer": "respond-async"}
+MB = 2**20
+
+
+async def until_held(service: Service, at_least: int, at_most: int) -> None:
+    with trio.fail_after(10):
+        while not at_least <= service.memory.n_held <= at_most:
+            await trio.sleep(0.01)
+
+
+def chat_of(n_bytes: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "x" * n_bytes}]}
+
+
+async def test_bodies_that_arrive_are_bounded_in_all() -> None:
+    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2 * MB}\r\n\r\n"
+    async with serving_script(max_request_memory=4 * MB) as (url, service):
+        async with AsyncExitStack() as stack:
+            for n in range(1, 4):
+                slow = await stack.enter_async_context(connected(url))
+                await slow.send_all(head.encode() + b" " * MB)
+                await until_held(service, n * MB, n * MB)
+            one_more = await stack.enter_async_context(connected(url))
+            await one_more.send_all(head.encode() + b" " * (MB + 1))
+            answer = await one_more.receive_some()
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in answer.lower()
+            await until_held(service, 3 * MB, 3 * MB)
+        await until_held(service, 0, 0)
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        await until_held(service, 0, 0)
+
+
+async def test_values_count_and_not_their_text_alone() -> None:
+    async with client_and_service(max_request_memory=4 * MB) as (client, service):
+        body = json.dumps({"prompt": "a", "ignored": [{}] * 50_000})
+        answer = await client.post("/completion", content=body)
+        assert answer.status_code == 413, answer.text
+        assert "bytes of memory" in answer.json()["error"]["message"]
+        await until_held(service, 0, 0)
+
+
+async def test_a_body_that_nobody_reads_is_not_kept() -> None:
+    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {8 * MB}\r\n\r\n"
+    async with serving_script(api_keys=("key",)) as (url, service), connected(url) as stream:
+        await stream.send_all(head.encode())
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 401")
+        await stream.send_all(b" " * 4 * MB)
+        assert service.memory.n_held == 0
+
+
+async def test_pending_chats_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "PENDING_SECONDS", 1.0)
+    async with client_and_service(max_request_memory=4 * MB) as (client, service):
+        statuses = []
+        for _ in range(6):
+            answer = await client.post(
+                "/v1/chat/completions", json=chat_of(MB // 2), headers=PREFER
+            )
+            statuses.append(answer.status_code)
+        assert statuses == [202, 202, 202, 503, 503, 503]
+        assert answer.json()["error"]["code"] == "memory_full"
+        assert answer.headers["Retry-After"] == "1"
+        await until_held(service, 3 * MB, 4 * MB)
+        await until_held(service, 0, 0)
+
+
+async def test_a_pending_chat_is_held_until_it_was_sent() -> None:
+    async with client_and_service() as (client, service):
+        for method in ("GET", "DELETE"):
+            posted = await client.post("/v1/chat/completions", json=CHAT, headers=PREFER)
+            await until_held(service, 1, 5000)
+            assert (await client.request(method, posted.headers["Location"])).status_code < 300
+            await until_held(service, 0, 0)
+
+
+async def test_one_key_leaves_room_for_another() -> None:
+    async with client_and_service(api_keys=("one", "two"), max_request_memory=6 * MB) as (
+        client,
+        _,
+    ):
+
+        async def post(key: str) -> int:
+            headers = {**PREFER, "Authorization": f"Bearer {key}"}
+            body = chat_of(MB // 2)
+            return (
+                await client.post("/v1/chat/completions", json=body, headers=headers)
+            ).status_code
+
+        assert [await post("one") for _ in range(4)] == [202, 202, 503, 503]
+        assert await post("two") == 202

@@ -1,0 +1,118 @@
+"""What requests may hold, all together."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from contextlib import AsyncExitStack, ExitStack
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.scripted_server import assert_at_rest, serve
+from trioserve.errors import MemoryFullError, PayloadTooLargeError
+from trioserve.server import memory
+from trioserve.server.concurrency import alongside
+from trioserve.server.memory import BYTES_PER_TOKEN, MemoryBudget, weight_of
+from trioserve.testing import ScriptedBackend
+
+BODIES = {
+    "text": json.dumps({"messages": [{"role": "user", "content": "word " * 200_000}]}),
+    "wide text": json.dumps({"content": "word " * 200_000 + "😀"}, ensure_ascii=False),
+    "escaped wide text": json.dumps({"content": "word " * 200_000 + "😀"}),
+    "lists": "[" + "[],[]," * 100_000 + "0]",
+    "objects": "[" + "{},{}," * 100_000 + "0]",
+    "numbers": json.dumps(list(range(1000, 201_000))),
+    "small numbers": "[" + "1," * 300_000 + "1]",
+    "fractions": "[" + "1.5," * 200_000 + "1]",
+    "names": json.dumps({f"n{i}": "v" for i in range(100_000)}),
+    "pairs": json.dumps([{"a": i} for i in range(100_000)]),
+    "messages": json.dumps([{"role": "user", "content": "Hi"}] * 30_000),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_is_not_heavier_than_estimated(name: str) -> None:
+    body = BODIES[name].encode()
+    gc.collect()
+    tracemalloc.start()
+    value = json.loads(body)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert value
+    assert held < weight_of(body) < 20 * held
+
+
+def test_a_budget_is_taken_and_given_back() -> None:
+    budget = MemoryBudget(100)
+    with budget.hold() as one, budget.hold() as two:
+        one.grow(60)
+        with pytest.raises(MemoryFullError) as caught:
+            two.grow(41)
+        assert caught.value.retry_after >= 1
+        two.grow(40)
+        with pytest.raises(PayloadTooLargeError):  # to come back would not help
+            two.grow(61)
+        kept = two.detach()
+        two.release()
+        assert budget.n_held == 100
+    assert budget.n_held == 40
+    kept.release()
+    kept.release()
+    assert budget.n_held == 0
+
+
+def test_one_key_leaves_room_for_another() -> None:
+    budget = MemoryBudget(120, shared=True)
+    with ExitStack() as stack:
+        a, more_of_a, b, c = (stack.enter_context(budget.hold(key)) for key in ("a", "a", "b", ""))
+        a.grow(50)
+        with pytest.raises(PayloadTooLargeError):
+            a.grow(11)
+        more_of_a.grow(10)
+        with pytest.raises(MemoryFullError, match="this API key hold 60 bytes"):
+            more_of_a.grow(1)
+        b.grow(40)
+        with pytest.raises(MemoryFullError):
+            b.grow(1)
+        c.grow(15)
+        c.belongs_to("c")
+        assert budget.n_held == 115
+    assert budget.n_held == 0
+    assert not budget._held_by
+
+
+async def test_prompts_that_wait_are_held() -> None:
+    backend = ScriptedBackend(n_slots=1, n_ctx=8192)
+    async with serve(backend, max_request_memory=2**20) as server:
+        async with AsyncExitStack() as stack:
+            with pytest.raises(MemoryFullError):
+                for _ in range(10):
+                    await stack.enter_async_context(server.stream("x" * 5000))
+            assert server.memory.n_held == 3 * 5000 * BYTES_PER_TOKEN
+        assert server.memory.n_held == 0
+        await assert_at_rest(server)
+        assert await server.complete("x" * 5000, max_tokens=1)
+
+
+async def test_what_was_freed_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[int] = []
+    monkeypatch.setattr(memory, "_TRIM_DELAY", 0.0)
+    monkeypatch.setattr("ctypes.CDLL", lambda _name: FakeLibrary(trimmed))
+    budget = MemoryBudget(2**30)
+    async with alongside(budget.keep_trim):
+        for n_trims in (0, 1, 1, 2):
+            with budget.hold() as held:
+                held.grow(2**19)
+            with trio.fail_after(10):
+                while len(trimmed) < n_trims:
+                    await trio.sleep(0.001)
+            await wait_all_tasks_blocked()
+            assert trimmed == [0] * n_trims
+
+
+class FakeLibrary:
+    def __init__(self, trimmed: list[int]) -> None:
+        self.malloc_trim = trimmed.append

@@ -1,0 +1,166 @@
+"""How many bytes requests hold, all together: bodies, what is made of them, prompts that wait."""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Self
+
+import trio
+
+from trioserve.config import Config
+from trioserve.errors import MemoryFullError, PayloadTooLargeError
+
+#: Bytes for each token of a prompt: its id, and what the engine keeps beside it.
+BYTES_PER_TOKEN = 64
+
+#: Bytes for the values of a JSON body that was read, beside their text: for each comma one value in
+#: a list, for each colon a name in an object, for each quote half a string.
+_WEIGHTS = {b"[": 72, b"{": 72, b",": 44, b":": 56, b'"': 28}
+
+#: Once so many bytes have been let go, memory that is free is given back to the system.
+_TRIM_AT = 2**20
+
+#: Seconds from then on, for what else is about to go.
+_TRIM_DELAY = 2.0
+
+#: Seconds after which somebody who was refused may try again.
+_RETRY_AFTER = 1.0
+
+
+def weight_of(body: bytes) -> int:
+    """Estimate what a JSON body and its values take. With some megabytes it takes milliseconds."""
+    values = sum([body.count(sign) * weight for sign, weight in _WEIGHTS.items()])
+    # Text takes four bytes a character where one character needs them.
+    width = 1 if body.isascii() and b"\\ud" not in body.lower() else 4
+    return len(body) * (1 + width) + values
+
+
+class MemoryBudget:
+    """Bytes that requests may hold.
+
+    Of API keys, each may hold its part of them: what is there, divided by one more than the
+    number of keys that hold something. So there is room for another one.
+
+    Args:
+        limit: bytes in all.
+        shared: whether owners of what is held are told apart.
+    """
+
+    def __init__(self, limit: int, *, shared: bool = False) -> None:
+        self.limit = limit
+        self.n_held = 0
+        self._shared = shared
+        self._held_by: dict[str, int] = {}  # those that are not 0
+        self._n_released = 0
+        self._trim = trio.Event()
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Make the budget of a configuration."""
+        return cls(config.max_request_memory, shared=len(config.api_keys) > 1)
+
+    def hold(self, owner: str = "") -> Hold:
+        """Begin to count what a request holds."""
+        return Hold(self, owner)
+
+    def take(self, n_bytes: int, owner: str, n_more: int) -> None:
+        """Let a request that holds `n_bytes` hold `n_more`.
+
+        Raises:
+            MemoryFullError: there is no room for them.
+            PayloadTooLargeError: there would be none if nobody else held anything.
+        """
+        n_owners = len(self._held_by.keys() | {owner}) if self._shared and owner else 0
+        most = self.limit // 2 if n_owners else self.limit
+        if n_bytes + n_more > most:
+            raise PayloadTooLargeError(
+                f"The request takes {n_bytes + n_more} bytes of memory, and {most} is the most."
+            )
+        if self.n_held + n_more > self.limit:
+            raise MemoryFullError(
+                f"Requests hold as much memory as they may, {self.limit} bytes.",
+                retry_after=_RETRY_AFTER,
+            )
+        own = self._held_by.get(owner, 0)
+        if n_owners and own + n_more > self.limit // (n_owners + 1):
+            raise MemoryFullError(
+                f"Requests with this API key hold {own} bytes of memory, and have to leave room "
+                "for other keys.",
+                retry_after=_RETRY_AFTER,
+            )
+        self._count(n_more, owner)
+
+    def give_back(self, n_bytes: int, owner: str) -> None:
+        """Undo `take`."""
+        self._count(-n_bytes, owner)
+        self._n_released += n_bytes
+        if self._n_released >= _TRIM_AT:
+            self._trim.set()
+
+    def pass_on(self, n_bytes: int, old: str, new: str) -> None:
+        """Count bytes for another owner, who may have any number of them."""
+        self._count(-n_bytes, old)
+        self._count(n_bytes, new)
+
+    def _count(self, n_bytes: int, owner: str) -> None:
+        self.n_held += n_bytes
+        held = self._held_by.get(owner, 0) + n_bytes
+        if held:
+            self._held_by[owner] = held
+        else:
+            self._held_by.pop(owner, None)
+
+    async def keep_trim(self) -> None:
+        """Give memory back to the system after large requests, until cancelled.
+
+        malloc keeps what was freed: it would look as if the requests were still there.
+        """
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+        while True:
+            await self._trim.wait()
+            await trio.sleep(_TRIM_DELAY)
+            self._trim, self._n_released = trio.Event(), 0
+            if trim is not None:
+                await trio.to_thread.run_sync(trim, 0)
+
+
+class Hold:
+    """What one request holds of a budget, for as long as a block lasts."""
+
+    def __init__(self, budget: MemoryBudget, owner: str) -> None:
+        self._budget = budget
+        self.owner = owner
+        self.n_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def grow(self, n_bytes: int) -> None:
+        """Hold more. Raises what `MemoryBudget.take` raises."""
+        self._budget.take(self.n_bytes, self.owner, n_bytes)
+        self.n_bytes += n_bytes
+
+    def release(self) -> None:
+        """Hold nothing. Doing so twice is fine."""
+        self._budget.give_back(self.n_bytes, self.owner)
+        self.n_bytes = 0
+
+    def belongs_to(self, owner: str) -> None:
+        """Count what is held, and what will be, for an owner."""
+        self._budget.pass_on(self.n_bytes, self.owner, owner)
+        self.owner = owner
+
+    def detach(self) -> Hold:
+        """Make another one of what is held, which outlasts the block."""
+        other = Hold(self._budget, self.owner)
+        other.n_bytes, self.n_bytes = self.n_bytes, 0
+        return other
