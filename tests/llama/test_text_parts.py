@@ -179,9 +179,9 @@ HOSTILE = [
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_the_time_does_not_explode(vocab: Vocab, unit: str) -> None:
     text = unit * (200_000 // len(unit))
-    start = time.perf_counter()
+    start = time.thread_time()
     vocab.tokenize(text)
-    assert time.perf_counter() - start < 3  # 0.1 to 0.5; uncut 4 to 60
+    assert time.thread_time() - start < 3  # 0.1 to 0.5; uncut 4 to 60
 
 
 def test_work_that_nobody_waits_for_is_given_up(vocab: Vocab) -> None:

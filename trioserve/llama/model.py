@@ -12,7 +12,7 @@ from typing import Any
 
 from trioserve.config import ModelConfig
 from trioserve.errors import ModelLoadError
-from trioserve.llama import devices, library
+from trioserve.llama import devices, header, library
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.vocab import Vocab
@@ -26,12 +26,6 @@ _HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number o
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _MAPPED = ("auto", "mmap", "mmap+mlock")
 _CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "failed to read")
-
-
-class _GGUFParams(ctypes.Structure):
-    """How `gguf_init_from_file` reads a file: the names of the tensors, but not their values."""
-
-    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
 class Model:
@@ -57,12 +51,13 @@ class Model:
         """Load the file that `config.model` names, or the bundled one.
 
         Raises:
-            ModelLoadError: it is missing, not a GGUF, cut short, too large, of a kind that is not
-                supported, or `progress` cancelled.
+            ModelLoadError: it is missing, not a GGUF, cut short, too large, damaged, of a kind that
+                is not supported, or `progress` cancelled.
         """
         library.start(config.numa)
         path = resolve(config.model)
         check_file(path)
+        header.check(path, devices.overridden(config))
         _check_size(path, config)
         handle = _load_weights(path, config, progress)
         return cls(handle, path, config)
@@ -118,19 +113,8 @@ class Model:
         """
         if int(self.metadata.get("split.count", 1)) > 1:
             return True
-        gguf = lib._lib
-        gguf.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GGUFParams)
-        gguf.gguf_init_from_file.restype = ctypes.c_void_p
-        gguf.gguf_find_tensor.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
-        gguf.gguf_find_tensor.restype = ctypes.c_int64
-        gguf.gguf_free.argtypes = (ctypes.c_void_p,)
-        handle = gguf.gguf_init_from_file(os.fsencode(self.info.path), _GGUFParams(True, None))
-        if handle is None:
-            raise ModelLoadError(f"The model file {self.info.path} cannot be read a second time.")
-        try:
-            return any(gguf.gguf_find_tensor(handle, name) >= 0 for name in names)
-        finally:
-            gguf.gguf_free(handle)
+        with header.read(Path(self.info.path)) as found:
+            return found.has_tensor(names)
 
     def _check_kind(self, path: Path) -> None:
         handle = self.handle
