@@ -65,7 +65,11 @@ _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def _gguf(name: str) -> Any:
-    function = getattr(lib._lib, name)
+    # All but reading the file take less time than to win the GIL back.
+    is_short = name != "gguf_init_from_file"
+    shared = lib._lib
+    library = ctypes.PyDLL(shared._name, handle=shared._handle) if is_short else shared
+    function = getattr(library, name)
     function.restype, function.argtypes = _FUNCTIONS[name]
     return function
 
