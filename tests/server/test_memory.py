@@ -116,3 +116,15 @@ async def test_what_was_freed_goes_back_to_the_system(monkeypatch: pytest.Monkey
 class FakeLibrary:
     def __init__(self, trimmed: list[int]) -> None:
         self.malloc_trim = trimmed.append
+
+
+async def test_candidates_that_are_kept_for_the_end_count() -> None:
+    async with serve(ScriptedBackend(), max_request_memory=2**20) as server:
+        fields = {"max_tokens": 40, "n_probs": 80}
+        async with server.stream("a" * 40, **fields) as stream:
+            async for _ in stream:  # one that reads as it comes keeps nothing
+                pass
+        with pytest.raises(PayloadTooLargeError):
+            await server.complete("a" * 40, **fields)
+        assert (await server.complete("a" * 40, max_tokens=40, n_probs=5)).probs
+        await assert_at_rest(server)

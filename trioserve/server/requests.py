@@ -14,7 +14,7 @@ from trioserve.errors import ServerClosingError
 from trioserve.server.admission import Admission
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.memory import BYTES_PER_TOKEN, MemoryBudget
+from trioserve.server.memory import BYTES_PER_TOKEN, Hold, MemoryBudget
 from trioserve.server.observers.observer import Observer, RequestInfo, observed
 from trioserve.server.rate_limits import RateLimits
 from trioserve.server.stream import Stream
@@ -81,17 +81,19 @@ class Requests:
         self.admission.check(len(task.prompt), task.client)
         with self._memory.hold(task.client) as held:
             held.grow(len(task.prompt) * BYTES_PER_TOKEN)
-            with self._running(task, context) as stream:
+            with self._running(task, context, held) as stream:
                 yield stream
 
     @contextmanager
-    def _running(self, task: Task | EmbeddingTask, context: RequestContext) -> Iterator[Stream]:
+    def _running(
+        self, task: Task | EmbeddingTask, context: RequestContext, held: Hold
+    ) -> Iterator[Stream]:
         """Submit a task that was let in."""
         settle = self._reserve(task, context)
         mailbox = self._dispatcher.open(
             task.id, len(task.prompt), client=task.client, deadline=context.deadline
         )
-        stream = Stream(task.prompt.tokens, mailbox, self._dispatcher)
+        stream = Stream(task.prompt.tokens, mailbox, self._dispatcher, held)
         self._n_open.value += 1
         try:
             info = RequestInfo(task.id, self._model, len(task.prompt))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import attrs
 
@@ -11,6 +11,7 @@ from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import RequestEndedError
 from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, size_of
+from trioserve.server.memory import Hold
 from trioserve.types import CancelReason, Chunk, Failed, Finished, Progress, TokenId, TokenProbs
 
 
@@ -37,6 +38,10 @@ class ChatCompletion:
     finished: Finished
 
 
+#: Times what `size_of` says: what a candidate takes in an answer that is written at its end.
+_KEPT = 3
+
+
 class Stream:
     """The events of one request, as they come: `Progress`, `Chunk`, and at last `Finished`.
 
@@ -47,12 +52,15 @@ class Stream:
         TrioServeError: from the iteration, when the request fails or is ended by the server.
     """
 
-    def __init__(self, prompt: tuple[TokenId, ...], mailbox: Mailbox, dispatcher: Dispatcher):
+    def __init__(
+        self, prompt: tuple[TokenId, ...], mailbox: Mailbox, dispatcher: Dispatcher, held: Hold
+    ) -> None:
         self.prompt = prompt
         self.finished: Finished | None = None
         self.n_tokens = 0  # generated and read so far
         self.mailbox = mailbox
         self._dispatcher = dispatcher
+        self._held = held
         self._unread: list[Progress | Chunk | Finished | Failed] = []
 
     @property
@@ -83,9 +91,23 @@ class Stream:
         error = RequestEndedError("The request was cancelled.")
         self._dispatcher.end(self.mailbox, error, CancelReason.CALLER)
 
+    def keep(self, probs: Sequence[TokenProbs]) -> None:
+        """Count candidates that are kept until the end against the memory of requests.
+
+        Raises:
+            MemoryFullError: there is no room for them.
+            PayloadTooLargeError: they are more than one request may keep.
+        """
+        if probs:
+            self._held.grow(_KEPT * size_of(probs))
+
     async def read(self) -> Completion:
-        """Read all that is left, to the end."""
-        chunks = [event async for event in self if isinstance(event, Chunk)]
+        """Read all that is left, to the end. Raises what the iteration and `keep` raise."""
+        chunks = []
+        async for event in self:
+            if isinstance(event, Chunk):
+                self.keep(event.probs)
+                chunks.append(event)
         assert self.finished is not None
         return Completion(
             text="".join(chunk.text for chunk in chunks),
@@ -201,7 +223,11 @@ class ChatStream:
 
     async def read(self) -> ChatCompletion:
         """Read all that is left, to the end. The message has what was read before, too."""
-        chunks = [event async for event in self if isinstance(event, ChatChunk)]
+        chunks = []
+        async for event in self:
+            if isinstance(event, ChatChunk):
+                self.stream.keep(event.probs)
+                chunks.append(event)
         assert self.finished is not None
         return ChatCompletion(
             message=self.message,
