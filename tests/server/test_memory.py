@@ -119,12 +119,12 @@ class FakeLibrary:
 
 
 async def test_candidates_that_are_kept_for_the_end_count() -> None:
-    async with serve(ScriptedBackend(), max_request_memory=2**20) as server:
-        fields = {"max_tokens": 40, "n_probs": 80}
-        async with server.stream("a" * 40, **fields) as stream:
+    backend = ScriptedBackend(lambda prompt: "x" * 2000, n_ctx=4096)
+    async with serve(backend, max_request_memory=2**20) as server:
+        async with server.stream("a", n_probs=1) as stream:
             async for _ in stream:  # one that reads as it comes keeps nothing
                 pass
         with pytest.raises(PayloadTooLargeError):
-            await server.complete("a" * 40, **fields)
-        assert (await server.complete("a" * 40, max_tokens=40, n_probs=5)).probs
+            await server.complete("a", n_probs=1)
+        assert (await server.complete("a", n_probs=1, max_tokens=500)).probs
         await assert_at_rest(server)
