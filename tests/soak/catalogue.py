@@ -255,7 +255,12 @@ def _bad_requests(source: random.Random) -> tuple[tuple[int, bytes, int], ...]:
         (400, *request("POST", chat, body | {"temperature": "hot"})),
         (400, *request("POST", chat, body | {"response_format": {"type": "none of these"}})),
         (400, *request("POST", "/completion", {"prompt": [10**9], "n_predict": 1})),
-        (400, *request("POST", "/completion", {"prompt": "word " * 6000, "n_predict": 1})),
+        (
+            400,
+            *request(
+                "POST", "/completion", {"prompt": text(source) + " word" * 6000, "n_predict": 1}
+            ),
+        ),
         (400, *request("POST", "/completion", {"prompt": "a", "grammar": "root ::= ("})),
         (400, *request("POST", "/v1/messages", {"messages": [], "max_tokens": 1})),
         (400, *request("POST", "/v1/responses", {"input": {"type": "no list"}})),

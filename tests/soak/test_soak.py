@@ -43,7 +43,7 @@ async def test_clients_find_no_fault(tmp_path: Path) -> None:
                         nursery.start_soon(act, client)
     assert tally.sentences() == []
     assert tally.n_requests >= 6 * len(clients)
-    assert "gone: head" in tally.table()
+    assert "gone: " in tally.table()  # where in the exchange is drawn
 
 
 async def test_a_fault_is_told() -> None:
