@@ -16,6 +16,9 @@ from trioserve.errors import (
 )
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
+    AdapterInfo,
+    Adapters,
+    CacheRoot,
     Chunk,
     Failed,
     Finished,
@@ -444,6 +447,28 @@ def test_a_failed_decode_fails_its_batch_and_nothing_else() -> None:
     assert harness.backend.n_samplers == 0
 
 
+def test_adapters_that_are_refused_fail_their_runs_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = ScriptedBackend(adapters=[AdapterInfo(path="0"), AdapterInfo(path="1")])
+    take = backend.set_adapters
+
+    def refuse(adapters: Adapters) -> None:
+        if adapters == ((1, 1.0),):
+            raise DecodeError("refused")
+        take(adapters)
+
+    monkeypatch.setattr(backend, "set_adapters", refuse)
+    harness = Harness(backend)
+    harness.submit(1, "one", CacheRoot(((0, 1.0),)))
+    harness.submit(2, "two", CacheRoot(((1, 1.0),)))
+    harness.run()
+    harness.submit(3, "three", CacheRoot(((0, 1.0),)))
+    harness.run()
+    assert isinstance(harness.events[2][-1], Failed)
+    assert (harness.text(1), harness.text(3)) == ("<0:1>ONE", "<0:1>THREE")
+
+
 def test_a_broken_engine_fails_everything_from_then_on() -> None:
     def explode(backend: ScriptedBackend) -> None:
         raise RuntimeError("boom")
@@ -458,6 +483,24 @@ def test_a_broken_engine_fails_everything_from_then_on() -> None:
     with pytest.raises(EngineError, match="engine failed") as caught:
         harness.submit(3, "three")
     assert str(caught.value.__cause__) == "boom"
+
+
+def test_what_breaks_while_a_broken_engine_ends_its_tasks_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def explode(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    harness = Harness()
+    harness.submit(1, "one")
+    harness.backend.on_decode = explode
+    monkeypatch.setattr(harness.engine, "_fail_all", explode)
+    harness.engine.tick()
+    with pytest.raises(EngineError) as caught:
+        harness.engine.check_works()
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert cause.__notes__ == ["Its tasks could not be ended: RuntimeError('boom')."]
 
 
 @pytest.mark.parametrize(

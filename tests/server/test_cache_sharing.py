@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -11,10 +12,13 @@ import pytest
 from tests.support.clients import client_and_service, client_of_app
 from tests.support.scripted_server import serve
 from trioserve.app import create_app
+from trioserve.chat.formats.families import HERMES
+from trioserve.chat.grammar.answer import constrain
+from trioserve.chat.tool_choice import ToolChoice
 from trioserve.config import Config
 from trioserve.server.cache_sharing import CacheSharing
 from trioserve.testing import ScriptedBackend
-from trioserve.types import CacheRoot
+from trioserve.types import CacheRoot, Constraint, Grammar
 
 KEYS = ("key-of-the-victim", "key-of-the-attacker")
 VICTIM, ATTACKER = ({"Authorization": f"Bearer {key}"} for key in KEYS)
@@ -124,3 +128,31 @@ async def test_a_program_separates_its_users_by_salt_or_by_client() -> None:
     async with serve(api_keys=KEYS) as server:
         clients = ("", KEYS[0], KEYS[1], KEYS[0])
         assert [await n_cached(server, client=key) for key in clients] == [0, 0, 0, 39]
+
+
+async def test_what_was_compiled_for_one_key_is_not_found_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owners: list[str] = []
+    compile_ = ScriptedBackend.compile
+
+    def record(backend: ScriptedBackend, grammar: Grammar, owner: str = "") -> Constraint:
+        owners.append(owner)
+        return compile_(backend, grammar, owner)
+
+    monkeypatch.setattr(ScriptedBackend, "compile", record)
+    grammar = Grammar("regex", "A*")
+    async with serve(api_keys=KEYS) as server:
+        for key in KEYS:
+            await server.complete("aaa", client=key, grammar=grammar)
+            await server.chat([{"role": "user", "content": "aaa"}], client=key, grammar=grammar)
+        assert owners == [server.parts.cache_sharing.owner(key) for key in KEYS for _ in range(2)]
+    assert len(set(owners)) == 2
+
+
+def test_the_grammar_of_tools_is_made_anew_for_another_owner() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    make = partial(constrain, HERMES, tools, ToolChoice("required"), parallel=False)
+    mine = make(owner="me")
+    assert make(owner="me") is mine
+    assert make(owner="you") == mine and make(owner="you") is not mine

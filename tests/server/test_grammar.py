@@ -29,7 +29,7 @@ def digits(prompt: str) -> str:
     return "123"
 
 
-class TriggerScanner:
+class Gate:
     """Holds up the thread that compiles, until it is opened."""
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class TriggerScanner:
 
 
 @pytest.fixture
-def gate() -> TriggerScanner:
-    return TriggerScanner()
+def gate() -> Gate:
+    return Gate()
 
 
 async def test_an_output_follows_its_grammar() -> None:
@@ -76,7 +76,7 @@ async def test_a_grammar_that_cannot_be_used(grammar: Grammar) -> None:
         assert len(server.parts.dispatcher) == 0
 
 
-async def test_compiling_does_not_hold_up_the_event_loop(gate: TriggerScanner) -> None:
+async def test_compiling_does_not_hold_up_the_event_loop(gate: Gate) -> None:
     backend = ScriptedBackend(digits)
     backend.on_compile = gate
     async with serve(backend) as server, trio.open_nursery() as nursery:
@@ -94,7 +94,7 @@ async def test_compiling_does_not_hold_up_the_event_loop(gate: TriggerScanner) -
     assert texts == ["123"]
 
 
-async def test_cancelling_while_it_compiles(gate: TriggerScanner) -> None:
+async def test_cancelling_while_it_compiles(gate: Gate) -> None:
     backend = ScriptedBackend(digits)
     backend.on_compile = gate
     async with serve(backend) as server:
@@ -113,7 +113,7 @@ async def test_cancelling_while_it_compiles(gate: TriggerScanner) -> None:
     ("settings", "error"), [({}, InvalidRequestError), ({"timeout": 3.0}, DeadlineExceededError)]
 )
 async def test_compiling_takes_bounded_time(
-    gate: TriggerScanner,
+    gate: Gate,
     settings: dict[str, float],
     error: type[Exception],
     mock_clock: MockClock,
@@ -149,7 +149,7 @@ async def test_a_full_queue_is_known_before_compiling() -> None:
         assert compiled == []
 
 
-async def test_closing_waits_for_the_thread_that_compiles(gate: TriggerScanner) -> None:
+async def test_closing_waits_for_the_thread_that_compiles(gate: Gate) -> None:
     backend = ScriptedBackend(digits)
     backend.on_compile = gate
     async with serve(backend) as server:
@@ -161,7 +161,7 @@ async def test_closing_waits_for_the_thread_that_compiles(gate: TriggerScanner) 
     assert gate.opened.is_set() and backend.closed
 
 
-async def test_draining_refuses_what_has_just_been_compiled(gate: TriggerScanner) -> None:
+async def test_draining_refuses_what_has_just_been_compiled(gate: Gate) -> None:
     backend = ScriptedBackend(digits)
     backend.on_compile = gate
     async with serve(backend) as server, trio.open_nursery() as nursery:

@@ -181,7 +181,11 @@ class Backend(Protocol):
         """The LoRA adapters that were loaded. Their ids are their places."""
 
     def set_adapters(self, adapters: Adapters) -> None:
-        """Use these LoRA adapters, and no others, from the next `decode` on."""
+        """Use these LoRA adapters, and no others, from the next `decode` on.
+
+        Raises:
+            DecodeError: it cannot.
+        """
 
     def decode(self) -> None:
         """Run the batch. On `KVCacheFullError` the cache is as it was before.
@@ -198,11 +202,11 @@ class Backend(Protocol):
             InvalidRequestError: a value makes no sense for this model; `param` names the field.
         """
 
-    def compile(self, grammar: Grammar) -> Constraint:
+    def compile(self, grammar: Grammar, owner: str = "") -> Constraint:
         """Make of a grammar what `sampler` takes. From any thread but the inference thread.
 
         It may take seconds, and works while the inference thread does. What was compiled lately
-        is remembered.
+        is remembered, for each owner.
 
         Raises:
             InvalidRequestError: the grammar is wrong, too large, or says something that could not

@@ -120,9 +120,9 @@ class Engine(Loop):
             raise InvalidRequestError("Invalid slot ID", param="id_slot")
         self.inbox.put(SlotCall(slot_id, function))
 
-    def compile(self, grammar: Grammar) -> Constraint:
+    def compile(self, grammar: Grammar, owner: str = "") -> Constraint:
         """Compile a grammar for `Task.constraint`; see `Backend.compile`. In a worker thread."""
-        return self._backend.compile(grammar)
+        return self._backend.compile(grammar, owner)
 
     def write_slot_file(self, path: Path, saved: SlotState) -> int:
         """Write what `save_slot` returned; see `Backend.write_state`. In a worker thread."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
@@ -158,8 +157,10 @@ class Loop(abc.ABC):
             return
         self.failure = EngineError("The inference engine failed.")
         self.failure.__cause__ = error
-        with contextlib.suppress(Exception):  # what is broken may fail in this, too
+        try:
             self._fail_all(self.failure)
+        except Exception as failed:  # what is broken may fail in this, too
+            error.add_note(f"Its tasks could not be ended: {failed!r}.")
         self._flush()
         self._notify()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trioserve.errors import EngineError, ModelLoadError
+from trioserve.errors import DecodeError, EngineError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.context import Context
 from trioserve.llama.library import lib
@@ -49,7 +49,7 @@ class LoadedAdapters:
         handles = (_HANDLE * n)(*(self._handles[i] for i, _ in adapters))
         scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
         if lib.llama_set_adapters_lora(context.handle, handles, n, scales):
-            raise EngineError("llama.cpp refused the LoRA adapters.")
+            raise DecodeError("llama.cpp refused the LoRA adapters.")
 
 
 def _load(model: Model, path: Path) -> Any:

@@ -103,7 +103,11 @@ class LlamaBackend:
         )
 
     def set_adapters(self, adapters: Adapters) -> None:
-        """Use these LoRA adapters, and no others, from the next `decode` on."""
+        """Use these LoRA adapters, and no others, from the next `decode` on.
+
+        Raises:
+            DecodeError: llama.cpp refuses them.
+        """
         if self._lora is not None:
             self._lora.use(self._context, adapters)
 
@@ -117,14 +121,16 @@ class LlamaBackend:
         self._compiler.pool.start()
         self._context.decode(self.batch)
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
+    def compile(self, grammar: Grammar, owner: str = "") -> CompiledGrammar:
         """Compile a grammar for `sampler`; in any thread but the inference thread.
+
+        What was compiled for one owner is not found by another.
 
         Raises:
             InvalidRequestError: it is wrong, too large, or cannot be enforced.
             ServerClosingError: the model is closed.
         """
-        return self._compiler.compile(grammar)
+        return self._compiler.compile(grammar, owner)
 
     def sampler(
         self,

@@ -21,6 +21,7 @@ from trioserve.chat.template.continuation import continued_prompt_tail, render_c
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.chat.tool_choice import choose
 from trioserve.config import Config
+from trioserve.server.cache_sharing import CacheSharing
 from trioserve.server.choices import all_of, check_copies, copies_of
 from trioserve.server.completions import Completions
 from trioserve.server.context import RequestContext
@@ -113,6 +114,7 @@ class Chats:
         workers: do the work on long text.
         prompts: renders chats.
         completions: continues prompts.
+        sharing: says who may share what is made for a chat.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Chats:
         workers: Workers,
         prompts: ChatPrompts,
         completions: Completions,
+        sharing: CacheSharing,
     ) -> None:
         self._config = config
         self._model = model
@@ -130,6 +133,7 @@ class Chats:
         self._workers = workers
         self._prompts = prompts
         self._completions = completions
+        self._sharing = sharing
 
     @asynccontextmanager
     async def stream(
@@ -144,7 +148,8 @@ class Chats:
         """Answer a chat `n` times, all at the same time. Otherwise like `Server.stream_chat`."""
         check_copies(n, self._model.n_slots)
         context.check_time()
-        answer = await self._prepare(messages, params, chat)
+        owner = self._sharing.owner(context.client)
+        answer = await self._prepare(messages, params, chat, owner)
         async with AsyncExitStack() as stack:
             streams = []
             for copy in copies_of(answer.params, n):
@@ -177,7 +182,7 @@ class Chats:
             return await all_of([stream.read for stream in streams])
 
     async def _prepare(
-        self, messages: Messages, params: GenerationParams, chat: ChatParams
+        self, messages: Messages, params: GenerationParams, chat: ChatParams, owner: str
     ) -> _Answer:
         """Render a chat, and find out what its answer may look like."""
         choice = choose(chat.tool_choice, chat.tools or ())
@@ -209,6 +214,7 @@ class Chats:
             parallel=parallel,
             prompt_tail=tail,
             answer=params.grammar,
+            owner=owner,
         )
         grammar = await self._workers.run(lambda _: make(), _n_chars(chat.tools))
         thinking = thinking_of(format, tail, may_begin=part is None)

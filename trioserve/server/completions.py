@@ -115,10 +115,11 @@ class Completions:
             budget: ends reasoning that takes too long.
         """
         adapters = self._adapters.choose(params.lora)
+        root = self._sharing.root(adapters, context.client, params.cache_salt)
         constraint = None
         if params.grammar is not None:
             self._requests.admission.check(len(prompt), context.client)  # not to work for nothing
-            constraint = await self._compile(params.grammar, context.deadline)
+            constraint = await self._compile(params.grammar, root.owner, context.deadline)
         task = Task(
             self._requests.new_id(),
             prompt,
@@ -128,12 +129,12 @@ class Completions:
             constraint,
             preserved_tokens=preserved_tokens,
             budget=budget,
-            root=self._sharing.root(adapters, context.client, params.cache_salt),
+            root=root,
         )
         with self._requests.open(task, context) as stream:
             yield stream
 
-    async def _compile(self, grammar: Grammar, deadline: float) -> Constraint:
+    async def _compile(self, grammar: Grammar, owner: str, deadline: float) -> Constraint:
         """Compile a grammar in a thread. When cancelled, the thread goes on by itself.
 
         Raises:
@@ -146,6 +147,7 @@ class Completions:
             return await trio.to_thread.run_sync(
                 self._engine.compile,
                 grammar,
+                owner,
                 limiter=self._compiler,
                 abandon_on_cancel=True,
             )

@@ -40,12 +40,12 @@ class File:
 
 @attrs.frozen(kw_only=True)
 class Gap:
-    """A text with a gap. `begun` is what the gap begins with."""
+    """A text with a gap. `beginning` is what the gap begins with."""
 
     prefix: PromptLike
     suffix: PromptLike
     extra: tuple[File, ...] = ()
-    begun: str = ""
+    beginning: str = ""
 
 
 def missing_tokens(vocab: Vocab) -> str:
@@ -81,16 +81,16 @@ class InfillPrompts:
         suffix = await self._tokens(
             after[:far] if isinstance(after, str) else after, "input_suffix"
         )
-        begun = await self._tokenizer.tokenize(gap.begun, add_special=False, fits=True)
+        beginning = await self._tokenizer.tokenize(gap.beginning, add_special=False, fits=True)
         extra = await self._extra(gap.extra)
 
         # A context that is hardly larger than a batch needs room for the output.
         room = min(self._config.batch_size, n_ctx * 3 // 4)
         n_prefix = room // 4 * 3
-        n_suffix = max(0, room // 4 - 2 - len(begun))
+        n_suffix = max(0, room // 4 - 2 - len(beginning))
         n_extra = max(0, n_ctx - room - 2 * max(max_tokens, 0))
 
-        before = (fim.prefix, *prefix[-n_prefix:], *begun)
+        before = (fim.prefix, *prefix[-n_prefix:], *beginning)
         after = (fim.suffix, *suffix[:n_suffix])
         bos = (vocab.bos,) if self._model.info.add_bos else ()
         parts = (after, before) if self._config.spm_infill else (before, after)

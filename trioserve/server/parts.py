@@ -82,7 +82,15 @@ class Parts:
             self._generation = Generation(
                 engine=loop,
                 completions=completions,
-                chats=Chats(config, model, self.tokenizer, self.workers, self.prompts, completions),
+                chats=Chats(
+                    config,
+                    model,
+                    self.tokenizer,
+                    self.workers,
+                    self.prompts,
+                    completions,
+                    self.cache_sharing,
+                ),
                 slot_files=SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path),
             )
         elif isinstance(loop, EmbeddingEngine):

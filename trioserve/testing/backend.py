@@ -187,7 +187,7 @@ class ScriptedBackend:
             if not 0 <= token < self.vocab.n_tokens:
                 raise InvalidRequestError(f"There is no token {token}.", param="logit_bias")
 
-    def compile(self, grammar: Grammar) -> ScriptedConstraint:
+    def compile(self, grammar: Grammar, owner: str = "") -> ScriptedConstraint:
         """Make what a sampler checks its lines with."""
         if self.on_compile is not None:
             self.on_compile(grammar)

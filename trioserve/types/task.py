@@ -78,10 +78,10 @@ def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
 
 
 def _are_triggers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    stages = value if isinstance(value, tuple) else [None]
+    groups = value if isinstance(value, tuple) else [None]
     if not all(
         isinstance(texts, tuple) and texts and all(isinstance(one, str) and one for one in texts)
-        for texts in stages
+        for texts in groups
     ):
         raise InvalidRequestError(
             f"'{attribute.name}' must be tuples of text.", param=attribute.name
@@ -115,10 +115,9 @@ class Grammar:
     source: str = attrs.field(default="", validator=_is_text)
     #: The field of the request that errors name.
     param: str = attrs.field(default="grammar", eq=False, kw_only=True)
-    #: Stages, for a lazy grammar: each waits until one of its texts has come since the stage
-    #: before it. What follows the last one must look as the grammar says; names of control tokens
-    #: count as text. A token that goes beyond the text, in a way the grammar does not allow, is
-    #: not chosen.
+    #: What a lazy grammar waits for: one text of each group, group after group. From there on the
+    #: output must look as the grammar says. Names of control tokens count as text. A token that
+    #: ends a trigger and goes on in a way that the grammar does not allow is not chosen.
     triggers: tuple[tuple[str, ...], ...] = attrs.field(
         default=(), validator=_are_triggers, kw_only=True
     )

@@ -256,11 +256,14 @@ VECTORS_ONLY = (
 async def test_a_server_for_text_has_no_embeddings() -> None:
     async with client_of() as client:
         for path in ("/v1/embeddings", "/embeddings", "/embedding"):
-            answer = await client.post(path, content=b"not even JSON")
+            answer = await client.post(path, json={"input": {"no": "text"}})
             assert (answer.status_code, answer.json()) == (
                 501,
                 error_body(TEXT_ONLY, None, status=501),
             )
+            # It names no model, of which there may be several.
+            answer = await client.post(path, content=b"not even JSON")
+            assert answer.status_code == 400
 
 
 async def test_a_server_for_embeddings_makes_no_text(model: Bert) -> None:

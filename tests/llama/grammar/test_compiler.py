@@ -60,6 +60,13 @@ def test_what_was_compiled_is_remembered(backend: LlamaBackend) -> None:
     assert backend.compile(Grammar("regex", "remember")) is not first
 
 
+def test_what_was_compiled_for_one_owner_is_not_found_by_another(backend: LlamaBackend) -> None:
+    grammar = Grammar("regex", "whose")
+    mine = backend.compile(grammar, "me")
+    assert backend.compile(grammar, "you") is not mine
+    assert backend.compile(grammar, "me") is mine
+
+
 def test_what_is_remembered_is_bounded_in_bytes(
     backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

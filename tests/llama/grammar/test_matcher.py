@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from tests.support.grammar_bench import GREEDY, SCHEMAS, Bench, generate, is_valid, schema
 from trioserve.engine import DecodeMaximal, Engine
-from trioserve.errors import EngineError, TrioServeError
+from trioserve.errors import EngineError, InvalidRequestError, TrioServeError
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar import matcher
 from trioserve.llama.grammar.masks import Mask
@@ -159,6 +160,26 @@ def test_a_matcher_that_gives_up_fails_its_task_alone(
     assert "a limit" in end.error.message
     assert bench.reason(2) is FinishReason.EOS and bench.text[2].startswith("good")
     assert backend.compile(bad) is not compiled  # others do not inherit its state
+
+
+def test_a_grammar_that_takes_too_much_to_follow_is_the_fault_of_the_request(
+    backend: LlamaBackend,
+) -> None:
+    long = Grammar("json_schema", json.dumps({"const": "x" * 200_000}), param="json_schema")
+    bench = Bench(backend)
+    bench.submit(1, long, sampling=GREEDY)
+    bench.run()
+    end = bench.ends[1]
+    assert isinstance(end, Failed) and isinstance(end.error, InvalidRequestError)
+    assert end.error.message == "'json_schema' cannot be used: it takes too much to follow."
+
+
+def test_a_schema_with_very_many_properties(backend: LlamaBackend) -> None:
+    names = [f"property_{i}" for i in range(2000)]
+    properties = {name: {"const": 1} for name in names}
+    wanted = {"type": "object", "properties": properties, "required": names[-1:]}
+    text, _ = generate(backend, schema(wanted), sampling=GREEDY)
+    assert re.match(r' ?\{\s*"property_\d+"', text)
 
 
 def test_a_task_whose_grammar_was_not_compiled_is_refused(backend: LlamaBackend) -> None:

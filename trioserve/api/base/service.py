@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import structlog
 import trio
 from quart import Quart, current_app
 from trio_util import AsyncValue
 
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.registry import Responses
 from trioserve.config import Config
 from trioserve.errors import (
@@ -22,9 +26,10 @@ from trioserve.server.memory import MemoryBudget
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
+_T = TypeVar("_T")
+
 #: Where an app has its service: `app.extensions[NAME]`.
 NAME = "trioserve"
-
 
 #: Seconds in which clients are told that the engine has failed, before the service ends.
 _FAREWELL = 3.0
@@ -176,6 +181,31 @@ def current_server(model: str | None = None) -> Server:
         model: the name that the request gives. There is one model, which answers to any.
     """
     return current_service().server
+
+
+async def read_for_model(
+    parse: Callable[[dict[str, Any]], _T], check: Callable[[Server], object]
+) -> tuple[_T, Server]:
+    """Read a body that is for a model of a certain kind, and find the server of that model.
+
+    Args:
+        parse: parses the body further; it may run in a thread.
+        check: raises if the model that the body names is of another kind. That comes before
+            whatever else is wrong with the body.
+
+    Raises:
+        InvalidRequestError: it is not a JSON object; or from `parse`.
+        RequestEntityTooLarge: it is larger than the app allows.
+        TrioServeError: from `check`; there is no server; requests hold too much memory.
+    """
+
+    def parse_checked(body: dict[str, Any]) -> tuple[_T, Server]:
+        name = body.get("model")
+        server = current_server(name if isinstance(name, str) else None)
+        check(server)
+        return parse(body), server
+
+    return await read_body_as(parse_checked)
 
 
 def current_responses() -> Responses:

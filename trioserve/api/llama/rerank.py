@@ -14,11 +14,10 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
-from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import MismatchError, field, json_type, structure
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_context, long_response
-from trioserve.api.base.service import current_server
+from trioserve.api.base.service import read_for_model
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.embedding_results import Ranking
 
@@ -101,9 +100,9 @@ _OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_sc
 @takes(RerankRequest)
 async def rerank() -> Response:
     """Score how well documents fit a query."""
-    current_server().parts.ranker()  # or there is none, whatever the body says
-    request = await read_body_as(RerankRequest.parse)
-    server = current_server(request.model)
+    request, server = await read_for_model(
+        RerankRequest.parse, lambda server: server.parts.ranker()
+    )
     given = request.documents or request.texts or ()
     context = current_context(request.timeout)
     ranking = await server.rerank(request.query, given, priority=request.priority, context=context)

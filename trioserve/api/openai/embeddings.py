@@ -14,7 +14,6 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
-from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import (
     MismatchError,
     field,
@@ -27,7 +26,7 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.request import current_context
-from trioserve.api.base.service import current_server
+from trioserve.api.base.service import read_for_model
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.embedding_results import Array, Embeddings
@@ -128,13 +127,8 @@ class EmbeddingsRequest:
 @takes(EmbeddingsRequest)
 async def openai() -> Response:
     """Make a vector of each text."""
-    if current_server().parts.embedder().pooling == "none":
-        raise InvalidRequestError(
-            "This server makes a vector of each token, because its pooling is 'none', and this "
-            "route has one for each text. POST /embeddings gives them."
-        )
-    request = await read_body_as(partial(structure, EmbeddingsRequest))
-    server = current_server(request.model)
+    parse = partial(structure, EmbeddingsRequest)
+    request, server = await read_for_model(parse, _check_pools)
     if request.input is None:
         return await _own(server, request)
     done = await _embed(server, request)
@@ -154,10 +148,17 @@ async def openai() -> Response:
 @takes(EmbeddingsRequest)
 async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
-    current_server().parts.embedder()  # or there is none, whatever the body says
-    request = await read_body_as(partial(structure, EmbeddingsRequest))
-    server = current_server(request.model)
+    parse = partial(structure, EmbeddingsRequest)
+    request, server = await read_for_model(parse, lambda server: server.parts.embedder())
     return await _own(server, request)
+
+
+def _check_pools(server: Server) -> None:
+    if server.parts.embedder().pooling == "none":
+        raise InvalidRequestError(
+            "This server makes a vector of each token, because its pooling is 'none', and this "
+            "route has one for each text. POST /embeddings gives them."
+        )
 
 
 async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:

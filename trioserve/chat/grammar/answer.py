@@ -33,6 +33,7 @@ def constrain(
     parallel: bool,
     prompt_tail: str = "",
     answer: Grammar | None = None,
+    owner: str = "",
 ) -> Grammar | None:
     """Make the grammar that an answer has to follow after its reasoning; None if it is free.
 
@@ -43,6 +44,8 @@ def constrain(
         parallel: whether an answer may have several calls.
         prompt_tail: the end of the prompt, which tells whether it has begun a message.
         answer: what an answer in words has to look like.
+        owner: whose chat it is. What was made for one is not found by another, because that would
+            be quicker, and tell.
 
     Raises:
         InvalidRequestError: the schema of a tool, or `answer`, cannot be enforced here.
@@ -59,11 +62,12 @@ def constrain(
         raise InvalidRequestError(f"'tools' are not JSON: {error}.", param="tools") from None
     size = len(text) + (0 if answer is None else len(answer.source))
     make = _made if size <= _MAX_REMEMBERED else _made.__wrapped__
-    return make(format, text, choice, parallel, opened, answer)
+    return make(owner, format, text, choice, parallel, opened, answer)
 
 
 @lru_cache(maxsize=32)
 def _made(
+    _owner: str,
     format: ChatFormat,
     tools: str,
     choice: ToolChoice,

@@ -87,36 +87,36 @@ class TriggerScanner:
 
     Args:
         thinking: reasoning that the output may begin with; triggers in it do not count.
-        triggers: stages, one after another. Each waits for one of its strings.
+        triggers: groups of texts. One of each group is waited for, group after group.
     """
 
-    __slots__ = ("_stages",)
+    __slots__ = ("_scanners",)
 
     def __init__(self, thinking: Thinking | None, triggers: Sequence[Sequence[str]]) -> None:
-        self._stages: list[StringScanner | ReasoningScanner] = [
+        self._scanners: list[StringScanner | ReasoningScanner] = [
             StringScanner(texts) for texts in triggers
         ]
         if thinking is not None:
-            self._stages.insert(0, ReasoningScanner(thinking))
+            self._scanners.insert(0, ReasoningScanner(thinking))
 
     def fork(self) -> TriggerScanner:
         """Copy it, to try another continuation."""
         other = TriggerScanner.__new__(TriggerScanner)
-        other._stages = [stage.fork() for stage in self._stages]
+        other._scanners = [scanner.fork() for scanner in self._scanners]
         return other
 
     @property
     def missing(self) -> bytes:
         """What is still to come for reasoning to begin; empty once it has, or cannot."""
-        first = self._stages[0] if self._stages else None
+        first = self._scanners[0] if self._scanners else None
         return first.missing if isinstance(first, ReasoningScanner) else b""
 
     def feed(self, piece: bytes) -> bytes | None:
         """Take the next bytes; return what the grammar begins with, or None before it begins."""
-        while self._stages:
-            rest = self._stages[0].feed(piece)
+        while self._scanners:
+            rest = self._scanners[0].feed(piece)
             if rest is None:
                 return None
             piece = rest
-            del self._stages[0]
+            del self._scanners[0]
         return piece

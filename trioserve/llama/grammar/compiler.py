@@ -13,7 +13,8 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from functools import partial
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import attrs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -27,12 +28,14 @@ from trioserve.llama.vocab import Vocab
 from trioserve.types import Grammar
 
 _T = TypeVar("_T")
+_Key: TypeAlias = tuple[str, Grammar]  # whose it is, and what
 
 #: Bytes of stack for a thread that compiles. llguidance follows references by recursion: a chain of
 #: 1,000 overruns 8 MiB. Only what is used is ever allocated.
 STACK = 2**28 if sys.maxsize > 2**32 else 2**25
 #: Bounds that keep one mask within a few milliseconds, and a grammar within some 50 MB.
 _LIMITS: dict[str, Any] = {
+    "max_items_in_row": 10_000,  # four for each of as many properties as a schema may have
     "initial_lexer_fuel": 250_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
@@ -62,28 +65,32 @@ class Compiler:
         self.pool = MaskPool(n_threads)
         self._tokens = Tokens(vocab)
         self._vocab = vocab
-        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._compiled: OrderedDict[_Key, CompiledGrammar] = OrderedDict()
         self._n_bytes = 0  # that they take, roughly
         self._compiling = threading.Lock()  # one grammar at a time
         self._lock = threading.Lock()  # of `_compiled`, held for an instant
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar, or find it among the last ones.
+    def compile(self, grammar: Grammar, owner: str = "") -> CompiledGrammar:
+        """Compile a grammar, or find it among the last ones of its owner.
+
+        It would be quicker to find those of others, and tell what they have sent.
 
         Raises:
             InvalidRequestError: it is wrong, too large, or cannot be enforced.
             ServerClosingError: the model is closed.
         """
-        if (known := self._find(grammar)) is not None:
+        key = owner, grammar
+        if (known := self._find(key)) is not None:
             return known
         with self._vocab.in_use():
-            return _with_stack(lambda: self._compile(grammar))
+            return _with_stack(lambda: self._compile(key))
 
-    def forget(self, compiled: CompiledGrammar) -> None:
+    def forget(self, owner: str, compiled: CompiledGrammar) -> None:
         """Compile the grammar anew when it is needed again."""
+        key = owner, compiled.grammar
         with self._lock:
-            if self._compiled.get(compiled.grammar) is compiled:
-                del self._compiled[compiled.grammar]
+            if self._compiled.get(key) is compiled:
+                del self._compiled[key]
                 self._n_bytes -= _size_of(compiled.grammar)
 
     def close(self) -> None:
@@ -94,13 +101,14 @@ class Compiler:
             self._n_bytes = 0
         self._tokens.close()
 
-    def _find(self, grammar: Grammar) -> CompiledGrammar | None:
+    def _find(self, key: _Key) -> CompiledGrammar | None:
         with self._lock:
-            if (known := self._compiled.get(grammar)) is not None:
-                self._compiled.move_to_end(grammar)
+            if (known := self._compiled.get(key)) is not None:
+                self._compiled.move_to_end(key)
             return known
 
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+    def _compile(self, key: _Key) -> CompiledGrammar:
+        _, grammar = key
         if not self._tokens.ends:
             raise _invalid(grammar, "the model has no token that ends an output")
         try:
@@ -108,13 +116,14 @@ class Compiler:
             if trial.is_needed(grammar.kind, text):
                 trial.run(text, _LIMITS)
             with self._compiling:
-                return self._find(grammar) or self._compile_text(grammar, text)
+                return self._find(key) or self._compile_text(key, text)
         except tools.ToolSchemaError as error:
             raise _invalid(attrs.evolve(grammar, param=error.param), str(error)) from error
         except (gbnf.GbnfError, json_schema.SchemaError, trial.TrialError, _RefusedError) as error:
             raise _invalid(grammar, str(error)) from error
         except EngineError as error:
-            raise _invalid(grammar, error.message.rstrip(".")) from error
+            problem = error.message.removeprefix("The grammar cannot be followed: ")
+            raise _invalid(grammar, problem.rstrip(".")) from error
 
     def _text(self, grammar: Grammar) -> str:
         """Write a grammar of any kind as llguidance reads it."""
@@ -133,19 +142,22 @@ class Compiler:
             return str(LLMatcher.grammar_from_regex(source))
         return _lark_text(gbnf.to_lark(source, self._tokens.in_lark))
 
-    def _compile_text(self, grammar: Grammar, text: str) -> CompiledGrammar:
+    def _compile_text(self, key: _Key, text: str) -> CompiledGrammar:
+        owner, grammar = key
         tokenizer = self._tokens.tokenizer
         matcher = _new_matcher(text, tokenizer)
         if matcher.is_error():
             _explain(grammar, matcher.get_error(), tokenizer)
-        compiled = CompiledGrammar(grammar, matcher, self._tokens, self.pool, self.forget)
+        compiled = CompiledGrammar(
+            grammar, matcher, self._tokens, self.pool, partial(self.forget, owner)
+        )
         if grammar.thinking is not None:
             self._tokens.names  # noqa: B018 (made now, not on the inference thread)
         with self._lock:
-            self._compiled[grammar] = compiled
+            self._compiled[key] = compiled
             self._n_bytes += _size_of(grammar)
             while self._n_bytes > _MAX_CACHED_BYTES or len(self._compiled) > _MAX_CACHED:
-                oldest, _ = self._compiled.popitem(last=False)
+                (_, oldest), _ = self._compiled.popitem(last=False)
                 self._n_bytes -= _size_of(oldest)
         return compiled
 

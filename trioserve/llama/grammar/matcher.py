@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 from llguidance import LLMatcher
 
-from trioserve.errors import EngineError, OutputError, TrioServeError
+from trioserve.errors import InvalidRequestError, OutputError, TrioServeError
 from trioserve.llama.grammar.masks import Mask
 from trioserve.llama.grammar.pool import MaskPool
 from trioserve.llama.grammar.tokens import Tokens
 from trioserve.types import Constraint, Grammar, TokenId
+
+#: What llguidance says when it reaches one of the limits that it was given.
+_LIMIT = re.compile("too many|too big|max is|fuel|limit")
 
 
 class CompiledGrammar(Constraint):
@@ -39,7 +43,7 @@ class CompiledGrammar(Constraint):
         super().__init__(grammar)
         self.tokens, self.pool, self.on_error = tokens, pool, on_error
         self._matcher = matcher
-        self.first = _next_mask(matcher, tokens.n_vocab)
+        self.first = _next_mask(matcher, self)
 
     def matcher(self, banned: Sequence[TokenId] = ()) -> Matcher:
         """Make a matcher for one output, which the grammar covers from its beginning.
@@ -73,8 +77,9 @@ class Matcher:
         """Return which tokens may come next; waits until that is known.
 
         Raises:
-            EngineError: llguidance failed or takes too long, or the output has ended.
-            InvalidRequestError: the request forbids every token that the grammar allows.
+            OutputError: llguidance failed or takes too long, or the output has ended.
+            InvalidRequestError: the grammar takes too much to follow, or the request forbids every
+                token that it allows.
         """
         if self._mask is None:
             if self._pending is None:
@@ -83,7 +88,7 @@ class Matcher:
                 self._mask = self._pool.result(self._pending)
             except TimeoutError:
                 raise OutputError("The grammar takes too long to follow.") from None
-            except EngineError:
+            except TrioServeError:
                 # Other tasks share some of llguidance's state, which may have reached a limit.
                 self._compiled.on_error(self._compiled)
                 raise
@@ -96,7 +101,8 @@ class Matcher:
         Returns whether it does; if not, nothing has changed.
 
         Raises:
-            EngineError: llguidance failed.
+            OutputError: llguidance failed.
+            InvalidRequestError: the grammar takes too much to follow.
         """
         tokens = self._tokens.split(text)
         if not tokens:
@@ -104,7 +110,7 @@ class Matcher:
         if self._matcher.validate_tokens(tokens) < len(tokens):
             return False
         if len(tokens) > 1 and not self._matcher.consume_tokens(tokens[:-1]):
-            raise _failure(self._matcher.get_error())
+            raise _failure(self._matcher.get_error(), self._compiled)
         self._advance_later(tokens[-1])
         return True
 
@@ -114,7 +120,7 @@ class Matcher:
         Returns True always, which a `LazyMatcher` does not.
 
         Raises:
-            EngineError: the mask does not allow it.
+            OutputError: the mask does not allow it.
         """
         if self._mask is None or token not in self._mask:
             raise OutputError(f"The grammar does not allow token {token}, which was chosen.")
@@ -137,13 +143,13 @@ class Matcher:
         """Make the mask that follows a token. Nobody else uses the matcher meanwhile.
 
         Raises:
-            EngineError: llguidance failed.
-            InvalidRequestError: the request forbids every token that the grammar allows.
+            OutputError: llguidance failed.
+            InvalidRequestError: as `mask`.
         """
         try:
             if not self._matcher.consume_token(token):
-                raise _failure(self._matcher.get_error())
-            return self._allowed(_next_mask(self._matcher, self._tokens.n_vocab))
+                raise _failure(self._matcher.get_error(), self._compiled)
+            return self._allowed(_next_mask(self._matcher, self._compiled))
         except TrioServeError:
             raise
         except BaseException as error:  # a panic in Rust is not an Exception
@@ -155,23 +161,28 @@ class Matcher:
         return mask.without(self._banned, self._tokens.end_ids)
 
 
-def _next_mask(matcher: LLMatcher, n_vocab: int) -> Mask:
-    """Ask llguidance which tokens may come next.
-
-    Raises:
-        EngineError: it failed, or allows none.
-    """
+def _next_mask(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:
+    """Ask llguidance which tokens may come next. Raises what `_failure` returns."""
+    n_vocab = compiled.tokens.n_vocab
     words = np.zeros(-(-n_vocab // 32), dtype=np.int32)
     try:
         matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
     except ValueError as error:
-        raise _failure(str(error)) from error
+        raise _failure(str(error), compiled) from error
     if matcher.is_error():
-        raise _failure(matcher.get_error())
+        raise _failure(matcher.get_error(), compiled)
     return Mask(words, n_vocab)
 
 
-def _failure(problem: str) -> EngineError:
+def _failure(problem: str, compiled: CompiledGrammar) -> TrioServeError:
+    """Make an error of llguidance's: it is the request's where a limit was reached."""
+    if _LIMIT.search(problem):
+        param = compiled.grammar.param
+        return InvalidRequestError(
+            f"'{param}' cannot be used: it takes too much to follow.", param=param
+        )
+    if problem.startswith("NoExtension"):
+        problem = "no text matches it"
     return OutputError(f"The grammar cannot be followed: {brief(problem)}.")
 
 
