@@ -7,7 +7,7 @@ llama.cpp should.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -57,7 +57,7 @@ def write_bert(
         writer.add_classifier_output_labels(list(labels))
     _word_pieces(writer)
     weights = _bert_weights(np.random.default_rng(seed), context, len(labels))
-    _finish(writer, weights)
+    finish(writer, weights)
     return Bert(path, weights)
 
 
@@ -150,14 +150,15 @@ def write_decoder(
         writer.add_pooling_type(pooling)
     if rerank_template is not None:
         writer.add_chat_template([{"name": "rerank", "template": rerank_template}])
-    n_vocab = _byte_pairs(writer)
+    n_vocab = write_byte_pairs(writer)
     weights = _decoder_weights(np.random.default_rng(seed), n_vocab, len(labels))
     change(weights)
-    _finish(writer, weights)
+    finish(writer, weights)
     return path
 
 
-def _byte_pairs(writer: gguf.GGUFWriter) -> int:
+def write_byte_pairs(writer: gguf.GGUFWriter) -> int:
+    """Add a vocabulary of byte pairs, the last three control tokens; returns its size."""
     size = 512
     tokens, merges, types = vocabulary(size)
     writer.add_vocab_size(size)
@@ -196,7 +197,8 @@ def _decoder_weights(rng: np.random.Generator, n_vocab: int, n_labels: int) -> d
     return weights
 
 
-def _finish(writer: gguf.GGUFWriter, weights: dict[str, Array]) -> None:
+def finish(writer: gguf.GGUFWriter, weights: Mapping[str, Array]) -> None:
+    """Write the file: what was added, and the tensors."""
     for name, tensor in weights.items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()

@@ -1,0 +1,48 @@
+"""Architectures other than the bundled model's: each runs as it does in llama.cpp's own loop."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import tiny_models
+from tests.support.architectures import GENERATING
+from trioserve.config import Config
+from trioserve.errors import ModelLoadError
+from trioserve.llama.model import Model
+
+CANNOT_BE_CUT = {"gemma3", "gpt-oss", "mamba2", "granitehybrid", "lfm2", "qwen3next"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_a_model_is_small_and_always_the_same(folder: Path, name: str) -> None:
+    started = time.monotonic()
+    data = tiny_models.write_generating(folder, name).read_bytes()
+    assert time.monotonic() - started < 1
+    assert len(data) < 600_000
+    assert tiny_models.write_generating(folder, name).read_bytes() == data
+    assert tiny_models.write_generating(folder, name, seed=1).read_bytes() != data
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_what_kind_it_is(folder: Path, name: str) -> None:
+    path = tiny_models.write_generating(folder, name)
+    with Model.load(Config(model=str(path))) as model:
+        assert model.arch == name
+        assert model.can_cut == (name not in CANNOT_BE_CUT)
+
+
+def test_a_model_with_an_encoder_is_refused(folder: Path) -> None:
+    path = tiny_models.write_t5(folder)
+    with pytest.raises(ModelLoadError) as caught:
+        Model.load(Config(model=str(path)))
+    assert caught.value.message == (
+        f"The model in {path} has an encoder; such models are not supported."
+    )
