@@ -1,0 +1,72 @@
+"""An engine on a model that llama.cpp runs, ticking by hand."""
+
+from __future__ import annotations
+
+import attrs
+
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.engine import DecodeMaximal, Engine
+from trioserve.engine.cache.prefix_tree import shared_length
+from trioserve.types import Chunk, Failed, Finished, GenerationParams, Prompt, SamplingParams, Task
+
+#: A difference of two logits that rounding may turn around.
+NEAR_TIE = 0.2
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Bench:
+    """An engine, and what it has said to each task. The bundled model, if none is named."""
+
+    def __init__(self, cache_ram: int = 0, **config: object) -> None:
+        self.backend = llama.load(Config(threads=1, **config))
+        self.engine = Engine(self.backend, DecodeMaximal(), lambda: None, cache_ram=cache_ram)
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, Finished] = {}
+        self.margins: list[float] = []
+
+    def submit(self, task_id: int, prompt: str, n: int = 24, **options: object) -> None:
+        options.setdefault("sampling", GREEDY)
+        tokens = self.backend.vocab.tokenize(prompt)
+        self.tokens[task_id] = []
+        self.engine.submit(Task(task_id, Prompt(tokens), GenerationParams(max_tokens=n, **options)))
+
+    def tick(self) -> bool:
+        work_left = self.engine.tick()
+        self.engine.check_integrity()
+        for event in self.engine.take_events():
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Chunk):
+                self.tokens[event.task_id] += event.tokens
+                self.margins += [p.top[0].logprob - p.top[1].logprob for p in event.probs]
+            elif isinstance(event, Finished):
+                self.finished[event.task_id] = event
+        return work_left
+
+    def run(self) -> None:
+        while self.tick():
+            pass
+
+    def alone(self, prompt: str, n: int = 24, **options: object) -> Alone:
+        self.margins.clear()
+        self.submit(0, prompt, n, cache_prompt=False, n_probs=2, **options)
+        self.run()
+        return Alone(self.tokens.pop(0), list(self.margins))
+
+
+@attrs.frozen
+class Alone:
+    """What a prompt gives alone, and how sure the model was of each token (in logits)."""
+
+    tokens: list[int]
+    margins: list[float]
+
+    def is_said_by(self, tokens: list[int]) -> bool:
+        """Whether another output is the same, up to the first token that was a near tie.
+
+        The shape of a batch changes the rounding of floats. Where two tokens are as good as equal
+        that decides, and what follows is another text.
+        """
+        n = shared_length(self.tokens, tokens)
+        return n == len(self.tokens) == len(tokens) or self.margins[n] < NEAR_TIE
