@@ -61,13 +61,15 @@ class Vocab(Protocol):
         *,
         add_special: bool = False,
         parse_special: bool = True,
+        is_fragment: bool = False,
         stop: Callable[[int], bool] = lambda _n: False,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids.
 
         `add_special` adds BOS and EOS where the model wants them; `parse_special` reads names of
-        control tokens in the text as those tokens. `stop` is asked now and then, in this thread,
-        whether nobody wants more than the tokens so far; it gets their number.
+        control tokens in the text as those tokens; `is_fragment` says that the text follows other
+        text, and gets no space before it. `stop` is asked now and then, in this thread, whether
+        nobody wants more than the tokens so far; it gets their number.
 
         Raises:
             AbandonedError: `stop` said so.

@@ -98,6 +98,7 @@ class Vocab:
         *,
         add_special: bool = False,
         parse_special: bool = True,
+        is_fragment: bool = False,
         stop: Callable[[int], bool] = lambda _n: False,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids. NUL characters are treated like any others.
@@ -109,6 +110,8 @@ class Vocab:
             text: Unicode text, at most 2 GiB; half of a surrogate pair is not.
             add_special: add BOS and EOS if the model uses them.
             parse_special: read names of control tokens in the text as those tokens.
+            is_fragment: the text follows other text, so that no space is put before it, as some
+                vocabularies have it where a text begins. Not together with `add_special`.
             stop: asked between two parts, in this thread, whether nobody wants more than the tokens
                 so far; it gets their number.
 
@@ -118,6 +121,8 @@ class Vocab:
                 llama.cpp's tokenizer for this model cannot take it.
             ServerClosingError: the vocabulary is closed.
         """
+        if is_fragment and self._n_prefix > 0:
+            return self._tokenize_fragment(text, parse_special, stop)
         data = _encode(text)
         if self._too_long is not None and (match := self._too_long.search(text)):
             raise InvalidRequestError(
@@ -139,6 +144,30 @@ class Vocab:
                 found = _tokenize(handle, part.text.encode(), False, parse_special)
                 tokens.extend(found[self._n_prefix :] if part.follows_text else found)
         return (*tokens, *after)
+
+    def _tokenize_fragment(
+        self, text: str, parse_special: bool, stop: Callable[[int], bool]
+    ) -> tuple[TokenId, ...]:
+        """Tokenize text without the spaces that SentencePiece puts before it.
+
+        There is one at the beginning, which a NUL character keeps off the text, and one after each
+        special token.
+        """
+        marked = self.tokenize("\0" + text, parse_special=parse_special, stop=stop)
+        tokens = marked[self._n_prefix + 1 :]
+        data, place, found = text.encode(), 0, list[TokenId]()
+        for token in tokens:
+            name = self.names[token]
+            if name.startswith(b" ") and not data.startswith(name, place):
+                name = name[1:]
+                rest = self.tokenize("\0" + name.decode(errors="replace"), parse_special=False)
+                found += rest[self._n_prefix + 1 :]
+            else:
+                found.append(token)
+            if not data.startswith(name, place):
+                return tokens  # a special token took blanks away
+            place += len(name)
+        return tuple(found)
 
     def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
         """Join the pieces of tokens; `special` writes the names of control tokens too.

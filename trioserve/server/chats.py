@@ -248,7 +248,9 @@ class Chats:
             message = self._config.reasoning_budget_message
         texts = (message, thinking.end)
         closing = [
-            await self._tokenizer.tokenize(text, add_special=False) for text in texts if text
+            await self._tokenizer.tokenize(text, add_special=False, is_fragment=True)
+            for text in texts
+            if text
         ]
         return ThinkingBudget(
             thinking=thinking, n_tokens=n_tokens, closing=tuple(itertools.chain(*closing))

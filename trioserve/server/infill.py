@@ -79,9 +79,11 @@ class InfillPrompts:
             before[-far:] if isinstance(before, str) else before, "input_prefix"
         )
         suffix = await self._tokens(
-            after[:far] if isinstance(after, str) else after, "input_suffix"
+            after[:far] if isinstance(after, str) else after, "input_suffix", is_fragment=True
         )
-        beginning = await self._tokenizer.tokenize(gap.beginning, add_special=False, fits=True)
+        beginning = await self._tokenizer.tokenize(
+            gap.beginning, add_special=False, is_fragment=True, fits=True
+        )
         extra = await self._extra(gap.extra)
 
         # A context that is hardly larger than a batch needs room for the output.
@@ -96,8 +98,12 @@ class InfillPrompts:
         parts = (after, before) if self._config.spm_infill else (before, after)
         return (*extra[max(0, len(extra) - n_extra) :], *bos, *parts[0], *parts[1], fim.middle)
 
-    async def _tokens(self, text: PromptLike, param: str) -> tuple[TokenId, ...]:
-        prompt = await self._tokenizer.prompt_of(text, add_special=False, parse_special=False)
+    async def _tokens(
+        self, text: PromptLike, param: str, *, is_fragment: bool = False
+    ) -> tuple[TokenId, ...]:
+        prompt = await self._tokenizer.prompt_of(
+            text, add_special=False, parse_special=False, is_fragment=is_fragment
+        )
         prompt.check(self._model.vocab.n_tokens, param)
         return prompt.tokens
 

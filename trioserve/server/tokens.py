@@ -27,6 +27,7 @@ def tokens_of(
     *,
     add_special: bool = True,
     parse_special: bool = True,
+    is_fragment: bool = False,
     limit: int | None = None,
 ) -> Prompt:
     """Tokenize what is text among the parts of a prompt. It may take long.
@@ -52,7 +53,11 @@ def tokens_of(
             continue
 
         tokens += vocab.tokenize(
-            part, add_special=add_special and i == 0, parse_special=parse_special, stop=enough
+            part,
+            add_special=add_special and i == 0,
+            parse_special=parse_special,
+            is_fragment=is_fragment,
+            stop=enough,
         )
     return Prompt(tokens)
 
@@ -88,12 +93,18 @@ class Tokenizer:
         *,
         add_special: bool = True,
         parse_special: bool = True,
+        is_fragment: bool = False,
         fits: bool = False,
         aside: bool = False,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids. Arguments and errors are those of `prompt_of`."""
         prompt = await self.prompt_of(
-            text, add_special=add_special, parse_special=parse_special, fits=fits, aside=aside
+            text,
+            add_special=add_special,
+            parse_special=parse_special,
+            is_fragment=is_fragment,
+            fits=fits,
+            aside=aside,
         )
         return prompt.tokens
 
@@ -103,6 +114,7 @@ class Tokenizer:
         *,
         add_special: bool = True,
         parse_special: bool = True,
+        is_fragment: bool = False,
         fits: bool = False,
         aside: bool = False,
     ) -> Prompt:
@@ -114,6 +126,7 @@ class Tokenizer:
             prompt: text or ids.
             add_special: see `Vocab.tokenize`.
             parse_special: likewise.
+            is_fragment: likewise.
             fits: whether it has to fit into the context.
             aside: whether no prompt comes of it that somebody continues.
 
@@ -141,6 +154,7 @@ class Tokenizer:
             parts,
             add_special=add_special,
             parse_special=parse_special,
+            is_fragment=is_fragment,
             limit=self._n_ctx if fits else None,
         )
         if aside and size > SMALL:

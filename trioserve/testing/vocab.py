@@ -27,6 +27,7 @@ class ByteVocab:
         *,
         add_special: bool = False,
         parse_special: bool = True,
+        is_fragment: bool = False,
         stop: Callable[[int], bool] = lambda _n: False,
     ) -> tuple[TokenId, ...]:
         """Encode as UTF-8."""

@@ -192,7 +192,7 @@ async def completions() -> Response:
         )
     streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
     tokens = [stream.prompt for stream in streams]
-    echoes = [_echo(server, request, each) for each in tokens]
+    echoes = [_echo(server, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
     events = CompletionEvents(server.model.info.name, request, params, tokens, echoes)
     return await respond_stream(server, request, streams, events)
 
@@ -211,8 +211,12 @@ async def _prompts(
     return [await server.parts.infill.prompt_for(gap, params.max_tokens) for gap in gaps]
 
 
-def _echo(server: Server, request: CompletionRequest, prompt: tuple[int, ...]) -> str:
-    return server.detokenize(prompt) if request.echo else ""
+def _echo(server: Server, request: CompletionRequest, index: int, prompt: tuple[int, ...]) -> str:
+    """Write a prompt before its output: text as it came, tokens by their names."""
+    if not request.echo:
+        return ""
+    given = request.prompts[index]
+    return given if isinstance(given, str) else server.detokenize(prompt)
 
 
 def whole_completion(
@@ -227,7 +231,7 @@ def whole_completion(
     return {
         "choices": [
             {
-                "text": _echo(server, request, each.prompt) + each.text,
+                "text": _echo(server, request, index // request.n, each.prompt) + each.text,
                 "index": index,
                 "logprobs": text_logprobs(each.probs, params) if request.logprobs else None,
                 "finish_reason": writers.finish_reason(each.finished.reason),

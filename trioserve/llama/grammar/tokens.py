@@ -99,7 +99,7 @@ class Tokens:
         A negated one stands for any other token that does not end the output.
         """
         if isinstance(token, str):
-            ids = self._vocab.tokenize(token)
+            ids = self._vocab.tokenize(token, is_fragment=True)
             if len(ids) != 1:
                 return None
             token = ids[0]
@@ -131,10 +131,15 @@ class _Wrapped:
         self._vocab = vocab
 
     def __call__(self, text: str) -> list[TokenId]:
+        """Tokenize some text of an output: the tokens must spell it to the byte."""
         try:
-            return list(self._vocab.tokenize(text, parse_special=False))
-        except InvalidRequestError:  # a word too long for llama.cpp; any split will do
-            return self.fallback.greedy_tokenize(text) if self.fallback is not None else []
+            tokens = self._vocab.tokenize(text, parse_special=False, is_fragment=True)
+            if self._vocab.detokenize(tokens) == text.encode():
+                return list(tokens)
+        except InvalidRequestError:
+            pass  # a word too long for llama.cpp
+        # Any split will do.
+        return self.fallback.greedy_tokenize(text) if self.fallback is not None else []
 
 
 def _control_tokens(vocab: Vocab) -> list[TokenId]:
