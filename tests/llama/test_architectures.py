@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import tiny_models
 from tests.support.architectures import GENERATING
+from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama.model import Model
@@ -39,10 +40,12 @@ def test_what_kind_it_is(folder: Path, name: str) -> None:
         assert model.can_cut == (name not in CANNOT_BE_CUT)
 
 
-def test_a_model_with_an_encoder_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_a_model_with_an_encoder_is_refused(folder: Path, embeddings: bool) -> None:
     path = tiny_models.write_t5(folder)
     with pytest.raises(ModelLoadError) as caught:
-        Model.load(Config(model=str(path)))
+        llama.load(Config(model=str(path), embeddings=embeddings))
     assert caught.value.message == (
-        f"The model in {path} has an encoder; such models are not supported."
+        f"The model in {path}, of the architecture t5, has an encoder that reads the prompt; "
+        "such models are not supported."
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from llama_cpp import llama_cpp
 
+from tests.support.plain_loop import PlainLoop, plain_loop
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import Engine, PrefillPriority
@@ -38,40 +36,14 @@ def backend() -> Iterator[LlamaBackend]:
 
 
 @pytest.fixture(scope="module")
-def plain(backend: LlamaBackend) -> Iterator[tuple[Any, Any]]:
-    """A model and a context made with nothing but the C API; `backend` quiets its log."""
-    model = llama_cpp.llama_model_load_from_file(
-        str(BUNDLED).encode(), llama_cpp.llama_model_default_params()
-    )
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = 1024, 2048, 512
-    params.n_threads = params.n_threads_batch = 1
-    params.kv_unified = True
-    context = llama_cpp.llama_init_from_model(model, params)
-    yield model, context
-    llama_cpp.llama_free(context)
-    llama_cpp.llama_model_free(model)
+def plain() -> Iterator[PlainLoop]:
+    with plain_loop(BUNDLED) as loop:
+        yield loop
 
 
-def plain_greedy(model: Any, context: Any, prompt: str) -> list[int]:
-    vocab = llama_cpp.llama_model_get_vocab(model)
-    data = prompt.encode()
-    tokens = (ctypes.c_int32 * (len(data) + 8))()
-    n = llama_cpp.llama_tokenize(vocab, data, len(data), tokens, len(tokens), True, True)
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-    sampler = llama_cpp.llama_sampler_init_greedy()
-    batch = llama_cpp.llama_batch_get_one(tokens, n)
-    one, out = (ctypes.c_int32 * 1)(), []
-    for _ in range(N_PREDICT):
-        assert llama_cpp.llama_decode(context, batch) == 0
-        token = llama_cpp.llama_sampler_sample(sampler, context, -1)
-        out.append(token)
-        if llama_cpp.llama_vocab_is_eog(vocab, token):
-            break
-        one[0] = token
-        batch = llama_cpp.llama_batch_get_one(one, 1)
-    llama_cpp.llama_sampler_free(sampler)
-    return out
+def plain_greedy(plain: PlainLoop, prompt: str) -> list[int]:
+    """Run the loop with the prompt in one batch, as we do."""
+    return plain.greedy(plain.tokenize(prompt), N_PREDICT, n_batch=1024).tokens
 
 
 def our_greedy(backend: LlamaBackend, prompt: str) -> list[int]:
@@ -96,14 +68,14 @@ def our_greedy(backend: LlamaBackend, prompt: str) -> list[int]:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_output_equals_the_plain_loop(
-    backend: LlamaBackend, plain: tuple[Any, Any], prompt: str
+    backend: LlamaBackend, plain: PlainLoop, prompt: str
 ) -> None:
-    expected = plain_greedy(*plain, prompt)
+    expected = plain_greedy(plain, prompt)
     assert our_greedy(backend, prompt) == expected
     assert our_greedy(backend, prompt) == expected  # and again, in a cache that was used
 
 
-def test_the_engine_says_the_same(backend: LlamaBackend, plain: tuple[Any, Any]) -> None:
+def test_the_engine_says_the_same(backend: LlamaBackend, plain: PlainLoop) -> None:
     engine = Engine(backend, PrefillPriority(), lambda: None)  # one batch a prompt, as the loop
     options = GenerationParams(
         max_tokens=N_PREDICT, sampling=SamplingParams(temperature=0.0), cache_prompt=False
@@ -116,7 +88,7 @@ def test_the_engine_says_the_same(backend: LlamaBackend, plain: tuple[Any, Any])
     for event in engine.take_events():
         if isinstance(event, Chunk):
             said.setdefault(event.task_id, []).extend(event.tokens)
-    assert [said[i] for i in range(len(PROMPTS))] == [plain_greedy(*plain, p) for p in PROMPTS]
+    assert [said[i] for i in range(len(PROMPTS))] == [plain_greedy(plain, p) for p in PROMPTS]
 
 
 def test_ten_prompts() -> None:

@@ -27,6 +27,7 @@ from tests.support.gguf_models import (
     write_bert,
     write_decoder,
 )
+from tests.support.plain_loop import EXACT
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.config import Config
 from trioserve.config.parse import config_from
@@ -46,8 +47,6 @@ from trioserve.types import EmbeddingTask
 
 Array = NDArray[np.float32]
 
-#: Flash attention and half-precision caches round differently in batches of other sizes.
-EXACT = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 TEXTS = ["the cat sits on the mat", "what is a panda?", "the dog runs", "mat", "", "x1 y2 bear."]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from trioserve import llama
@@ -26,9 +28,11 @@ class Bench:
         self.finished: dict[int, Finished] = {}
         self.margins: list[float] = []
 
-    def submit(self, task_id: int, prompt: str, n: int = 24, **options: object) -> None:
+    def submit(
+        self, task_id: int, prompt: str | Sequence[int], n: int = 24, **options: object
+    ) -> None:
         options.setdefault("sampling", GREEDY)
-        tokens = self.backend.vocab.tokenize(prompt)
+        tokens = self.backend.vocab.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
         self.tokens[task_id] = []
         self.engine.submit(Task(task_id, Prompt(tokens), GenerationParams(max_tokens=n, **options)))
 
@@ -48,7 +52,7 @@ class Bench:
         while self.tick():
             pass
 
-    def alone(self, prompt: str, n: int = 24, **options: object) -> Alone:
+    def alone(self, prompt: str | Sequence[int], n: int = 24, **options: object) -> Alone:
         self.margins.clear()
         self.submit(0, prompt, n, cache_prompt=False, n_probs=2, **options)
         self.run()

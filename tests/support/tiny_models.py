@@ -77,7 +77,7 @@ def _tensor(name: str, shape: Shape, seed: int) -> Array:
     elif short.endswith("norm.weight") or short == "ssm_d":
         values = 1 + 0.1 * noise
     elif short == "ssm_a":  # how fast a state fades
-        values = -rng.uniform(0.02, 0.2, shape)
+        values = -rng.uniform(0.002, 0.05, shape)
     elif short.endswith(".bias"):
         values = 0.1 * noise
     else:

@@ -38,8 +38,8 @@ class Model:
         self.handle: Any = handle
         self._swa_full = config.swa_full
         try:
-            self._check_kind(path)
             self.metadata = _metadata(handle) | devices.overridden(config)
+            self._check_kind(path)
             self.vocab = Vocab(lib.llama_model_get_vocab(handle), self.metadata)
             self.info = self._describe(path, config)
         except BaseException:
@@ -119,14 +119,17 @@ class Model:
     def _check_kind(self, path: Path) -> None:
         handle = self.handle
         if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
-            kind = "has an encoder"
+            kind = "has an encoder that reads the prompt"
         elif lib.llama_model_is_diffusion(handle):
             kind = "is a diffusion model"
         elif lib.llama_vocab_type(lib.llama_model_get_vocab(handle)) == 0:
             kind = "has no vocabulary"
         else:
             return
-        raise ModelLoadError(f"The model in {path} {kind}; such models are not supported.")
+        raise ModelLoadError(
+            f"The model in {path}, of the architecture {self.arch}, {kind}; such models are not "
+            "supported."
+        )
 
     def _describe(self, path: Path, config: ModelConfig) -> ModelInfo:
         handle, vocab = self.handle, self.vocab

@@ -1,0 +1,100 @@
+"""A greedy loop written directly against llama.cpp's C API: what an engine has to agree with."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from llama_cpp import llama_cpp
+
+from trioserve.llama import library
+
+#: Fields of `Config` with which the shape of a batch makes nearly no difference to the logits.
+EXACT = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
+
+_F32 = 0
+
+
+@attrs.frozen
+class Said:
+    """An output, and how far the logit of each token was above that of the second best."""
+
+    tokens: list[int]
+    margins: list[float]
+
+
+class PlainLoop:
+    """A model and a context of one sequence, made with nothing but the C API."""
+
+    def __init__(self, model: Any, context: Any) -> None:
+        self._context = context
+        self._vocab = llama_cpp.llama_model_get_vocab(model)
+        self._n_tokens = llama_cpp.llama_vocab_n_tokens(self._vocab)
+
+    def tokenize(self, prompt: str) -> list[int]:
+        """Turn a text into tokens, with those that the vocabulary adds to texts."""
+        data = prompt.encode()
+        tokens = (ctypes.c_int32 * (len(data) + 8))()
+        n = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, len(tokens), True, True)
+        return list(tokens[:n])
+
+    def greedy(self, prompt: Sequence[int], n: int, *, n_batch: int = 1) -> Said:
+        """Generate `n` tokens, or fewer if the model ends its output.
+
+        The prompt is decoded in batches of `n_batch` tokens.
+        """
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        for start in range(0, len(prompt), n_batch):
+            self._decode(prompt[start : start + n_batch])
+        said = Said([], [])
+        while True:
+            token, margin = self._best()
+            said.tokens.append(token)
+            said.margins.append(margin)
+            if len(said.tokens) == n or llama_cpp.llama_vocab_is_eog(self._vocab, token):
+                return said
+            self._decode([token])
+
+    def _decode(self, tokens: Sequence[int]) -> None:
+        values = (ctypes.c_int32 * len(tokens))(*tokens)
+        batch = llama_cpp.llama_batch_get_one(values, len(tokens))
+        assert llama_cpp.llama_decode(self._context, batch) == 0
+
+    def _best(self) -> tuple[int, float]:
+        pointer = llama_cpp.llama_get_logits_ith(self._context, -1)
+        logits = np.ctypeslib.as_array(pointer, shape=(self._n_tokens,))
+        second, best = np.argpartition(logits, -2)[-2:]
+        return int(best), float(logits[best] - logits[second])
+
+
+@contextmanager
+def plain_loop(path: Path, *, n_ctx: int = 1024, exact: bool = False) -> Iterator[PlainLoop]:
+    """Load a model, for one thread.
+
+    By default keys and values are rounded to 16 bits, and what attention makes of them hangs on the
+    order of its sums. `exact` is what `EXACT` is for an engine.
+    """
+    library.start()  # takes llama.cpp's log
+    params = llama_cpp.llama_model_default_params()
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    assert model is not None
+    context_params = llama_cpp.llama_context_default_params()
+    context_params.n_ctx = n_ctx
+    context_params.n_threads = context_params.n_threads_batch = 1
+    context_params.swa_full = False
+    context_params.kv_unified = True
+    if exact:
+        context_params.type_k = context_params.type_v = _F32
+        context_params.flash_attn_type = 0
+    context = llama_cpp.llama_init_from_model(model, context_params)
+    assert context is not None
+    try:
+        yield PlainLoop(model, context)
+    finally:
+        llama_cpp.llama_free(context)
+        llama_cpp.llama_model_free(model)
