@@ -66,6 +66,7 @@ from .server.stream import (
 )
 from .types import (
     CancelReason as CancelReason,
+    Candidates as Candidates,
     Chunk as Chunk,
     EngineStatus as EngineStatus,
     Finished as Finished,

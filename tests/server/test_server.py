@@ -34,6 +34,7 @@ from trioserve.testing import ScriptedBackend, scripted, ticking
 from trioserve.testing.sampler import ScriptedSampler
 from trioserve.types import (
     CancelReason,
+    Candidates,
     Chunk,
     Finished,
     FinishReason,
@@ -301,7 +302,9 @@ async def test_what_is_unread_is_bounded_in_bytes(
         sampler: ScriptedSampler, row: int, n: int, *, post: bool
     ) -> tuple[int, TokenProbs]:
         token = sampler.sample(row)
-        return token, TokenProbs(TokenProb(token, b"x", 0.0), (TokenProb(0, b"", -1.0),) * n)
+        return token, TokenProbs(
+            TokenProb(token, b"x", 0.0), Candidates.of(*[TokenProb(0, b"", -1.0)] * n)
+        )
 
     monkeypatch.setattr(ScriptedSampler, "sample_with_probs", with_candidates)
     backend = ScriptedBackend(lambda prompt: "x" * 900)
@@ -318,7 +321,7 @@ async def test_what_is_unread_is_bounded_in_bytes(
 
 def test_events_that_pile_up_are_joined_to_a_bounded_size() -> None:
     top = tuple(TokenProb(i, b"x", -1.0) for i in range(100))
-    probs = (TokenProbs(top[0], top),)
+    probs = (TokenProbs(top[0], Candidates.of(*top)),)
     chunks = [Chunk(1, "ab", (1,), probs) for _ in range(300)]
     last = Finished(task_id=1, reason=FinishReason.EOS, timings=Timings())
     *joined, finished = _merge([Progress(1, 9, 0, 9, 1.0), *chunks, last])

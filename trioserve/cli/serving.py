@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from trioserve.cli.garbage import keep_collecting
 from trioserve.cli.loading import load
 from trioserve.cli.sockets import open_sockets, url_of
 from trioserve.config import Config
@@ -98,7 +98,7 @@ async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
     hypercorn_config = _hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
         await watching.start(_until_signal, service, stop)
-        watching.start_soon(_announce, service)
+        watching.start_soon(_follow_start, service)
         watching.start_soon(_follow_failure, service)
         async with trio.open_nursery() as serving:
             await serving.start(
@@ -130,13 +130,11 @@ def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hyp
     return made
 
 
-async def _announce(service: Service) -> None:
+async def _follow_start(service: Service) -> None:
     await service.wait_loaded()
     model = service.server.model
-    # What was made until now stays: the garbage collector need not look at it again and again.
-    gc.collect()
-    gc.freeze()
     _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
+    await keep_collecting(lambda: service.memory.n_held)
 
 
 async def _until_signal(

@@ -10,7 +10,7 @@ import attrs
 from trioserve.engine.backend import Vocab
 from trioserve.engine.run import Run
 from trioserve.engine.sampler_pool import Draw
-from trioserve.types import Chunk, FinishReason, TokenId, TokenProb, TokenProbs
+from trioserve.types import Chunk, FinishReason, TokenId, TokenProbs
 
 
 def accept(
@@ -84,9 +84,10 @@ def _limit_reached(run: Run, piece: bytes, n_ctx_seq: int, *, shifts: bool) -> b
 def _named(probs: TokenProbs, preserved: frozenset[TokenId], vocab: Vocab) -> TokenProbs:
     """Give control tokens that are shown the bytes that they are shown with."""
 
-    def named(one: TokenProb) -> TokenProb:
-        return attrs.evolve(one, piece=vocab.names[one.id]) if one.id in preserved else one
+    def piece_of(token: TokenId) -> bytes:
+        return vocab.names[token] if token in preserved else vocab.pieces[token]
 
     if not preserved:
         return probs
-    return TokenProbs(named(probs.chosen), tuple(map(named, probs.top)))
+    chosen = attrs.evolve(probs.chosen, piece=piece_of(probs.chosen.id))
+    return TokenProbs(chosen, probs.top.named(piece_of))

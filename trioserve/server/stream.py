@@ -38,8 +38,9 @@ class ChatCompletion:
     finished: Finished
 
 
-#: Times what `size_of` says: what a candidate takes in an answer that is written at its end.
-_KEPT = 3
+#: Times what `size_of` says: what a candidate takes in an answer that is written at its end, which
+#: is there as text and as bytes for a moment.
+_KEPT = 2
 
 
 class Stream:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from trioserve.engine.text.triggers import TriggerScanner
 from trioserve.errors import InvalidRequestError, OutputError
 from trioserve.testing.vocab import EOS, byte_vocab
-from trioserve.types import Adapters, Constraint, Grammar, TokenId, TokenProb, TokenProbs
+from trioserve.types import (
+    Adapters,
+    Candidates,
+    Constraint,
+    Grammar,
+    TokenId,
+    TokenProb,
+    TokenProbs,
+)
 
 if TYPE_CHECKING:
     from trioserve.testing.backend import ScriptedBackend
@@ -94,7 +102,7 @@ class ScriptedSampler:
         """Be sure of everything."""
         token = self.sample(row)
         chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
-        return token, TokenProbs(chosen, (chosen,) * min(n, 1))
+        return token, TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
 
     def accept(self, token: TokenId) -> None:
         """Say something else, and go on with the script after it."""
@@ -105,7 +113,7 @@ class ScriptedSampler:
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
         """Be sure of it."""
         chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
-        return TokenProbs(chosen, (chosen,) * min(n, 1))
+        return TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
 
     def close(self) -> None:
         """Count the sampler as freed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from trioserve.types.events import (
     Admitted,
     CancelReason,
+    Candidates,
     Chunk,
     Embedded,
     EngineEvent,
@@ -70,6 +71,7 @@ __all__ = [
     "Admitted",
     "CacheRoot",
     "CancelReason",
+    "Candidates",
     "CellKey",
     "Chunk",
     "Constraint",

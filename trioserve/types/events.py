@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Self, overload
 
 import attrs
 
@@ -47,12 +49,74 @@ class TokenProb:
     logprob: float
 
 
+class Candidates(Sequence[TokenProb]):
+    """Candidates for one place in the output, most probable first.
+
+    They are numbers in arrays until one is looked at: a thousand for each token are too many
+    objects.
+
+    Args:
+        ids: of the tokens.
+        logprobs: of each.
+        piece_of: returns the bytes of a token.
+    """
+
+    __slots__ = ("_ids", "_logprobs", "_piece_of")
+
+    def __init__(
+        self,
+        ids: Iterable[TokenId],
+        logprobs: Iterable[float],
+        piece_of: Callable[[TokenId], bytes],
+    ) -> None:
+        self._ids = array("i", ids)
+        self._logprobs = array("d", logprobs)
+        self._piece_of = piece_of
+
+    @classmethod
+    def of(cls, *candidates: TokenProb) -> Self:
+        """Hold these."""
+        pieces = {each.id: each.piece for each in candidates}
+        ids = [each.id for each in candidates]
+        return cls(ids, [each.logprob for each in candidates], pieces.__getitem__)
+
+    def named(self, piece_of: Callable[[TokenId], bytes]) -> Candidates:
+        """Return the same with other bytes."""
+        return Candidates(self._ids, self._logprobs, piece_of)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenProb: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Candidates: ...
+
+    def __getitem__(self, index: int | slice) -> TokenProb | Candidates:
+        if isinstance(index, slice):
+            return Candidates(self._ids[index], self._logprobs[index], self._piece_of)
+        id_ = self._ids[index]
+        return TokenProb(id_, self._piece_of(id_), self._logprobs[index])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Candidates({list(self)})"
+
+
 @attrs.frozen
 class TokenProbs:
     """The token that was chosen for one place, and the candidates, most probable first."""
 
     chosen: TokenProb
-    top: tuple[TokenProb, ...]
+    top: Candidates
 
 
 @attrs.frozen(kw_only=True)

@@ -175,3 +175,23 @@ async def test_an_error_of_one_ends_all(autojump_clock: MockClock) -> None:
 )
 def test_json_in_steps_is_the_same(value: Any) -> None:
     assert "".join(sse.encode_in_steps(value)) == sse.encode(value)
+
+
+def test_a_list_that_is_made_as_it_is_written() -> None:
+    made: list[int] = []
+
+    def write(number: int) -> dict[str, int]:
+        made.append(number)
+        return {"number": number}
+
+    for n in (0, 1, 16, 100):
+        items = sse.LazyList(write, range(n))
+        text = sse.encode({"items": [{"number": number} for number in range(n)]})
+        assert "".join(sse.encode_in_steps({"items": items})) == text
+        assert sse.encode({"items": items}) == text
+    steps = sse.encode_in_steps(sse.LazyList(write, range(1000)))
+    made.clear()
+    next(steps)
+    assert len(made) < 20
+    with pytest.raises(TypeError):
+        sse.encode({"items": object()})

@@ -19,6 +19,7 @@ from trioserve.server.choices import best_of, copies_of
 from trioserve.server.stream import Completion
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
+    Candidates,
     Finished,
     FinishReason,
     GenerationParams,
@@ -176,7 +177,7 @@ def completion(text: str, *logprobs: float) -> Completion:
     return Completion(
         text=text,
         tokens=tuple(range(len(logprobs))),
-        probs=tuple(TokenProbs(each, ()) for each in chosen),
+        probs=tuple(TokenProbs(each, Candidates.of()) for each in chosen),
         prompt=(1,),
         finished=Finished(task_id=1, reason=FinishReason.EOS, timings=Timings()),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, cast
 
 import structlog
@@ -91,6 +91,9 @@ def json_response(value: Any, status: int = 200) -> Response:
 #: Sizes up to which an answer is written on the event loop: it takes about 1 ms.
 _SMALL = 8192
 
+#: Characters of a long answer that are sent at once.
+_PIECE = 2**18
+
 
 async def long_response(make: Callable[[], Any], size: int) -> Response:
     """Make a response of what a function returns, in a thread when it is long.
@@ -102,8 +105,28 @@ async def long_response(make: Callable[[], Any], size: int) -> Response:
     """
     if size <= _SMALL:
         return json_response(make())
-    data = await trio.to_thread.run_sync(lambda: "".join(sse.encode_in_steps(make())).encode())
-    return Response(data, content_type="application/json")
+    pieces = await trio.to_thread.run_sync(lambda: list(_pieces(sse.encode_in_steps(make()))))
+    length = str(sum(map(len, pieces)))
+    headers = {"Content-Length": length}
+    return Response(_each(pieces), headers=headers, content_type="application/json")
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[bytes]:
+    """Gather texts: what is handled at once, by Hypercorn too, holds up other threads."""
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        some.append(text)
+        size += len(text)
+        if size >= _PIECE:
+            yield "".join(some).encode()
+            some, size = [], 0
+    yield "".join(some).encode()
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:

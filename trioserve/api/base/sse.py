@@ -21,9 +21,36 @@ from trioserve.types import Chunk, Finished, Progress, TokenProbs
 
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
 
+
+class LazyList(Sequence[Any]):
+    """A list in JSON, each item of which is made when it is written, and then forgotten.
+
+    Args:
+        write: makes an item of a value.
+        values: what the items are made of.
+    """
+
+    def __init__(self, write: Callable[[Any], Any], values: Sequence[Any]) -> None:
+        self._write, self._values = write, values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._write(value) for value in self._values[index]]
+        return self._write(self._values[index])
+
+
+def _list_of(value: Any) -> list[Any]:
+    if isinstance(value, LazyList):
+        return list(value)
+    raise TypeError(f"{value!r} has no form in JSON")
+
+
 #: Makes JSON without spaces; characters beyond ASCII stay as they are.
 encode: Callable[[Any], str] = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_list_of
 ).encode
 
 #: Items of a list that are written at once: numbers, and others.
@@ -41,7 +68,7 @@ def encode_in_steps(value: Any, depth: int = 6) -> Iterator[str]:
             yield from encode_in_steps(inner, depth - 1)
             comma = ","
         yield "}"
-    elif depth and isinstance(value, list | tuple):
+    elif depth and isinstance(value, list | tuple | LazyList):
         are_numbers = bool(value) and isinstance(value[0], int)
         at_once = _NUMBERS_AT_ONCE if are_numbers else _ITEMS_AT_ONCE
         if not are_numbers and len(value) <= 2 * at_once:

@@ -12,12 +12,14 @@ import attrs
 
 from trioserve._version import __version__
 from trioserve.api.base.generation_request import GenerationRequest
+from trioserve.api.base.sse import LazyList
 from trioserve.types import (
     FinishReason,
     GenerationParams,
     Progress,
     SamplingParams,
     Timings,
+    TokenProb,
     TokenProbs,
 )
 
@@ -98,29 +100,30 @@ def finish_reason(reason: FinishReason, *, tool_calls: bool = False) -> str:
 
 def probs(
     values: Sequence[TokenProbs], *, post_sampling: bool, n_top: int | None = None
-) -> list[dict[str, Any]]:
-    """Write the candidates for each token; `n_top` of them, where not all are request."""
+) -> LazyList:
+    """Write the candidates for each token; `n_top` of them, where not all are asked for."""
     key, list_key = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
 
-    def one(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
-        figure = math.exp(logprob) if post_sampling else max(logprob, _LOWEST)
+    def one(candidate: TokenProb) -> dict[str, Any]:
         return {
-            "id": token,
-            "token": _decode(piece),
-            "bytes": list(piece),
-            key: figure,
+            "id": candidate.id,
+            "token": decode_piece(candidate.piece),
+            "bytes": list(candidate.piece),
+            key: figure_of(candidate, post_sampling=post_sampling),
         }
 
-    return [
-        {
-            **one(each.chosen.id, each.chosen.piece, each.chosen.logprob),
-            list_key: [one(top.id, top.piece, top.logprob) for top in each.top[:n_top]],
-        }
-        for each in values
-    ]
+    def write(each: TokenProbs) -> dict[str, Any]:
+        return {**one(each.chosen), list_key: [one(top) for top in each.top[:n_top]]}
+
+    return LazyList(write, values)
 
 
-def _decode(piece: bytes) -> str:
+def figure_of(candidate: TokenProb, *, post_sampling: bool) -> float:
+    """The probability of a candidate after sampling, or else its logarithm, which is finite."""
+    return math.exp(candidate.logprob) if post_sampling else max(candidate.logprob, _LOWEST)
+
+
+def decode_piece(piece: bytes) -> str:
     """Make text of a token, without what is only the beginning of a character."""
     return _Utf8Decoder("replace").decode(piece)
 

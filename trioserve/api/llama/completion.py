@@ -55,14 +55,13 @@ async def tokenize() -> Response:
     )
     if not request.with_pieces:
         return await long_response(lambda: {"tokens": tokens}, len(tokens))
-    piece_of = server.model.vocab.detokenize
+    detokenize = server.model.vocab.detokenize
+
+    def with_piece(token: TokenId) -> dict[str, Any]:
+        return {"id": token, "piece": _text_or_bytes(detokenize([token]))}
+
     return await long_response(
-        lambda: {
-            "tokens": [
-                {"id": token, "piece": _text_or_bytes(piece_of([token]))} for token in tokens
-            ]
-        },
-        32 * len(tokens),
+        lambda: {"tokens": sse.LazyList(with_piece, tokens)}, 32 * len(tokens)
     )
 
 

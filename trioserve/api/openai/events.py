@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from time import monotonic
 from typing import Any
@@ -51,14 +52,17 @@ def text_logprobs(
     `offset` says where in the text the first token begins, in characters.
     """
     post = params.post_sampling_probs
-    content = writers.probs(values, post_sampling=post)
-    key, list_key = ("prob", "top_probs") if post else ("logprob", "top_logprobs")
-    tokens = [each["token"] for each in content]
+    figure = partial(writers.figure_of, post_sampling=post)
+    tokens = [writers.decode_piece(each.chosen.piece) for each in values]
+
+    def top_of(each: TokenProbs) -> dict[str, float]:
+        return {writers.decode_piece(top.piece): figure(top) for top in each.top}
+
     return {
-        "content": content,
+        "content": writers.probs(values, post_sampling=post),
         "tokens": tokens,
-        "token_logprobs": [each[key] for each in content],
-        "top_logprobs": [{top["token"]: top[key] for top in each[list_key]} for each in content],
+        "token_logprobs": [figure(each.chosen) for each in values],
+        "top_logprobs": sse.LazyList(top_of, values),
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
     }
 

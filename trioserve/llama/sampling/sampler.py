@@ -20,7 +20,7 @@ from trioserve.llama.library import lib, short
 from trioserve.llama.sampling import chain
 from trioserve.llama.sampling.shortlist import Shortlist
 from trioserve.llama.vocab import Vocab
-from trioserve.types import SamplingParams, TokenId, TokenProb, TokenProbs
+from trioserve.types import Candidates, SamplingParams, TokenId, TokenProb, TokenProbs
 
 #: llama.cpp's ``llama_token_data``.
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -113,9 +113,9 @@ class Sampler:
         logits = self._logits(row)
         if post:
             token, ids, probs = self._apply_all(logits)
-            best = [i for i in _largest(probs, n) if probs[i] > 0]
-            chosen = self._prob(token, probs[ids == token][0])
-            return token, TokenProbs(chosen, tuple(self._prob(ids[i], probs[i]) for i in best))
+            best = np.array(_largest(probs, n), dtype=np.intp)
+            best = best[probs[best] > 0]
+            return token, self._named(token, probs[ids == token], ids[best], probs[best])
         token = self.sample(row)
         return token, self.probs(row, token, n, post=False)
 
@@ -137,11 +137,11 @@ class Sampler:
         With `post` the token has a probability of 1.
         """
         if post:
-            chosen = self._prob(token, 1.0)
-            return TokenProbs(chosen, (chosen,) * min(n, 1))
+            certain = np.ones(1)
+            return self._named(token, certain, np.array([token])[:n], certain[:n])
         raw = _softmax(self._logits(row))
-        best = tuple(self._prob(i, raw[i]) for i in _largest(raw, n))
-        return TokenProbs(self._prob(token, raw[token]), best)
+        best = np.array(_largest(raw, n), dtype=np.intp)
+        return self._named(token, raw[[token]], best, raw[best])
 
     def names(self) -> tuple[str, ...]:
         """The samplers of the chain, in order; a ``?`` before a name means "without effect"."""
@@ -261,9 +261,18 @@ class Sampler:
         left = candidates[first : first + array.size]
         return token, left["id"], np.nan_to_num(left["p"])
 
-    def _prob(self, token: int | np.integer[Any], probability: float) -> TokenProb:
-        logprob = math.log(probability) if probability > 0 else -math.inf
-        return TokenProb(int(token), self._vocab.pieces[token], logprob)
+    def _named(
+        self, token: TokenId, prob: NDArray[Any], ids: NDArray[Any], probs: NDArray[Any]
+    ) -> TokenProbs:
+        pieces = self._vocab.pieces
+        chosen = TokenProb(token, pieces[token], _logs(prob)[0])
+        return TokenProbs(chosen, Candidates(ids.tolist(), _logs(probs), pieces.__getitem__))
+
+
+def _logs(probs: NDArray[Any]) -> list[float]:
+    with np.errstate(divide="ignore"):  # of 0: -inf
+        logs: list[float] = np.log(probs.astype(np.float64)).tolist()
+    return logs
 
 
 def _check_numbers(logits: NDArray[np.float32]) -> None:

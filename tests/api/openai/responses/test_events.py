@@ -23,6 +23,7 @@ from trioserve.errors import DeadlineExceededError
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.testing.vocab import ByteVocab, byte_vocab
 from trioserve.types import (
+    Candidates,
     Finished,
     FinishReason,
     GenerationParams,
@@ -43,7 +44,7 @@ TEXTS = [
 
 def prob(token: int) -> TokenProbs:
     chosen = TokenProb(token, byte_vocab.pieces[token], -0.5)
-    return TokenProbs(chosen, (chosen,))
+    return TokenProbs(chosen, Candidates.of(chosen))
 
 
 class Made:
@@ -226,7 +227,7 @@ class WordVocab(ByteVocab):
 
 def tokens_of(tokens: list[int], *deltas: Delta) -> list[tuple[int, list[int]]]:
     found = TokensOfText(WordVocab.pieces)
-    found.add(tokens, [TokenProbs(TokenProb(token, b"", 0.0), ()) for token in tokens])
+    found.add(tokens, [TokenProbs(TokenProb(token, b"", 0.0), Candidates.of()) for token in tokens])
     return [(n, [each.chosen.id for each in probs]) for n, probs in found.take(deltas)]
 
 

@@ -168,7 +168,7 @@ class ResponseBuilder:
         if not probs:
             return []
         post = self._params.post_sampling_probs
-        return writers.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs)
+        return list(writers.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs))
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
