@@ -22,7 +22,7 @@ MKDOCS := $(PY) -m mkdocs build --strict --site-dir site
 silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test check format docs fuzz soak test-lowest wheel clean distclean
+.PHONY: help serve install test check format docs fuzz soak test-vocabularies test-lowest wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -32,6 +32,7 @@ help:
 	@echo "make docs         build the documentation into site/"
 	@echo "make fuzz         send mutated requests to a server, then generated ones for FUZZ_SECONDS=300"
 	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
+	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -68,6 +69,11 @@ SOAK_ARGS ?=
 
 soak: $(VENV)/.installed-dev
 	@$(PY) -m tests.soak $(SOAK_SECONDS) $(SOAK_ARGS)
+
+# LLAMA_CPP_SDIST may name an unpacked sdist of llama-cpp-python; else pip downloads it.
+test-vocabularies: $(VENV)/.installed-dev
+	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
+	LLAMA_CPP_SDIST="$$sources" $(PY) -m pytest tests/api/test_vocabularies.py $(PYTEST_ARGS)
 
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev

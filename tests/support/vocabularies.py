@@ -2,7 +2,7 @@
 
 llama.cpp's sources come with the vocabularies of many models, as GGUF files without weights
 (`models/ggml-vocab-*.gguf`). `LLAMA_CPP_SDIST` names the folder of the sources, as the sdist of
-llama-cpp-python holds them; `make test-vocabularies` gets them and runs the tests that need them.
+llama-cpp-python holds them. `make test-vocabularies` gets them and runs the tests that need them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import gguf
 import numpy as np
 
 _FOLDER = os.environ.get("LLAMA_CPP_SDIST", "")
-WHY_SKIPPED = "LLAMA_CPP_SDIST does not name the sources of llama.cpp: `make test-vocabularies`"
+WHY_SKIPPED = "LLAMA_CPP_SDIST does not name llama.cpp's sources, as `make test-vocabularies` does"
 
 _ALIGNMENT = 32
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -26,10 +27,25 @@ _U32, _F32, _BOOL, _STRING, _ARRAY = 4, 6, 7, 8, 9
 _WIDTH, _HEADS, _FFN, _CONTEXT = 32, 2, 64, 2048
 
 
+@cache
 def vocabulary_files() -> dict[str, Path]:
     """Return the vocabularies of llama.cpp's sources by name; none if there are no sources."""
     found = sorted(Path(_FOLDER).rglob("ggml-vocab-*.gguf")) if _FOLDER else []
     return {path.stem.removeprefix("ggml-vocab-"): path for path in found}
+
+
+def expected_tokens(vocabulary: Path) -> list[tuple[str, list[int]]]:
+    """Return texts and the tokens that llama.cpp's own tests expect; nothing if it has none."""
+    texts = vocabulary.with_name(f"{vocabulary.name}.inp")
+    tokens = vocabulary.with_name(f"{vocabulary.name}.out")
+    if not texts.exists():
+        return []
+    pairs = zip(
+        texts.read_bytes().decode().split("\n__ggml_vocab_test__\n"),
+        tokens.read_text(encoding="utf-8").splitlines(),
+        strict=False,  # nothing follows the last mark
+    )
+    return [(text, [int(token) for token in line.split()]) for text, line in pairs]
 
 
 @attrs.frozen
