@@ -16,10 +16,14 @@ import trio
 
 
 @asynccontextmanager
-async def serving(stderr: int, log_file: Path, *argv: str) -> AsyncIterator[str]:
+async def serving(
+    stderr: int, log_file: Path, *argv: str, redirect: str = ""
+) -> AsyncIterator[str]:
     """Run the command; gives the URL. It has to end well on SIGTERM."""
     flags = ["--port", "0", "-t", "1", "--log-file", str(log_file), *argv]
     command = [sys.executable, "-m", "trioserve", *flags]
+    if redirect:
+        command = ["sh", "-c", f'exec "$0" "$@" {redirect}', *command]
     with trio.fail_after(60):
         process = await trio.lowlevel.open_process(command, stderr=stderr, stdin=subprocess.DEVNULL)
         try:
@@ -64,3 +68,26 @@ async def test_a_pipe_that_nobody_reads_any_more(tmp_path: Path) -> None:
     finally:
         os.close(writer)
     assert "request ended" in (tmp_path / "log").read_text()
+
+
+async def test_a_pipe_whose_reader_does_not_read(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writer, True)  # as what a shell makes
+    try:
+        async with serving(writer, tmp_path / "log") as url:
+            for _ in range(20):
+                await ask(url)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+async def test_standard_files_that_are_closed(tmp_path: Path) -> None:
+    redirect = "<&- >&- 2>&-"
+    async with serving(subprocess.DEVNULL, tmp_path / "log", redirect=redirect) as url:
+        await ask(url)

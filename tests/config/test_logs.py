@@ -6,6 +6,8 @@ import errno
 import io
 import json
 import logging
+import os
+import select
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -245,3 +247,25 @@ def test_standard_error_that_was_closed() -> None:
     stream.close()
     log.info("lost")
     logging.getLogger("library").warning("lost")
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="this system cannot tell")
+@pytest.mark.parametrize("size", [0, 8192], ids=["PYTHONUNBUFFERED", "buffered"])
+def test_a_pipe_that_nobody_reads_holds_up_nobody(size: int) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as reading, open(writer, "wb", buffering=size) as raw:
+        writing = io.TextIOWrapper(raw, write_through=True)
+        logs.configure(Config(), writing)
+        log = structlog.stdlib.get_logger("here")
+        for number in range(3000):  # of 100 bytes: more than a pipe holds
+            log.info("event", number=number)
+        log.info("x" * 10_000)
+        got = bytearray()
+        while b"could not be written" not in got:
+            got += reading.read(2**16)
+            log.info("last")
+    whole = [json.loads(line) for line in got.splitlines() if line.endswith(b"}")]
+    numbers = [line["number"] for line in whole if "number" in line]
+    assert numbers == list(range(len(numbers))) and 100 < len(numbers) < 3000
+    told = next(line["event"] for line in whole if "could not" in line["event"])
+    assert int(told.split()[0]) >= 3000 - len(numbers)

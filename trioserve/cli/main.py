@@ -30,8 +30,25 @@ _TEXTS: Mapping[str, Callable[[], str]] = {
 }
 
 
+def _open_standard_files() -> None:
+    """Put the null device where standard input, output or error is closed.
+
+    Their descriptors would be given to sockets, and what llama.cpp prints would go to clients.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest one that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is without the name of the program. Returns the exit code."""
+    _open_standard_files()
     try:
         parsed = parse(sys.argv[1:] if argv is None else argv, os.environ)
         if (text := _TEXTS.get(parsed.action)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import select
 import sys
 import threading
 from typing import Any, TextIO
@@ -31,21 +32,44 @@ _LEVELS = {
 _file: io.RawIOBase | None = None
 
 
+#: Bytes that a pipe takes without blocking if it takes any.
+_MAX_WRITE = getattr(select, "PIPE_BUF", 512)
+
+#: Milliseconds that a line waits for a reader that is slow.
+_PATIENCE_MS = 20
+
+
+def _poll_of(raw: io.RawIOBase | None) -> select.poll | None:
+    """Make what tells whether a write would block, where the system has that."""
+    try:
+        if raw is None or not hasattr(select, "poll"):
+            return None
+        poll = select.poll()
+        poll.register(raw.fileno(), select.POLLOUT)
+    except (OSError, ValueError):  # it is no file, or closed
+        return None
+    return poll
+
+
 class Sink:
     """Writes text, if it can.
 
-    What cannot be written (the disk is full, the pipe's reader has gone) is counted, and the log
-    says so once it can be written again. It goes around the buffers of `stream`, which would keep
-    what failed and fail with it again.
+    What cannot be written (the disk is full, the pipe's reader has gone or does not read) is
+    counted, and the log says so once it can be written again. It goes around the buffers of
+    `stream`, which would keep what failed and fail with it again.
     """
 
     def __init__(self, stream: TextIO | io.RawIOBase, name: str) -> None:
         self.n_lost = 0
         self._stream = stream
         self._name = name
-        self._raw: io.RawIOBase | None = getattr(getattr(stream, "buffer", stream), "raw", None)
-        if isinstance(stream, io.RawIOBase):
-            self._raw = stream
+        buffer: Any = getattr(
+            stream, "buffer", stream
+        )  # a raw file already, if Python does not buffer
+        is_raw = isinstance(buffer, io.RawIOBase)
+        self._raw: io.RawIOBase | None = buffer if is_raw else getattr(buffer, "raw", None)
+        self._poll = _poll_of(self._raw)
+        self._is_stuck = False  # nobody read the last time
         self._is_torn = False  # a part of a line was written, and the rest was not
         self._is_telling = False
         self._lock = threading.RLock()
@@ -73,11 +97,20 @@ class Sink:
         data = text.encode("utf-8", "backslashreplace")
         rest = b"\n" + data if self._is_torn else data
         while rest:
-            n_written = self._raw.write(rest)
+            self._wait()
+            n_written = self._raw.write(rest[:_MAX_WRITE])
             if not n_written:  # it would block
                 raise BlockingIOError
             rest = rest[n_written:]
             self._is_torn = bool(rest)
+
+    def _wait(self) -> None:
+        """Wait a moment for a reader, but not again before it has read something."""
+        if self._poll is None:
+            return
+        self._is_stuck = not self._poll.poll(0 if self._is_stuck else _PATIENCE_MS)
+        if self._is_stuck:
+            raise BlockingIOError
 
     def _tell(self) -> None:
         """Log how many lines were lost. That line may be lost too, and then all still count."""
