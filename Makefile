@@ -22,7 +22,8 @@ MKDOCS := $(PY) -m mkdocs build --strict --site-dir site
 silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test check format docs fuzz soak test-vocabularies test-lowest wheel clean distclean
+.PHONY: help serve install test check format docs fuzz soak test-vocabularies test-models \
+	test-lowest wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -33,6 +34,7 @@ help:
 	@echo "make fuzz         send mutated requests to a server, then generated ones for FUZZ_SECONDS=300"
 	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
 	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
+	@echo "make test-models  tests with a real model, 240 MB that it downloads to TEST_MODELS"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -74,6 +76,12 @@ soak: $(VENV)/.installed-dev
 test-vocabularies: $(VENV)/.installed-dev
 	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
 	LLAMA_CPP_SDIST="$$sources" $(PY) -m pytest tests/api/test_vocabularies.py $(PYTEST_ARGS)
+
+TEST_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trioserve/test-models
+
+test-models: $(VENV)/.installed-dev
+	@$(PY) -m tests.real_models.install '$(TEST_MODELS)'
+	@TEST_MODELS='$(TEST_MODELS)' $(PY) -m pytest tests/real_models $(PYTEST_ARGS)
 
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev

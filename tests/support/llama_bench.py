@@ -34,7 +34,9 @@ class Bench:
         options.setdefault("sampling", GREEDY)
         tokens = self.backend.vocab.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
         self.tokens[task_id] = []
-        self.engine.submit(Task(task_id, Prompt(tokens), GenerationParams(max_tokens=n, **options)))
+        constraint = options.pop("constraint", None)
+        params = GenerationParams(max_tokens=n, **options)
+        self.engine.submit(Task(task_id, Prompt(tokens), params, constraint=constraint))
 
     def tick(self) -> bool:
         work_left = self.engine.tick()

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 from llama_cpp import llama_cpp
+from numpy.typing import NDArray
 
 from trioserve.llama import library
 
@@ -79,22 +80,64 @@ def plain_loop(path: Path, *, n_ctx: int = 1024, exact: bool = False) -> Iterato
     By default keys and values are rounded to 16 bits, and what attention makes of them hangs on the
     order of its sums. `exact` is what `EXACT` is for an engine.
     """
+    params = _context_params(n_ctx, exact=exact)
+    with _opened(path, params) as (model, context):
+        yield PlainLoop(model, context)
+
+
+def plain_embeddings(
+    path: Path, texts: Sequence[Sequence[int]], *, pooling: int = -1, width: int | None = None
+) -> list[NDArray[np.float32]]:
+    """Compute what llama.cpp makes of each text, alone and in one batch; `exact`.
+
+    `pooling` is llama.cpp's number, -1 that of the model; `width` that of a score, if it is one.
+    """
+    params = _context_params(1024, exact=True)
+    params.embeddings, params.pooling_type = True, pooling
+    params.n_ubatch = params.n_batch
+    embeddings = []
+    with _opened(path, params) as (model, context):
+        width = width or llama_cpp.llama_model_n_embd(model)
+        memory = llama_cpp.llama_get_memory(context)
+        for text in texts:
+            batch = llama_cpp.llama_batch_init(len(text), 0, 1)
+            batch.n_tokens = len(text)
+            for i, token in enumerate(text):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, i, 1
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            run = llama_cpp.llama_decode if memory else llama_cpp.llama_encode
+            if memory:
+                llama_cpp.llama_memory_clear(memory, True)
+            assert run(context, batch) == 0
+            pointer = llama_cpp.llama_get_embeddings_seq(context, 0)
+            embeddings.append(np.array(np.ctypeslib.as_array(pointer, shape=(width,))))
+            llama_cpp.llama_batch_free(batch)
+    return embeddings
+
+
+def _context_params(n_ctx: int, *, exact: bool) -> Any:
     library.start()  # takes llama.cpp's log
-    params = llama_cpp.llama_model_default_params()
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-    assert model is not None
-    context_params = llama_cpp.llama_context_default_params()
-    context_params.n_ctx = n_ctx
-    context_params.n_threads = context_params.n_threads_batch = 1
-    context_params.swa_full = False
-    context_params.kv_unified = True
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = n_ctx
+    params.n_threads = params.n_threads_batch = 1
+    params.swa_full = False
+    params.kv_unified = True
     if exact:
-        context_params.type_k = context_params.type_v = _F32
-        context_params.flash_attn_type = 0
-    context = llama_cpp.llama_init_from_model(model, context_params)
+        params.type_k = params.type_v = _F32
+        params.flash_attn_type = 0
+    return params
+
+
+@contextmanager
+def _opened(path: Path, params: Any) -> Iterator[tuple[Any, Any]]:
+    model = llama_cpp.llama_model_load_from_file(
+        str(path).encode(), llama_cpp.llama_model_default_params()
+    )
+    assert model is not None
+    context = llama_cpp.llama_init_from_model(model, params)
     assert context is not None
     try:
-        yield PlainLoop(model, context)
+        yield model, context
     finally:
         llama_cpp.llama_free(context)
         llama_cpp.llama_model_free(model)

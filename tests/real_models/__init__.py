@@ -1,0 +1,1 @@
+"""Tests with a real model, which `make test-models` installs and runs; skipped without it."""
