@@ -10,28 +10,29 @@ from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.cursor import first_of, held_back
 from trioserve.chat.parse.output import Output
 from trioserve.chat.parse.reader import CallReader
+from trioserve.chat.parse.states import StateParser
 
 #: Longer headers are none: their text is content.
 _MAX_HEADER = 500
 
 
-class ChannelParser:
-    """Holds the text that is not certain yet; each state takes from it."""
+class ChannelParser(StateParser):
+    """Reads the messages of one output."""
 
     def __init__(
         self, channels: Channels, out: Output, *, parse_tools: bool, prompt_tail: str
     ) -> None:
+        super().__init__()
         self._channels = channels
         self._out = out
         self._parse_tools = parse_tools
         self._stops = (*channels.ends, channels.start)
-        self._buffer = ""
         self._raw = ""  # what the model wrote of a header
         self._header = ""
         self._skip = ""  # characters that are dropped until another one comes
         self._write: Callable[[str], None] = out.content
         self._reader = CallReader((), {})
-        self._step: Callable[[bool], bool] = self._in_header
+        self._step = self._in_header
         begun = prompt_tail.rfind(channels.start)
         if begun >= 0:
             self._continue(prompt_tail[begun + len(channels.start) :])
@@ -47,23 +48,7 @@ class ChannelParser:
             self._write = self._reason if reasons else self._out.content
             self._step = self._in_body
 
-    def feed(self, text: str) -> None:
-        """Take more text."""
-        self._buffer += text
-        while self._buffer and self._step(False):
-            pass
-
-    def finish(self) -> None:
-        """Say that no more text comes."""
-        while self._step(True):
-            pass
-
-    def _drop(self, count: int) -> str:
-        """Take characters off the buffer."""
-        dropped, self._buffer = self._buffer[:count], self._buffer[count:]
-        return dropped
-
-    # -- states: each takes from the buffer, and says whether to go on
+    # -- states
 
     def _in_header(self, final: bool) -> bool:
         message = self._channels.message

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from trioserve.chat.formats.syntax import ChatFormat, Reasoning, Step, ToolCalls
 from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.cursor import first_of, held_back
 from trioserve.chat.parse.output import Output
 from trioserve.chat.parse.reader import CallReader, Texts
+from trioserve.chat.parse.states import StateParser
 
 
-class MarkerParser:
-    """Holds the text that is not certain yet; each state takes from it."""
+class MarkerParser(StateParser):
+    """Reads reasoning, content and calls from one output."""
 
     def __init__(
         self, format: ChatFormat, out: Output, *, parse_tools: bool, prompt_tail: str, texts: Texts
     ) -> None:
+        super().__init__()
         self._out = out
         self._texts = texts
         self._tools: ToolCalls | None = format.tool_calls if parse_tools else None
         starts = self._tools.starts if self._tools is not None else ()
         self._markers = (*starts, *format.dropped)
         self._dropped = format.dropped
-        self._buffer = ""
         self._skip = ""  # characters that are dropped until another one comes
         self._fresh = True  # whether neither content nor a call has begun
         self._raw = ""  # what has been read of a call before its name was known
         self._reader = CallReader((), texts)
         self._started = False  # whether the call's name is out
         self._closed = 0  # how many of the texts that close a group of calls have come
-        self._step: Callable[[bool], bool] = self._in_content
+        self._step = self._in_content
         if format.reasoning is not None:
             self._begin(format.reasoning, prompt_tail.rstrip(WHITESPACE))
 
@@ -45,23 +44,7 @@ class MarkerParser:
         elif prompt.endswith(reasoning.end) and not self._out.to_content:
             self._skip = "\n"
 
-    def feed(self, text: str) -> None:
-        """Take more text."""
-        self._buffer += text
-        while self._buffer and self._step(False):
-            pass
-
-    def finish(self) -> None:
-        """Say that no more text comes."""
-        while self._step(True):
-            pass
-
-    def _drop(self, count: int) -> str:
-        """Take characters off the buffer."""
-        dropped, self._buffer = self._buffer[:count], self._buffer[count:]
-        return dropped
-
-    # -- states: each takes from the buffer, and says whether to go on
+    # -- states
 
     def _at_start(self, final: bool) -> bool:
         """Look for the marker of reasoning, before anything else."""
