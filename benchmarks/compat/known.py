@@ -235,10 +235,4 @@ KNOWN: tuple[Known, ...] = (
         r"/body/chat_template_caps/.*",
         kind=r"/props",
     ),
-    Known(
-        "what ignore_eos forbids is not repeated in logit_bias",
-        r".*/generation_settings/logit_bias",
-        kind=r"completion|infill",
-        fields=("ignore_eos",),
-    ),
 )

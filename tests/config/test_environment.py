@@ -54,9 +54,9 @@ def test_the_command_line_wins() -> None:
         ("LLAMA_ARG_KV_UNIFIED", "maybe", "LLAMA_ARG_KV_UNIFIED must be true or false, not"),
         ("LLAMA_ARG_PROT", "1", "LLAMA_ARG_PROT is not a variable of trioserve; did you mean LLAM"),
         ("TRIOSERVE_QQQQ", "1", "TRIOSERVE_QQQQ is not a variable of trioserve"),
-        ("LLAMA_ARG_JINJA", "0", "LLAMA_ARG_JINJA is a variable of llama-server that trioserve "),
+        ("LLAMA_ARG_FIT_CTX", "4", "LLAMA_ARG_FIT_CTX is a variable of llama-server that tr"),
         ("LLAMA_ARG_RPC", "1", "LLAMA_ARG_RPC is a variable of llama-server that trioserve doe"),
-        ("LLAMA_ARG_NO_JINJA", "1", "LLAMA_ARG_NO_JINJA is a variable of llama-server that tri"),
+        ("LLAMA_ARG_TOOLS", "all", "LLAMA_ARG_TOOLS is a variable of llama-server that trioserve"),
     ],
 )
 def test_a_wrong_variable_is_refused_by_its_name(name: str, text: str, message: str) -> None:
@@ -65,7 +65,7 @@ def test_a_wrong_variable_is_refused_by_its_name(name: str, text: str, message: 
 
 def test_variables_that_cannot_matter() -> None:
     environ = {
-        "LLAMA_ARG_JINJA": "1",
+        "LLAMA_ARG_PERF": "1",
         "LLAMA_ARG_MMPROJ_AUTO": "0",
         "LLAMA_ARG_NO_AGENT": "1",
         "LLAMA_ARG_BACKEND_SAMPLING": "0",  # says no to what is not there

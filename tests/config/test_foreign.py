@@ -12,7 +12,7 @@ from trioserve.config.parse import ACTIONS, parse
 from trioserve.config.table import FLAGS
 
 
-@pytest.mark.parametrize("flag", ["-nocb", "--no-jinja", "--control-vector"])
+@pytest.mark.parametrize("flag", ["-bs", "--control-vector"])
 def test_what_is_not_there_yet_is_refused(flag: str) -> None:
     wanted = f"{flag} is a flag of llama-server that trioserve does not have yet"
     assert refused(flag, "x") == wanted
@@ -50,5 +50,5 @@ def test_every_flag_of_llama_server_is_known_once() -> None:
 
 def test_a_note_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="trioserve"):
-        read("--jinja")
-    assert caplog.messages == ["--jinja has no effect: chat templates are always run as Jinja"]
+        read("--warmup")
+    assert caplog.messages == ["--warmup has no effect: the model is not warmed up"]

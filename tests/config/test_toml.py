@@ -75,9 +75,9 @@ def test_a_wrong_file_is_refused_by_the_place(tmp_path: Path, text: str, message
 
 
 def test_what_cannot_matter_in_a_file_is_noted(tmp_path: Path) -> None:
-    path = written(tmp_path, "jinja = true")
+    path = written(tmp_path, "warmup = true")
     (note,) = parse(["--config", path], {}).notes
-    assert note == f"{path}:1: jinja has no effect: chat templates are always run as Jinja"
+    assert note == f"{path}:1: warmup has no effect: the model is not warmed up"
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

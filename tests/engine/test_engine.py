@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from tests.support.engine_harness import Harness
+from trioserve.engine import AnswersFirst, DecodeMaximal, Engine
 from trioserve.errors import (
     ContextLengthExceededError,
     DecodeError,
@@ -267,7 +268,39 @@ def test_progress_is_reported_when_asked_for() -> None:
     harness.submit(1, "x" * 20, return_progress=True, max_tokens=1)
     harness.run()
     progress = [event for event in harness.events[1] if isinstance(event, Progress)]
-    assert [(event.processed, event.total) for event in progress] == [(8, 20), (16, 20), (20, 20)]
+    assert [(event.processed, event.total) for event in progress] == [
+        (0, 20),
+        (8, 20),
+        (16, 20),
+        (20, 20),
+    ]
+    assert progress[0].time_ms == 0
+
+
+def test_progress_is_counted_in_batches_however_small_the_ticks() -> None:
+    harness = Harness(ScriptedBackend(lambda prompt: "x" * 100, n_batch=64), max_tick_ms=1e-6)
+    harness.submit(1, "a")
+    harness.tick()  # decodes from now on, so that prompts get the fewest tokens
+    harness.submit(2, "x" * 150, return_progress=True, max_tokens=1)
+    harness.run()
+    progress = [event.processed for event in harness.events[2] if isinstance(event, Progress)]
+    assert len(progress) == 4
+    assert progress[0] == 0
+    assert 64 <= progress[1] < 128 <= progress[2] < progress[3] == 150
+
+
+def test_without_continuous_batching_prompts_wait_for_answers() -> None:
+    harness = Harness()
+    harness.engine = Engine(harness.backend, AnswersFirst(DecodeMaximal()), lambda: None)
+    harness.submit(1, "abc")
+    harness.tick()
+    harness.submit(2, "xy")
+    assert harness.states() == ["decode", "idle"]
+    while not harness.text(2):
+        assert harness.tick()
+    assert isinstance(harness.events[1][-1], Finished)
+    harness.run()
+    assert (harness.text(1), harness.text(2)) == ("ABC", "XY")
 
 
 def test_a_paused_task_keeps_its_slot_and_waits() -> None:

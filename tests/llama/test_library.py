@@ -33,6 +33,7 @@ def test_the_list_names_what_the_sources_call() -> None:
     called = set(re.findall(r"\b(?:lib|short|library)\.(llama_\w+)", sources))
     structures = {
         "llama_batch",
+        "llama_chat_message",
         "llama_model_kv_override",
         "llama_logit_bias",
         "llama_token_data",

@@ -332,6 +332,15 @@ def test_events_that_pile_up_are_joined_to_a_bounded_size() -> None:
     assert "".join(one.text for one in joined if isinstance(one, Chunk)) == "ab" * 300
 
 
+def test_tokens_with_candidates_stay_apart() -> None:
+    top = TokenProb(1, b"x", -1.0)
+    with_probs = [Chunk(1, "ab", (1,), (TokenProbs(top, (top,)),)) for _ in range(3)]
+    plain = [Chunk(1, "ab", (1,)) for _ in range(3)]
+    assert _merge(list(with_probs)) == with_probs
+    assert _merge(list(plain)) == [Chunk(1, "ababab", (1, 1, 1))]
+    assert len(_merge([*plain, *with_probs, *plain])) == 5
+
+
 async def test_a_slow_reader_gets_everything(autojump_clock: MockClock) -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 500)
     async with (

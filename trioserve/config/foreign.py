@@ -19,9 +19,6 @@ from trioserve.errors import ConfigError
 #: Flags that are accepted and change nothing, and why.
 NO_EFFECT: Mapping[str, str] = {
     "--threads-http": "one event loop serves all connections",
-    "--jinja": "chat templates are always run as Jinja",
-    "-cb": "requests are always batched continuously",
-    "--cont-batching": "requests are always batched continuously",
     "--warmup": "the model is not warmed up",
     "--no-warmup": "the model is not warmed up",
     "--perf": "timings are always measured",
@@ -64,9 +61,7 @@ _FLAGS = """
 -bs --backend-sampling LLAMA_ARG_BACKEND_SAMPLING
 -sp --special
 --warmup | --no-warmup
--cb --cont-batching | -nocb --no-cont-batching LLAMA_ARG_CONT_BATCHING
 --threads-http LLAMA_ARG_THREADS_HTTP
---jinja | --no-jinja LLAMA_ARG_JINJA
 -sps --slot-prompt-similarity
 --sleep-idle-seconds
 --log-prompts-dir

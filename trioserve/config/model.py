@@ -142,6 +142,10 @@ class ModelConfig:
         help="when the context is full, drop its older half and go on")
     cache_prompt: bool = _context(True, "--cache-prompt | --no-cache-prompt LLAMA_ARG_CACHE_PROMPT",
         help="reuse the part of a prompt that is already in the KV cache")
+    cont_batching: bool = _context(True,
+        "-cb --cont-batching | -nocb --no-cont-batching LLAMA_ARG_CONT_BATCHING",
+        help="process prompts while other requests generate; without it, they wait until no "
+        "request does")
     strategy: str = _context("decode-maximal", "--strategy TRIOSERVE_STRATEGY",
         help="how a tick is divided between decoding and prompt processing: decode-maximal, "
         "prefill-priority, balanced, or your own class as module:Class")
@@ -242,6 +246,9 @@ class ModelConfig:
     # -- Chat
     chat_template: str | None = _chat(None, "--chat-template LLAMA_ARG_CHAT_TEMPLATE",
         help="Jinja source of a chat template, or the name of a known one; by default the model's")
+    jinja: bool = _chat(True, "--jinja | --no-jinja LLAMA_ARG_JINJA",
+        help="run chat templates as Jinja; --no-jinja = use the templates built into llama.cpp, if "
+        "it has one like the model's; without tools, reasoning and chat_template_kwargs")
     chat_template_kwargs: str = _chat("",
         "--chat-template-kwargs LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
         help='variables for the chat template, as a JSON object such as {"key": "value"}')

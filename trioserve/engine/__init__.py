@@ -15,6 +15,7 @@ from trioserve.engine.embedding.backend import EmbeddingBackend
 from trioserve.engine.embedding.engine import EmbeddingEngine
 from trioserve.engine.engine import Engine
 from trioserve.engine.strategy import (
+    AnswersFirst,
     Balanced,
     BatchStrategy,
     DecodeMaximal,
@@ -27,6 +28,7 @@ AnyBackend = Backend | EmbeddingBackend
 
 __all__ = [
     "MAX_IDLE",
+    "AnswersFirst",
     "AnyBackend",
     "Balanced",
     "BatchStrategy",

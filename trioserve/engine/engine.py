@@ -42,7 +42,6 @@ from trioserve.types import (
     FinishReason,
     Grammar,
     Preempted,
-    Progress,
     SlotState,
     Task,
 )
@@ -287,15 +286,16 @@ class Engine(Loop):
             run.admitted_at = self.heartbeat
             run.cached = slot.n_held
             self._counters.count_admission(run)
+            if progress := run.progress(slot.n_held, self._backend.n_batch):
+                self._emit(progress)
         self._emit(Admitted(run.task.id, (run.admitted_at - run.submitted_at) * 1e3))
 
     def _note_prefill(self, slot: Slot, run: Run, n_cells: int) -> None:
         if run.n_output:
             return  # preempted or shifted: this is not the prompt's first time
         run.prefilled += n_cells
-        if run.task.params.return_progress:
-            elapsed_ms = (monotonic() - (run.admitted_at or self.heartbeat)) * 1e3
-            self._emit(Progress(run.task.id, run.n_prompt, run.cached, slot.n_held, elapsed_ms))
+        if progress := run.progress(slot.n_held, self._backend.n_batch):
+            self._emit(progress)
 
     def _next_tokens(self, slot: Slot, run: Run, draws: Sequence[Draw]) -> None:
         """Add tokens to a run, and end the run if one of them was the last."""

@@ -13,6 +13,7 @@ from trioserve.engine.text.reasoning import ReasoningTracker
 from trioserve.types import (
     CellKey,
     FinishReason,
+    Progress,
     Task,
     Timings,
     TokenId,
@@ -50,6 +51,7 @@ class Run:
         "last_token_at",
         "n_discarded",
         "n_prompt",
+        "n_reported",
         "paused",
         "prefilled",
         "reasoning",
@@ -86,6 +88,7 @@ class Run:
         self.finish_reason: FinishReason | None = None
         self.cached = 0  # prompt tokens found in the KV cache at the first admission
         self.prefilled = 0  # prompt tokens prefilled before the first output
+        self.n_reported = -1  # batches of the prompt in the last report of progress
         self.submitted_at = monotonic()
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
@@ -137,6 +140,21 @@ class Run:
             priority=self.task.priority,
             waited_s=now - self.submitted_at,
         )
+
+    def progress(self, n_held: int, n_batch: int) -> Progress | None:
+        """Say how much of the prompt is there, if the task asks for it, and it is due.
+
+        That is as the prompt begins, after each batch of it, however many ticks that took, and at
+        its end: a client counts as many reports as llama-server sends.
+        """
+        if not self.task.params.return_progress:
+            return None
+        n_batches = (n_held - self.cached) // n_batch
+        if n_batches <= self.n_reported and n_held < self.n_prompt:
+            return None
+        is_first, self.n_reported = self.n_reported < 0, n_batches
+        elapsed = 0.0 if is_first else monotonic() - (self.admitted_at or self.submitted_at)
+        return Progress(self.task.id, self.n_prompt, self.cached, n_held, elapsed * 1e3)
 
     def timings(self) -> Timings:
         """Sum up the times so far."""

@@ -319,6 +319,8 @@ class Scheduler:
         n_decode = sum(slot.in_decode for slot in active)
         budget = self.n_batch - sum(work.n_cells for work in decode)
         shares = self._strategy.share(pending, n_decode, budget)
+        if not decode and not any(shares):  # what decodes is of another turn
+            shares = self._strategy.share(pending, 0, budget)
         return decode + [
             Work(slot, n_cells, False)
             for slot, n_cells in zip(prefill, shares, strict=True)

@@ -25,7 +25,7 @@ class BatchStrategy(Protocol):
 
         Returns:
             One number for each prompt, from 0 to its pending ones; at most `budget` in sum, and
-            at least 1 in sum.
+            at least 1 in sum, unless prompts are to wait for the slots that decode.
         """
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
@@ -174,6 +174,27 @@ class Balanced:
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn what tokens cost."""
         self._clock.observe(n_prefill, n_decode, seconds)
+
+
+class AnswersFirst:
+    """Batching that is not continuous: while some slots decode, prompts wait.
+
+    Args:
+        strategy: shares the ticks in which no slot decodes.
+    """
+
+    def __init__(self, strategy: BatchStrategy) -> None:
+        self._strategy = strategy
+
+    def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
+        """Give prompts nothing, or all that the other strategy gives them."""
+        if n_decode:
+            return [0] * len(pending)
+        return self._strategy.share(pending, n_decode, budget)
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Let the other strategy learn."""
+        self._strategy.observe(n_prefill, n_decode, seconds)
 
 
 def share_out(pending: Sequence[int], budget: int) -> list[int]:

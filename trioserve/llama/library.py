@@ -25,7 +25,8 @@ MIN_VERSION = "0.3.36"
 # fmt: off
 FUNCTIONS = (
     "llama_adapter_get_alora_n_invocation_tokens", "llama_adapter_lora_init",
-    "llama_adapter_meta_val_str", "llama_backend_init", "llama_context_default_params",
+    "llama_adapter_meta_val_str", "llama_backend_init", "llama_chat_apply_template",
+    "llama_context_default_params",
     "llama_decode", "llama_encode", "llama_free", "llama_ftype_name", "llama_get_causal_attn",
     "llama_get_embeddings", "llama_get_embeddings_seq", "llama_get_logits_ith", "llama_get_memory",
     "llama_init_from_model", "llama_log_set", "llama_max_devices", "llama_max_parallel_sequences",

@@ -21,6 +21,7 @@ from trioserve.chat.template.continuation import continued_prompt_tail, render_c
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.chat.tool_choice import choose
 from trioserve.config import Config
+from trioserve.errors import UnsupportedFieldError
 from trioserve.server.cache_sharing import CacheSharing
 from trioserve.server.choices import all_of, check_copies, copies_of
 from trioserve.server.completions import Completions
@@ -186,7 +187,13 @@ class Chats:
     ) -> _Answer:
         """Render a chat, and find out what its answer may look like."""
         choice = choose(chat.tool_choice, chat.tools or ())
-        format, can = self._model.template.format, self._model.template.capabilities
+        template = self._model.template
+        if choice.mode != "auto" and not template.takes_tools:
+            raise UnsupportedFieldError(
+                "'tool_choice' needs templates in Jinja, and this server runs with --no-jinja.",
+                param="tool_choice",
+            )
+        format, can = template.format, template.capabilities
         # By text, a model whose template knows no tools would be told to call them.
         shown = can.supports_tools or choice.mode != "none"
         text = await self._prompts.render(

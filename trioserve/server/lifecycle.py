@@ -15,6 +15,7 @@ import trio
 from trioserve.config import Config
 from trioserve.engine import (
     MAX_IDLE,
+    AnswersFirst,
     AnyBackend,
     EmbeddingBackend,
     EmbeddingEngine,
@@ -56,6 +57,8 @@ async def running_engine(
         BridgeError: the system has no descriptors left.
     """
     strategy = load_strategy(config.strategy, config.max_tick_ms)
+    if not config.cont_batching:
+        strategy = AnswersFirst(strategy)
     bridge = open_bridge()
     try:
         backend = await load_backend(load, config, on_progress)

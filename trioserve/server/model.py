@@ -8,11 +8,13 @@ import attrs
 
 from trioserve.chat.grammar.thinking import preserved_tokens
 from trioserve.chat.template.builtin import source_of
+from trioserve.chat.template.legacy import LegacyTemplate
 from trioserve.chat.template.render import CHATML, ChatTemplate
 from trioserve.config import Config
 from trioserve.engine.backend import Vocab
 from trioserve.engine.loop import Loop
 from trioserve.errors import ModelLoadError, TemplateError
+from trioserve.llama import legacy_template
 from trioserve.types import GenerationParams, Grammar, ModelInfo, TokenId
 
 
@@ -40,11 +42,7 @@ class LoadedModel:
         """
         info, vocab = engine.info, engine.vocab
         try:
-            template = ChatTemplate(
-                source_of(config.chat_template or info.chat_template or CHATML),
-                bos_token=info.bos_token,
-                eos_token=info.eos_token,
-            )
+            template = _template(info, config)
             preserved = preserved_tokens(template.format, vocab.pieces, vocab.names)
         except TemplateError as error:
             raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
@@ -68,6 +66,13 @@ class LoadedModel:
                 grammar=_default_grammar(config),
             ),
         )
+
+
+def _template(info: ModelInfo, config: Config) -> ChatTemplate:
+    given = config.chat_template or info.chat_template or CHATML
+    if not config.jinja:
+        return LegacyTemplate(given, legacy_template.apply)
+    return ChatTemplate(source_of(given), bos_token=info.bos_token, eos_token=info.eos_token)
 
 
 def _default_grammar(config: Config) -> Grammar | None:

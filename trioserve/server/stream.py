@@ -122,19 +122,23 @@ class Stream:
 def _merge(
     events: list[Progress | Chunk | Finished | Failed],
 ) -> list[Progress | Chunk | Finished | Failed]:
-    """Join the chunks that follow one another, up to `UNREAD_BYTES`."""
+    """Join the chunks that follow one another, up to `UNREAD_BYTES`.
+
+    Those with candidates stay apart, so that each token is an event of its own, as in llama-server.
+    """
     if len(events) == 1:
         return events
     merged: list[Progress | Chunk | Finished | Failed] = []
     chunks: list[Chunk] = []
     n_bytes = 0
     for event in events:
-        if chunks and (n_bytes >= UNREAD_BYTES or not isinstance(event, Chunk)):
+        joins = isinstance(event, Chunk) and not event.probs
+        if chunks and (n_bytes >= UNREAD_BYTES or not joins):
             merged.append(_join(chunks))
             chunks, n_bytes = [], 0
-        if isinstance(event, Chunk):
+        if isinstance(event, Chunk) and joins:
             chunks.append(event)
-            n_bytes += len(event.text) + size_of(event.probs)
+            n_bytes += len(event.text)
         else:
             merged.append(event)
     return [*merged, _join(chunks)] if chunks else merged

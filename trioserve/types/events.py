@@ -153,7 +153,9 @@ class Preempted:
 
 @attrs.frozen
 class Progress:
-    """How much of the prompt is in the KV cache. Sent when `Task.return_progress` is set."""
+    """How much of the prompt is in the KV cache. Sent when `return_progress` is set: as the prompt
+    begins, after each batch of it, and at its end.
+    """
 
     task_id: int
     total: int

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import client_of, events_in
+from trioserve.testing.vocab import byte_vocab
 
 
 async def test_text_to_tokens_and_back() -> None:
@@ -85,11 +86,34 @@ async def test_a_streamed_completion() -> None:
     assert all(part["stop"] is False and part["tokens_evaluated"] == 3 for part in parts)
     assert [token for part in parts for token in part["tokens"]][:3] == list(b"A\nB")
     assert "timings" in parts[-1]
+    assert parts[0]["timings"]["prompt_n"] == parts[0]["timings"]["prompt_ms"] == 0
+    assert parts[0]["prompt_progress"]["processed"] == 0
     assert last["content"] == ""
     assert last["stop"] is True
     assert last["stop_type"] == "eos"
     assert last["has_new_line"] is True
     assert last["timings"]["predicted_n"] == 4
+
+
+@pytest.mark.parametrize("ignore_eos", [True, False])
+async def test_what_ignore_eos_forbids_is_told(ignore_eos: bool) -> None:
+    body = {"prompt": "a", "n_predict": 1, "ignore_eos": ignore_eos, "logit_bias": [[65, 2]]}
+    async with client_of() as client:
+        data = (await client.post("/completion", json=body)).json()
+    forbidden = [{"bias": None, "token": token} for token in sorted(byte_vocab.end_of_generation)]
+    assert forbidden
+    assert data["generation_settings"]["logit_bias"] == [
+        {"bias": 2.0, "token": 65},
+        *(forbidden if ignore_eos else []),
+    ]
+
+
+async def test_with_candidates_an_event_is_a_token() -> None:
+    body = {"prompt": "abcdef", "stream": True, "n_probs": 2}
+    async with client_of() as client:
+        answer = await client.post("/completion", json=body)
+    parts = [part for part in events_in(answer.text, done=False) if part["content"]]
+    assert [len(part["completion_probabilities"]) for part in parts] == [1] * 6
 
 
 async def test_several_prompts_give_a_list() -> None:

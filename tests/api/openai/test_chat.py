@@ -370,3 +370,27 @@ async def test_calls_can_be_left_in_the_content(settings: dict[str, Any]) -> Non
         message = answer.json()["choices"][0]["message"]
         assert message["content"] == CALL
         assert "tool_calls" not in message
+
+
+# -- without Jinja
+
+
+@pytest.mark.parametrize(
+    "body", [{"tools": [WEATHER]}, {"tool_choice": "none"}, {"tools": [WEATHER], "stream": True}]
+)
+async def test_without_jinja_there_are_no_tools(body: dict[str, Any]) -> None:
+    async with client_of(answering("Hello you"), jinja=False) as client:
+        answer = await client.post("/v1/chat/completions", json={"messages": HI} | body)
+        plain = await client.post("/v1/chat/completions", json={"messages": HI})
+    assert answer.status_code == 400
+    assert "--no-jinja" in answer.json()["error"]["message"]
+    assert plain.json()["choices"][0]["message"]["content"] == "Hello you"
+
+
+async def test_without_jinja_output_is_content() -> None:
+    said = "<think>\nhm\n</think>\n\nYes"
+    async with client_of(answering(said), jinja=False, chat_template="chatml") as client:
+        answer = await client.post("/v1/chat/completions", json={"messages": HI})
+        prompt = await client.post("/apply-template", json={"messages": HI})
+    assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": said}
+    assert prompt.json()["prompt"].startswith("<|im_start|>user\n")

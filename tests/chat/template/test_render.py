@@ -178,6 +178,12 @@ def test_variables_that_one_family_wants_in_place_of_tools() -> None:
     assert template.render([USER]) == "[] Mar 01 2025"
 
 
+def test_templates_are_told_what_day_it_is() -> None:
+    template = ChatTemplate("{{ date_string }}|{{ datetime }}", now=lambda: datetime(2025, 3, 1))
+    assert template.render([USER]) == "01 Mar 2025|Mar 01 2025"
+    assert template.render([USER], kwargs={"date_string": "today"}) == "today|Mar 01 2025"
+
+
 def test_one_call_at_a_time() -> None:
     source = FULL.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]")
     called = {"role": "assistant", "tool_calls": [CALL, CALL]}

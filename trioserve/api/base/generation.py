@@ -97,7 +97,9 @@ async def event_stream(
         tell_place=request.queue_comments,
     )
     feed = await sse.open_feed(current_request().resources, streams)
-    return sse.EventStream(streams, feed, encoder, on_error, pings)
+    return sse.EventStream(
+        streams, feed, encoder, on_error, pings, tells_start=request.return_progress
+    )
 
 
 async def respond_stream(

@@ -200,6 +200,7 @@ class EventStream:
     encoder: Encoder
     on_error: OnError
     pings: Pings
+    tells_start: bool = False  # the client wants to know when its prompt is begun
 
 
 async def respond(request: Request, events: EventStream) -> Response:
@@ -212,7 +213,7 @@ async def respond(request: Request, events: EventStream) -> Response:
         TrioServeError: the request failed before it had any output.
     """
     pings = events.pings
-    first = await _first(events.feed, pings)
+    first = await _first(events)
     request.beat = Beat(pings.interval, pings.waiting.comment)
     return Response(_write(events, first), headers=HEADERS, content_type="text/event-stream")
 
@@ -234,16 +235,26 @@ def n_prompt_of(event: Finished) -> int:
     return event.timings.prompt_n + event.timings.cache_n
 
 
-async def _first(feed: Feed, pings: Pings) -> tuple[int, Event] | None:
+async def _first(events: EventStream) -> tuple[int, Event] | None:
     """Wait for the first event; None when it is time to say something before."""
+    pings = events.pings
     if pings.tell_place:
         with trio.move_on_after(SOON):
-            return await feed.next()
+            return await _worth_telling(events)
         if pings.waiting.is_queued():
             return None
     with trio.move_on_after(pings.interval):
-        return await feed.next()
+        return await _worth_telling(events)
     return None
+
+
+async def _worth_telling(events: EventStream) -> tuple[int, Event]:
+    """Wait for an event, and not only for the start of a prompt, which may still fail."""
+    while True:
+        index, event = await events.feed.next()
+        starts = isinstance(event, Progress) and event.processed == event.cached
+        if events.tells_start or not starts:
+            return index, event
 
 
 async def _write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
@@ -19,12 +19,14 @@ from trioserve.types import (
     Progress,
     SamplingParams,
     Timings,
+    TokenId,
     TokenProb,
     TokenProbs,
 )
 
-#: What made a response, for `system_fingerprint` and `build_info`.
-FINGERPRINT = f"trioserve-{__version__}"
+#: What made a response, for `system_fingerprint` and `build_info`. Clients of llama-server look
+#: for a "b" at its beginning.
+FINGERPRINT = f"b{__version__}-trioserve"
 
 #: Stands for a probability of 0, whose logarithm JSON has no number for.
 _LOWEST = -3.4028234663852886e38
@@ -133,10 +135,12 @@ def generation_settings(
     request: GenerationRequest | None = None,
     *,
     reasoning_format: str = "none",
+    end_of_generation: Collection[TokenId] = (),
 ) -> dict[str, Any]:
     """Write how a request is continued, with all defaults.
 
     Without `request` it is the short form, which llama-server uses where it speaks of no request.
+    `end_of_generation` are the tokens that `ignore_eos` forbids.
     """
     if reasoning_format == "auto":
         reasoning_format = "deepseek"  # which is the same
@@ -147,7 +151,7 @@ def generation_settings(
         "stop": list(params.stop),
         "samplers": list(params.sampling.samplers),
         "dry_sequence_breakers": list(params.sampling.dry_sequence_breakers),
-        "logit_bias": _biases(params.sampling),
+        "logit_bias": _biases(params.sampling, end_of_generation),
         "max_tokens": params.max_tokens,
         "n_predict": params.max_tokens,
         "n_keep": params.n_keep,
@@ -186,12 +190,15 @@ _ONLY_LONG = (
 )
 
 
-def _biases(sampling: SamplingParams) -> list[dict[str, Any]]:
+def _biases(
+    sampling: SamplingParams, end_of_generation: Collection[TokenId]
+) -> list[dict[str, Any]]:
     """JSON has no number for what forbids a token, and llama-server writes null."""
+    forbidden = sorted(end_of_generation) if sampling.ignore_eos else ()
     return [
         {"bias": bias if math.isfinite(bias) else None, "token": token}
         for token, bias in sampling.logit_bias
-    ]
+    ] + [{"bias": None, "token": token} for token in forbidden]
 
 
 class LiveTimings:
@@ -205,6 +212,19 @@ class LiveTimings:
     def on_progress(self, value: Progress) -> None:
         """Note how far the prompt is."""
         self._prompt = value
+
+    def with_progress(self, value: Progress, *, timed: bool) -> dict[str, Any]:
+        """Note how far the prompt is, and write it, with the timings so far if they are wanted."""
+        self.on_progress(value)
+        written: dict[str, Any] = {"prompt_progress": progress(value)}
+        if timed:
+            so_far = Timings(
+                cache_n=value.cached,
+                prompt_n=value.processed - value.cached,
+                prompt_ms=value.time_ms,
+            )
+            written["timings"] = timings(so_far)
+        return written
 
     def at(self, n_predicted: int) -> Timings:
         """The timings now that so many tokens are there."""

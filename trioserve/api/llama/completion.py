@@ -164,7 +164,8 @@ class Output:
             return self._last(event, "", (), {})
         if isinstance(event, Progress):
             self._timings.on_progress(event)
-            return self._partial("", ()) | {"prompt_progress": writers.progress(event)}
+            extra = self._timings.with_progress(event, timed=self._request.timings_per_token)
+            return self._partial("", ()) | extra
         self._n_predicted += len(event.tokens)
         self._has_new_line = self._has_new_line or "\n" in event.text
         part = self._partial(event.text, event.tokens) | self._probs(event.probs)
@@ -213,6 +214,7 @@ class Output:
                 self._params,
                 self._request,
                 reasoning_format=self._server.config.reasoning_format,
+                end_of_generation=self._server.model.vocab.end_of_generation,
             ),
             "prompt": self._server.detokenize(self._prompt),
             "has_new_line": self._has_new_line,

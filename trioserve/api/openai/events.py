@@ -173,9 +173,9 @@ class _Choice:
 
     def progress(self, event: Progress) -> str:
         """Write how far the prompt is."""
-        self.note(event)
         self._began = True
-        return self._frame.chunk(self._choice(_ROLE), prompt_progress=writers.progress(event))
+        extra = self._live.with_progress(event, timed=self._request.timings_per_token)
+        return self._frame.chunk(self._choice(_ROLE), **extra)
 
     def chunk(self, event: ChatChunk) -> str:
         """Write what is new."""
@@ -286,7 +286,8 @@ class CompletionEvents:
         self._live[index].on_progress(event)
         if not self._request.return_progress:
             return b""
-        extra = {"prompt_progress": writers.progress(event)}
+        timed = self._request.timings_per_token
+        extra = self._live[index].with_progress(event, timed=timed)
         return self._frame.chunk(self._choice(index, ""), **extra).encode()
 
     def end(self) -> bytes:

@@ -315,12 +315,14 @@ TEMPLATES: Mapping[str, str] = {
 def source_of(given: str) -> str:
     """Find the Jinja of a template that is given by its name, or by its Jinja.
 
+    Several words are Jinja, too: a text without variables. A single one is a name.
+
     Raises:
         TemplateError: it is neither; the message lists the names.
     """
     if (known := TEMPLATES.get(given.strip())) is not None:
         return known
-    if "{" in given:
+    if "{" in given or len(given.split()) > 1:
         return given
     names = ", ".join(TEMPLATES)
     raise TemplateError(f"{given[:40]!r} is neither Jinja nor one of these: {names}.")

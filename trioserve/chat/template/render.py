@@ -46,6 +46,9 @@ MAX_SOURCE = 200_000
 #: What the render of a few short messages may spend while the capabilities are found out.
 _PROBE_LIMITS = Limits(value=1 << 20, made=8 << 20, seconds=0.2)
 
+#: Variables for today's date, and their forms.
+_DATES: Mapping[str, str] = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
+
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -54,9 +57,14 @@ class ChatTemplate:
 
     It may be used from several threads at once.
 
+    Attributes:
+        takes_tools: whether chats may have tools at all, be it as text.
+
     Raises:
         TemplateError: the template is not valid.
     """
+
+    takes_tools = True
 
     def __init__(
         self,
@@ -255,7 +263,7 @@ class ChatTemplate:
         limits: Limits,
     ) -> str:
         """Render. `places` are the places of the messages in the request, for error messages."""
-        given = {**self._tokens, **self._unusual(variables), **variables, "messages": messages}
+        given = {**self._tokens, **self._extra(variables), **variables, "messages": messages}
         by_id = {id(message): place for message, place in zip(messages, places, strict=True)}
         meter = Meter(limits, given, by_id)
         token = running.set(meter)
@@ -270,12 +278,18 @@ class ChatTemplate:
             running.reset(token)
         return "".join(pieces)
 
-    def _unusual(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Give what one family of models wants instead of the tools themselves."""
-        if not {"functions", "datetime"} <= self._wants:
-            return {}
-        functions = json.dumps(variables.get("tools") or [], ensure_ascii=False, indent=4)
-        return {"functions": functions, "datetime": self._now().strftime("%b %d %Y")}
+    def _extra(self, variables: Mapping[str, Any]) -> dict[str, str]:
+        """Give today's date, and what one family of models wants instead of the tools themselves.
+
+        The names are llama-server's. Without `date_string`, some templates write a day of 2024.
+        """
+        extra = {}
+        for name in _DATES.keys() & self._wants:
+            extra[name] = self._now().strftime(_DATES[name])
+        if {"functions", "datetime"} <= self._wants:
+            tools = variables.get("tools") or []
+            extra["functions"] = json.dumps(tools, ensure_ascii=False, indent=4)
+        return extra
 
     @functools.cached_property
     def _absent(self) -> dict[str, None]:

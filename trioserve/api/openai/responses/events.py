@@ -228,7 +228,7 @@ class ResponseEvents:
             if self._chat.return_progress:
                 running = {"type": "response.in_progress", "response": self._builder.response}
                 events = events or [running]
-                extra["prompt_progress"] = writers.progress(event)
+                extra = self._live.with_progress(event, timed=self._chat.timings_per_token)
         if events:
             events[-1] = events[-1] | extra
         return b"".join(map(self._write, events))
