@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.engine.adapter_turns import AdapterTurns
+from trioserve.engine.cache.checkpoints import CheckpointRules
 from trioserve.engine.cache.prefix_tree import shared_length
 from trioserve.errors import KVCacheFullError, PermissionDeniedError
 from trioserve.testing import ScriptedBackend
@@ -52,10 +53,12 @@ class EngineMachine(RuleBasedStateMachine):
     n_seqs = 7
     n_ctx_seq = N_CTX
     can_cut = True
+    copies_are_free = True
     cache_ram = 400
     max_idle: int | None = 10
     n_spare_cores = 0
     n_adapters = 0
+    checkpoints = CheckpointRules(per_slot=0)
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,15 +69,18 @@ class EngineMachine(RuleBasedStateMachine):
             n_ctx_seq=self.n_ctx_seq,
             n_batch=16,
             can_cut=self.can_cut,
+            copies_are_free=self.copies_are_free,
             adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
         )
         self.backend.n_spare_cores = self.n_spare_cores
+        self.backend.on_decode = self.has_room
         self.engine = Engine(
             self.backend,
             DecodeMaximal(),
             lambda: None,
             cache_ram=self.cache_ram,
             max_idle=self.max_idle,
+            checkpoints=self.checkpoints,
         )
         self.engine._scheduler.cache.min_shared = 3
         if self.n_adapters:
@@ -88,6 +94,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.paused: set[int] = set()
 
+    def has_room(self, backend: ScriptedBackend) -> None:
+        """The scheduler has seen to it that all of a batch fits."""
+        assert backend.n_cells + len(backend.batch.rows) <= N_CTX
+
     @rule(
         prompt=prompts,
         id_slot=st.sampled_from([-1, -1, -1, 0, 4]),
@@ -99,6 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
         owner=owners,
         salt=st.sampled_from(["", "", "y"]),
         n_thinking=st.sampled_from([None, None, -1, -1, 0, 3]),
+        hints=st.lists(st.integers(0, 30), max_size=3),
     )
     def submit(
         self,
@@ -108,6 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
         owner: str,
         salt: str,
         n_thinking: int | None,
+        hints: list[int],
         **options: int,
     ) -> None:
         task_id = len(self.prompts) + 1
@@ -119,7 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
             budget = ThinkingBudget(thinking=thinking, n_tokens=n_thinking, closing=closing)
         task = Task(
             task_id,
-            Prompt(prompt.encode()),
+            Prompt(prompt.encode(), hints=hints),
             GenerationParams(**options),
             client,
             root=CacheRoot(adapters, owner, salt),
@@ -259,6 +271,31 @@ class UncuttableMachine(EngineMachine):
     can_cut = False
 
 
+class CheckpointMachine(EngineMachine):
+    """The same with a model that can append, start anew, or go back to a checkpoint."""
+
+    can_cut = False
+    checkpoints = CheckpointRules(per_slot=2, step=7, min_gap=1)
+
+    @rule(n=st.integers(0, 2))
+    def let_rewinds_fail(self, n: int) -> None:
+        outcomes = itertools.chain([False] * n, itertools.repeat(True))
+        self.backend.on_rewind = lambda: next(outcomes)
+
+
+class WindowMachine(CheckpointMachine):
+    """That with sequences that share no cells once they have gone back to a checkpoint."""
+
+    copies_are_free = False
+
+
+class SplitCheckpointMachine(CheckpointMachine):
+    """That with a part of the cache for each sequence."""
+
+    n_seqs = 5
+    n_ctx_seq = N_CTX // 5
+
+
 class SideBySideMachine(EngineMachine):
     """The same with tokens that are sampled by several threads, and no end to what is kept."""
 
@@ -292,3 +329,9 @@ TestNoSpare = NoSpareMachine.TestCase
 TestNoSpare.settings = quick
 TestUncuttable = UncuttableMachine.TestCase
 TestUncuttable.settings = quick
+TestCheckpoints = CheckpointMachine.TestCase
+TestCheckpoints.settings = quick
+TestWindow = WindowMachine.TestCase
+TestWindow.settings = quick
+TestSplitCheckpoints = SplitCheckpointMachine.TestCase
+TestSplitCheckpoints.settings = quick

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from trioserve.engine import DecodeMaximal, Engine
@@ -38,10 +39,16 @@ class Harness:
         self.rings += 1
 
     def submit(
-        self, task_id: int, prompt: str, root: CacheRoot | None = None, **options: object
+        self,
+        task_id: int,
+        prompt: str,
+        root: CacheRoot | None = None,
+        hints: Sequence[int] = (),
+        **options: object,
     ) -> None:
         params, root = GenerationParams(**options), root or CacheRoot()
-        self.engine.submit(Task(task_id, Prompt(prompt.encode()), params, root=root))
+        made = Prompt(prompt.encode(), hints=hints)
+        self.engine.submit(Task(task_id, made, params, root=root))
 
     def tick(self) -> bool:
         work_left = self.engine.tick()

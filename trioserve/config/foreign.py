@@ -144,8 +144,6 @@ _FLAGS = """
 --spec-ngram-map-k4v-min-hits
 --spec-default
 # the prefix cache works differently; see --cache-seqs and --cache-ram
--ctxcp --ctx-checkpoints --swa-checkpoints LLAMA_ARG_CTX_CHECKPOINTS
--cms --checkpoint-min-step LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT
 --cache-reuse LLAMA_ARG_CACHE_REUSE
 # only text input is supported
 -mm --mmproj LLAMA_ARG_MMPROJ

@@ -160,7 +160,18 @@ class ModelConfig:
         help="number of KV sequences to keep for later prompts, in addition to those of the slots; "
         "-1 = 32 with a unified KV cache, otherwise none")
     cache_ram: int = _context(2048, "-cram --cache-ram LLAMA_ARG_CACHE_RAM", min=0,
-        help="MiB of RAM for prompts that are moved out of the KV cache; 0 = none, -1 = no limit")
+        help="MiB of RAM for prompts that are moved out of the KV cache, and for checkpoints; "
+        "0 = none, -1 = no limit")
+    ctx_checkpoints: int = _context(32,
+        "-ctxcp --ctx-checkpoints --swa-checkpoints LLAMA_ARG_CTX_CHECKPOINTS",
+        min=0, max=INT32_MAX,
+        help="maximum number of checkpoints for each slot, on average: states that a prompt can "
+        "start from where the KV cache cannot be cut (sliding windows, recurrent and hybrid "
+        "models); 0 = none")
+    checkpoint_min_step: int = _context(8192,
+        "-cms --checkpoint-min-step LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT", min=0, max=INT32_MAX,
+        help="number of tokens after which a long prompt gets another checkpoint, besides those "
+        "between its messages; 0 = only those")
     cache_idle_slots: bool = _context(True,
         "--cache-idle-slots | --no-cache-idle-slots LLAMA_ARG_CACHE_IDLE_SLOTS",
         help="when a request starts, move prompts that no request is using to RAM, which keeps a "

@@ -10,6 +10,7 @@ takes. `cache` knows what the KV cache holds, and `text` turns tokens into text.
 """
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.cache.checkpoints import CheckpointRules
 from trioserve.engine.cache.prefix_cache import MAX_IDLE
 from trioserve.engine.embedding.backend import EmbeddingBackend
 from trioserve.engine.embedding.engine import EmbeddingEngine
@@ -32,6 +33,7 @@ __all__ = [
     "AnyBackend",
     "Balanced",
     "BatchStrategy",
+    "CheckpointRules",
     "DecodeMaximal",
     "EmbeddingBackend",
     "EmbeddingEngine",

@@ -169,13 +169,18 @@ class Backend(Protocol):
 
     @property
     def unified(self) -> bool:
-        """Whether all sequences share the cells, so that a copy takes none."""
+        """Whether all sequences share the cells, so that a copy moves no data."""
+
+    @property
+    def copies_are_free(self) -> bool:
+        """Whether a copy takes no cells of its own, as far as there may be too few of them."""
 
     @property
     def can_cut(self) -> bool:
         """Whether a sequence can be cut at any position.
 
-        False for recurrent and hybrid models, and for sliding windows: these can only be cleared.
+        False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
+        or go back to a checkpoint.
         """
 
     @property
@@ -244,6 +249,19 @@ class Backend(Protocol):
 
     def state_set(self, seq: int, data: bytes) -> None:
         """Make an empty sequence hold what another did."""
+
+    def checkpoint_size(self, seq: int) -> int:
+        """How many bytes `checkpoint_get` would return."""
+
+    def checkpoint_get(self, seq: int) -> bytes:
+        """Return what cannot be cut of a sequence's memory, as it is now, for `rewind`."""
+
+    def rewind(self, seq: int, length: int, data: bytes) -> bool:
+        """Put a sequence back to its first `length` positions.
+
+        `data` is what `checkpoint_get` gave when this sequence, or another with the same beginning,
+        had so many. Returns whether it could; if not, the sequence is empty.
+        """
 
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write a file with what `state_get` gave; returns its size. From any thread.

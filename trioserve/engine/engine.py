@@ -11,6 +11,7 @@ from pathlib import Path
 from time import monotonic
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.cache.checkpoints import DEFAULT_RULES, CheckpointRules
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.counters import Counters
 from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, SlotCall, Stop, Submit
@@ -20,6 +21,7 @@ from trioserve.engine.run import Run
 from trioserve.engine.sampler_pool import Draw, SamplerPool
 from trioserve.engine.scheduler import Scheduler, lowest_priority
 from trioserve.engine.slot import Slot
+from trioserve.engine.slot_calls import SlotCalls
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.engine.task_check import check_task
 from trioserve.engine.work import Work
@@ -56,6 +58,7 @@ class Engine(Loop):
         cache_ram: bytes of RAM for what leaves the KV cache.
         max_idle: cells of a unified KV cache that may hold what no request uses, while some run;
             the rest goes to RAM. None: any number.
+        checkpoints: how many there may be, where sequences cannot be cut.
         flush_interval: seconds within which tokens leave together, the first of a task and the
             last at once.
         context_shift: go on in a full context without its older half, rather than end.
@@ -71,6 +74,7 @@ class Engine(Loop):
         *,
         cache_ram: int = 0,
         max_idle: int | None = None,
+        checkpoints: CheckpointRules = DEFAULT_RULES,
         context_shift: bool = False,
         flush_interval: float = 0.0,
     ) -> None:
@@ -83,12 +87,12 @@ class Engine(Loop):
             n_ctx_seq=backend.n_ctx_seq,
             n_batch=backend.n_batch,
             n_outputs=backend.n_outputs,
-            cache=PrefixCache(backend, cache_ram, max_idle=max_idle),
+            cache=PrefixCache(backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints),
             strategy=strategy,
             has_adapters=bool(backend.adapters),
         )
         self._adapters: Adapters = ()  # that the backend has set
-        self._slot_calls: list[SlotCall] = []  # that wait for a slot to be idle
+        self._slot_calls = SlotCalls()
         self._strategy = strategy
         self._context_shift = context_shift
         n_threads = min(backend.n_spare_cores, backend.n_slots)
@@ -96,6 +100,11 @@ class Engine(Loop):
         self._counters = Counters()
 
     # -- from any thread
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether `Prompt.hints` are of use: sequences cannot be cut, and there may be some."""
+        return self._scheduler.cache.can_share and not self._backend.can_cut
 
     def end_thinking(self, task_id: int) -> bool:
         """Have a task close the reasoning that it is in. From the inference thread.
@@ -164,8 +173,8 @@ class Engine(Loop):
         self._counters.count_tick(seconds)
         if rows:
             self._learn(work, seconds)
-        if self._slot_calls:
-            self._call_idle_slots()
+        if self._slot_calls.waiting:
+            self._slot_calls.make(self._scheduler.slots)
 
     def _learn(self, work: list[Work], seconds: float) -> None:
         """Count what this tick has done, and tell the strategy what it has cost."""
@@ -188,26 +197,16 @@ class Engine(Loop):
                 if run is not None:
                     self._end(run)
                     self._retract(task_id)
-                    self._call_idle_slots()
+                    self._slot_calls.make(self._scheduler.slots)
             case Pause(task_id) | Resume(task_id):
                 self._scheduler.pause(task_id, isinstance(command, Pause))
             case Call(function):
                 function()
             case SlotCall():
-                self._slot_calls.append(command)
-                self._call_idle_slots()
+                self._slot_calls.waiting.append(command)
+                self._slot_calls.make(self._scheduler.slots)
             case Stop():
                 self._stopping = True
-
-    def _call_idle_slots(self) -> None:
-        """Make the calls whose slots are idle now, before another run takes them."""
-        slots, waiting = self._scheduler.slots, []
-        for call in self._slot_calls:
-            if slots[call.slot_id].run is None:
-                call.function()
-            else:
-                waiting.append(call)
-        self._slot_calls = waiting
 
     # -- one tick: run
 
@@ -256,6 +255,7 @@ class Engine(Loop):
             self._scheduler.cache.append(seq, keys + run.draft if run.draft else keys)
             if not piece.in_decode:
                 self._note_prefill(slot, run, piece.n_cells)
+                self._scheduler.note_prefill(slot)
             if piece.in_decode or (slot.n_pending == 0 and self._begins_output(slot, run)):
                 ready.append((slot, run, row))
         draws = self._samplers.draw([(run, row) for _, run, row in ready])

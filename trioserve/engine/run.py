@@ -53,6 +53,7 @@ class Run:
         "n_prompt",
         "n_reported",
         "paused",
+        "places",
         "prefilled",
         "reasoning",
         "sampler",
@@ -69,6 +70,8 @@ class Run:
         self.keys: list[CellKey] = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
         self.n_discarded = 0  # keys that `shift` took out
+        #: Lengths at which the prefill stops for a checkpoint.
+        self.places: list[int] = []
         #: Guesses of the tokens that come next. The next tick decodes them after the newest key.
         self.draft: list[TokenId] = []
         self.sampler: Sampler | None = None
@@ -110,6 +113,7 @@ class Run:
         n_left = len(self.keys) - n_keep
         n_discard = min(self.task.params.n_discard or max(1, n_left // 2), n_left - 1)
         del self.keys[n_keep : n_keep + n_discard]
+        self.places = []
         self.n_discarded += n_discard
 
     def close_thinking(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trioserve.engine.adapter_turns import AdapterTurns
+from trioserve.engine.cache.checkpoints import meet
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
@@ -153,7 +154,7 @@ class Scheduler:
         """
         run = slot.run
         assert run is not None and slot.in_decode
-        if self.cache.can_share and run.reasoning is None:
+        if self.cache.can_cut and run.reasoning is None:
             room = min(self.n_outputs // len(self.slots), self.n_ctx_seq - len(run.keys)) - 1
             run.draft = list(tokens[: max(0, room)])
 
@@ -221,9 +222,18 @@ class Scheduler:
             self.waiting.admit(run)
             reuse = run.task.params.cache_prompt
             slot.take(run, self.cache.start(run.keys, run.task.root, reuse=reuse))
+            if reuse and not run.truncated:
+                run.places = self.cache.places(run.task.prompt)
+                self.note_prefill(slot)
             self._admitted.append(slot)
         self._make_room()
         return self._share()
+
+    def note_prefill(self, slot: Slot) -> None:
+        """Keep a checkpoint, if a slot in prefill has come to a place for one."""
+        assert slot.run is not None and slot.seq is not None
+        if slot.n_held in slot.run.places:
+            self.cache.keep_checkpoint(slot.seq)
 
     def take_admitted(self) -> list[tuple[Slot, Run]]:
         """Take the slots that were given to runs since the last time, and are still theirs."""
@@ -268,8 +278,14 @@ class Scheduler:
             and slot.run.task.root == run.task.root
             and max(slot.n_held, self.cache.min_shared) < run.shared_with(slot.run)
             and slot.run.task.params.cache_prompt
+            and slot.n_held < self._parting(run, slot.run)
             for slot in self.slots
         )
+
+    def _parting(self, follower: Run, leader: Run) -> int:
+        """Find the length at which a follower leaves its leader, which stops there if it must."""
+        shared = follower.shared_with(leader)
+        return shared if self.cache.can_cut else meet(leader.places, shared, self.cache.rules)
 
     def _fits(self, run: Run) -> bool:
         """Whether the run's tokens, and one more, fit beside what runs already.
@@ -280,7 +296,7 @@ class Scheduler:
         seqs = {slot.seq.id for slot in active if slot.seq is not None}
         pending = sum(slot.n_pending for slot in active)
         shared = 0
-        if run.task.params.cache_prompt:
+        if run.task.params.cache_prompt and self.cache.copies_are_free:
             shared, holders = self.cache.find(run.keys[:-1], run.task.root)
             shared = shared if any(seq.id in seqs for seq in holders) else 0
         needed = len(run.keys) + 1 - shared
@@ -322,7 +338,7 @@ class Scheduler:
         if not decode and not any(shares):  # what decodes is of another turn
             shares = self._strategy.share(pending, 0, budget)
         return decode + [
-            Work(slot, n_cells, False)
+            Work(slot, slot.up_to_place(n_cells), False)
             for slot, n_cells in zip(prefill, shares, strict=True)
             if n_cells
         ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from trioserve.engine.cache.prefix_cache import KVSequence
+from trioserve.engine.cache.checkpoints import next_place
+from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.run import Run
 from trioserve.types import CacheRoot, CellKey, SlotStatus, Task
 
@@ -57,6 +58,13 @@ class Slot:
         """How many cells of its run are still to be decoded."""
         run = self.run
         return 0 if run is None else len(run.keys) + len(run.draft) - self.n_held
+
+    def up_to_place(self, n_cells: int) -> int:
+        """Shorten a chunk of the prompt to end where a checkpoint is made."""
+        if self.run is None or not self.run.places:
+            return n_cells
+        place = next_place(self.run.places, self.n_held)
+        return n_cells if place is None else min(n_cells, place - self.n_held)
 
     def take(self, run: Run, seq: KVSequence) -> None:
         """Start a run in a sequence that holds a beginning of it."""

@@ -72,6 +72,11 @@ class LlamaBackend:
         self.n_seqs: int = context.n_seqs
         self.unified: bool = context.unified
         self.can_cut: bool = model.can_cut
+        # Layers with a sliding window have a cache of their own, in which sequences that went back
+        # to a checkpoint share no cells. It has room for the windows of all of them, but no more
+        # cells than the context has.
+        windows = model.window * self.n_seqs + context.n_ubatch
+        self.copies_are_free: bool = not model.window or windows < self.n_ctx
         self.batch: Batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         if self.n_ctx_seq < context.n_ctx_seq:
             _log.info(
@@ -220,6 +225,30 @@ class LlamaBackend:
             InvalidRequestError: the data does not fit; the sequence is then empty.
         """
         self._memory.restore(seq, data)
+
+    def checkpoint_size(self, seq: int) -> int:
+        """How many bytes `checkpoint_get` would return."""
+        return self._memory.saved_size(seq, partial=True)
+
+    def checkpoint_get(self, seq: int) -> bytes:
+        """Return what cannot be cut of a sequence's memory, for `rewind`.
+
+        Raises:
+            EngineError: llama.cpp fails, or a copy is pending until the next decode.
+        """
+        return self._memory.save(seq, partial=True)
+
+    def rewind(self, seq: int, length: int, data: bytes) -> bool:
+        """Put a sequence back to its first `length` positions, with what was kept there.
+
+        Returns whether it could; if not, the sequence is empty, and the log says why.
+        """
+        try:
+            self._memory.rewind(seq, length, data)
+        except InvalidRequestError as error:
+            _log.warning("a checkpoint cannot be used", reason=error.message)
+            return False
+        return True
 
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write a file that llama-server can read too, whole or not at all; returns its size.

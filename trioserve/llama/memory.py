@@ -92,29 +92,31 @@ class Memory:
         self._check(seq)
         return int(short.llama_memory_seq_pos_max(self._handle, seq))
 
-    def saved_size(self, seq: int) -> int:
+    def saved_size(self, seq: int, *, partial: bool = False) -> int:
         """How many bytes `save` would return."""
         self._check(seq)
-        return int(lib.llama_state_seq_get_size(self._context, seq))
+        return int(lib.llama_state_seq_get_size_ext(self._context, seq, int(partial)))
 
-    def save(self, seq: int) -> bytes:
-        """Return what a sequence holds, for `restore`.
+    def save(self, seq: int, *, partial: bool = False) -> bytes:
+        """Return what a sequence holds, for `restore`; `partial`: only what cannot be cut of it.
+
+        That is the sliding window or the recurrent state, and of plain attention nothing.
 
         Raises:
             EngineError: a copy is pending until the next decode, or llama.cpp fails.
         """
         self._check_settled(seq)
-        size = self.saved_size(seq)
+        size = self.saved_size(seq, partial=partial)
         data: bytes = _new_bytes(None, size)  # may be written to while nobody else has it
         target = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
-        written = lib.llama_state_seq_get_data(self._context, target, size, seq)
+        written = lib.llama_state_seq_get_data_ext(self._context, target, size, seq, int(partial))
         if not 0 < written <= size:
             why = library.reason(library.take_errors())
             raise EngineError(f"Sequence {seq} cannot be saved: {why}.")
         return data if written == size else data[:written]
 
-    def restore(self, seq: int, data: bytes) -> None:
-        """Replace what a sequence holds by what `save` returned.
+    def restore(self, seq: int, data: bytes, *, partial: bool = False) -> None:
+        """Replace what a sequence holds by what `save` returned, or a part of it by such a part.
 
         The data must come from `save` of a context with the same model, cache types and kind of
         cache. It is trusted: llama.cpp checks its form, but not each position in it.
@@ -127,12 +129,29 @@ class Memory:
         source = np.frombuffer(data, dtype=np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         library.take_errors()
-        read = lib.llama_state_seq_set_data(self._context, pointer, len(data), seq)
+        read = lib.llama_state_seq_set_data_ext(
+            self._context, pointer, len(data), seq, int(partial)
+        )
         if not read or read != len(data):
             why = "there are bytes after its end" if read else ""
             why = why or library.reason(library.take_errors())
             self.remove(seq, 0)
             raise InvalidRequestError(f"The saved state does not fit this model's context: {why}.")
+
+    def rewind(self, seq: int, length: int, data: bytes) -> None:
+        """Put a sequence back to its first `length` positions.
+
+        `data` is what `save` returned in part when it ended there.
+
+        Raises:
+            InvalidRequestError: it does not fit; the sequence is then empty.
+            EngineError: a copy is pending until the next decode.
+        """
+        self.restore(seq, data, partial=True)
+        # What can be cut is cut last: llama.cpp refuses to cut a state that is further on.
+        if not self.remove(seq, length) or self.last(seq) != length - 1:
+            self.remove(seq, 0)
+            raise InvalidRequestError(f"The saved state is not one after {length} positions.")
 
     def _check(self, seq: int) -> None:
         if not 0 <= seq < self._n_seqs:

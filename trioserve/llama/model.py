@@ -92,8 +92,13 @@ class Model:
         return not (
             lib.llama_model_is_recurrent(handle)
             or lib.llama_model_is_hybrid(handle)
-            or (lib.llama_model_n_swa(handle) > 0 and not self._swa_full)
+            or self.window > 0
         )
+
+    @property
+    def window(self) -> int:
+        """How many tokens back the layers with a sliding window see; 0: all layers see all."""
+        return 0 if self._swa_full else int(lib.llama_model_n_swa(self.handle))
 
     def max_n_ctx_seq(self, config: ModelConfig) -> int:
         """Return how many tokens a sequence may have: as in training, or more with scaled RoPE.

@@ -18,6 +18,7 @@ from trioserve.chat.params import ChatParams
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import continued_prompt_tail, render_continued
+from trioserve.chat.template.partings import find_partings
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.chat.tool_choice import choose
 from trioserve.config import Config
@@ -26,10 +27,11 @@ from trioserve.server.cache_sharing import CacheSharing
 from trioserve.server.choices import all_of, check_copies, copies_of
 from trioserve.server.completions import Completions
 from trioserve.server.context import RequestContext
+from trioserve.server.hints import hints_of
 from trioserve.server.model import LoadedModel
 from trioserve.server.stream import ChatCompletion, ChatStream
 from trioserve.server.tokens import Tokenizer
-from trioserve.server.workers import SMALL, Workers
+from trioserve.server.workers import SMALL, Stop, Workers
 from trioserve.types import GenerationParams, Prompt, Thinking, ThinkingBudget, TokenId
 
 #: What a render may take on the event loop.
@@ -88,9 +90,40 @@ class ChatPrompts:
 
         Templates write BOS themselves, and the tokenizer must not add a second one.
         """
+        return await self._tokenizer.tokenize(
+            text, add_special=self._adds_special(text), fits=fits, aside=aside
+        )
+
+    def _adds_special(self, text: str) -> bool:
         bos = self._model.info.bos_token
-        add_special = not (bos and text.startswith(bos))
-        return await self._tokenizer.tokenize(text, add_special=add_special, fits=fits, aside=aside)
+        return not (bos and text.startswith(bos))
+
+    async def prompt_of(self, text: str, messages: Messages, chat: ChatParams) -> Prompt:
+        """Make a prompt of a rendered chat, with hints where a checkpoint is useful."""
+        tokens = await self.tokenize(text, fits=True)
+        if not self._model.keeps_checkpoints:
+            return Prompt(tokens)
+        find = partial(self._hints, text, tokens, messages, chat)
+        return Prompt(tokens, hints=await self._workers.run_in_thread(find))
+
+    def _hints(
+        self,
+        text: str,
+        tokens: tuple[TokenId, ...],
+        messages: Messages,
+        chat: ChatParams,
+        stop: Stop,
+    ) -> tuple[int, ...]:
+        n_given = len(messages) - (chat.continue_final_message is not None)
+        partings = find_partings(
+            self._model.template,
+            text,
+            messages[:n_given],
+            tools=chat.tools,
+            kwargs={**self._model.template_variables, **chat.template_kwargs},
+        )
+        add_special = self._adds_special(text)
+        return hints_of(self._model.vocab, text, tokens, partings, stop, add_special=add_special)
 
 
 @attrs.frozen
@@ -196,10 +229,9 @@ class Chats:
         format, can = template.format, template.capabilities
         # By text, a model whose template knows no tools would be told to call them.
         shown = can.supports_tools or choice.mode != "none"
-        text = await self._prompts.render(
-            messages, chat if shown else attrs.evolve(chat, tools=None)
-        )
-        prompt = Prompt(await self._prompts.tokenize(text, fits=True))
+        shown_chat = chat if shown else attrs.evolve(chat, tools=None)
+        text = await self._prompts.render(messages, shown_chat)
+        prompt = await self._prompts.prompt_of(text, messages, shown_chat)
         part = chat.continue_final_message
         tail = text[-256:] if part is None else continued_prompt_tail(messages, part, format)
         chat = attrs.evolve(

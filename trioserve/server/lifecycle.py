@@ -17,6 +17,7 @@ from trioserve.engine import (
     MAX_IDLE,
     AnswersFirst,
     AnyBackend,
+    CheckpointRules,
     EmbeddingBackend,
     EmbeddingEngine,
     Engine,
@@ -71,6 +72,9 @@ async def running_engine(
                 bridge.notify,
                 cache_ram=config.cache_ram * 2**20,
                 max_idle=MAX_IDLE if config.cache_idle_slots else None,
+                checkpoints=CheckpointRules(
+                    per_slot=config.ctx_checkpoints, step=config.checkpoint_min_step
+                ),
                 context_shift=config.context_shift,
                 flush_interval=config.stream_interval_ms / 1e3,
             )

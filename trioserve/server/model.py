@@ -11,6 +11,7 @@ from trioserve.chat.template.builtin import source_of
 from trioserve.chat.template.legacy import LegacyTemplate
 from trioserve.chat.template.render import CHATML, ChatTemplate
 from trioserve.config import Config
+from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
 from trioserve.engine.loop import Loop
 from trioserve.errors import ModelLoadError, TemplateError
@@ -30,6 +31,8 @@ class LoadedModel:
     template_variables: dict[str, Any]
     #: Control tokens that structure a message, so that the parser has to see them.
     preserved_tokens: frozenset[TokenId]
+    #: Whether `Prompt.hints` are of use.
+    keeps_checkpoints: bool
     #: The parameters of a request that sets none.
     defaults: GenerationParams
 
@@ -57,6 +60,7 @@ class LoadedModel:
             template=template,
             template_variables=variables,
             preserved_tokens=preserved,
+            keeps_checkpoints=isinstance(engine, Engine) and engine.keeps_checkpoints,
             defaults=GenerationParams(
                 sampling=config.sampling,
                 max_tokens=config.n_predict,

@@ -82,7 +82,11 @@ class ScriptedBackend:
     the bookkeeping of an engine shows.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `can_cut`, `chat_template` and `adapters`.
+    `can_cut`, `copies_are_free`, `chat_template` and `adapters`.
+
+    Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
+    has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
+    that no other sequence uses it too: so whoever mixes up checkpoints is found out.
 
     Attributes:
         sequences: the tokens of each KV sequence.
@@ -93,6 +97,9 @@ class ScriptedBackend:
         fail_next: raised by the next `decode`, in place of decoding.
         on_decode: called with the backend before each decode.
         on_compile: called with each grammar, in the thread that compiles it.
+        on_rewind: says whether a `rewind` succeeds.
+        n_checkpoints: how often `checkpoint_get` was called.
+        n_decoded: how many tokens were decoded, all together.
     """
 
     script: Script = attrs.field(default=parrot, kw_only=False)
@@ -102,6 +109,7 @@ class ScriptedBackend:
     n_ctx_seq: int = _like("n_ctx")
     n_batch: int = 64
     can_cut: bool = True
+    copies_are_free: bool = True
     chat_template: str | None = None
     adapters: Sequence[AdapterInfo] = ()
 
@@ -117,6 +125,13 @@ class ScriptedBackend:
         self._sets: list[Adapters] = [()]  # all adapters that were ever used
         self._cells: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._next_cell = itertools.count()
+        #: What the state of each sequence has seen: tokens, and what they were computed with.
+        self._seen: list[list[int]] = [[] for _ in range(self.n_seqs)]
+        self._borrowed: set[int] = set()  # sequences whose state is another one's, too
+        self._copied: set[int] = set()  # those that the next decode fills
+        self.on_rewind: Callable[[], bool] = lambda: True
+        self.n_checkpoints = 0
+        self.n_decoded = 0
         #: Of the last decode, by row: the sequence, and how many tokens it has with that row.
         self.logits: dict[int, tuple[int, int]] = {}
         self.n_decodes = 0
@@ -171,6 +186,11 @@ class ScriptedBackend:
         assert self.batch.rows, "an empty batch"
         assert sum(row[-1] for row in self.batch.rows) <= self.n_outputs, "too many logits"
         self.logits = {}
+        self.n_decoded += len(self.batch.rows)
+        self._copied.clear()
+        for seq in {row[2] for row in self.batch.rows}:
+            assert seq not in self._borrowed, "two sequences write to one state"
+            assert self.can_cut or self._seen[seq] == self._values(seq), "a state of another text"
         for row, (token, pos, seq, logits) in enumerate(self.batch.rows):
             assert 0 <= token < self.vocab.n_tokens
             assert pos == len(self.sequences[seq]), f"position {pos} does not follow"
@@ -178,6 +198,7 @@ class ScriptedBackend:
             self.sequences[seq].append(token)
             self.made_with[seq].append(self.current_adapters)
             self._cells[seq].append(next(self._next_cell))
+            self._seen[seq].append(self._values(seq, pos)[0])
             if logits:
                 self.logits[row] = seq, pos + 1
 
@@ -206,13 +227,19 @@ class ScriptedBackend:
 
     def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
         """Cut a sequence; in the middle only if `can_cut`."""
-        if 0 < start < len(self.sequences[seq]) and not self.can_cut:
+        if 0 < start < len(self._seen[seq]) and not self.can_cut:
             return False
         assert stop < 0, "a hole in a sequence"
+        self._cut(seq, start)
+        del self._seen[seq][start:]
+        if not start:
+            self._borrowed.discard(seq)
+        return True
+
+    def _cut(self, seq: int, start: int) -> None:
         del self.sequences[seq][start:]
         del self.made_with[seq][start:]
         del self._cells[seq][start:]
-        return True
 
     def seq_cp(self, source: int, target: int) -> None:
         """Copy a whole sequence."""
@@ -220,8 +247,12 @@ class ScriptedBackend:
         self.sequences[target] = list(self.sequences[source])
         self.made_with[target] = list(self.made_with[source])
         self._cells[target] = list(self._cells[source])
-        if not self.unified:  # each sequence has cells of its own
+        self._seen[target] = list(self._seen[source])
+        if self.unified:
+            self._borrowed |= {target} if not self.can_cut else set()
+        else:  # each sequence has cells of its own
             self._cells[target] = [next(self._next_cell) for _ in self._cells[source]]
+            self._copied |= {source, target}
 
     def state_size(self, seq: int) -> int:
         """Four bytes a token."""
@@ -229,18 +260,50 @@ class ScriptedBackend:
 
     def state_get(self, seq: int) -> bytes:
         """Write the tokens down, and what they were computed with."""
-        made_with = (self._sets.index(adapters) << 16 for adapters in self.made_with[seq])
-        values = map(operator.or_, self.sequences[seq], made_with)
+        assert not self._copied, "a copy waits for the next decode"
+        values = self._values(seq)
+        assert self.can_cut or self._seen[seq] == values, "a state of another text"
         return array("i", values).tobytes()
+
+    def _values(self, seq: int, start: int = 0) -> list[int]:
+        """Write down the tokens in the cells from `start` on, and what they were computed with."""
+        sets = (self._sets.index(adapters) << 16 for adapters in self.made_with[seq][start:])
+        return list(map(operator.or_, self.sequences[seq][start:], sets))
 
     def state_set(self, seq: int, data: bytes) -> None:
         """Read them back."""
         assert not self.sequences[seq], "the sequence is not empty"
+        assert not self._copied, "a copy waits for the next decode"
         values = array("i", data)
+        self._seen[seq] = list(values)
         self.sequences[seq] = [value & 0xFFFF for value in values]
         self.made_with[seq] = [self._sets[value >> 16] for value in values]
         self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
         assert self.n_cells <= self.n_ctx, "no free cells"
+
+    def checkpoint_size(self, seq: int) -> int:
+        """Four bytes a token."""
+        return 4 * len(self._seen[seq])
+
+    def checkpoint_get(self, seq: int) -> bytes:
+        """Write down what the state has seen."""
+        assert not self.can_cut, "a checkpoint that nobody needs"
+        assert not self._copied, "a copy waits for the next decode"
+        self.n_checkpoints += 1
+        return array("i", self._seen[seq]).tobytes()
+
+    def rewind(self, seq: int, length: int, data: bytes) -> bool:
+        """Cut a sequence, if the state is one that has seen so many tokens."""
+        assert not self.can_cut, "a checkpoint that nobody needs"
+        assert not self._copied, "a copy waits for the next decode"
+        self._borrowed.discard(seq)
+        self._seen[seq] = list(array("i", data))
+        assert 0 < length == len(self._seen[seq]) <= len(self.sequences[seq])
+        self._cut(seq, length if self.on_rewind() else 0)
+        if not self.copies_are_free:
+            self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
+        del self._seen[seq][len(self.sequences[seq]) :]
+        return bool(self.sequences[seq])
 
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write JSON."""
@@ -264,7 +327,7 @@ class ScriptedBackend:
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence."""
-        return len(self.sequences[seq]) - 1
+        return min(len(self.sequences[seq]), len(self._seen[seq])) - 1
 
     def close(self) -> None:
         """Count the backend as freed."""

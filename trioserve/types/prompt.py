@@ -35,6 +35,11 @@ class Prompt:
     """
 
     tokens: tuple[TokenId, ...] = attrs.field(converter=_to_tuple)
+    #: Lengths in cells at which a later prompt is likely to part from this one. Where memory cannot
+    #: be cut, the state is kept there.
+    hints: tuple[int, ...] = attrs.field(
+        default=(), converter=_to_tuple, eq=False, repr=False, kw_only=True
+    )
     #: The range of the token ids, found once: a prompt may have a hundred thousand of them.
     lowest: TokenId = attrs.field(init=False, repr=False, default=attrs.Factory(_lowest, True))
     highest: TokenId = attrs.field(init=False, repr=False, default=attrs.Factory(_highest, True))

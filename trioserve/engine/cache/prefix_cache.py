@@ -1,15 +1,13 @@
-"""What every KV sequence holds, and the cheapest way to start a prompt from it."""
+"""The cheapest way to start a prompt: from a KV sequence, from RAM, or anew."""
 
 from __future__ import annotations
 
-import attrs
-
 from trioserve.engine.backend import Backend
-from trioserve.engine.cache.cells import CellLedger
-from trioserve.engine.cache.prefix_tree import PrefixTree
-from trioserve.engine.cache.ram_cache import RamCache
+from trioserve.engine.cache.checkpoints import DEFAULT_RULES, CheckpointRules, places_of
+from trioserve.engine.cache.ram_cache import Entry, RamCache
+from trioserve.engine.cache.sequences import KVSequence, Sequences
 from trioserve.errors import InvalidRequestError, KVCacheFullError
-from trioserve.types import CacheRoot, CellKey, SlotState
+from trioserve.types import CacheRoot, CellKey, Prompt, SlotState
 
 #: Cells of a unified KV cache that sequences may hold which no request uses. Attention looks at
 #: all cells, in steps of 256, of every sequence: on a CPU, 4,000 idle ones make prefill 20 to
@@ -21,30 +19,6 @@ MAX_IDLE = 256
 OWN_SHARE = 16
 
 
-@attrs.define
-class KVSequence:
-    """One KV sequence.
-
-    ::
-
-        held    | indexed ............ | not yet |
-                0                len in tree     len(held)
-
-    `held` has a key for each cell that llama.cpp holds, computed under `root`. The tree learns
-    of new keys when it is asked something, not with every token.
-    """
-
-    id: int
-    held: list[CellKey] = attrs.field(factory=list)
-    root: CacheRoot = attrs.field(default=CacheRoot())
-    running: bool = False
-    last_used: int = 0
-
-    def position(self, cell: int) -> int:
-        """The position of a cell. They are the same as long as prompts are tokens alone."""
-        return cell
-
-
 class PrefixCache:
     """All sequences of a backend: running, kept for later prompts, and free ones.
 
@@ -54,22 +28,36 @@ class PrefixCache:
 
     Args:
         backend: where the sequences are.
-        ram_limit: bytes of RAM for sequences that leave the KV cache.
+        ram_limit: bytes of RAM for sequences that leave the KV cache, and for checkpoints.
         max_idle: cells that kept sequences may hold while others run; None: any number.
+        checkpoints: how many there may be, where sequences cannot be cut.
     """
 
     def __init__(
-        self, backend: Backend, ram_limit: int = 0, *, max_idle: int | None = None
+        self,
+        backend: Backend,
+        ram_limit: int = 0,
+        *,
+        max_idle: int | None = None,
+        checkpoints: CheckpointRules = DEFAULT_RULES,
     ) -> None:
         #: Sharing fewer tokens than this is not worth a copy, a wait or a place in RAM.
         self.min_shared = 32
         self._backend = backend
-        self.sequences = [KVSequence(i) for i in range(backend.n_seqs)]
-        self.ram = RamCache(ram_limit, can_cut=backend.can_cut)
-        self._tree: PrefixTree[int] = PrefixTree()
-        self._cells = CellLedger(backend.n_seqs)
+        self._held = Sequences(backend)
+        self.sequences = self._held.all
+        self.can_cut = backend.can_cut
+        self.ram = RamCache(
+            ram_limit,
+            can_cut=backend.can_cut,
+            max_checkpoints=checkpoints.per_slot * backend.n_slots,
+            is_useful=self._is_useful,
+        )
+        self.rules = checkpoints
+        self._keeps_checkpoints = (
+            not backend.can_cut and ram_limit > 0 and self.ram.max_checkpoints > 0
+        )
         self._clock = 0
-        self._copies_wait = False  # copies that llama.cpp makes with the next decode
         #: In a cache that is split by sequence, a copy moves data and a kept sequence takes the
         #: place of a running one; in a unified one both are nearly free.
         self._unified = backend.unified
@@ -79,14 +67,19 @@ class PrefixCache:
     # -- looking
 
     @property
+    def copies_are_free(self) -> bool:
+        """Whether what sequences share takes cells only once."""
+        return self._backend.copies_are_free
+
+    @property
     def can_share(self) -> bool:
         """Whether one sequence can start with a part of another."""
-        return self._backend.can_cut
+        return self.can_cut or self._keeps_checkpoints
 
     @property
     def taken(self) -> int:
         """Cells in use."""
-        return self._cells.taken
+        return self._held.taken
 
     def taken_by_running(self) -> int:
         """Cells that running sequences use."""
@@ -94,20 +87,19 @@ class PrefixCache:
 
     def taken_by(self, seq_ids: set[int]) -> int:
         """Cells that a set of sequences uses."""
-        return self._cells.taken_by(seq_ids)
+        return self._held.taken_by(seq_ids)
 
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
-        """Find the longest beginning of `keys` in the KV cache, and who holds it."""
-        self._index()
-        match = self._tree.match if self._backend.can_cut else self._tree.match_whole
-        length, holders = match(keys, root)
-        return length, [self.sequences[i] for i in holders]
-
-    def _index(self) -> None:
-        for seq in self.sequences:
-            known = self._tree.length(seq.id)
-            if known < len(seq.held):
-                self._tree.extend(seq.id, seq.held[known:], seq.root)
+        """Find the longest beginning of `keys` to start from in the KV cache, and who holds it."""
+        length, holders = self._held.match(keys, root)
+        if not self.can_cut:
+            checkpoint = self.ram.find_checkpoint(keys[:length], root)[0]
+            length, whole = self._held.match_whole(keys, root)
+            if checkpoint > length:
+                length = checkpoint
+            else:
+                holders = whole
+        return length, holders
 
     # -- starting and ending a run
 
@@ -126,21 +118,19 @@ class PrefixCache:
     def _start(self, keys: list[CellKey], root: CacheRoot) -> KVSequence:
         length, holders = self.find(keys, root)
         in_ram, key = self.ram.find(keys, root)
-        if in_ram >= length + self.min_shared and not self._copies_wait:
+        if in_ram >= length + self.min_shared and not self._held.copies_wait:
             return self._swap_in(key, in_ram, root)
         kept = [seq for seq in holders if not seq.running]
         for seq in kept:
             if len(seq.held) == length:
                 return seq  # it goes on where it ended, and nothing is lost
         if length >= self.min_shared and (self._unified or not kept):
-            others = [seq for seq in self._idle() if seq not in holders]
+            others = [seq for seq in self._held.idle() if seq not in holders]
             if others:
-                target = self._empty(others)
-                self._copy(holders[0], target, length)
-                return target
+                return self._copy(holders[0], length, others)
         if kept and (length >= self.min_shared or length * 10 >= len(keys)):
             seq = min(kept, key=lambda seq: len(seq.held))
-            self.cut(seq, length)
+            self._shorten(seq, length, self._state_at(seq, length))
             return seq
         return self._empty()
 
@@ -152,31 +142,25 @@ class PrefixCache:
 
     def append(self, seq: KVSequence, keys: list[CellKey]) -> None:
         """Note that a decode has added cells to a sequence."""
-        self._copies_wait = False
-        seq.held += keys
-        self._cells.append(seq.id, len(keys))
+        self._held.append(seq, keys)
 
     def cut(self, seq: KVSequence, length: int) -> None:
-        """Shorten a sequence. With length 0 it is free."""
-        if length < len(seq.held) or not length:
-            self._backend.seq_rm(seq.id, seq.position(length))
-            self._tree.cut(seq.id, min(length, self._tree.length(seq.id)))
-            self._cells.cut(seq.id, length)
-            del seq.held[length:]
+        """Shorten a sequence. With length 0 it is free; others need a backend that can cut."""
+        self._held.cut(seq, length)
 
     def evict_one(self) -> bool:
         """Make cells free: the kept sequence that was unused for longest goes, to RAM if it can.
 
         Returns whether there was one.
         """
-        kept = [seq for seq in self._idle() if seq.held]
+        kept = [seq for seq in self._held.idle() if seq.held]
         if kept:
             self._evict(min(kept, key=lambda seq: seq.last_used))
         return bool(kept)
 
     def swap_out(self, seq: KVSequence) -> None:
         """Copy a sequence to RAM, unless it is short or already there, or there is no room."""
-        if len(seq.held) < self.min_shared or self._copies_wait:
+        if len(seq.held) < self.min_shared or self._held.copies_wait:
             return
         if self.ram.holds(seq.held, seq.root):
             return
@@ -193,37 +177,35 @@ class PrefixCache:
 
     # -- how
 
-    def _idle(self) -> list[KVSequence]:
-        return [seq for seq in self.sequences if not seq.running]
-
     def _empty(self, among: list[KVSequence] | None = None) -> KVSequence:
         """Get an empty sequence: a free one, else the one that was unused for longest."""
-        idle = among or self._idle()
+        idle = among or self._held.idle()
         seq = min(idle, key=lambda seq: (bool(seq.held), seq.last_used))
         self._evict(seq)
         return seq
 
     def _evict(self, seq: KVSequence) -> None:
-        if self._cells.freed_by(seq.id) * OWN_SHARE >= len(seq.held):
+        if self._held.freed_by(seq) * OWN_SHARE >= len(seq.held):
             self.swap_out(seq)
         self.cut(seq, 0)
 
-    def _copy(self, source: KVSequence, target: KVSequence, length: int) -> None:
-        """Give an empty sequence the beginning of another, which may be running."""
-        self._backend.seq_cp(source.id, target.id)
-        if length < len(source.held):
-            self._backend.seq_rm(target.id, source.position(length))
-        self._cells.copy(source.id, target.id, length)
-        target.held, target.root = source.held[:length], source.root
-        self._copies_wait = not self._unified
+    def _copy(self, source: KVSequence, length: int, among: list[KVSequence]) -> KVSequence:
+        """Give one of some sequences the beginning of another, which may be running."""
+        state = self._state_at(source, length)  # before anything is dropped to make room
+        target = self._empty(among)
+        self._held.copy(source, target, length)
+        if not self.can_cut:
+            self._go_back(target, length, state)
+        return target
 
     def _swap_in(self, key: int, length: int, root: CacheRoot) -> KVSequence:
         """Bring a sequence back from RAM, or give an empty one if those that run need the room."""
         entry = self.ram.get(key)
+        state = self._checkpoint_at(entry.keys[:length], root)
         seq = self._load(entry.keys, root, entry.state)
         if seq is None:
             return self._empty()
-        self.cut(seq, length)
+        self._shorten(seq, length, state)
         return seq
 
     def _load(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> KVSequence | None:
@@ -233,10 +215,60 @@ class PrefixCache:
         seq = self._empty()
         if self.taken + len(keys) > self._backend.n_ctx:
             return None
-        self._backend.state_set(seq.id, state)
-        seq.held, seq.root = list(keys), root
-        self._cells.append(seq.id, len(keys))
+        self._held.load(seq, keys, root, state)
         return seq
+
+    # -- where sequences cannot be cut
+
+    def places(self, prompt: Prompt) -> list[int]:
+        """Choose where the prefill of a prompt is to stop for a checkpoint."""
+        if not self._keeps_checkpoints:
+            return []
+        return places_of(len(prompt), prompt.hints, self.rules)
+
+    def keep_checkpoint(self, seq: KVSequence) -> None:
+        """Keep the state that a sequence has now, so that others can start from here later.
+
+        Where not even one checkpoint fits into the RAM, there are none from then on.
+        """
+        length, key = self.ram.find_checkpoint(seq.held, seq.root)
+        if length == len(seq.held):
+            self.ram.get(key)
+        elif self.ram.make_room(self._backend.checkpoint_size(seq.id)):
+            state = self._backend.checkpoint_get(seq.id)
+            self.ram.put_checkpoint(seq.held, seq.root, state)
+        else:
+            self._keeps_checkpoints = False
+
+    def _is_useful(self, checkpoint: Entry) -> bool:
+        """Whether a sequence can go back to a checkpoint: one here, or one in RAM."""
+        keys, root = checkpoint.keys, checkpoint.root
+        return self._held.match(keys, root)[0] == len(keys) or self.ram.holds(keys, root)
+
+    def _state_at(self, seq: KVSequence, length: int) -> bytes | None:
+        """Get the state that a sequence has at its end, or had at a checkpoint."""
+        if not self.can_cut and length == len(seq.held):
+            return self._backend.checkpoint_get(seq.id)
+        return self._checkpoint_at(seq.held[:length], seq.root)
+
+    def _checkpoint_at(self, keys: list[CellKey], root: CacheRoot) -> bytes | None:
+        length, key = self.ram.find_checkpoint(keys, root)
+        return self.ram.get(key).state if length == len(keys) else None
+
+    def _shorten(self, seq: KVSequence, length: int, state: bytes | None) -> None:
+        """Shorten a sequence, with a checkpoint where it cannot be cut."""
+        if self.can_cut:
+            self.cut(seq, length)
+        elif length < len(seq.held):
+            self._go_back(seq, length, state)
+
+    def _go_back(self, seq: KVSequence, length: int, state: bytes | None) -> None:
+        """Put a sequence back to where a state was kept. If that fails, it is empty."""
+        keys = seq.held[:length]
+        if not self._held.rewind(seq, length, state):
+            reached, key = self.ram.find_checkpoint(keys, seq.root)
+            if reached == length:
+                self.ram.drop(key)
 
     # -- to a file and back
 
@@ -264,7 +296,7 @@ class PrefixCache:
             KVCacheFullError: those that run leave no room for it.
             InvalidRequestError: the state does not fit the context, or is of other tokens.
         """
-        if self._copies_wait:
+        if self._held.copies_wait:
             raise KVCacheFullError("The KV cache is being copied; try again.")
         seq = self._load(list(saved.tokens), saved.root, saved.state)
         if seq is None:
@@ -285,28 +317,21 @@ class PrefixCache:
             n_held = len(seq.held)
             if not seq.running:
                 self.cut(seq, 0)
+        self.ram.drop_useless()
         return min(n_held, len(keys))
 
     def _best(self, keys: list[CellKey], root: CacheRoot) -> tuple[KVSequence | None, int | None]:
         """Find a text in the KV cache, and in RAM: all of it, or what is a beginning of it."""
-        self._index()
-        length, holders = self._tree.match(keys, root)
+        length, holders = self._held.match(keys, root)
         if length < len(keys):
-            length, holders = self._tree.match_whole(keys, root)
+            length, holders = self._held.match_whole(keys, root)
         in_ram, key = self.ram.find_whole(keys, root)
-        seqs = [self.sequences[i] for i in holders]
-        seq = min(seqs, key=lambda seq: (seq.running, len(seq.held)), default=None)
+        seq = min(holders, key=lambda seq: (seq.running, len(seq.held)), default=None)
         if in_ram > length:
             seq = None
         return seq, key if key >= 0 else None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the tree, the cells and llama.cpp agree on what is held."""
-        self._index()
-        self._tree.check_integrity()
+        """Raise AssertionError unless the caches and llama.cpp agree on what is held."""
+        self._held.check_integrity()
         self.ram.check_integrity()
-        self._cells.check_integrity([len(seq.held) for seq in self.sequences])
-        for seq in self.sequences:
-            assert self._tree.keys(seq.id) == seq.held
-            last = self._backend.seq_pos_max(seq.id)
-            assert last == seq.position(len(seq.held)) - 1, f"sequence {seq.id} ends at {last}"

@@ -1,8 +1,9 @@
-"""KV sequences that left the KV cache, kept in RAM under a limit of bytes."""
+"""What left the KV cache and may be needed again, kept in RAM under a limit of bytes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import attrs
 
@@ -10,28 +11,47 @@ from trioserve.engine.cache.prefix_tree import PrefixTree
 from trioserve.types import CacheRoot, CellKey
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Entry:
-    """What was swapped out of a sequence."""
+    """A state, and the keys that it was computed for."""
 
     keys: list[CellKey]
+    root: CacheRoot
     state: bytes
+    #: It is what `Backend.checkpoint_get` gave, rather than a whole sequence.
+    is_checkpoint: bool = False
 
 
 class RamCache:
-    """States of sequences by their roots and keys; the one unused for longest goes first.
+    """States of sequences by their roots and keys, and checkpoints; both share one limit.
+
+    What was unused for longest goes first. A checkpoint that no sequence can go back to, because
+    none holds its keys any more, goes before anything else.
 
     Args:
         limit: the most bytes of state to hold.
         can_cut: whether a state can be restored in part.
+        max_checkpoints: the most checkpoints to hold.
+        is_useful: whether a sequence can go back to a checkpoint.
     """
 
-    def __init__(self, limit: int, *, can_cut: bool) -> None:
+    def __init__(
+        self,
+        limit: int,
+        *,
+        can_cut: bool,
+        max_checkpoints: int = 0,
+        is_useful: Callable[[Entry], bool] = lambda _entry: True,
+    ) -> None:
         self.limit = limit
         self.size = 0
+        self.max_checkpoints = max_checkpoints
         self._can_cut = can_cut
+        self._is_useful = is_useful
         self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._tree: PrefixTree[int] = PrefixTree()
+        self._tree: PrefixTree[int] = PrefixTree()  # of whole sequences
+        self._checkpoints: PrefixTree[int] = PrefixTree()
+        self.n_checkpoints = 0
         self._next = 0
 
     def __len__(self) -> int:
@@ -42,28 +62,61 @@ class RamCache:
         if size > self.limit:
             return False
         while self.size + size > self.limit:
-            self.drop(next(iter(self._entries)))
+            self.drop(self._least_useful(list(self._entries)))
         return True
 
     def put(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Keep a state. What it holds from end to end need not be kept as well."""
         for entry_id in list(self._tree.match_whole(keys, root)[1]):
             self.drop(entry_id)
-        if not self.make_room(len(state)):
-            return
+        if self.make_room(len(state)):
+            self._add(Entry(list(keys), root, state))
+
+    def put_checkpoint(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
+        """Keep a checkpoint. There must be none of the same keys."""
+        while self.n_checkpoints >= self.max_checkpoints:
+            self.drop(self._least_useful(self._all_checkpoints()))
+        if self.make_room(len(state)):
+            self._add(Entry(list(keys), root, state, is_checkpoint=True))
+
+    def _add(self, entry: Entry) -> None:
         entry_id, self._next = self._next, self._next + 1
-        self._entries[entry_id] = Entry(list(keys), state)
-        self._tree.extend(entry_id, keys, root)
-        self.size += len(state)
+        self._entries[entry_id] = entry
+        self._tree_of(entry).extend(entry_id, entry.keys, entry.root)
+        self.n_checkpoints += entry.is_checkpoint
+        self.size += len(entry.state)
+
+    def _tree_of(self, entry: Entry) -> PrefixTree[int]:
+        return self._checkpoints if entry.is_checkpoint else self._tree
+
+    def _all_checkpoints(self) -> list[int]:
+        return [entry_id for entry_id, entry in self._entries.items() if entry.is_checkpoint]
+
+    def _least_useful(self, ids: list[int]) -> int:
+        """Choose what goes: of `ids`, the one unused for longest first."""
+        for entry_id in ids:
+            entry = self._entries[entry_id]
+            if entry.is_checkpoint and not self._is_useful(entry):
+                return entry_id
+        return ids[0]
 
     def holds(self, keys: list[CellKey], root: CacheRoot) -> bool:
         """Whether all of `keys` is here already."""
         return self._tree.match(keys, root)[0] == len(keys)
 
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
-        """Find the longest beginning of `keys`: its length, and the id for `get`."""
-        match = self._tree.match if self._can_cut else self._tree.match_whole
-        length, entry_ids = match(keys, root)
+        """Find the longest beginning of `keys` to start from: its length, and the id for `get`.
+
+        The entry may have more keys. Then it can be cut, or there is a checkpoint at that length.
+        """
+        length, entry_ids = self._tree.match(keys, root)
+        if not self._can_cut:
+            checkpoint = self.find_checkpoint(keys[:length], root)[0]
+            length, whole_ids = self._tree.match_whole(keys, root)
+            if checkpoint > length:
+                length = checkpoint
+            else:
+                entry_ids = whole_ids
         return length, min(entry_ids, default=-1)
 
     def find_whole(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
@@ -73,6 +126,11 @@ class RamCache:
             length, entry_ids = self._tree.match_whole(keys, root)
         return length, min(entry_ids, default=-1)
 
+    def find_checkpoint(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
+        """Find the last checkpoint on the way along `keys`: its length, and the id for `get`."""
+        length, entry_ids = self._checkpoints.match_whole(keys, root)
+        return length, min(entry_ids, default=-1)
+
     def get(self, entry_id: int) -> Entry:
         """Read an entry, which counts as a use."""
         self._entries.move_to_end(entry_id)
@@ -80,13 +138,26 @@ class RamCache:
 
     def drop(self, entry_id: int) -> None:
         """Forget an entry."""
-        self.size -= len(self._entries.pop(entry_id).state)
-        self._tree.cut(entry_id, 0)
+        entry = self._entries.pop(entry_id)
+        self.size -= len(entry.state)
+        self.n_checkpoints -= entry.is_checkpoint
+        self._tree_of(entry).cut(entry_id, 0)
+
+    def drop_useless(self) -> None:
+        """Forget the checkpoints that no sequence can go back to."""
+        for entry_id in self._all_checkpoints():
+            if not self._is_useful(self._entries[entry_id]):
+                self.drop(entry_id)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the sizes add up."""
         self._tree.check_integrity()
+        self._checkpoints.check_integrity()
         assert self.size == sum(len(entry.state) for entry in self._entries.values())
         assert self.size <= self.limit
+        assert self.n_checkpoints == len(self._all_checkpoints()) <= self.max_checkpoints
         for entry_id, entry in self._entries.items():
-            assert self._tree.keys(entry_id) == entry.keys
+            assert self._tree_of(entry).keys(entry_id) == entry.keys
+            if entry.is_checkpoint:
+                ids = self._checkpoints.match_whole(entry.keys, entry.root)[1]
+                assert ids == {entry_id}, "two checkpoints at one place"

@@ -1,0 +1,107 @@
+"""Where checkpoints are worth their RAM, and which of them go first."""
+
+from __future__ import annotations
+
+import pytest
+
+from trioserve.engine.cache.checkpoints import CheckpointRules, meet, next_place, places_of
+from trioserve.engine.cache.ram_cache import Entry, RamCache
+from trioserve.types import CacheRoot
+
+RULES = CheckpointRules(step=1000)
+ROOT = CacheRoot()
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "hints", "places"),
+    [
+        (500, (), [496]),
+        (500, (100, 400, 490), [100, 400, 490]),
+        (500, (100, 400, 470), [100, 400, 470, 496]),
+        (500, (100, 110, 488), [100, 488]),
+        (500, (0, 5, 16, 500, 900), [496]),
+        (20, (), []),
+        (2500, (40,), [40, 1000, 2000, 2496]),
+    ],
+    ids=["no hints", "a chat", "a long header", "close together", "useless", "short", "long"],
+)
+def test_places(n_prompt: int, hints: tuple[int, ...], places: list[int]) -> None:
+    assert places_of(n_prompt, hints, RULES) == places
+
+
+def test_a_step_of_zero_is_none() -> None:
+    assert places_of(9999, (50,), CheckpointRules(step=0)) == [50, 9995]
+
+
+def test_followers_meet_where_a_place_is_near() -> None:
+    places = [100, 500]
+    assert meet(places, 110, RULES) == 100
+    assert places == [100, 500]
+    assert meet(places, 130, RULES) == 130
+    assert meet(places, 40, RULES) == 40
+    assert places == [40, 100, 130, 500]
+
+
+def test_the_next_place_lies_ahead() -> None:
+    assert next_place([10, 20], 5) == 10
+    assert next_place([10, 20], 10) == 20
+    assert next_place([10, 20], 20) is None
+
+
+def cache(limit: int = 100, max_checkpoints: int = 9, useless: set[int] | None = None) -> RamCache:
+    def is_useful(entry: Entry) -> bool:
+        return entry.keys[0] not in (useless or set())
+
+    return RamCache(limit, can_cut=False, max_checkpoints=max_checkpoints, is_useful=is_useful)
+
+
+def held(ram: RamCache) -> list[int]:
+    ram.check_integrity()
+    return sorted(entry.keys[0] for entry in ram._entries.values())
+
+
+def test_the_one_unused_for_longest_goes_first() -> None:
+    ram = cache()
+    for key in (1, 2, 3):
+        ram.put_checkpoint([key], ROOT, bytes(30))
+    ram.get(ram.find_checkpoint([1], ROOT)[1])
+    ram.put([4, 4], ROOT, bytes(30))
+    assert held(ram) == [1, 3, 4]
+
+
+def test_what_nobody_can_go_back_to_goes_before_all_else() -> None:
+    useless: set[int] = set()
+    ram = cache(useless=useless)
+    for key in (1, 2, 3):
+        ram.put_checkpoint([key], ROOT, bytes(30))
+    useless.add(2)
+    ram.put([4, 4], ROOT, bytes(30))
+    assert held(ram) == [1, 3, 4]
+    useless.add(3)
+    ram.drop_useless()
+    assert held(ram) == [1, 4]
+
+
+def test_there_are_so_many_checkpoints_and_no_more() -> None:
+    ram = cache(max_checkpoints=2)
+    ram.put([9, 9], ROOT, bytes(10))
+    for key in (1, 2, 3):
+        ram.put_checkpoint([key], ROOT, bytes(1))
+    assert held(ram) == [2, 3, 9]
+
+
+def test_a_longer_state_is_of_use_at_a_checkpoint() -> None:
+    ram = cache()
+    ram.put([1, 2, 3, 4], ROOT, bytes(10))
+    assert ram.find([1, 2, 7], ROOT)[0] == 0
+    ram.put_checkpoint([1, 2], ROOT, bytes(1))
+    length, entry_id = ram.find([1, 2, 7], ROOT)
+    assert (length, ram.get(entry_id).keys) == (2, [1, 2, 3, 4])
+    assert ram.find([1, 2, 3, 4, 5], ROOT)[0] == 4
+    assert ram.find([1, 2, 7], CacheRoot(owner="b"))[0] == 0
+
+
+def test_one_that_is_too_large_is_not_kept() -> None:
+    ram = cache()
+    ram.put_checkpoint([1], ROOT, bytes(101))
+    assert held(ram) == []

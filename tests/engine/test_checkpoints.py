@@ -1,0 +1,204 @@
+"""Memory that cannot be cut: where prompts part, a later one starts from there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engine_harness import Harness
+from trioserve.engine import CheckpointRules
+from trioserve.testing import ScriptedBackend
+from trioserve.types import CacheRoot
+
+SYSTEM = "s" * 200
+USER = SYSTEM + "U" + "u" * 60
+ASKED = USER + "A"  # and here the answer begins
+HINTS = (len(SYSTEM), len(USER))
+
+
+def harness(
+    *,
+    answer: str = "yes",
+    rules: CheckpointRules | None = None,
+    cache_ram: int = 2**20,
+    **shape: int | bool,
+) -> Harness:
+    settings = {"n_slots": 4, "n_seqs": 12, "n_ctx": 4000, "can_cut": False, **shape}
+    backend = ScriptedBackend(lambda prompt: answer, **settings)
+    checkpoints = rules or CheckpointRules()
+    return Harness(backend, cache_ram=cache_ram, checkpoints=checkpoints)
+
+
+def prefilled(harness: Harness, task_id: int) -> int:
+    return harness.finish(task_id).timings.prompt_n
+
+
+SPLIT = {"n_seqs": 4, "n_ctx_seq": 1000}
+KINDS = pytest.mark.parametrize(
+    "shape", [{}, SPLIT, {"copies_are_free": False}], ids=["unified", "split", "window"]
+)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("prompt", "n_new"),
+    [
+        (ASKED, 1),
+        (ASKED + "yes" + "U2" + "A", 3),
+        (SYSTEM + "U" + "v" * 60 + "A", 62),
+        (ASKED + "no", 3),
+        (SYSTEM + "someone else" + "A", 13),
+        (USER + "another begin of the answer", 27),
+    ],
+    ids=["same", "next turn", "edit", "thinking cut", "same system prompt", "regenerate"],
+)
+def test_what_parts_from_a_prompt_starts_there(
+    prompt: str, n_new: int, shape: dict[str, int]
+) -> None:
+    chats = harness(answer="yes", **shape)
+    chats.submit(1, ASKED, hints=HINTS)
+    chats.run()
+    assert prefilled(chats, 1) == len(ASKED)
+    chats.submit(2, prompt, hints=(len(SYSTEM),))
+    chats.run()
+    assert prefilled(chats, 2) == n_new
+    assert chats.text(2) == "yes"
+
+
+def test_a_chat_that_went_on_still_has_its_past() -> None:
+    chats = harness(answer="yes")
+    text = SYSTEM
+    for turn in range(1, 6):
+        hint = len(text)
+        text += f"U{turn}" * 20 + "A"
+        chats.submit(turn, text, hints=(len(SYSTEM), hint))
+        chats.run()
+        text += "yes"
+    assert [prefilled(chats, turn) for turn in range(1, 6)] == [241, 41, 41, 41, 41]
+    chats.submit(6, text[: 200 + 2 * 44] + "edited", hints=())
+    chats.run()
+    assert prefilled(chats, 6) == 6
+
+
+@KINDS
+def test_eight_requests_with_one_prefix_prefill_it_once(shape: dict[str, int]) -> None:
+    crowd = harness(rules=CheckpointRules(step=0), **{"n_slots": 4, **shape})
+    for task_id in range(1, 9):
+        crowd.submit(task_id, SYSTEM + "X" + str(task_id) * 30)
+    crowd.run()
+    assert crowd.backend.n_decoded <= len(SYSTEM) + 8 * (31 + 3)
+
+
+def test_followers_meet_their_leader_at_a_place_that_is_near() -> None:
+    crowd = harness()
+    for task_id in range(1, 5):
+        crowd.submit(task_id, USER + f"{task_id}" * 30, hints=(len(USER) - 5,))
+    crowd.run()
+    assert crowd.backend.n_checkpoints <= 5 + 4  # a place for all, the ends, and a copy for each
+    assert [prefilled(crowd, i) for i in (2, 3, 4)] == [35, 35, 35]
+
+
+def test_a_request_that_comes_later_has_the_leader_stop() -> None:
+    crowd = harness(rules=CheckpointRules(step=0))
+    crowd.submit(1, "s" * 600)
+    crowd.tick()
+    assert 0 < len(crowd.backend.sequences[0]) < 300
+    crowd.submit(2, "s" * 300 + "and something else")
+    crowd.run()
+    assert prefilled(crowd, 2) == 18
+
+
+def test_a_long_prompt_has_checkpoints_on_the_way() -> None:
+    long = harness(rules=CheckpointRules(step=100))
+    long.submit(1, "a" * 950)
+    long.run()
+    long.submit(2, "a" * 555 + "b" * 20)
+    long.run()
+    assert prefilled(long, 2) == 75
+
+
+def test_what_went_to_ram_can_go_back_too() -> None:
+    small = harness(n_slots=1, n_seqs=1, n_ctx=400)
+    small.submit(1, ASKED, hints=HINTS)
+    small.run()
+    small.submit(2, "other" * 70)
+    small.run()
+    assert not any(seq[:1] == [ord("s")] for seq in small.backend.sequences)
+    small.submit(3, SYSTEM + "hello")
+    small.run()
+    assert prefilled(small, 3) == 5
+
+
+@KINDS
+def test_a_state_that_cannot_be_restored_is_computed_anew(shape: dict[str, int]) -> None:
+    broken = harness(**shape)
+    broken.submit(1, ASKED, hints=HINTS)
+    broken.run()
+    broken.backend.on_rewind = lambda: False
+    broken.submit(2, SYSTEM + "hello")
+    broken.run()
+    assert prefilled(broken, 2) == len(SYSTEM + "hello")
+    assert broken.text(2) == "yes"
+    broken.backend.on_rewind = lambda: True
+    broken.submit(3, SYSTEM + "and again")
+    broken.run()
+    assert broken.text(3) == "yes"
+
+
+def test_a_checkpoint_belongs_to_its_root() -> None:
+    shared = harness()
+    shared.submit(1, ASKED, CacheRoot(owner="a"), hints=HINTS)
+    shared.run()
+    shared.submit(2, ASKED, CacheRoot(owner="b"), hints=HINTS)
+    shared.run()
+    shared.submit(3, ASKED, CacheRoot(owner="a"))
+    shared.run()
+    assert [prefilled(shared, i) for i in (1, 2, 3)] == [len(ASKED), len(ASKED), 1]
+
+
+@pytest.mark.parametrize(
+    ("rules", "ram"),
+    [(CheckpointRules(per_slot=0), 2**20), (CheckpointRules(), 0), (CheckpointRules(), 500)],
+    ids=["none wanted", "no RAM", "too little RAM"],
+)
+def test_without_room_for_them_there_are_none(rules: CheckpointRules, ram: int) -> None:
+    without = harness(rules=rules, cache_ram=ram)
+    for task_id in range(1, 9):
+        without.submit(task_id, ASKED + str(task_id) * 20, hints=HINTS)
+    without.run()
+    without.submit(9, SYSTEM + "hello")
+    without.run()
+    assert without.engine._scheduler.cache.ram.n_checkpoints == 0
+    assert not without.engine.keeps_checkpoints
+    assert prefilled(without, 9) == len(SYSTEM + "hello")
+
+
+def test_a_model_that_can_be_cut_needs_none() -> None:
+    plain = harness(can_cut=True)
+    plain.submit(1, ASKED, hints=HINTS)
+    plain.tick()
+    run = plain.engine._scheduler.slots[0].run
+    assert run is not None and run.places == []
+    plain.run()
+    plain.submit(2, SYSTEM + "hello", hints=(7,))
+    plain.run()
+    assert prefilled(plain, 2) == 5
+    assert plain.backend.n_checkpoints == 0
+
+
+def test_who_does_not_want_the_cache_leaves_no_checkpoint() -> None:
+    apart = harness()
+    apart.submit(1, ASKED, hints=HINTS, cache_prompt=False)
+    apart.run()
+    assert apart.backend.n_checkpoints == 0
+
+
+def test_a_slot_that_is_erased_leaves_no_checkpoint() -> None:
+    one = harness()
+    one.submit(1, ASKED, hints=HINTS)
+    one.run()
+    ram = one.engine._scheduler.cache.ram
+    assert ram.n_checkpoints == 2
+    one.engine.erase_slot(one.finish(1).slot_id, "")
+    assert ram.n_checkpoints == 0
+    assert ram.size == 0
+    one.engine.check_integrity()

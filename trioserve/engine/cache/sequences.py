@@ -1,0 +1,148 @@
+"""What every KV sequence holds, and how that is changed: here and in llama.cpp at the same time."""
+
+from __future__ import annotations
+
+import attrs
+
+from trioserve.engine.backend import Backend
+from trioserve.engine.cache.cells import CellLedger
+from trioserve.engine.cache.prefix_tree import PrefixTree
+from trioserve.types import CacheRoot, CellKey
+
+
+@attrs.define
+class KVSequence:
+    """One KV sequence.
+
+    ::
+
+        held    | indexed ............ | not yet |
+                0                len in tree     len(held)
+
+    `held` has a key for each cell that llama.cpp holds, computed under `root`. The tree learns
+    of new keys when it is asked something, not with every token.
+    """
+
+    id: int
+    held: list[CellKey] = attrs.field(factory=list)
+    root: CacheRoot = attrs.field(default=CacheRoot())
+    running: bool = False
+    last_used: int = 0
+
+    def position(self, cell: int) -> int:
+        """The position of a cell. They are the same as long as prompts are tokens alone."""
+        return cell
+
+
+class Sequences:
+    """The sequences of a backend, the tree of what they hold, and the cells that they take."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.all = [KVSequence(i) for i in range(backend.n_seqs)]
+        self._tree: PrefixTree[int] = PrefixTree()
+        self._cells = CellLedger(backend.n_seqs)
+        self.copies_wait = False  # copies that llama.cpp makes with the next decode
+
+    @property
+    def taken(self) -> int:
+        """Cells in use."""
+        return self._cells.taken
+
+    def taken_by(self, seq_ids: set[int]) -> int:
+        """Cells that a set of sequences uses."""
+        return self._cells.taken_by(seq_ids)
+
+    def freed_by(self, seq: KVSequence) -> int:
+        """How many cells would be free if a sequence were gone."""
+        return self._cells.freed_by(seq.id)
+
+    def idle(self) -> list[KVSequence]:
+        """Those that no run has."""
+        return [seq for seq in self.all if not seq.running]
+
+    # -- looking
+
+    def match(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
+        """Find the longest beginning of `keys` that any sequence has, and who has it."""
+        self._index()
+        length, holders = self._tree.match(keys, root)
+        return length, [self.all[i] for i in holders]
+
+    def match_whole(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
+        """Like `match`, of sequences that are a beginning of `keys` from end to end."""
+        self._index()
+        length, holders = self._tree.match_whole(keys, root)
+        return length, [self.all[i] for i in holders]
+
+    def _index(self) -> None:
+        for seq in self.all:
+            known = self._tree.length(seq.id)
+            if known < len(seq.held):
+                self._tree.extend(seq.id, seq.held[known:], seq.root)
+
+    # -- changes
+
+    def append(self, seq: KVSequence, keys: list[CellKey]) -> None:
+        """Note that a decode has added cells to a sequence."""
+        self.copies_wait = False
+        seq.held += keys
+        self._cells.append(seq.id, len(keys))
+
+    def cut(self, seq: KVSequence, length: int) -> None:
+        """Shorten a sequence. With length 0 it is free; others need a backend that can cut."""
+        if length < len(seq.held) or not length:
+            self._backend.seq_rm(seq.id, seq.position(length))
+            self._note_cut(seq, length)
+
+    def rewind(self, seq: KVSequence, length: int, state: bytes | None) -> bool:
+        """Shorten a sequence that cannot be cut, to where a state was kept.
+
+        Returns whether it could; if not, the sequence is empty.
+        """
+        if state is not None and self._backend.rewind(seq.id, seq.position(length), state):
+            self._note_cut(seq, length)
+            return True
+        self.cut(seq, 0)
+        return False
+
+    def _note_cut(self, seq: KVSequence, length: int) -> None:
+        self._tree.cut(seq.id, min(length, self._tree.length(seq.id)))
+        self._cells.cut(seq.id, length)
+        del seq.held[length:]
+
+    def copy(self, source: KVSequence, target: KVSequence, length: int) -> None:
+        """Give an empty sequence the beginning of another, which may be running.
+
+        Where sequences cannot be cut, it gets all of it, and must be rewound before it is used.
+        """
+        if self._backend.can_cut or self._backend.unified:
+            self._backend.seq_cp(source.id, target.id)
+            self.copies_wait = not self._backend.unified
+        else:  # a copy that waits would overwrite the state that it is rewound to
+            self._backend.state_set(target.id, self._backend.state_get(source.id))
+        if not self._backend.can_cut:
+            length = len(source.held)
+        elif length < len(source.held):
+            self._backend.seq_rm(target.id, source.position(length))
+        if self._backend.copies_are_free:
+            self._cells.copy(source.id, target.id, length)
+        else:
+            self._cells.append(target.id, length)
+        target.held, target.root = source.held[:length], source.root
+
+    def load(self, seq: KVSequence, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
+        """Fill an empty sequence with a state from outside."""
+        self._backend.state_set(seq.id, state)
+        seq.held, seq.root = list(keys), root
+        self._cells.append(seq.id, len(keys))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the tree, the cells and llama.cpp agree on what is held."""
+        self._index()
+        self._tree.check_integrity()
+        self._cells.check_integrity([len(seq.held) for seq in self.all])
+        for seq in self.all:
+            assert self._tree.keys(seq.id) == seq.held
+            last = self._backend.seq_pos_max(seq.id)
+            assert last == seq.position(len(seq.held)) - 1, f"sequence {seq.id} ends at {last}"
