@@ -29,14 +29,20 @@ class Bench:
         self.margins: list[float] = []
 
     def submit(
-        self, task_id: int, prompt: str | Sequence[int], n: int = 24, **options: object
+        self,
+        task_id: int,
+        prompt: str | Sequence[int],
+        n: int = 24,
+        hints: Sequence[int] = (),
+        **options: object,
     ) -> None:
         options.setdefault("sampling", GREEDY)
         tokens = self.backend.vocab.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
         self.tokens[task_id] = []
         constraint = options.pop("constraint", None)
         params = GenerationParams(max_tokens=n, **options)
-        self.engine.submit(Task(task_id, Prompt(tokens), params, constraint=constraint))
+        made = Prompt(tokens, hints=hints)
+        self.engine.submit(Task(task_id, made, params, constraint=constraint))
 
     def tick(self) -> bool:
         work_left = self.engine.tick()

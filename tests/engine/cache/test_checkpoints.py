@@ -29,6 +29,10 @@ def test_places(n_prompt: int, hints: tuple[int, ...], places: list[int]) -> Non
     assert places_of(n_prompt, hints, RULES) == places
 
 
+def test_no_place_is_before_the_beginning() -> None:
+    assert places_of(2, (1,), CheckpointRules(min_gap=0)) == [1]
+
+
 def test_a_step_of_zero_is_none() -> None:
     assert places_of(9999, (50,), CheckpointRules(step=0)) == [50, 9995]
 

@@ -54,7 +54,7 @@ def places_of(n_prompt: int, hints: tuple[int, ...], rules: CheckpointRules) -> 
     if rules.step:
         others += range(rules.step, n_prompt, rules.step)
     for place in others:
-        if all(abs(place - other) > rules.min_gap for other in places):
+        if place > 0 and all(abs(place - other) > rules.min_gap for other in places):
             insort(places, place)
     return places[1:]
 
