@@ -34,7 +34,7 @@ def prefilled(harness: Harness, task_id: int) -> int:
 
 SPLIT = {"n_seqs": 4, "n_ctx_seq": 1000}
 KINDS = pytest.mark.parametrize(
-    "shape", [{}, SPLIT, {"copies_are_free": False}], ids=["unified", "split", "window"]
+    "shape", [{}, SPLIT, {"window": 100}], ids=["unified", "split", "window"]
 )
 
 

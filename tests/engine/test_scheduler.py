@@ -53,7 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
     n_seqs = 7
     n_ctx_seq = N_CTX
     can_cut = True
-    copies_are_free = True
+    window = 0
     cache_ram = 400
     max_idle: int | None = 10
     n_spare_cores = 0
@@ -69,7 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
             n_ctx_seq=self.n_ctx_seq,
             n_batch=16,
             can_cut=self.can_cut,
-            copies_are_free=self.copies_are_free,
+            window=self.window,
             adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
         )
         self.backend.n_spare_cores = self.n_spare_cores
@@ -284,9 +284,9 @@ class CheckpointMachine(EngineMachine):
 
 
 class WindowMachine(CheckpointMachine):
-    """That with sequences that share no cells once they have gone back to a checkpoint."""
+    """That with sequences whose last cells are theirs alone."""
 
-    copies_are_free = False
+    window = 12
 
 
 class SplitCheckpointMachine(CheckpointMachine):

@@ -172,8 +172,12 @@ class Backend(Protocol):
         """Whether all sequences share the cells, so that a copy moves no data."""
 
     @property
-    def copies_are_free(self) -> bool:
-        """Whether a copy takes no cells of its own, as far as there may be too few of them."""
+    def window(self) -> int:
+        """Cells at the end of each sequence that it may share with no other; 0: there are none.
+
+        They count where there could be too few of them: in a cache for sliding windows that is no
+        larger than `n_ctx`.
+        """
 
     @property
     def can_cut(self) -> bool:

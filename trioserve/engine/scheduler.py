@@ -296,10 +296,10 @@ class Scheduler:
         seqs = {slot.seq.id for slot in active if slot.seq is not None}
         pending = sum(slot.n_pending for slot in active)
         shared = 0
-        if run.task.params.cache_prompt and self.cache.copies_are_free:
+        if run.task.params.cache_prompt:
             shared, holders = self.cache.find(run.keys[:-1], run.task.root)
             shared = shared if any(seq.id in seqs for seq in holders) else 0
-        needed = len(run.keys) + 1 - shared
+        needed = len(run.keys) + 1 - self.cache.shareable(shared)
         return self.cache.taken_by(seqs) + pending + needed <= self.n_ctx
 
     def _make_room(self) -> None:

@@ -76,7 +76,7 @@ class LlamaBackend:
         # to a checkpoint share no cells. It has room for the windows of all of them, but no more
         # cells than the context has.
         windows = model.window * self.n_seqs + context.n_ubatch
-        self.copies_are_free: bool = not model.window or windows < self.n_ctx
+        self.window: int = model.window if self.unified and windows >= self.n_ctx else 0
         self.batch: Batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         if self.n_ctx_seq < context.n_ctx_seq:
             _log.info(

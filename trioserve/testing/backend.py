@@ -82,7 +82,7 @@ class ScriptedBackend:
     the bookkeeping of an engine shows.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `can_cut`, `copies_are_free`, `chat_template` and `adapters`.
+    `can_cut`, `window`, `chat_template` and `adapters`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -109,7 +109,7 @@ class ScriptedBackend:
     n_ctx_seq: int = _like("n_ctx")
     n_batch: int = 64
     can_cut: bool = True
-    copies_are_free: bool = True
+    window: int = 0
     chat_template: str | None = None
     adapters: Sequence[AdapterInfo] = ()
 
@@ -161,8 +161,12 @@ class ScriptedBackend:
 
     @property
     def n_cells(self) -> int:
-        """How many cells of the KV cache are taken; sequences share those that were copied."""
-        return len(set().union(*self._cells))
+        """How many cells of the KV cache are taken; sequences share those that were copied.
+
+        With a window, its cells are in a cache of the same size, and nobody shares them.
+        """
+        windows = sum(min(len(tokens), self.window) for tokens in self.sequences)
+        return max(len(set().union(*self._cells)), windows)
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Compute with these from now on."""
@@ -300,8 +304,6 @@ class ScriptedBackend:
         self._seen[seq] = list(array("i", data))
         assert 0 < length == len(self._seen[seq]) <= len(self.sequences[seq])
         self._cut(seq, length if self.on_rewind() else 0)
-        if not self.copies_are_free:
-            self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
         del self._seen[seq][len(self.sequences[seq]) :]
         return bool(self.sequences[seq])
 

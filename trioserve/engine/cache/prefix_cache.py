@@ -67,11 +67,6 @@ class PrefixCache:
     # -- looking
 
     @property
-    def copies_are_free(self) -> bool:
-        """Whether what sequences share takes cells only once."""
-        return self._backend.copies_are_free
-
-    @property
     def can_share(self) -> bool:
         """Whether one sequence can start with a part of another."""
         return self.can_cut or self._keeps_checkpoints
@@ -88,6 +83,10 @@ class PrefixCache:
     def taken_by(self, seq_ids: set[int]) -> int:
         """Cells that a set of sequences uses."""
         return self._held.taken_by(seq_ids)
+
+    def shareable(self, length: int) -> int:
+        """How many cells a copy of so many does not take."""
+        return self._held.shareable(length)
 
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
         """Find the longest beginning of `keys` to start from in the KV cache, and who holds it."""

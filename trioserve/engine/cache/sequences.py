@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from trioserve.engine.backend import Backend
@@ -41,17 +43,30 @@ class Sequences:
         self._backend = backend
         self.all = [KVSequence(i) for i in range(backend.n_seqs)]
         self._tree: PrefixTree[int] = PrefixTree()
+        self._window = backend.window
         self._cells = CellLedger(backend.n_seqs)
         self.copies_wait = False  # copies that llama.cpp makes with the next decode
 
     @property
     def taken(self) -> int:
-        """Cells in use."""
+        """Cells in use: of the cache that is nearest to being full, where there are two."""
+        if self._window:
+            return max(self._cells.taken, self._in_windows(self.all))
         return self._cells.taken
 
     def taken_by(self, seq_ids: set[int]) -> int:
         """Cells that a set of sequences uses."""
-        return self._cells.taken_by(seq_ids)
+        taken = self._cells.taken_by(seq_ids)
+        if self._window:
+            return max(taken, self._in_windows(self.all[i] for i in seq_ids))
+        return taken
+
+    def shareable(self, length: int) -> int:
+        """How many cells a copy of so many does not take."""
+        return max(0, length - self._window)
+
+    def _in_windows(self, seqs: Iterable[KVSequence]) -> int:
+        return sum(min(len(seq.held), self._window) for seq in seqs)
 
     def freed_by(self, seq: KVSequence) -> int:
         """How many cells would be free if a sequence were gone."""
@@ -125,10 +140,7 @@ class Sequences:
             length = len(source.held)
         elif length < len(source.held):
             self._backend.seq_rm(target.id, source.position(length))
-        if self._backend.copies_are_free:
-            self._cells.copy(source.id, target.id, length)
-        else:
-            self._cells.append(target.id, length)
+        self._cells.copy(source.id, target.id, length)
         target.held, target.root = source.held[:length], source.root
 
     def load(self, seq: KVSequence, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
