@@ -24,7 +24,7 @@ WHY_SKIPPED = "LLAMA_CPP_SDIST does not name llama.cpp's sources, as `make test-
 _ALIGNMENT = 32
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _U32, _F32, _BOOL, _STRING, _ARRAY = 4, 6, 7, 8, 9
-_WIDTH, _HEADS, _FFN, _CONTEXT = 32, 2, 64, 2048
+_WIDTH, _HEADS, _FFN = 32, 2, 64
 
 
 @cache
@@ -32,6 +32,13 @@ def vocabulary_files() -> dict[str, Path]:
     """Return the vocabularies of llama.cpp's sources by name; none if there are no sources."""
     found = sorted(Path(_FOLDER).rglob("ggml-vocab-*.gguf")) if _FOLDER else []
     return {path.stem.removeprefix("ggml-vocab-"): path for path in found}
+
+
+@cache
+def chat_templates() -> dict[str, Path]:
+    """Return the chat templates of llama.cpp's sources by name; none if there are no sources."""
+    found = sorted(Path(_FOLDER).rglob("models/templates/*.jinja")) if _FOLDER else []
+    return {path.stem: path for path in found}
 
 
 def expected_tokens(vocabulary: Path) -> list[tuple[str, list[int]]]:
@@ -108,13 +115,16 @@ def _entry(key: str, value: Any) -> bytes:
     return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + data
 
 
-def write_model(vocabulary: Path, path: Path, *, seed: int = 0, **metadata: Any) -> Path:
+def write_model(
+    vocabulary: Path, path: Path, *, seed: int = 0, context: int = 2048, **metadata: Any
+) -> Path:
     """Write a model with a vocabulary: a Llama, or a BERT where only those have such.
 
     Args:
         vocabulary: a GGUF file, with or without weights of its own.
         path: where to write the model.
         seed: of the weights.
+        context: the length of the longest text.
         metadata: other values for keys of the tokenizer, without `tokenizer.ggml.`; None removes
             the key.
     """
@@ -125,7 +135,7 @@ def write_model(vocabulary: Path, path: Path, *, seed: int = 0, **metadata: Any)
     if "general.name" in header.entries:  # llama.cpp goes by it with Phi-3
         kept["general.name"] = header.entries["general.name"]
     kept["general.architecture"] = _entry("general.architecture", arch)
-    for key, value in _shape(arch).items():
+    for key, value in _shape(arch, context).items():
         kept[f"{arch}.{key}"] = _entry(f"{arch}.{key}", value)
     if is_encoder:
         kept["tokenizer.ggml.token_type_count"] = _entry("tokenizer.ggml.token_type_count", 2)
@@ -136,14 +146,14 @@ def write_model(vocabulary: Path, path: Path, *, seed: int = 0, **metadata: Any)
             kept[name] = _entry(name, value)
     n_vocab = header.n_items("tokenizer.ggml.tokens")
     rng = np.random.default_rng(seed)
-    tensors = dict(_bert(rng, n_vocab) if is_encoder else _llama(rng, n_vocab))
+    tensors = dict(_bert(rng, n_vocab, context) if is_encoder else _llama(rng, n_vocab))
     _write(path, kept, tensors)
     return path
 
 
-def _shape(arch: str) -> dict[str, Any]:
+def _shape(arch: str, context: int) -> dict[str, Any]:
     shape: dict[str, Any] = {
-        "context_length": _CONTEXT,
+        "context_length": context,
         "embedding_length": _WIDTH,
         "block_count": 1,
         "feed_forward_length": _FFN,
@@ -181,10 +191,10 @@ def _llama(rng: np.random.Generator, n_vocab: int) -> _Tensors:
         yield f"blk.0.{name}.weight", np.ones(_WIDTH, np.float32)
 
 
-def _bert(rng: np.random.Generator, n_vocab: int) -> _Tensors:
+def _bert(rng: np.random.Generator, n_vocab: int, context: int) -> _Tensors:
     yield "token_embd.weight", _matrix(rng, n_vocab, _WIDTH).astype(np.float16)
     yield "token_types.weight", _matrix(rng, 2, _WIDTH)
-    yield "position_embd.weight", _matrix(rng, _CONTEXT, _WIDTH)
+    yield "position_embd.weight", _matrix(rng, context, _WIDTH)
     for name, rows, columns in (
         ("attn_q", _WIDTH, _WIDTH),
         ("attn_k", _WIDTH, _WIDTH),
