@@ -221,9 +221,10 @@ class Scheduler:
                 self.give_way(slot)
             self.waiting.admit(run)
             reuse = run.task.params.cache_prompt
-            slot.take(run, self.cache.start(run.keys, run.task.root, reuse=reuse))
+            seq = self.cache.start(run.keys, run.task.root, reuse=reuse)
+            slot.take(run, seq)
             if reuse and not run.truncated:
-                run.places = self.cache.places(run.task.prompt)
+                run.places = self.cache.places(run.task.prompt, seq)
                 self.note_prefill(slot)
             self._admitted.append(slot)
         self._make_room()

@@ -43,7 +43,9 @@ def test_followers_meet_where_a_place_is_near() -> None:
     assert places == [100, 500]
     assert meet(places, 130, RULES) == 130
     assert meet(places, 40, RULES) == 40
-    assert places == [40, 100, 130, 500]
+    assert meet(places, 490, RULES) == 490
+    assert meet(places, 500, RULES) == 490
+    assert places == [40, 100, 130, 490]
 
 
 def test_the_next_place_lies_ahead() -> None:

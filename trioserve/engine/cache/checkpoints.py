@@ -60,11 +60,14 @@ def places_of(n_prompt: int, hints: tuple[int, ...], rules: CheckpointRules) -> 
 
 
 def meet(places: list[int], shared: int, rules: CheckpointRules) -> int:
-    """Find the place where a prompt that shares so much parts; makes one if there is none."""
+    """Find the place where a prompt that shares so much parts; makes one if there is none.
+
+    One that is made takes the place of those soon after it.
+    """
     i = bisect_right(places, shared)
     if i and shared - places[i - 1] <= rules.min_gap:
         return places[i - 1]
-    insort(places, shared)
+    places[i:] = [shared, *(place for place in places[i:] if place > shared + rules.min_gap)]
     return shared
 
 

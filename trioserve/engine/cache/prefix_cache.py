@@ -219,11 +219,17 @@ class PrefixCache:
 
     # -- where sequences cannot be cut
 
-    def places(self, prompt: Prompt) -> list[int]:
-        """Choose where the prefill of a prompt is to stop for a checkpoint."""
+    def places(self, prompt: Prompt, seq: KVSequence) -> list[int]:
+        """Choose where the prefill of a prompt stops for a checkpoint, given what is there of it.
+
+        Where it starts at a checkpoint, there is none soon after.
+        """
         if not self._keeps_checkpoints:
             return []
-        return places_of(len(prompt), prompt.hints, self.rules)
+        places, start = places_of(len(prompt), prompt.hints, self.rules), len(seq.held)
+        if self.ram.find_checkpoint(seq.held, seq.root)[0] < start:
+            return places
+        return [place for place in places if not start < place <= start + self.rules.min_gap]
 
     def keep_checkpoint(self, seq: KVSequence) -> None:
         """Keep the state that a sequence has now, so that others can start from here later.
