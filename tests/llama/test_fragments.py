@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.support.grammar_bench import generate, schema
-from tests.support.sentence_pieces import USER_DEFINED, write_sentence_pieces
+from tests.support.grammar_bench import generate, refusal, schema
+from tests.support.sentence_pieces import USER_DEFINED, write_sentence_pieces, write_unigrams
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.llama import LlamaBackend
@@ -114,3 +115,12 @@ def test_outputs_follow_their_grammars(
         text, reason = generate(backend, grammar, sampling=sampling)
         assert re.fullmatch(pattern, text)
         assert reason is FinishReason.EOS
+
+
+def test_what_a_vocabulary_cannot_spell(tmp_path: Path) -> None:
+    path = write_unigrams(tmp_path / "model.gguf")
+    with llama.load(Config(model=str(path), threads=1, ctx_size=1024, parallel=1)) as unigrams:
+        grammar = Grammar("gbnf", 'root ::= "the  42" [ab]')
+        text, _ = generate(unigrams, grammar, sampling=SamplingParams(seed=1))
+        assert text in ("the  42a", "the  42b")
+        assert "no text matches it" in refusal(unigrams, Grammar("gbnf", 'root ::= "a\\nb"'))

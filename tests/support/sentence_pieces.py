@@ -28,11 +28,22 @@ def write_sentence_pieces(path: Path, **metadata: Any) -> Path:
     Line breaks, and most of what is not ASCII, have no tokens but those of their bytes. `metadata`
     is that of `write_model`: `add_space_prefix=False`, for one, makes it a vocabulary as Gemma's.
     """
+    _write_tokens(path, "llama", [f"<0x{byte:02X}>" for byte in range(256)])
+    return write_model(path, path, **metadata)
+
+
+def write_unigrams(path: Path) -> Path:
+    """Write a model with unigrams, as T5's: what is not ASCII, and a line break, has no token."""
+    _write_tokens(path, "t5", [])
+    return write_model(path, path, add_space_prefix=True)
+
+
+def _write_tokens(path: Path, kind: str, of_bytes: list[str]) -> None:
     writer = gguf.GGUFWriter(str(path), "llama")
     normal = [*_LETTERS, *_MERGED]
-    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *USER_DEFINED, *normal]
+    tokens = [*_SPECIAL, *of_bytes, *USER_DEFINED, *normal]
     kinds = gguf.TokenType
-    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_model(kind)
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
     writer.add_token_scores(
@@ -42,7 +53,7 @@ def write_sentence_pieces(path: Path, **metadata: Any) -> Path:
         [
             kinds.UNKNOWN,
             *[kinds.CONTROL] * 2,
-            *[kinds.BYTE] * 256,
+            *[kinds.BYTE] * len(of_bytes),
             *[kinds.USER_DEFINED] * len(USER_DEFINED),
             *[kinds.NORMAL] * len(normal),
         ]
@@ -53,4 +64,3 @@ def write_sentence_pieces(path: Path, **metadata: Any) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    return write_model(path, path, **metadata)

@@ -118,7 +118,7 @@ def _entry(key: str, value: Any) -> bytes:
 def write_model(
     vocabulary: Path, path: Path, *, seed: int = 0, context: int = 2048, **metadata: Any
 ) -> Path:
-    """Write a model with a vocabulary: a Llama, or a BERT where only those have such.
+    """Write a model with a vocabulary: a BERT for that of a BERT, else a Llama.
 
     Args:
         vocabulary: a GGUF file, with or without weights of its own.
@@ -129,7 +129,7 @@ def write_model(
             the key.
     """
     header = _read_header(vocabulary.read_bytes())
-    is_encoder = header.text("tokenizer.ggml.model") in ("bert", "t5")
+    is_encoder = header.text("general.architecture").endswith(("bert", "bert-moe"))
     arch = "bert" if is_encoder else "llama"
     kept = {k: v for k, v in header.entries.items() if k.startswith("tokenizer.")}
     if "general.name" in header.entries:  # llama.cpp goes by it with Phi-3

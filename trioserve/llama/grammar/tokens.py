@@ -131,15 +131,18 @@ class _Wrapped:
         self._vocab = vocab
 
     def __call__(self, text: str) -> list[TokenId]:
-        """Tokenize some text of an output: the tokens must spell it to the byte."""
+        """Tokenize some text of an output: the tokens spell it to the byte, or there are none."""
+        tokens: Sequence[TokenId]
         try:
             tokens = self._vocab.tokenize(text, parse_special=False, is_fragment=True)
-            if self._vocab.detokenize(tokens) == text.encode():
-                return list(tokens)
-        except InvalidRequestError:
-            pass  # a word too long for llama.cpp
-        # Any split will do.
-        return self.fallback.greedy_tokenize(text) if self.fallback is not None else []
+        except InvalidRequestError:  # a word too long for llama.cpp
+            tokens = ()
+        if not self._spells(tokens, text) and self.fallback is not None:
+            tokens = self.fallback.greedy_tokenize(text)  # any split will do
+        return list(tokens) if self._spells(tokens, text) else []
+
+    def _spells(self, tokens: Sequence[TokenId], text: str) -> bool:
+        return self._vocab.detokenize(tokens) == text.encode()
 
 
 def _control_tokens(vocab: Vocab) -> list[TokenId]:
