@@ -65,8 +65,8 @@ class ContextLengthExceededError(InvalidRequestError):
     def __init__(self, n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False) -> None:
         number = f"at least {n_prompt_tokens}" if at_least else f"{n_prompt_tokens}"
         super().__init__(
-            f"The prompt has {number} tokens, and the context holds {n_ctx}, "
-            "with room for at least one token of output.",
+            f"The prompt has {number} tokens, which exceeds the available context size of {n_ctx} "
+            "tokens, with room for at least one token of output.",
             param="prompt",
         )
         self.n_prompt_tokens = n_prompt_tokens

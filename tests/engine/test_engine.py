@@ -16,6 +16,7 @@ from trioserve.errors import (
     KVCacheFullError,
 )
 from trioserve.testing import ScriptedBackend
+from trioserve.testing.vocab import EOS
 from trioserve.types import (
     AdapterInfo,
     Adapters,
@@ -571,3 +572,14 @@ def test_the_thread_ends_when_told_and_frees_everything() -> None:
     harness.engine.run()
     assert harness.backend.closed
     assert harness.backend.n_samplers == 0
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_the_last_token_has_its_name_where_control_tokens_are_shown(special: bool) -> None:
+    harness = Harness()
+    task = Task(1, Prompt(b"abc"), GenerationParams(), preserved_tokens=frozenset({EOS}),
+                special=special)  # fmt: skip
+    harness.engine.submit(task)
+    harness.run()
+    assert harness.text(1) == ("ABC<eos>" if special else "ABC")
+    assert harness.finish(1).reason is FinishReason.EOS

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from quart_trio import QuartTrio
 
-from trioserve.api import pages
+from trioserve.api import pages, predict
 from trioserve.api.anthropic import errors as anthropic_errors, routes as anthropic
 from trioserve.api.base import (
     auth,
@@ -94,6 +94,7 @@ def configure(app: QuartTrio, config: Config) -> None:
     app.config["MAX_CONTENT_LENGTH"] = config.max_body_size
     app.config["BODY_TIMEOUT"] = config.timeout
     app.config[PREFIX] = config.api_prefix
+    predict.configure(app, config)
     # The watch over unread tokens comes first; this is for clients that leave a response unread
     # whose request has ended.
     app.config[SEND_TIMEOUT] = 2 * config.stall_timeout

@@ -119,6 +119,11 @@ class Config(ModelConfig):
         help="serve GET /metrics, for Prometheus")
     props_endpoint: bool = _server(False, "--props LLAMA_ARG_ENDPOINT_PROPS",
         help="serve POST /props, which does not change anything yet")
+    predict_route: str = _server("", "--predict-route TRIOSERVE_PREDICT_ROUTE",
+        help="path of a route in the form of Google's Vertex AI, which takes several requests in "
+        "one; with AIP_MODE=PREDICTION in the environment, AIP_PREDICT_ROUTE or /predict")
+    health_route: str = _server("", "--health-route TRIOSERVE_HEALTH_ROUTE",
+        help="another path for GET /health; with AIP_MODE=PREDICTION, AIP_HEALTH_ROUTE")
     sse_ping_interval: float = _server(30.0,
         "--sse-ping-interval LLAMA_ARG_SSE_PING_INTERVAL", min=-1,
         help="seconds of silence after which a stream sends a comment as a ping, at least 0.1; "

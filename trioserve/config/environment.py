@@ -31,7 +31,27 @@ def read(environ: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
             values[switched_off.field] = False  # whatever the text is
         else:
             _foreign(name, text, notes)
-    return values
+    return _vertex(environ) | values
+
+
+def _vertex(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What Google's Vertex AI asks of a server that it runs. Our own variables win.
+
+    Raises:
+        ConfigError: the port is no number.
+    """
+    if environ.get("AIP_MODE") != "PREDICTION":
+        return {}
+    port = environ.get("AIP_HTTP_PORT") or "8080"
+    if not port.isdecimal():
+        raise ConfigError(f"AIP_HTTP_PORT: {port!r} is not an integer")
+    routes = {
+        "predict_route": environ.get("AIP_PREDICT_ROUTE") or "/predict",
+        "health_route": environ.get("AIP_HEALTH_ROUTE") or "",
+    }
+    return {"port": int(port)} | {
+        name: f"/{path.lstrip('/')}" for name, path in routes.items() if path
+    }
 
 
 def _without_no(name: str) -> str:

@@ -59,7 +59,6 @@ _FLAGS = """
 --control-vector-scaled
 --control-vector-layer-range
 -bs --backend-sampling LLAMA_ARG_BACKEND_SAMPLING
--sp --special
 --warmup | --no-warmup
 --threads-http LLAMA_ARG_THREADS_HTTP
 -sps --slot-prompt-similarity

@@ -263,6 +263,8 @@ class ModelConfig:
     chat_template_kwargs: str = _chat("",
         "--chat-template-kwargs LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
         help='variables for the chat template, as a JSON object such as {"key": "value"}')
+    special: bool = _chat(False, "-sp --special",
+        help="write the names of control tokens in the output, that of the last one too")
     skip_chat_parsing: bool = _chat(False,
         "--skip-chat-parsing | --no-skip-chat-parsing LLAMA_ARG_SKIP_CHAT_PARSING",
         help="leave reasoning and tool calls in the content, as the model wrote them")

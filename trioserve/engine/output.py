@@ -55,7 +55,8 @@ def _show(run: Run, token: TokenId, vocab: Vocab, n_ctx_seq: int, *, shifts: boo
     """Decide what text the token brings, and whether it is the last one."""
     if token in vocab.end_of_generation:
         run.finish_reason = FinishReason.EOS
-        return run.text.flush()
+        shown = run.text.feed(vocab.names[token]) if run.task.special else ""
+        return shown + run.text.flush()
     piece = vocab.names[token] if token in run.task.preserved_tokens else vocab.pieces[token]
     text = run.text.feed(piece)
     if run.text.stopping_word:

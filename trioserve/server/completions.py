@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import trio
 
 from trioserve.engine import Engine
+from trioserve.engine.backend import Vocab
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.cache_sharing import CacheSharing
@@ -30,6 +31,12 @@ from trioserve.types import (
 _COMPILE_TIMEOUT = 10.0
 
 
+def control_tokens(vocab: Vocab) -> frozenset[TokenId]:
+    """Find the tokens that have a name, and stand for no text."""
+    pairs = zip(vocab.pieces, vocab.names, strict=True)
+    return frozenset(token for token, (piece, name) in enumerate(pairs) if name and not piece)
+
+
 class Completions:
     """Continues prompts with an engine.
 
@@ -39,6 +46,7 @@ class Completions:
         tokenizer: turns prompts into tokens.
         adapters: the LoRA adapters.
         sharing: says who may share what is computed.
+        special: whether the names of all control tokens are a part of the text.
     """
 
     def __init__(
@@ -48,12 +56,15 @@ class Completions:
         tokenizer: Tokenizer,
         adapters: AdapterScales,
         sharing: CacheSharing,
+        *,
+        special: bool = False,
     ) -> None:
         self._engine = engine
         self._requests = requests
         self._tokenizer = tokenizer
         self._adapters = adapters
         self._sharing = sharing
+        self._shown = control_tokens(engine.vocab) if special else frozenset()
         self._compiler = trio.CapacityLimiter(4)  # one that is tried out holds up no other
 
     @asynccontextmanager
@@ -127,7 +138,8 @@ class Completions:
             context.client,
             self._requests.weight_of(context.client),
             constraint,
-            preserved_tokens=preserved_tokens,
+            preserved_tokens=preserved_tokens | self._shown,
+            special=bool(self._shown),
             budget=budget,
             root=root,
         )

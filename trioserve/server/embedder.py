@@ -114,8 +114,8 @@ class Embedder:
                 raise InputTooLongError(
                     n_tokens,
                     limit,
-                    f"A text has at least {n_tokens} tokens, and the context of the model holds "
-                    f"{limit}.",
+                    f"A text of at least {n_tokens} tokens is too large: the context of the model "
+                    f"holds {limit}.",
                     param=param,
                 )
 

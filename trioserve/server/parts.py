@@ -77,7 +77,12 @@ class Parts:
         self._embedder: Embedder | None = None
         if isinstance(loop, Engine):
             completions = Completions(
-                loop, self.requests, self.tokenizer, self.adapters, self.cache_sharing
+                loop,
+                self.requests,
+                self.tokenizer,
+                self.adapters,
+                self.cache_sharing,
+                special=config.special,
             )
             self._generation = Generation(
                 engine=loop,

@@ -214,6 +214,8 @@ class Task:
     root: CacheRoot = attrs.field(default=CacheRoot())
     #: Control tokens whose names are a part of the text of the output.
     preserved_tokens: frozenset[TokenId] = attrs.field(default=frozenset(), repr=False)
+    #: Whether the name of the token that ends the output is a part of its text, too.
+    special: bool = False
     budget: ThinkingBudget | None = None
 
     @property

@@ -106,8 +106,8 @@ async def test_a_prompt_that_is_too_long() -> None:
     assert answer.status_code == 400
     assert answer.json() == error(
         "invalid_request_error",
-        f"The prompt has {count.json()['input_tokens']} tokens, and the context holds 4096, "
-        "with room for at least one token of output.",
+        f"The prompt has {count.json()['input_tokens']} tokens, which exceeds the available "
+        "context size of 4096 tokens, with room for at least one token of output.",
     )
 
 

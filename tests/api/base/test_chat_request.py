@@ -67,7 +67,6 @@ def test_progress_is_asked_of_the_engine_only_for_streams() -> None:
     ("name", "value"),
     [
         ("best_of", 2),
-        ("verbose", True),
         ("functions", [{}]),
     ],
 )

@@ -189,8 +189,8 @@ async def a_body_that_does_not_come() -> httpx.Response:
     ContextLengthExceededError,
     400,
     code="context_length_exceeded",
-    message="The prompt has 64 tokens, and the context holds 64, with room for at least one token "
-    "of output.",
+    message="The prompt has 64 tokens, which exceeds the available context size of 64 tokens, with "
+    "room for at least one token of output.",
     type="exceed_context_size_error",
     param="prompt",
     n_prompt_tokens=64,
@@ -206,7 +206,7 @@ async def a_prompt_that_is_too_long() -> httpx.Response:
     InputTooLongError,
     400,
     code="context_length_exceeded",
-    message="A text has 65 tokens, and the context of the model holds 64.",
+    message="A text of 65 tokens is too large: the context of the model holds 64.",
     type="exceed_context_size_error",
     param="input",
     n_prompt_tokens=65,

@@ -53,7 +53,6 @@ def test_every_field_of_openai_s_client_is_known(cls: Any, theirs: Any, neutral:
         ("modalities", ["text", "audio"]),
         ("moderation", {"model": "omni"}),
         ("suffix", "b"),
-        ("verbose", True),
         ("web_search_options", {}),
         ("backend_sampling", True),
         ("n_cache_reuse", 5),

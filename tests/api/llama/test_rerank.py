@@ -142,7 +142,7 @@ async def test_a_document_that_is_too_long(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/rerank", json=body)
     assert answer.status_code == 400
     assert answer.json() == error_body(
-        "A text has 85 tokens, and the context of the model holds 64.",
+        "A text of 85 tokens is too large: the context of the model holds 64.",
         "documents",
         code="context_length_exceeded",
         type="exceed_context_size_error",

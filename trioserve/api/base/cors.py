@@ -51,7 +51,7 @@ def install(app: Quart) -> None:
     async def preflight() -> Response | None:
         # Without a key: browsers send none with these.
         if request.method == "OPTIONS":
-            return Response(status=204)
+            return Response()  # 200, as in llama-server
         return None
 
     async def mark(response: Response) -> Response:

@@ -81,6 +81,7 @@ class GenerationRequest:
     sse_ping_interval: float | None = field(read=readers.ping_interval, default=None)
     queue_comments: bool = False  # tell the place in the queue, in comments of the stream
     timings_per_token: bool = False
+    verbose: bool | None = None  # None: as the log level says
     return_progress: bool = False
     max_tokens: int | None = field(
         "n_predict", "max_completion_tokens", "max_tokens", read=readers.max_tokens, default=None

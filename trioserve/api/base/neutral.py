@@ -37,7 +37,6 @@ NEUTRAL: Mapping[str, Neutral] = {
     "reasoning_budget_tokens": only(-1),
     "reasoning_control": only(False),
     "thinking_budget_tokens": only(-1),
-    "verbose": only(False),
     "web_search_options": only(),
 }
 

@@ -21,6 +21,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.openapi import takes
+from trioserve.api.base.own_form import own_form
 from trioserve.api.base.request import long_response, size_of_outputs
 from trioserve.api.base.service import current_server
 from trioserve.api.llama.request import (
@@ -200,33 +201,19 @@ class Output:
     def _last(
         self, finished: Finished, text: str, tokens: Sequence[TokenId], extra: Mapping[str, Any]
     ) -> dict[str, Any]:
-        n_predicted = finished.timings.predicted_n
-        result = {
-            "index": self._index,
-            "content": text,
-            "tokens": tokens if self._request.return_tokens else (),
-            "id_slot": finished.slot_id,
-            "stop": True,
-            "model": self._server.model.info.name,
-            "tokens_predicted": n_predicted,
-            "tokens_evaluated": len(self._prompt),
-            "generation_settings": writers.generation_settings(
-                self._params,
-                self._request,
-                reasoning_format=self._server.config.reasoning_format,
-                end_of_generation=self._server.model.vocab.end_of_generation,
-            ),
-            "prompt": self._server.detokenize(self._prompt),
-            "has_new_line": self._has_new_line,
-            "truncated": finished.truncated,
-            "stop_type": finished.reason.value,
-            "stopping_word": finished.stopping_word,
-            # The last token was sampled, and not decoded.
-            "tokens_cached": len(self._prompt) + max(n_predicted - 1, 0),
-            "timings": writers.timings(finished.timings),
-            **extra,
-        }
-        return _select(result, self._request.response_fields)
+        shown = tokens if self._request.return_tokens else ()
+        result = own_form(
+            self._server,
+            self._request,
+            self._params,
+            self._prompt,
+            finished,
+            text=text,
+            tokens=shown,
+            index=self._index,
+        )
+        result["has_new_line"] = self._has_new_line
+        return _select(result | dict(extra), self._request.response_fields)
 
 
 def _select(result: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.openapi import takes
+from trioserve.api.base.own_form import Verbose
 from trioserve.api.base.request import current_request, long_response, size_of_outputs
 from trioserve.api.base.service import current_responses
 from trioserve.api.openai.events import (
@@ -86,7 +87,8 @@ async def _open_chat(
             request.messages, params, request.chat_params, context, n=request.n_copies
         )
     )
-    events = ChatEvents(server.model.info.name, request, params, streams)
+    verbose = Verbose(server, request, params)
+    events = ChatEvents(server.model.info.name, request, params, streams, verbose)
     current_request().resources.enter_context(
         current_responses().running(
             events.id, streams, context.client, reasoning_control=request.reasoning_control
@@ -113,6 +115,9 @@ def whole_chat(
         "usage": writers.usage(len(answers[0].prompt), timings, copies=len(answers)),
         "id": writers.new_id("chatcmpl"),
         "timings": writers.timings(timings[0]),
+        **Verbose(server, request, params)(
+            0, answers[0].prompt, answers[0].finished, answers[0].tokens
+        ),
     }
 
 
@@ -193,7 +198,8 @@ async def completions() -> Response:
     streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
     tokens = [stream.prompt for stream in streams]
     echoes = [_echo(server, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
-    events = CompletionEvents(server.model.info.name, request, params, tokens, echoes)
+    verbose = Verbose(server, request, params)
+    events = CompletionEvents(server.model.info.name, request, params, tokens, echoes, verbose)
     return await respond_stream(server, request, streams, events)
 
 
@@ -245,4 +251,7 @@ def whole_completion(
         "usage": writers.usage(sum(map(len, prompts)), timings, copies=request.n_copies),
         "id": writers.new_id("cmpl"),
         "timings": writers.timings(timings[0]),
+        **Verbose(server, request, params)(
+            0, outputs[0].prompt, outputs[0].finished, outputs[0].tokens
+        ),
     }

@@ -6,7 +6,7 @@ What is the same in all chunks of a response is written once; each chunk adds it
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from time import monotonic
@@ -14,6 +14,7 @@ from typing import Any
 
 from trioserve.api.base import sse, writers
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.own_form import Verbose
 from trioserve.api.openai.request import CompletionRequest
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -102,9 +103,11 @@ class ChatEvents:
         request: ChatRequest,
         params: GenerationParams,
         streams: Sequence[ChatStream],
+        verbose: Verbose,
     ) -> None:
         self._request = request
-        self._n_prompt = len(streams[0].prompt)
+        self._prompt, self._verbose = streams[0].prompt, verbose
+        self._n_prompt = len(self._prompt)
         self._frame = _Frame(model, "chat.completion.chunk", "chatcmpl")
         self.id = self._frame.id
         self._opened = False
@@ -122,7 +125,8 @@ class ChatEvents:
         if isinstance(event, ChatChunk):
             return (opening + choice.chunk(event)).encode()
         if isinstance(event, Finished):
-            return (opening + choice.last(event)).encode()
+            more = self._verbose(index, self._prompt, event)
+            return (opening + choice.last(event, more)).encode()
         assert isinstance(event, Progress)
         return (opening + choice.progress(event)).encode()
 
@@ -188,8 +192,8 @@ class _Choice:
         written = [self._frame.chunk(self._choice(delta)) for delta in first]
         return "".join(written) + self._with_extras(last)
 
-    def last(self, event: Finished) -> str:
-        """Write why it ended."""
+    def last(self, event: Finished, more: Mapping[str, Any]) -> str:
+        """Write why it ended, and `more` beside."""
         self.timings = event.timings
         reason = writers.finish_reason(event.reason, tool_calls=self._called)
         choice: dict[str, Any] = {"finish_reason": reason, "index": self._index, "delta": {}}
@@ -197,9 +201,9 @@ class _Choice:
             choice["logprobs"] = chat_logprobs(self._probs, self._request, self._params)
         begin = self.begin()
         if self._request.stream_options.include_usage:
-            return begin + self._frame.chunk(sse.encode(choice))
+            return begin + self._frame.chunk(sse.encode(choice), **more)
         timings = writers.timings(event.timings)
-        return begin + self._frame.chunk(sse.encode(choice), timings=timings)
+        return begin + self._frame.chunk(sse.encode(choice), timings=timings, **more)
 
     def begin(self) -> str:
         """Write what comes before all that is new, once."""
@@ -266,8 +270,10 @@ class CompletionEvents:
         params: GenerationParams,
         prompts: Sequence[Sequence[TokenId]],
         echoes: Sequence[str],
+        verbose: Verbose,
     ) -> None:
         self._request, self._params = request, params
+        self._prompts, self._verbose = prompts, verbose
         self._frame = _Frame(model, "text_completion", "cmpl")
         self._n_prompts = [len(prompt) for prompt in prompts]
         self._echoes = list(echoes)
@@ -319,6 +325,7 @@ class CompletionEvents:
         self._timings[index] = event.timings
         choice = self._choice(index, "", finish=writers.finish_reason(event.reason))
         extra = {"timings": writers.timings(event.timings)}
+        extra |= self._verbose(index, self._prompts[index], event)
         if not self._request.stream_options.include_usage:
             extra["usage"] = writers.usage(self._n_prompts[index], [event.timings])
         return self._frame.chunk(choice, **extra)

@@ -85,7 +85,7 @@ class EmbeddingEngine(Loop):
             raise InputTooLongError(
                 longest,
                 backend.n_ctx_seq,
-                f"A text has {longest} tokens, and the context of the model holds "
+                f"A text of {longest} tokens is too large: the context of the model holds "
                 f"{backend.n_ctx_seq}.",
                 param=param,
             )

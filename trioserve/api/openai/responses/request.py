@@ -43,6 +43,7 @@ _NEUTRAL: Mapping[str, Neutral] = {
     "prompt": only(),
     "reasoning_format": only("auto", "deepseek", "none"),
     "truncation": only("disabled"),
+    "verbose": only(False),
 }
 
 #: The same, of the fields within ``reasoning`` and ``stream_options``.

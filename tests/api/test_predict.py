@@ -1,0 +1,81 @@
+"""Google's way to send several requests in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.clients import client_of
+from tests.support.configs import read, refused
+from tests.support.scripts import HI, answering
+
+CHAT = {"@requestFormat": "chatCompletions", "messages": HI, "max_tokens": 5}
+
+
+async def predict(*instances: Any, **config: Any) -> Any:
+    async with client_of(answering("Hello you"), predict_route="/predict", **config) as client:
+        answer = await client.post("/predict", json={"instances": list(instances)})
+    assert answer.status_code == 200
+    return answer.json()["predictions"]
+
+
+async def test_each_instance_is_a_request() -> None:
+    text = {"@requestFormat": "/completion", "prompt": "a", "n_predict": 2, "stream": True}
+    chat, completion = await predict(CHAT, text)
+    assert chat["choices"][0]["message"]["content"] == "Hello"
+    assert completion["content"] == "He"
+
+
+@pytest.mark.parametrize(
+    ("instance", "message"),
+    [
+        (5, "must be an object with the string '@requestFormat'"),
+        ({"messages": HI}, "must be an object with the string '@requestFormat'"),
+        ({"@requestFormat": "predict"}, "There is no route for the '@requestFormat' 'predict'"),
+        (CHAT | {"messages": 5}, "messages"),
+    ],
+)
+async def test_what_is_wrong_with_one_instance_does_not_hurt_the_others(
+    instance: Any, message: str
+) -> None:
+    bad, good = await predict(instance, CHAT)
+    assert message in bad["error"]["message"]
+    assert bad["error"]["code"] == 400
+    assert good["choices"][0]["message"]["content"] == "Hello"
+
+
+@pytest.mark.parametrize("body", [{}, {"instances": 5}, {"instances": [{}] * 129}])
+async def test_a_body_without_a_list_of_instances_is_refused(body: Any) -> None:
+    async with client_of(answering("Hi"), predict_route="/predict") as client:
+        answer = await client.post("/predict", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "instances"
+
+
+async def test_it_needs_a_key_and_a_prefix_like_any_route() -> None:
+    settings: Any = {"api_keys": ("key",), "api_prefix": "/llm", "health_route": "/healthy"}
+    async with client_of(answering("Hi"), predict_route="/predict", **settings) as client:
+        refused_ = await client.post("/llm/predict", json={"instances": [CHAT]})
+        headers = {"Authorization": "Bearer key"}
+        answer = await client.post("/llm/predict", json={"instances": [CHAT]}, headers=headers)
+        healthy = await client.get("/llm/healthy", headers=headers)
+    assert refused_.status_code == 401
+    assert answer.json()["predictions"][0]["choices"][0]["message"]["content"] == "Hi"
+    assert healthy.json() == {"status": "ok"}
+
+
+async def test_without_a_route_there_is_none() -> None:
+    async with client_of(answering("Hi")) as client:
+        assert (await client.post("/predict", json={"instances": []})).status_code == 404
+
+
+def test_vertex_ai_says_so_with_variables() -> None:
+    config = read(AIP_MODE="PREDICTION", AIP_HTTP_PORT="9000", AIP_HEALTH_ROUTE="ok")
+    assert (config.port, config.predict_route, config.health_route) == (9000, "/predict", "/ok")
+    named = read("--port", "7000", AIP_MODE="PREDICTION", AIP_PREDICT_ROUTE="/p")
+    assert (named.port, named.predict_route) == (7000, "/p")
+    assert read(AIP_HTTP_PORT="9000", AIP_PREDICT_ROUTE="/p") == read()
+    assert "AIP_HTTP_PORT: 'x' is not an integer" in refused(
+        AIP_MODE="PREDICTION", AIP_HTTP_PORT="x"
+    )

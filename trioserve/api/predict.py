@@ -1,0 +1,162 @@
+"""The route of Google's Vertex AI: several requests to other routes, in one.
+
+    POST /predict {"instances": [{"@requestFormat": "chatCompletions", "messages": [...]}, ...]}
+
+A format is the path of a route, or the same in one word: ``chatCompletions`` is
+``/v1/chat/completions``. Each instance is served as a request of its own, all at the same time, and
+``predictions`` has their answers in the order of the instances. Vertex AI sets variables that
+switch the route on, as it does for llama-server.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import quart
+import trio
+from quart_trio import QuartTrio
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base.body import read_body_as
+from trioserve.api.base.errors import body as error_body
+from trioserve.api.base.request import json_response
+from trioserve.config import Config
+from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError
+
+#: As in llama-server.
+MAX_INSTANCES = 128
+
+_FORMAT = "@requestFormat"
+
+#: Headers that hold for each instance, too.
+_HEADERS = frozenset({b"authorization", b"x-api-key", b"host", b"origin"})
+
+
+def configure(app: QuartTrio, config: Config) -> None:
+    """Add the routes that the configuration names.
+
+    Raises:
+        ConfigError: the server has another route of that path.
+    """
+    taken = {rule.rule for rule in app.url_map.iter_rules()}
+    for path in filter(None, (config.predict_route, config.health_route)):
+        if path in taken and path != "/health":
+            raise ConfigError(f"{path} is a route of the server, and cannot be another one")
+    if config.health_route and config.health_route not in taken:
+        app.add_url_rule(config.health_route, "vertex_health", app.view_functions["admin.ready"])
+    if config.predict_route:
+        formats = _formats(app)
+
+        async def predict() -> Response:
+            return await _predict(app, formats)
+
+        app.add_url_rule(config.predict_route, "vertex_predict", predict, methods=["POST"])
+
+
+def _formats(app: QuartTrio) -> Mapping[str, str]:
+    """Find the paths of all routes that take a body, by path and by format."""
+    paths = [
+        rule.rule
+        for rule in app.url_map.iter_rules()
+        if "POST" in (rule.methods or ()) and not rule.arguments
+    ]
+    named: dict[str, str] = {}
+    for path in sorted(paths):
+        named.setdefault(_format_of(path), path)
+    return named | {path: path for path in paths}
+
+
+def _format_of(path: str) -> str:
+    """``/v1/chat/completions`` → ``chatCompletions``."""
+    words = re.split("[/_-]", path.removeprefix("/v1").removeprefix("/"))
+    return words[0] + "".join(word[:1].upper() + word[1:] for word in words[1:])
+
+
+async def _predict(app: QuartTrio, formats: Mapping[str, str]) -> Response:
+    instances = await read_body_as(_instances)
+    predictions: list[Any] = [None] * len(instances)
+    scope = dict(quart.request.scope)
+
+    async def fill(place: int) -> None:
+        try:
+            path, payload = _request_of(instances[place], formats)
+        except TrioServeError as error:
+            predictions[place] = error_body(error)
+        else:
+            predictions[place] = await _ask(app, scope, path, payload)
+
+    async with trio.open_nursery() as nursery:
+        for place in range(len(instances)):
+            nursery.start_soon(fill, place)
+    return json_response({"predictions": predictions})
+
+
+def _instances(body: Mapping[str, Any]) -> list[Any]:
+    instances = body.get("instances")
+    if not isinstance(instances, list):
+        raise InvalidRequestError("'instances' must be a list.", param="instances")
+    if len(instances) > MAX_INSTANCES:
+        raise InvalidRequestError(
+            f"'instances' may have {MAX_INSTANCES} entries, and has {len(instances)}.",
+            param="instances",
+        )
+    return instances
+
+
+def _request_of(instance: Any, formats: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Find the path of an instance, and its body. Raises InvalidRequestError."""
+    if not isinstance(instance, Mapping) or not isinstance(instance.get(_FORMAT), str):
+        raise InvalidRequestError(
+            f"Each instance must be an object with the string '{_FORMAT}'.", param=_FORMAT
+        )
+    path = formats.get(instance[_FORMAT])
+    if path is None:
+        raise InvalidRequestError(
+            f"There is no route for the '{_FORMAT}' {instance[_FORMAT]!r:.80}.", param=_FORMAT
+        )
+    payload = {name: value for name, value in instance.items() if name != _FORMAT}
+    if "stream" in payload:
+        payload["stream"] = False  # a prediction is whole
+    return path, payload
+
+
+async def _ask(
+    app: QuartTrio, scope: Mapping[str, Any], path: str, payload: Mapping[str, Any]
+) -> Any:
+    """Send a request to the app itself; gives the answer's JSON, or its text."""
+    body = json.dumps(payload).encode()
+    headers = [pair for pair in scope["headers"] if pair[0].lower() in _HEADERS]
+    headers += [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    whole = scope.get("root_path", "") + path
+    inner = {
+        **scope,
+        "path": whole,
+        "raw_path": whole.encode(),
+        "query_string": b"",
+        "headers": headers,
+    }
+    requests = [{"type": "http.request", "body": body, "more_body": False}]
+    parts: list[bytes] = []
+
+    async def receive() -> Any:
+        if requests:
+            return requests.pop()
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def send(message: Any) -> None:
+        parts.append(message.get("body", b""))
+        await trio.lowlevel.checkpoint()
+
+    await app(inner, receive, send)  # type: ignore[arg-type]
+    answer = b"".join(parts).decode()
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return answer
