@@ -34,13 +34,16 @@ async def soak(seconds: float, seed: int, saved: Path) -> tuple[Process, list[Sa
         before = server.sample()
         server.began = time.monotonic()
         samples: list[Sample] = []
-        with trio.move_on_after(seconds):
+        with trio.move_on_after(seconds) as load:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.count_tokens)
-                nursery.start_soon(_take_samples, server, samples)
+                nursery.start_soon(_take_samples, server, samples, load)
                 for number in range(N_CLIENTS):
                     client = Client(server.url, tally, random.Random(f"{seed} {number}"))
                     nursery.start_soon(client.run)
+        if server.process.poll() is not None:
+            tally.fault(f"the process has ended, with code {server.process.returncode}")
+            return server, samples
         await verdict.check_rest(server, before)
         more = verdict.growth(samples, samples[-1].seconds if samples else 0.0)
         if more > verdict.MAX_GROWTH:
@@ -58,13 +61,14 @@ async def _warm_up(server: Process) -> None:
             await client.post("/tokenize", json={"content": "a" * 10_000})
 
 
-async def _take_samples(server: Process, samples: list[Sample]) -> None:
+async def _take_samples(server: Process, samples: list[Sample], load: trio.CancelScope) -> None:
+    """Take a sample a second. The load ends with the process."""
     try:
         while True:
             samples.append(server.sample())
             await trio.sleep(1)
     except OSError:
-        server.tally.fault("the process has ended")
+        load.cancel()
 
 
 async def _drain(server: Process) -> None:

@@ -67,6 +67,8 @@ class Process:
         folder = Path("/proc") / str(self.process.pid)
         lines = (folder / "status").read_text().splitlines()
         status = dict(line.split(":", 1) for line in lines)
+        if "VmRSS" not in status:
+            raise ProcessLookupError(f"process {self.process.pid} has ended")
         return Sample(
             seconds=round(time.monotonic() - self.began, 1),
             rss_kib=int(status["VmRSS"].split()[0]),
