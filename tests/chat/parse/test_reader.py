@@ -306,6 +306,19 @@ def test_harmony_that_the_prompt_has_begun() -> None:
     assert message == Message(" so")
 
 
+@pytest.mark.parametrize("blanks", ["", "\n\n"])
+@pytest.mark.parametrize("start", ["", "<|start|>assistant"])
+def test_harmony_needs_no_start_marker_after_reasoning(start: str, blanks: str) -> None:
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+    text = f"<|channel|>analysis<|message|>Hm<|end|>{blanks}{start}{call}"
+    message = parse(text, families.HARMONY, prompt_tail="<|start|>assistant")
+    assert message.reasoning_content == "Hm"
+    assert [(each.name, each.arguments) for each in message.tool_calls] == [("f", "{}")]
+    said = f"<|channel|>analysis<|message|>Hm<|end|>{blanks}<|chan"
+    message = parse(said, families.HARMONY, prompt_tail="<|start|>assistant")
+    assert message == Message(f"{blanks}<|chan", "Hm")
+
+
 def test_harmony_without_channels_is_content() -> None:
     tail = "<|start|>assistant"
     assert parse("Hello", families.HARMONY, prompt_tail=tail) == Message("Hello")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 
 from trioserve.chat.formats.syntax import Channels, JsonArguments
 from trioserve.chat.json_scanner import WHITESPACE, State
@@ -27,6 +28,8 @@ class ChannelParser(StateParser):
         self._out = out
         self._parse_tools = parse_tools
         self._stops = (*channels.ends, channels.start)
+        #: What all headers begin with; there may be nothing.
+        self._opening = _common(channels.call_header.partition("{}")[0], channels.content_header)
         self._raw = ""  # what the model wrote of a header
         self._header = ""
         self._skip = ""  # characters that are dropped until another one comes
@@ -108,10 +111,28 @@ class ChannelParser(StateParser):
             self._raw = marker
             self._step = self._in_header
         else:
-            if self._write == self._reason:
-                self._out.raw_reasoning(marker)
+            reasons = self._write == self._reason
             self._plain()
+            if reasons:
+                self._out.raw_reasoning(marker)
+                if self._opening:
+                    self._step = self._after_reasoning
         return True
+
+    def _after_reasoning(self, final: bool) -> bool:
+        """Look for a header without its start marker.
+
+        A grammar allows one, because a prompt often ends with the marker.
+        """
+        text = self._buffer.lstrip(WHITESPACE)
+        if text.startswith(self._opening):
+            self._drop(len(self._buffer) - len(text))
+            self._step = self._in_header
+            return True
+        if self._opening.startswith(text) and not final:
+            return False
+        self._plain()
+        return bool(self._buffer)
 
     def _in_call(self, final: bool) -> bool:
         reader = self._reader
@@ -125,3 +146,9 @@ class ChannelParser(StateParser):
             self._skip = WHITESPACE
         self._plain()
         return bool(self._buffer)
+
+
+def _common(one: str, other: str) -> str:
+    """Return what two texts begin with alike."""
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return "".join(letter for letter, _ in pairs)
