@@ -219,6 +219,8 @@ class Config(ModelConfig):
         help="lowest level to log; off = log nothing")
     log_file: str | None = _log(None, "--log-file LLAMA_ARG_LOG_FILE",
         help="file that log lines are appended to as well, as JSON")
+    log_prompts_dir: str | None = _log(None, "--log-prompts-dir",
+        help="directory in which each prompt is kept as a file of its own, for debugging")
     log_colors: str = _log("auto", "--log-colors LLAMA_ARG_LOG_COLORS",
         choices=("auto", "on", "off"),
         help="whether pretty log lines have colors; auto = on a terminal")

@@ -54,16 +54,20 @@ _FLAGS = """
 --perf | --no-perf LLAMA_ARG_PERF
 -e --escape | --no-escape
 -dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD
---rpc LLAMA_ARG_RPC
---control-vector
---control-vector-scaled
---control-vector-layer-range
--bs --backend-sampling LLAMA_ARG_BACKEND_SAMPLING
 --warmup | --no-warmup
 --threads-http LLAMA_ARG_THREADS_HTTP
 -sps --slot-prompt-similarity
 --sleep-idle-seconds
---log-prompts-dir
+# a GGML RPC server that dies would hang the server for ever
+--rpc LLAMA_ARG_RPC
+# control vectors are not loaded; a LoRA adapter changes a model's behavior, too
+--control-vector
+--control-vector-scaled
+--control-vector-layer-range
+# tokens are sampled on the CPU, in threads, beside the computation; see docs/configuration.md
+-bs --backend-sampling LLAMA_ARG_BACKEND_SAMPLING
+# an output would depend on what the cache holds; see docs/configuration.md
+--cache-reuse LLAMA_ARG_CACHE_REUSE
 # models are not downloaded; name a file with -m
 -cl --cache-list
 -mu --model-url LLAMA_ARG_MODEL_URL
@@ -95,7 +99,6 @@ _FLAGS = """
 --prio-batch
 --poll-batch
 # sizes are used as given, and not fitted to the memory
--fit --fit LLAMA_ARG_FIT
 -fitt --fit-target LLAMA_ARG_FIT_TARGET
 -fitc --fit-ctx LLAMA_ARG_FIT_CTX
 # there is no speculative decoding
@@ -143,7 +146,6 @@ _FLAGS = """
 --spec-ngram-map-k4v-min-hits
 --spec-default
 # the prefix cache works differently; see --cache-seqs and --cache-ram
---cache-reuse LLAMA_ARG_CACHE_REUSE
 # only text input is supported
 -mm --mmproj LLAMA_ARG_MMPROJ
 -mmu --mmproj-url LLAMA_ARG_MMPROJ_URL

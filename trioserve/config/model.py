@@ -224,6 +224,9 @@ class ModelConfig:
         help="keep the expert weights of the first N layers in CPU memory")
     n_cpu_ffn: int = _device(0, "-ncffn --n-cpu-ffn LLAMA_ARG_N_CPU_FFN", min=0, max=1024,
         help="keep the dense feed-forward weights of the first N layers in CPU memory")
+    fit: str = _device("off", "-fit --fit LLAMA_ARG_FIT", choices=("off",),
+        help="whether sizes that do not fit are made smaller to fit the memory: only off, for they "
+        "are used as given")
     kv_offload: bool = _device(True,
         "-kvo --kv-offload | -nkvo --no-kv-offload LLAMA_ARG_KV_OFFLOAD",
         help="keep the KV cache on the GPU")

@@ -34,6 +34,7 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
     "parallel": {"-1": str(attrs.fields(Config).parallel.default)},
     "cache_ram": {"-1": str(2**40)},
     "flash_attn": _ON_OFF_AUTO,
+    "fit": _ON_OFF_AUTO,
     "reasoning": _ON_OFF_AUTO,
 }
 

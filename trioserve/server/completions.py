@@ -14,6 +14,7 @@ from trioserve.server.adapters import AdapterScales
 from trioserve.server.cache_sharing import CacheSharing
 from trioserve.server.choices import all_of, check_copies, copies_of
 from trioserve.server.context import RequestContext
+from trioserve.server.prompt_log import PromptLog
 from trioserve.server.requests import Requests
 from trioserve.server.stream import Completion, Stream
 from trioserve.server.tokens import PromptLike, Tokenizer
@@ -47,6 +48,7 @@ class Completions:
         adapters: the LoRA adapters.
         sharing: says who may share what is computed.
         special: whether the names of all control tokens are a part of the text.
+        prompt_log: gets all prompts.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Completions:
         sharing: CacheSharing,
         *,
         special: bool = False,
+        prompt_log: PromptLog | None = None,
     ) -> None:
         self._engine = engine
         self._requests = requests
         self._tokenizer = tokenizer
         self._adapters = adapters
         self._sharing = sharing
+        self._prompt_log = prompt_log
         self._shown = control_tokens(engine.vocab) if special else frozenset()
         self._compiler = trio.CapacityLimiter(4)  # one that is tried out holds up no other
 
@@ -143,6 +147,8 @@ class Completions:
             budget=budget,
             root=root,
         )
+        if self._prompt_log is not None:
+            await self._prompt_log.write(task.id, prompt.tokens)
         with self._requests.open(task, context) as stream:
             yield stream
 

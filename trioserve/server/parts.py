@@ -23,6 +23,7 @@ from trioserve.server.infill import InfillPrompts
 from trioserve.server.memory import MemoryBudget
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.observer import Observer
+from trioserve.server.prompt_log import PromptLog
 from trioserve.server.queue import Queue
 from trioserve.server.requests import Requests
 from trioserve.server.slot_store import SlotFiles
@@ -83,6 +84,9 @@ class Parts:
                 self.adapters,
                 self.cache_sharing,
                 special=config.special,
+                prompt_log=PromptLog(config.log_prompts_dir, model.vocab)
+                if config.log_prompts_dir
+                else None,
             )
             self._generation = Generation(
                 engine=loop,

@@ -1,0 +1,100 @@
+"""llama-server's own tests: what stands for their models, and how results are sorted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.compat import peer_known, peer_plugin, peer_tests, stand_ins
+from benchmarks.compat.peer_tests import Result, sorted_in, table, unpacked
+from trioserve.config import Config
+from trioserve.llama.model import Model
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(name: str, outcome: str, message: str = "", texts: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"id": f"unit/{name}", "outcome": outcome, "message": message, "texts": list(texts)}
+
+
+@pytest.mark.parametrize(
+    ("given", "column"),
+    [
+        (row("test_a.py::test_b", "passed"), "passed"),
+        (row("test_a.py::test_b", "passed", texts=("(girl)+ in 'x'",)), "but its text"),
+        (row("test_a.py::test_b", "skipped", peer_plugin.LATER + "images"), "later"),
+        (row("test_a.py::test_b", "skipped", peer_plugin.MODEL + "big"), "needs a model"),
+        (row("test_a.py::test_b", "skipped", "slow"), "skipped"),
+        (row("test_a.py::test_b", "failed", "assert 1 == 2"), "failed"),
+        (row("test_completion.py::test_completion[x]", "failed", "assert 21 == 18"),
+         "needs a model"),
+        (row("test_completion.py::test_completion[x]", "failed", "assert 400 == 200\n + where"),
+         "failed"),
+        (row("test_completion.py::test_completion[x]", "failed", "KeyError: 'x'"), "failed"),
+        (row("test_compat_anthropic.py::test_anthropic_empty_messages", "failed",
+             "assert 400 == 200\n + where"), "accepted"),
+        (row("test_compat_anthropic.py::test_anthropic_empty_messages", "failed",
+             "assert 500 == 200\n + where"), "failed"),
+    ],
+)  # fmt: skip
+def test_a_result_is_sorted_by_what_became_of_it(given: Any, column: str) -> None:
+    assert sorted_in(given).column == column
+
+
+def test_the_table_has_a_line_for_each_file_and_one_for_all() -> None:
+    results = [Result("unit/test_b.py::x", "passed"), Result("unit/test_a.py::y", "failed")]
+    head, *lines = table(results).splitlines()
+    assert [line.split()[0] for line in lines] == ["test_a.py", "test_b.py", "all"]
+    assert lines[-1].split() == ["all", "1", ".", ".", ".", ".", ".", "1"]
+    assert head.split()[0] == "passed"
+
+
+def test_the_tests_are_found_in_the_distribution_or_in_its_parent(tmp_path: Path) -> None:
+    tests = tmp_path / "llama_cpp_python-1" / "vendor/llama.cpp/tools/server/tests"
+    tests.mkdir(parents=True)
+    assert unpacked(tmp_path, tmp_path) == unpacked(tests.parents[4], tmp_path) == tests
+    with pytest.raises(FileNotFoundError, match="has no vendor"):
+        unpacked(tests, tmp_path)
+
+
+def test_pieces_are_letters_and_then_what_stands_together_most_often() -> None:
+    pieces = stand_ins.learn_pieces("aab aab ab b", 7)
+    assert set(pieces[:3]) == {"\u2581", "a", "b"}
+    assert pieces[3] == "\u2581a"
+    assert len(set(pieces)) == 7
+
+
+def test_every_model_that_stands_for_another_can_be_loaded(tmp_path: Path) -> None:
+    models = stand_ins.write_all(tmp_path)
+    assert stand_ins.write_all(tmp_path) == models  # found, not written again
+    for path in {path for path in models.values() if path.name != "lora.gguf"}:
+        serves = {"embeddings": path.name == "encoder.gguf", "reranking": path.name == "judge.gguf"}
+        with Model.load(Config(model=str(path), **serves)) as model:
+            assert model.vocab.tokenize("Once upon a time")
+            assert (model.vocab.fim.prefix >= 0) is (path.name == "stories-infill.gguf")
+
+
+def test_the_documentation_names_every_difference() -> None:
+    page = re.sub(r"\s+", " ", (ROOT / "docs/api.md").read_text()).lower()
+    for known in peer_known.KNOWN:
+        if known.column == peer_known.ACCEPTED:
+            assert known.why.lower() in page
+        else:
+            assert known.column == peer_known.NEEDS_MODEL
+    for name in peer_tests._DEFAULTS:
+        flag = name.partition("_ARG_")[2] or name.removeprefix("TRIOSERVE_")
+        if flag != "THREADS":
+            assert flag.lower().replace("_", "-") in page
+
+
+def test_the_command_line_wants_the_distribution(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMA_CPP_PYTHON_SDIST", raising=False)
+    with pytest.raises(SystemExit):
+        peer_tests.parse([])
+    assert "--sdist" in capsys.readouterr().err
+    assert peer_tests.main(["--sdist", "/no/such", "--work", "/tmp"]) == 2

@@ -1,0 +1,49 @@
+"""`PromptLog`: the prompts of all requests as files, for finding mistakes in templates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import trio
+
+from trioserve.engine.backend import Vocab
+from trioserve.errors import ConfigError
+from trioserve.types import TokenId
+
+_log = structlog.stdlib.get_logger("trioserve")
+
+
+class PromptLog:
+    """Writes each prompt to a file of its own, named by the time and the number of the request.
+
+    Args:
+        directory: where to; it is made if it is not there.
+        vocab: turns tokens into text.
+
+    Raises:
+        ConfigError: the directory cannot be made.
+    """
+
+    def __init__(self, directory: str, vocab: Vocab) -> None:
+        self._directory, self._vocab = Path(directory), vocab
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"log_prompts_dir: {directory} cannot be made: {error.strerror}"
+            ) from error
+
+    async def write(self, task_id: int, prompt: Sequence[TokenId]) -> None:
+        """Write a prompt. When that fails, the log says so, and the request goes on."""
+        path = self._directory / f"{time.time_ns() // 1_000_000:012}-{task_id}.txt"
+
+        def write_file() -> None:
+            path.write_bytes(self._vocab.detokenize(prompt))
+
+        try:
+            await trio.to_thread.run_sync(write_file)
+        except OSError as error:
+            _log.error("a prompt could not be written", file=str(path), error=error.strerror)
