@@ -49,3 +49,13 @@ def test_a_model_with_an_encoder_is_refused(folder: Path, embeddings: bool) -> N
         f"The model in {path}, of the architecture t5, has an encoder that reads the prompt; "
         "such models are not supported."
     )
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "llama"])
+@pytest.mark.parametrize("swa_full", [False, True])
+def test_with_a_window_a_batch_is_one_physical_one(folder: Path, name: str, swa_full: bool) -> None:
+    """Else llama.cpp loses cells of the window where a batch finds no room, or nearly none."""
+    path = tiny_models.write_generating(folder, name)
+    config = Config(model=str(path), threads=1, ctx_size=1024, ubatch_size=128, swa_full=swa_full)
+    with llama.load(config) as backend:
+        assert backend.n_batch == (1024 if name == "llama" or swa_full else 128)

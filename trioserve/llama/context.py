@@ -149,6 +149,10 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
     params.n_outputs_max = params.n_seq_max
     params.n_batch = max(config.batch_size, params.n_seq_max)
     params.n_ubatch = min(config.ubatch_size, params.n_batch)
+    if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
+        # llama.cpp tries out where each physical batch goes before it computes the first of them.
+        # Where there is no room for all, cells of the window are gone that were still needed.
+        params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_seq_max)
     params.n_threads = threads(config.threads)
     params.n_threads_batch = (
         params.n_threads if config.threads_batch == -1 else threads(config.threads_batch)
