@@ -7,7 +7,7 @@ import pytest
 from tests.support.engine_harness import Harness
 from trioserve.engine import CheckpointRules
 from trioserve.testing import ScriptedBackend
-from trioserve.types import CacheRoot
+from trioserve.types import CacheRoot, Preempted
 
 SYSTEM = "s" * 200
 USER = SYSTEM + "U" + "u" * 60
@@ -138,6 +138,8 @@ def test_a_state_that_cannot_be_restored_is_computed_anew(shape: dict[str, int])
     broken.run()
     assert prefilled(broken, 2) == len(SYSTEM + "hello")
     assert broken.text(2) == "yes"
+    ram = broken.engine._scheduler.cache.ram
+    assert ram.find_checkpoint(list(SYSTEM.encode()), CacheRoot())[0] == 0
     broken.backend.on_rewind = lambda: True
     broken.submit(3, SYSTEM + "and again")
     broken.run()
@@ -202,3 +204,26 @@ def test_a_slot_that_is_erased_leaves_no_checkpoint() -> None:
     assert ram.n_checkpoints == 0
     assert ram.size == 0
     one.engine.check_integrity()
+
+
+@pytest.mark.parametrize(("n_shared", "preempts"), [(200, False), (60, True)])
+def test_the_windows_of_all_fit(n_shared: int, preempts: bool) -> None:
+    """They are in a cache of the same size, where nothing is shared.
+
+    Whether they will fit is known at the start, unless they grow with the outputs.
+    """
+    crowd = harness(n_slots=8, n_seqs=8, n_ctx=700, window=100, answer="yes" * 20)
+    most = 0
+
+    def look(backend: ScriptedBackend) -> None:
+        nonlocal most
+        most = max(most, backend.n_cells + len(backend.batch.rows))
+
+    crowd.backend.on_decode = look
+    for task_id in range(1, 9):
+        crowd.submit(task_id, "s" * n_shared + str(task_id))
+    crowd.run()
+    assert 600 < most <= 700
+    assert all(crowd.text(task_id) == "yes" * 20 for task_id in range(1, 9))
+    events = [event for task_id in range(1, 9) for event in crowd.events[task_id]]
+    assert any(isinstance(event, Preempted) for event in events) == preempts

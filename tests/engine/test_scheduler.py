@@ -286,7 +286,7 @@ class CheckpointMachine(EngineMachine):
 class WindowMachine(CheckpointMachine):
     """That with sequences whose last cells are theirs alone."""
 
-    window = 12
+    window = 30
 
 
 class SplitCheckpointMachine(CheckpointMachine):
