@@ -160,3 +160,30 @@ def test_a_checkpoint_is_no_use_after_the_state_of_others(talk: Talk) -> None:
     talk.bench.run()
     for i, prompt in enumerate(prompts):
         assert talk.bench.tokens[200 + i] == talk.say(prompt)[0]
+
+
+def test_what_was_swapped_out_to_ram_goes_back_too(talk: Talk) -> None:
+    talk.first()
+    others = [talk.words(40 + i, 100) for i in range(5)]
+    for other in others:
+        talk.say(other)
+    _, n_prefilled = talk.say(talk.system, talk.user, talk.begin)
+    assert n_prefilled <= SLACK
+    other = talk.words(50, 40)
+    _, n_prefilled = talk.say(talk.system, other, talk.begin)
+    assert n_prefilled <= len(other) + SLACK
+
+
+def test_a_slot_is_saved_erased_and_restored(talk: Talk) -> None:
+    answer = talk.first()
+    engine = talk.bench.engine
+    slot_id = talk.bench.finished[1].slot_id
+    saved = engine.save_slot(slot_id, "")
+    assert engine.erase_slot(slot_id, "") == len(saved.tokens)
+    engine.check_integrity()
+    engine.restore_slot(slot_id, saved)
+    more = talk.words(9, 5)
+    _, n_prefilled = talk.say(talk.system, talk.user, talk.begin, answer, more)
+    assert n_prefilled <= len(more) + 1
+    _, n_prefilled = talk.say(talk.system, talk.user, talk.begin)
+    assert n_prefilled > len(talk.system)  # checkpoints are not saved

@@ -46,6 +46,8 @@ class PrefixCache:
         self._backend = backend
         self._held = Sequences(backend)
         self.sequences = self._held.all
+        self.append = self._held.append  # it is called with every token
+        self.cut = self._held.cut
         self.can_cut = backend.can_cut
         self.ram = RamCache(
             ram_limit,
@@ -138,14 +140,6 @@ class PrefixCache:
         self._clock += 1
         seq.running = False
         seq.last_used = self._clock
-
-    def append(self, seq: KVSequence, keys: list[CellKey]) -> None:
-        """Note that a decode has added cells to a sequence."""
-        self._held.append(seq, keys)
-
-    def cut(self, seq: KVSequence, length: int) -> None:
-        """Shorten a sequence. With length 0 it is free; others need a backend that can cut."""
-        self._held.cut(seq, length)
 
     def evict_one(self) -> bool:
         """Make cells free: the kept sequence that was unused for longest goes, to RAM if it can.
