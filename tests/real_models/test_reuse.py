@@ -109,8 +109,6 @@ CASES = {
     "another user, the same system prompt": 1,
     "eight at once, with one prefix": 8,
 }
-#: Where a state would have to be kept that the next prompt can start from.
-NOT_YET = pytest.mark.xfail(reason="a window cannot be cut, and no states within it are kept")
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +126,7 @@ def test_the_prompts_are_longer_than_the_window(lines: dict[str, Line]) -> None:
     assert lines["cold"].n_prefilled == lines["cold"].n_prompt > 700
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case if case == "the next turn" else pytest.param(case, marks=NOT_YET) for case in CASES],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_what_is_prefilled(lines: dict[str, Line], case: str) -> None:
     line = lines[case]
     assert line.n_prefilled <= line.n_new + CASES[case] * SLACK
