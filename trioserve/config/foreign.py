@@ -60,10 +60,6 @@ _FLAGS = """
 --sleep-idle-seconds
 # a GGML RPC server that dies would hang the server for ever
 --rpc LLAMA_ARG_RPC
-# control vectors are not loaded; a LoRA adapter changes a model's behavior, too
---control-vector
---control-vector-scaled
---control-vector-layer-range
 # tokens are sampled on the CPU, in threads, beside the computation; see docs/configuration.md
 -bs --backend-sampling LLAMA_ARG_BACKEND_SAMPLING
 # an output would depend on what the cache holds; see docs/configuration.md

@@ -47,6 +47,12 @@ def _check_overrides(config: ModelConfig) -> None:
 def _check_lora(config: ModelConfig) -> None:
     if config.lora_files and config.serves_embeddings:
         raise ConfigError("lora has no effect on embeddings and reranking")
+    if config.control_vector_files and config.serves_embeddings:
+        raise ConfigError("control_vector has no effect on embeddings and reranking")
+    layers = config.control_vector_layer_range
+    if layers and not (len(layers) == 2 and 1 <= layers[0] <= layers[1] <= 10_000):
+        raise ConfigError("control_vector_layer_range must be the first and the last layer, "
+                          "counted from 1")  # fmt: skip
 
 
 def _check_shape(config: ModelConfig) -> None:
@@ -106,6 +112,11 @@ class ModelConfig:
     lora: tuple[str, ...] = _model((), "--lora",
         help="LoRA adapters to load, each as PATH or PATH:SCALE, separated by commas; the scale is "
         "1 if not given")
+    control_vector: tuple[str, ...] = _model((), "--control-vector",
+        help="control vectors to add to the model's layers, each as PATH or PATH:SCALE, separated "
+        "by commas; the scale is 1 if not given")
+    control_vector_layer_range: tuple[int, ...] = _model((), "--control-vector-layer-range",
+        help="first and last layer that control vectors change, as two numbers; by default all")
     lora_init_without_apply: bool = _model(False, "--lora-init-without-apply",
         help="load the adapters but leave them switched off until POST /lora-adapters or a request "
         "gives them a scale")
@@ -313,6 +324,11 @@ class ModelConfig:
     def aliases(self) -> tuple[str, ...]:
         """The names of the model that were given, in their order."""
         return tuple(name.strip() for name in (self.alias or "").split(",") if name.strip())
+
+    @property
+    def control_vector_files(self) -> tuple[tuple[str, float], ...]:
+        """The files of control vectors, each with its scale."""
+        return tuple(parse_adapter(text, "control_vector") for text in self.control_vector)
 
     @property
     def lora_files(self) -> tuple[tuple[str, float], ...]:

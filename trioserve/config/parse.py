@@ -104,6 +104,10 @@ def _build(values: Mapping[str, Any]) -> Config:
     return Config(**own, sampling=SamplingParams(**sampling))
 
 
+#: Fields that are two values on a command line; elsewhere, a comma is between them.
+_TWO_VALUES = frozenset({"control_vector_layer_range"})
+
+
 class _CommandLine:
     """What the words of a command line say, once `read` has seen them."""
 
@@ -143,7 +147,10 @@ class _CommandLine:
             self._notes.append(f"{name} is given more than once: the last one counts")
         self._seen.add(name)
         if flag.read is not None:
-            flag.put_text(self.values, self._value(name, value), name)
+            text = self._value(name, value)
+            if flag.field in _TWO_VALUES and value is None and "," not in text:
+                text = f"{text},{self._value(name, None)}"
+            flag.put_text(self.values, text, name)
         elif value is None:
             flag.put(self.values, flag.off if name in flag.negative else flag.on)
         else:

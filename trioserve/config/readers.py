@@ -153,6 +153,7 @@ _BY_FIELD: Mapping[str, Reader] = {
     "override_tensor": csv_row,
     "stop": stop_string,
     "lora": csv_row,
+    "control_vector": csv_row,
     "api_prefix": lambda text: text.rstrip("/"),
 }
 

@@ -61,7 +61,7 @@ def parse_placement(text: str) -> tuple[str, str]:
     return pattern, buffer
 
 
-def parse_adapter(text: str) -> tuple[str, float]:
+def parse_adapter(text: str, field: str = "lora") -> tuple[str, float]:
     """Read ``PATH`` or ``PATH:SCALE``; the scale is 1 if there is none. A path may hold a colon.
 
     Raises:
@@ -75,7 +75,7 @@ def parse_adapter(text: str) -> tuple[str, float]:
     if not colon:
         path = text
     if not path or not math.isfinite(scale):
-        raise ConfigError(f"lora must be the path of a file or PATH:SCALE, not {text!r}")
+        raise ConfigError(f"{field} must be the path of a file or PATH:SCALE, not {text!r}")
     return path, scale
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidRequestError, ModelLoadError
-from trioserve.llama import state_file
+from trioserve.llama import control_vector, state_file
 from trioserve.llama.adapters import LoadedAdapters
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params, threads
@@ -94,6 +94,9 @@ class LlamaBackend:
             adapters = LoadedAdapters(model, config.lora_files)
             context = Context(model, generation_params(model, config))
             _check_generates(model, context)
+            control_vector.apply(
+                model, context, config.control_vector_files, config.control_vector_layer_range
+            )
         except BaseException:
             model.close()
             raise
