@@ -232,7 +232,11 @@ def rows(sizes: Sizes) -> list[Row]:
         Row(key="structured", scenarios=schema, every_model=True),
         Row(key="long-prompt", scenarios=long_prompt),
         Row(key="shared-prefix", scenarios=shared),
-        Row(key="cancel", scenarios=cancel),
+        Row(
+            key="cancel",
+            scenarios=cancel,
+            both_args="-b 512",  # a batch is no more than a tick, and progress tells of batches
+        ),
         Row(
             key="connections",
             scenarios=connections,
