@@ -148,8 +148,9 @@ class Memory:
             EngineError: a copy is pending until the next decode.
         """
         self.restore(seq, data, partial=True)
-        # What can be cut is cut last: llama.cpp refuses to cut a state that is further on.
-        if not self.remove(seq, length) or self.last(seq) != length - 1:
+        # Cut after that, for llama.cpp refuses to cut a state that is further on. And look before:
+        # a window that is further on would be cut, and then lack what is behind it.
+        if self.last(seq) != length - 1 or not self.remove(seq, length):
             self.remove(seq, 0)
             raise InvalidRequestError(f"The saved state is not one after {length} positions.")
 

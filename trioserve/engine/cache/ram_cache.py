@@ -25,8 +25,8 @@ class Entry:
 class RamCache:
     """States of sequences by their roots and keys, and checkpoints; both share one limit.
 
-    What was unused for longest goes first. A checkpoint that no sequence can go back to, because
-    none holds its keys any more, goes before anything else.
+    What was unused for longest goes first. Checkpoints that no sequence can go back to, because
+    none holds their keys any more, go before anything else.
 
     Args:
         limit: the most bytes of state to hold.
@@ -61,8 +61,10 @@ class RamCache:
         """Drop entries until `size` bytes fit; returns False when they never can."""
         if size > self.limit:
             return False
+        if self.size + size > self.limit:
+            self.drop_useless()
         while self.size + size > self.limit:
-            self.drop(self._least_useful(list(self._entries)))
+            self.drop(next(iter(self._entries)))
         return True
 
     def put(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
@@ -74,8 +76,10 @@ class RamCache:
 
     def put_checkpoint(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Keep a checkpoint. There must be none of the same keys."""
-        while self.n_checkpoints >= self.max_checkpoints:
-            self.drop(self._least_useful(self._all_checkpoints()))
+        if self.n_checkpoints >= self.max_checkpoints:
+            self.drop_useless()
+        if self.n_checkpoints >= self.max_checkpoints:
+            self.drop(self._all_checkpoints()[0])
         if self.make_room(len(state)):
             self._add(Entry(list(keys), root, state, is_checkpoint=True))
 
@@ -91,14 +95,6 @@ class RamCache:
 
     def _all_checkpoints(self) -> list[int]:
         return [entry_id for entry_id, entry in self._entries.items() if entry.is_checkpoint]
-
-    def _least_useful(self, ids: list[int]) -> int:
-        """Choose what goes: of `ids`, the one unused for longest first."""
-        for entry_id in ids:
-            entry = self._entries[entry_id]
-            if entry.is_checkpoint and not self._is_useful(entry):
-                return entry_id
-        return ids[0]
 
     def holds(self, keys: list[CellKey], root: CacheRoot) -> bool:
         """Whether all of `keys` is here already."""
