@@ -16,7 +16,7 @@ from trioserve import api
 from trioserve.api.base.service import Service
 from trioserve.config import Config, logs
 from trioserve.config.parse import from_environment
-from trioserve.errors import TrioServeError
+from trioserve.errors import ConfigError, TrioServeError
 from trioserve.server.lifecycle import Loader
 
 _log = structlog.stdlib.get_logger("trioserve")
@@ -40,7 +40,11 @@ def create_app(config: Config | None = None, *, load: Loader | None = None) -> Q
         if config is None:
             service.config = from_environment(os.environ)
             logs.configure(service.config)
-        api.configure(app, service.config)
+        try:
+            api.configure(app, service.config)
+        except ConfigError as error:
+            _log.error(error.message)
+            raise LifespanFailureError("startup", error.message) from None
         app.nursery.start_soon(_live, service)
 
     app.before_serving(begin)

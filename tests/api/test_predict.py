@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypercorn.utils import LifespanFailureError
 
 from tests.support.clients import client_of
 from tests.support.configs import read, refused
 from tests.support.scripts import HI, answering
+from trioserve.app import create_app
+from trioserve.config import Config
 
 CHAT = {"@requestFormat": "chatCompletions", "messages": HI, "max_tokens": 5}
 
@@ -79,3 +82,14 @@ def test_vertex_ai_says_so_with_variables() -> None:
     assert "AIP_HTTP_PORT: 'x' is not an integer" in refused(
         AIP_MODE="PREDICTION", AIP_HTTP_PORT="x"
     )
+
+
+@pytest.mark.parametrize("path", ["predict", "/<x>", "/a b", "//", "/predict/"])
+def test_a_route_is_a_plain_path(path: str) -> None:
+    assert "predict_route must be a path such as /predict" in refused("--predict-route", path)
+
+
+async def test_a_route_that_is_taken_is_an_error_at_the_start() -> None:
+    app = create_app(Config(predict_route="/completion"))
+    with pytest.raises(LifespanFailureError, match="/completion is a route of the server"):
+        await app.startup()

@@ -6,6 +6,7 @@ Each field carries its flags, its environment variable and its help text, so the
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -66,6 +67,13 @@ def _check_api_prefix(config: Config) -> None:
         raise ConfigError(f"api_prefix is {prefix!r}, but must begin with / and not end with it")
 
 
+def _check_routes(config: Config) -> None:
+    for name in ("predict_route", "health_route"):
+        path = getattr(config, name)
+        if path and not re.fullmatch(r"(/[\w.~:-]+)+", path):
+            raise ConfigError(f"{name} must be a path such as /predict, not {path!r}")
+
+
 def _check_cors(config: Config) -> None:
     for name in ("cors_origins", "cors_methods", "cors_headers"):
         value = getattr(config, name)
@@ -87,7 +95,7 @@ class Config(ModelConfig):
 
     CHECKS = (
         *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
-        _check_slot_save_path, _check_certificate, _check_api_prefix, _check_cors,
+        _check_slot_save_path, _check_certificate, _check_api_prefix, _check_routes, _check_cors,
         _check_ping_interval,
     )
 
