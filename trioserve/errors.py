@@ -242,6 +242,10 @@ class KVCacheFullError(DecodeError):
     public = None
 
 
+class DecodeInterruptedError(DecodeError):
+    """`llama_decode` was ended early, because its prompt was cancelled. Nothing has changed."""
+
+
 class BackendMismatchError(EngineError):
     """The installed llama.cpp lacks a function that trioserve calls."""
 

@@ -216,6 +216,10 @@ class EngineMachine(RuleBasedStateMachine):
                 self.engine._scheduler.propose(slot, tuple(draft.encode()))
         self.engine.check_integrity()
 
+    @rule()
+    def interrupt(self) -> None:
+        self.backend.interrupt()
+
     @rule(slot_id=st.integers(0, 4), erase=st.booleans(), owner=owners)
     def save_restore_or_erase(self, slot_id: int, erase: bool, owner: str) -> None:
         scheduler = self.engine._scheduler

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from trioserve.config import Config
-from trioserve.errors import EngineError, ModelLoadError
+from trioserve.errors import DecodeInterruptedError, EngineError, ModelLoadError
 from trioserve.llama import context, library, machine
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params, kv_cache_size, sequences, threads
@@ -135,3 +136,31 @@ def test_sequences_to_keep_come_on_top_of_those_of_the_slots() -> None:
     assert sequences(Config(parallel=3, kv_unified=False)) == 3
     assert sequences(Config(parallel=3, kv_unified=False, cache_seqs=2)) == 5
     assert sequences(Config(parallel=200, cache_seqs=255)) == 256
+
+
+def test_an_interrupted_decode_changes_nothing(model: Model) -> None:
+    def logits(made: Context, batch: Batch) -> list[float]:
+        made.decode(batch)
+        pointer = library.lib.llama_get_logits_ith(made.handle, len(batch) - 1)
+        return list(pointer[: model.vocab.n_tokens])
+
+    def batch_of(prompts: dict[int, Sequence[int]], pos: int = 0) -> Batch:
+        batch = Batch(512, n_vocab=model.vocab.n_tokens, n_seqs=4)
+        for seq, tokens in prompts.items():
+            row = batch.extend(tokens, pos, seq)
+        batch.want_logits(row)
+        return batch
+
+    tokens = model.vocab.tokenize("Once upon a time there was a server. " * 20)[:128]
+    first, second = batch_of({2: tokens[:60], 0: tokens[:3]}), batch_of({0: tokens[60:]}, 3)
+    with make(model, ctx_size=512, ubatch_size=32) as made:
+        expected = [logits(made, batch) for batch in (first, second)]
+    with make(model, ctx_size=512, ubatch_size=32) as made:
+        for batch, its_logits in zip((first, second), expected, strict=True):
+            before = [made.memory.last(seq) for seq in range(4)]
+            made.interrupt()
+            with pytest.raises(DecodeInterruptedError), capture_logs() as lines:
+                made.decode(batch)
+            assert {line["log_level"] for line in lines} == {"debug"}
+            assert [made.memory.last(seq) for seq in range(4)] == before
+            assert logits(made, batch) == its_logits

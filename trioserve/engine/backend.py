@@ -203,7 +203,14 @@ class Backend(Protocol):
 
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
+            DecodeInterruptedError: `interrupt` was called; nothing has changed.
             DecodeError: anything else; what the sequences hold is unknown.
+        """
+
+    def interrupt(self) -> None:
+        """End the decode that runs within milliseconds, or else the next one. From any thread.
+
+        Without effect where sequences cannot be cut, because what was computed is cut.
         """
 
     def check_sampling(self, params: SamplingParams) -> None:

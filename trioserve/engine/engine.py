@@ -14,6 +14,7 @@ from trioserve.engine.backend import Backend
 from trioserve.engine.cache.checkpoints import DEFAULT_RULES, CheckpointRules
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.counters import Counters
+from trioserve.engine.decoder import Decoder
 from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, SlotCall, Stop, Submit
 from trioserve.engine.loop import Loop
 from trioserve.engine.output import accept
@@ -27,6 +28,7 @@ from trioserve.engine.task_check import check_task
 from trioserve.engine.work import Work
 from trioserve.errors import (
     DecodeError,
+    DecodeInterruptedError,
     EngineError,
     InvalidRequestError,
     KVCacheFullError,
@@ -91,7 +93,7 @@ class Engine(Loop):
             strategy=strategy,
             has_adapters=bool(backend.adapters),
         )
-        self._adapters: Adapters = ()  # that the backend has set
+        self._decoder = Decoder(backend)
         self._slot_calls = SlotCalls()
         self._strategy = strategy
         self._context_shift = context_shift
@@ -105,6 +107,11 @@ class Engine(Loop):
     def keeps_checkpoints(self) -> bool:
         """Whether `Prompt.hints` are of use: sequences cannot be cut, and there may be some."""
         return self._scheduler.cache.can_share and not self._backend.can_cut
+
+    def cancel(self, task_id: int) -> None:
+        """Drop a task. A decode that is for its prompt ends within milliseconds."""
+        super().cancel(task_id)
+        self._decoder.cancel(task_id)
 
     def end_thinking(self, task_id: int) -> bool:
         """Have a task close the reasoning that it is in. From the inference thread.
@@ -212,23 +219,16 @@ class Engine(Loop):
 
     def _decode(self, work: list[Work]) -> list[int]:
         """Decode one batch; returns the row to sample of each piece of work, none if it failed."""
-        batch = self._backend.batch
-        batch.clear()
-        rows = [piece.fill(batch) for piece in work]
         try:
-            adapters = self._scheduler.adapters
-            if adapters != self._adapters:
-                self._backend.set_adapters(adapters)
-                self._adapters = adapters
-            self._backend.decode()
+            return self._decoder.decode(work, self._scheduler.adapters)
+        except DecodeInterruptedError:
+            pass  # the cancel that it was for comes before the next tick
         except KVCacheFullError as error:
             self._make_room(work, error)
-            return []
         except DecodeError as error:
             for piece in work:
                 self._fail(piece.slot, error)
-            return []
-        return rows
+        return []
 
     def _make_room(self, work: list[Work], error: KVCacheFullError) -> None:
         """The KV cache had no room: drop drafts, or send a run back, or fail the only one.

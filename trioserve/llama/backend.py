@@ -124,10 +124,16 @@ class LlamaBackend:
 
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
+            DecodeInterruptedError: `interrupt` was called; nothing has changed.
             DecodeError: anything else; what the sequences hold is unknown.
         """
         self._compiler.pool.start()
         self._context.decode(self.batch)
+
+    def interrupt(self) -> None:
+        """End the decode that runs. From any thread."""
+        if self.can_cut:
+            self._context.interrupt()
 
     def compile(self, grammar: Grammar, owner: str = "") -> CompiledGrammar:
         """Compile a grammar for `sampler`; in any thread but the inference thread.

@@ -115,6 +115,11 @@ class Batch:
         """Return a byte for each row: 1 where logits were asked for."""
         return self._logits[: self._size].tobytes()
 
+    def starts(self) -> dict[int, int]:
+        """Return the first position of each sequence in it."""
+        seqs, rows = np.unique(self._seq[: self._size], return_index=True)
+        return dict(zip(seqs.tolist(), self._pos[rows].tolist(), strict=True))
+
     def _refuse(self, count: int, token: int, pos: int, seq: int) -> None:
         if self._size + count > self._capacity:
             raise EngineError(

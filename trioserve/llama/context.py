@@ -13,9 +13,16 @@ from typing import Any
 import attrs
 
 from trioserve.config import ModelConfig
-from trioserve.errors import DecodeError, EngineError, KVCacheFullError, ModelLoadError
+from trioserve.errors import (
+    DecodeError,
+    DecodeInterruptedError,
+    EngineError,
+    KVCacheFullError,
+    ModelLoadError,
+)
 from trioserve.llama import library
 from trioserve.llama.batch import Batch
+from trioserve.llama.interrupt import Interrupt
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory, physical_cores
 from trioserve.llama.memory import Memory
@@ -55,6 +62,10 @@ _CACHE_TYPES = {
 }
 
 
+#: What `llama_decode` returns when its callback says that it should end.
+_INTERRUPTED = 2
+
+
 class Context:
     """A KV cache with its sequences, and the logits of the last batch.
 
@@ -67,6 +78,8 @@ class Context:
 
     def __init__(self, model: Model, params: Any) -> None:
         library.take_errors()
+        self._interrupt = Interrupt()
+        self._interrupt.install(params)
         handle = lib.llama_init_from_model(model.handle, params)
         if handle is None:
             why = library.reason(library.take_errors())
@@ -91,6 +104,7 @@ class Context:
 
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
+            DecodeInterruptedError: `interrupt` was called; nothing has changed.
             DecodeError: anything else; what the sequences hold is unknown.
         """
         if self.handle is None:
@@ -102,7 +116,9 @@ class Context:
         if rows.count(1) > self.n_outputs:  # llama.cpp would end the process
             raise EngineError(f"A batch has logits for at most {self.n_outputs} rows.")
         run = lib.llama_decode if self.has_cache else lib.llama_encode
+        library.expect_errors(self._interrupt.is_set)
         code = run(self.handle, batch.seal())
+        self._interrupt.clear()
         if code == 0:
             self.rows = rows
             self.memory.settle()
@@ -111,7 +127,19 @@ class Context:
         if code == 1:
             self.memory.settle()
             raise KVCacheFullError(f"The KV cache has no room for a batch of {len(batch)} tokens.")
+        if code == _INTERRUPTED:
+            self.memory.settle()
+            # What was computed of a batch stays. It is cut, so that the batch can be run again.
+            if all(self.memory.remove(seq, start) for seq, start in batch.starts().items()):
+                raise DecodeInterruptedError("The decode was interrupted.")
         raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
+
+    def interrupt(self) -> None:
+        """End the `decode` that runs, or else the next one. From any thread.
+
+        Only where sequences can be cut: others are lost.
+        """
+        self._interrupt.set()
 
     def close(self) -> None:
         """Free it. Closing twice is fine."""

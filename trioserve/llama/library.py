@@ -11,6 +11,7 @@ import ctypes
 import re
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,6 +139,7 @@ class _Lines(threading.local):
         self.level = 0
         self.parts: list[str] = []
         self.errors: deque[str] = deque(maxlen=16)
+        self.are_expected: Callable[[], bool] = bool  # by default they never are
 
     def add(self, level: int, text: str) -> None:
         if level != _CONTINUED:
@@ -156,6 +158,8 @@ class _Lines(threading.local):
             self.write(_LEVELS.get(self.level, "debug"), line)
 
     def write(self, level: str, line: str) -> None:
+        if level != "debug" and self.are_expected():
+            level = "debug"
         # A program that has not configured structlog should not get 300 lines on standard output.
         if level != "debug" or structlog.is_configured():
             getattr(_log, level)(line)
@@ -194,6 +198,11 @@ def start(numa: str = "none") -> None:
             lib.llama_backend_init()
         if numa != "none":
             lib.llama_numa_init(_NUMA[numa])  # does nothing the second time
+
+
+def expect_errors(are_expected: Callable[[], bool]) -> None:
+    """Have what llama.cpp logs in this thread be no news while a function says so."""
+    _lines.are_expected = are_expected
 
 
 def take_errors() -> list[str]:

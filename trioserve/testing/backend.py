@@ -14,7 +14,12 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
-from trioserve.errors import InvalidRequestError, KVCacheFullError, TrioServeError
+from trioserve.errors import (
+    DecodeInterruptedError,
+    InvalidRequestError,
+    KVCacheFullError,
+    TrioServeError,
+)
 from trioserve.testing.sampler import ScriptedConstraint, ScriptedSampler
 from trioserve.testing.vocab import byte_vocab
 from trioserve.types import (
@@ -95,6 +100,7 @@ class ScriptedBackend:
         n_decodes: how often `decode` was called.
         n_samplers: samplers that are not closed.
         fail_next: raised by the next `decode`, in place of decoding.
+        interrupted: whether the decode that runs, or the next one, ends without an effect.
         on_decode: called with the backend before each decode.
         on_compile: called with each grammar, in the thread that compiles it.
         on_rewind: says whether a `rewind` succeeds.
@@ -138,6 +144,7 @@ class ScriptedBackend:
         self.n_samplers = 0
         self.closed = False
         self.fail_next: TrioServeError | None = None
+        self.interrupted = False
         self.on_decode: Callable[[ScriptedBackend], None] | None = None
         self.on_compile: Callable[[Grammar], None] | None = None
         self.info = ModelInfo(
@@ -182,6 +189,9 @@ class ScriptedBackend:
         self.n_decodes += 1
         if self.on_decode is not None:
             self.on_decode(self)
+        interrupted, self.interrupted = self.interrupted, False
+        if interrupted:
+            raise DecodeInterruptedError("interrupted")
         failure, self.fail_next = self.fail_next, None
         if failure is not None:
             raise failure
@@ -205,6 +215,10 @@ class ScriptedBackend:
             self._seen[seq].append(self._values(seq, pos)[0])
             if logits:
                 self.logits[row] = seq, pos + 1
+
+    def interrupt(self) -> None:
+        """End the decode that runs."""
+        self.interrupted = self.can_cut
 
     def check_sampling(self, params: SamplingParams) -> None:
         """Refuse biases of tokens that do not exist."""

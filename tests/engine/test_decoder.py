@@ -1,0 +1,127 @@
+"""A decode that is ended early, because its prompt was cancelled."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.support.engine_harness import Harness
+from trioserve.engine.decoder import MIN_INTERRUPTED
+from trioserve.testing import ScriptedBackend
+from trioserve.types import AdapterInfo, CacheRoot
+
+LONG = "x" * 400
+
+
+class Canceller:
+    """Cancels tasks from the middle of a decode, as the event loop does."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.due: list[int] = []
+        harness.backend.on_decode = self
+
+    def __call__(self, backend: ScriptedBackend) -> None:
+        for task_id in self.due:
+            self.harness.engine.cancel(task_id)
+        self.due.clear()
+
+
+def harness_with(n_slots: int = 2, n_batch: int = 256) -> tuple[Harness, Canceller]:
+    harness = Harness(ScriptedBackend(n_slots=n_slots, n_batch=n_batch), max_tick_ms=1e6)
+    for task_id in (100, 101):  # from which the strategy learns that tokens are cheap
+        harness.submit(task_id, "y" * 300, cache_prompt=False)
+    harness.run()
+    harness.backend.n_decoded = harness.backend.n_decodes = 0
+    return harness, Canceller(harness)
+
+
+def test_a_prompt_that_is_cancelled_ends_its_decode() -> None:
+    harness, canceller = harness_with()
+    harness.submit(1, LONG)
+    canceller.due = [1]
+    harness.tick()
+    assert harness.backend.n_decoded == 0
+    assert not harness.tick()
+    assert harness.states() == ["idle", "idle"]
+    assert harness.backend.n_decodes == 1
+    harness.submit(2, "two")
+    harness.run()
+    assert harness.text(2) == "TWO"
+
+
+def test_a_prompt_that_others_decode_beside() -> None:
+    harness, canceller = harness_with()
+    harness.submit(1, "one", max_tokens=4)
+    harness.tick()
+    harness.submit(2, LONG)
+    canceller.due = [2]
+    n_decoded = harness.backend.n_decoded
+    harness.tick()
+    assert harness.backend.n_decoded == n_decoded
+    harness.run()
+    assert harness.text(1) == "ONE"
+    assert harness.backend.n_decoded < n_decoded + MIN_INTERRUPTED
+    assert harness.states() == ["idle", "idle"]
+
+
+@pytest.mark.parametrize("cancelled", [1, 3])
+def test_what_is_not_the_larger_part_interrupts_nothing(cancelled: int) -> None:
+    harness, canceller = harness_with(n_slots=3)
+    harness.submit(1, "one", max_tokens=4)
+    harness.tick()
+    harness.submit(2, LONG)
+    canceller.due = [cancelled]  # a stream, and one that nobody knows
+    harness.tick()
+    assert harness.backend.n_decoded > 3 + MIN_INTERRUPTED
+    harness.run()
+    assert harness.text(2) == LONG.upper()
+
+
+def test_a_short_prompt_ends_soon_by_itself() -> None:
+    harness, canceller = harness_with()
+    harness.submit(1, "x" * (MIN_INTERRUPTED - 1))
+    canceller.due = [1]
+    harness.tick()
+    assert harness.backend.n_decoded == MIN_INTERRUPTED - 1
+
+
+def test_others_lose_no_two_decodes_in_a_row() -> None:
+    harness, canceller = harness_with(n_slots=4)
+    harness.submit(1, "o" * 40, max_tokens=40)
+    harness.tick()
+    lost = []
+    for task_id in range(2, 12):
+        harness.submit(task_id, LONG)
+        canceller.due = [task_id]
+        before = harness.backend.n_decoded
+        harness.tick()
+        lost.append(harness.backend.n_decoded == before)
+    assert True in lost
+    assert (True, True) not in set(itertools.pairwise(lost))
+    harness.run()
+    assert harness.text(1) == "O" * 40
+
+
+def test_a_cancel_that_crosses_with_the_end_of_its_decode() -> None:
+    harness, _ = harness_with()
+    harness.submit(1, "one")
+    harness.backend.interrupt()  # comes when another one has begun
+    harness.tick()
+    assert harness.backend.n_decoded == 0
+    harness.run()
+    assert harness.text(1) == "ONE"
+
+
+def test_the_adapters_stay_known() -> None:
+    backend = ScriptedBackend(n_batch=256, adapters=[AdapterInfo(path="0")])
+    harness = Harness(backend)
+    canceller = Canceller(harness)
+    root = CacheRoot(((0, 1.0),))
+    harness.submit(1, LONG, root)
+    canceller.due = [1]
+    harness.run()
+    harness.submit(2, "two", root)  # the backend asserts that they are not set again
+    harness.run()
+    assert harness.text(2) == "<0:1>TWO"

@@ -1,0 +1,69 @@
+"""`Decoder`: runs the batch of a tick, and ends it early when its prompt is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trioserve.engine.backend import Backend
+from trioserve.engine.work import Work
+from trioserve.errors import DecodeInterruptedError
+from trioserve.types import Adapters
+
+#: A decode of fewer tokens of a prompt ends soon by itself.
+MIN_INTERRUPTED = 64
+
+
+class Decoder:
+    """Fills the backend's batch, and decodes it with the right adapters."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._adapters: Adapters = ()  # that the backend has set
+        self._task_id: int | None = None  # whose prompt most of the batch is
+        self._was_interrupted = False
+
+    def decode(self, work: Sequence[Work], adapters: Adapters) -> list[int]:
+        """Decode one batch; returns the row to sample of each piece of work.
+
+        Raises:
+            DecodeError: as `Backend.decode`, and when the adapters cannot be used.
+        """
+        batch, backend = self._backend.batch, self._backend
+        batch.clear()
+        rows = [piece.fill(batch) for piece in work]
+        if adapters != self._adapters:
+            backend.set_adapters(adapters)
+            self._adapters = adapters
+        if rows[-1] >= MIN_INTERRUPTED:  # not on the way of every token
+            self._task_id = self._interruptible(work)
+        try:
+            backend.decode()
+            self._was_interrupted = False
+        except DecodeInterruptedError:
+            self._was_interrupted = True
+            raise
+        finally:
+            self._task_id = None
+        return rows
+
+    def cancel(self, task_id: int) -> None:
+        """End the decode if it is mostly for the prompt of this task. From any thread.
+
+        If that crosses with its end, the next one is ended, and begins again.
+        """
+        if task_id == self._task_id:
+            self._backend.interrupt()
+
+    def _interruptible(self, work: Sequence[Work]) -> int | None:
+        """Find the task that has at least half of the batch.
+
+        What others lose has to be decoded again, so they lose no two batches in a row.
+        """
+        largest = max(work, key=lambda piece: piece.n_cells)
+        n_others = sum(piece.n_cells for piece in work) - largest.n_cells
+        if largest.n_cells < max(MIN_INTERRUPTED, n_others):
+            return None
+        if n_others and self._was_interrupted:
+            return None
+        assert largest.slot.run is not None
+        return largest.slot.run.task.id
