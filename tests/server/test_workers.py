@@ -35,6 +35,7 @@ class WatchedVocab(ByteVocab):
         *,
         add_special: bool = False,
         parse_special: bool = True,
+        is_fragment: bool = False,
         stop: Callable[[int], bool] = lambda _n: False,
     ) -> tuple[TokenId, ...]:
         self.n_calls += 1
