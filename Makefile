@@ -75,7 +75,7 @@ soak: $(VENV)/.installed-dev
 # LLAMA_CPP_SDIST may name an unpacked sdist of llama-cpp-python; else pip downloads it.
 test-vocabularies: $(VENV)/.installed-dev
 	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
-	LLAMA_CPP_SDIST="$$sources" $(PY) -m pytest tests/api/test_vocabularies.py $(PYTEST_ARGS)
+	LLAMA_CPP_SDIST="$$sources" $(PY) -m pytest tests/api/test_vocabularies.py tests/api/test_vocabularies_reference.py $(PYTEST_ARGS)
 
 TEST_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trioserve/test-models
 

@@ -1,0 +1,143 @@
+"""Tokens and forced outputs beside those of llama-server, on the vocabularies of many models.
+
+Runs where `LLAMA_SERVER` names the binary; `LLAMA_CPP_SDIST` names llama.cpp's sources, without
+which the small vocabularies are compared alone:
+
+    LLAMA_SERVER=/path/to/llama-server python -m pytest tests/api/test_vocabularies_reference.py
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.test_vocabularies import GENERATING, SMALL, model_file
+from tests.support.served_model import ServedModel, served_model
+
+LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
+pytestmark = pytest.mark.skipif(not LLAMA_SERVER, reason="LLAMA_SERVER names no binary")
+
+TEXTS = [
+    "Hi, the cat",
+    " two  spaces ",
+    '\u00dcn\u00ef \U0001f98a\n\t"\\ x',
+    "<s>[INST] </s><|im_end|><0x0A>",
+    "1234567 x\u0301\u200b  \r\n",
+    "",
+]
+#: Grammars that leave one output, so that weights do not matter.
+FORCED: dict[str, dict[str, Any]] = {
+    "a number in quotes": {"json_schema": {"const": "42"}},
+    "a truth": {"json_schema": {"const": True}},
+    "letters": {"grammar": 'root ::= "a"{5,5}'},
+    "words": {"grammar": 'root ::= " the" "  cat\\n" [x] "\\u00dc"'},
+    "a fox": {"grammar": 'root ::= "\\U0001F98A" "!"'},
+}
+
+
+@contextmanager
+def llama_server(path: Path) -> Iterator[httpx.Client]:
+    """Run llama-server on a model file."""
+    assert LLAMA_SERVER is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    flags = [
+        "-m",
+        str(path),
+        "--port",
+        str(port),
+        "-t",
+        "1",
+        "-c",
+        "2048",
+        "-np",
+        "1",
+        "--no-webui",
+    ]
+    process = subprocess.Popen(
+        [LLAMA_SERVER, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            _wait_ready(client, process)
+            yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        assert process.poll() is None, "llama-server has ended"
+        try:
+            if client.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass  # it does not listen yet
+        time.sleep(0.05)
+    raise TimeoutError("llama-server is not ready")
+
+
+Both = tuple[ServedModel, httpx.Client]
+
+
+@pytest.fixture(scope="module", params=[*SMALL, *GENERATING])
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Both]:
+    path = model_file(request.param, tmp_path_factory.mktemp("models"))
+    try:
+        with served_model(path, parallel=1) as ours, llama_server(path) as theirs:
+            yield ours, theirs
+    finally:
+        path.unlink()  # they are large
+
+
+def answers(both: Both, route: str, body: dict[str, Any]) -> tuple[Any, Any]:
+    """Ask both the same."""
+    ours, theirs = both
+    answer = theirs.post(route, json=body)
+    assert answer.status_code == 200, answer.text
+    return ours.post(route, body), answer.json()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("add_special", [False, True])
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_tokens(both: Both, text: str, add_special: bool, parse_special: bool) -> None:
+    body = {
+        "content": text,
+        "add_special": add_special,
+        "parse_special": parse_special,
+        "with_pieces": True,
+    }
+    our, their = answers(both, "/tokenize", body)
+    assert our == their
+    ids = [token["id"] for token in our["tokens"]]
+    our, their = answers(both, "/detokenize", {"tokens": ids})
+    assert our == their
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_an_output_that_is_forced(both: Both, name: str) -> None:
+    body = {"prompt": "Hi, the", "n_predict": 100, "temperature": 0, **FORCED[name]}
+    our, their = answers(both, "/completion", body)
+    assert our["content"] == their["content"]
+    assert our["tokens_evaluated"] == their["tokens_evaluated"]
+
+
+@pytest.mark.parametrize("text", TEXTS[:3])
+def test_how_many_tokens_a_prompt_has(both: Both, text: str) -> None:
+    our, their = answers(both, "/completion", {"prompt": text, "n_predict": 1, "temperature": 0})
+    assert our["tokens_evaluated"] == their["tokens_evaluated"]
+    assert our["prompt"] == their["prompt"]
