@@ -29,6 +29,7 @@ from trioserve.errors import (
     ContextLengthExceededError,
     DeadlineExceededError,
     DecodeError,
+    DecodeInterruptedError,
     EngineError,
     InputTooLongError,
     InvalidRequestError,
@@ -62,6 +63,7 @@ NEVER_SENT = {
     RequestEndedError: "only its children are raised",
     AbandonedError: "its client has gone",
     StalledReaderError: "its client does not read; the connection is cut",
+    DecodeInterruptedError: "the batch is decoded again, without the prompt that was cancelled",
     TooManyRequestsError: "only its children are raised",
 }
 
