@@ -25,6 +25,7 @@ from .errors import (
     ContextLengthExceededError as ContextLengthExceededError,
     DeadlineExceededError as DeadlineExceededError,
     DecodeError as DecodeError,
+    DecodeInterruptedError as DecodeInterruptedError,
     EngineError as EngineError,
     InputTooLongError as InputTooLongError,
     InvalidRequestError as InvalidRequestError,
