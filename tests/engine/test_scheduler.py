@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.engine.cache.checkpoints import CheckpointRules
-from trioserve.engine.cache.prefix_tree import shared_length
 from trioserve.errors import KVCacheFullError, PermissionDeniedError
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
@@ -27,6 +26,7 @@ from trioserve.types import (
     Thinking,
     ThinkingBudget,
 )
+from trioserve.types.prefix import shared_length
 
 N_CTX = 160
 

@@ -14,8 +14,8 @@ from jsonschema import validate
 from tests.real_models.conftest import Report
 from tests.support.llama_bench import GREEDY, Bench
 from tests.support.plain_loop import PlainLoop, Said, plain_loop
-from trioserve.engine.cache.prefix_tree import shared_length
 from trioserve.types import Grammar, SamplingParams
+from trioserve.types.prefix import shared_length
 
 N = 32
 #: A difference of two logits that rounding may turn around.

@@ -10,9 +10,9 @@ import trio
 
 from tests.real_models.conftest import Report
 from trioserve.config import Config
-from trioserve.engine.cache.prefix_tree import shared_length
 from trioserve.server import Server
 from trioserve.server.stream import ChatCompletion
+from trioserve.types.prefix import shared_length
 
 #: Tokens beyond those that are new.
 SLACK = 32

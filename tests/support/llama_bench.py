@@ -9,8 +9,8 @@ import attrs
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
-from trioserve.engine.cache.prefix_tree import shared_length
 from trioserve.types import Chunk, Failed, Finished, GenerationParams, Prompt, SamplingParams, Task
+from trioserve.types.prefix import shared_length
 
 #: A difference of two logits that rounding may turn around.
 NEAR_TIE = 0.2

@@ -6,7 +6,6 @@ from collections import deque
 from time import monotonic
 
 from trioserve.engine.backend import Sampler
-from trioserve.engine.cache.prefix_tree import shared_length
 from trioserve.engine.text.detokenizer import Detokenizer
 from trioserve.engine.text.indent import IndentStop
 from trioserve.engine.text.reasoning import ReasoningTracker
@@ -20,6 +19,7 @@ from trioserve.types import (
     TokenProbs,
     WaitingStatus,
 )
+from trioserve.types.prefix import shared_length
 
 
 class Run:

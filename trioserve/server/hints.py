@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trioserve.engine.backend import Vocab
-from trioserve.engine.cache.prefix_tree import shared_length
 from trioserve.server.workers import Stop
 from trioserve.types import TokenId
+from trioserve.types.prefix import shared_length
 
 #: A header of a message has so many tokens at most: ``<|im_start|>user\n`` has three.
 _HEADER = 6

@@ -6,7 +6,8 @@ from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from trioserve.engine.cache.cells import CellLedger
-from trioserve.engine.cache.prefix_tree import PrefixTree, shared_length
+from trioserve.engine.cache.prefix_tree import PrefixTree
+from trioserve.types.prefix import shared_length
 
 keys = st.lists(st.integers(0, 2), max_size=8)
 holders = st.integers(0, 4)

@@ -13,6 +13,7 @@ from typing import Any
 
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, TemplateError
+from trioserve.types.prefix import shared_length
 
 
 def find_partings(
@@ -36,7 +37,7 @@ def find_partings(
             )
         except (TemplateError, InvalidRequestError):
             continue  # alone, this variant makes no chat
-        partings.add(_common_length(text, rendered))
+        partings.add(shared_length(text, rendered))
     return sorted(partings - {0, len(text)})
 
 
@@ -56,14 +57,3 @@ def _other(content: object) -> Any:
     if isinstance(content, list):
         return [{"type": "text", "text": _other(part.get("text"))} for part in content[:1]]
     return "b" if str(content).lstrip().startswith("a") else "a"
-
-
-def _common_length(a: str, b: str) -> int:
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # comparing slices is quick
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -6,23 +6,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from trioserve.types import CellKey
+from trioserve.types.prefix import shared_length
 
 Holder = TypeVar("Holder", bound=Hashable)
-
-
-def shared_length(a: list[CellKey], b: list[CellKey]) -> int:
-    """Count the leading keys that two lists have in common."""
-    limit = min(len(a), len(b))
-    if a[:limit] == b[:limit]:
-        return limit
-    low, high = 0, limit - 1  # comparing slices is quick: halve until the difference is found
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class _Node(Generic[Holder]):
