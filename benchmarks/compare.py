@@ -1,4 +1,4 @@
-"""Start trioserve and llama-server with equal flags, and put both through the same scenarios.
+"""Start trioserve and llama-server with their defaults, and put both through the same scenarios.
 
     python -m benchmarks.compare --model 110m-32k.gguf --llama-server PATH --clients 1,8
 
@@ -46,9 +46,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--both-args", default="", help="more flags for both, as one string")
     add("-t", "--threads", type=bounded(1, 512), default=2)
     add("-np", "--slots", type=bounded(1, 256), default=8)
-    add("-c", "--context", type=bounded(1, 2**31 - 1), default=32768, help="all slots together")
-    add("-b", "--batch", type=bounded(1, 2**20), default=2048)
-    add("-ub", "--ubatch", type=bounded(1, 2**20), default=512)
     names = ", ".join(SCENARIOS)
     add("--scenarios", default="streams", help=f"all, or some of: {names}; with commas")
     add("--clients", type=counts, default=[1, 8, 16], help="of the scenario streams")
@@ -93,9 +90,6 @@ def flags_of(options: argparse.Namespace) -> Flags:
         model=options.model.resolve(),
         threads=options.threads,
         slots=options.slots,
-        context=options.context,
-        batch=options.batch,
-        ubatch=options.ubatch,
         more=tuple(shlex.split(options.both_args)),
     )
 

@@ -23,27 +23,19 @@ STOP_TIMEOUT = 15.0
 
 @attrs.frozen(kw_only=True)
 class Flags:
-    """What both servers are started with: the flags that they share."""
+    """What both servers are started with: the flags that they share.
+
+    Each has its own defaults for the rest: that is how people start it.
+    """
 
     model: Path
     threads: int = 2
     slots: int = 8
-    context: int = 32768
-    batch: int = 2048
-    ubatch: int = 512
     more: tuple[str, ...] = ()  # for both, as they are
 
     def arguments(self) -> list[str]:
         """Return the flags as they go on a command line."""
-        pairs = {
-            "-m": self.model,
-            "-t": self.threads,
-            "-tb": self.threads,
-            "-np": self.slots,
-            "-c": self.context,
-            "-b": self.batch,
-            "-ub": self.ubatch,
-        }
+        pairs = {"-m": self.model, "-t": self.threads, "-np": self.slots}
         return [str(part) for pair in pairs.items() for part in pair] + list(self.more)
 
 

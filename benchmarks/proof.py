@@ -67,10 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-time", type=seconds, default=60.0, help="seconds for one run of one server")
     add("-t", "--threads", type=bounded(1, 512), default=2)
     add("-np", "--slots", type=bounded(1, 256), default=8)
-    add("-c", "--context", type=bounded(1, 2**31 - 1), default=16384, help="all slots together")
-    add("-b", "--batch", type=bounded(1, 2**20), default=2048)
-    add("-ub", "--ubatch", type=bounded(1, 2**20), default=512)
-    add("--both-args", default="--kv-unified --cache-ram 2048", help="more flags for both")
+    add("--both-args", default="", help="more flags for both, as one string")
     add("--trioserve-args", default="", help="more flags for trioserve, as one string")
     add("--llama-server-args", default="", help="more flags for llama-server, as one string")
     add("--start-timeout", type=seconds, default=60.0, help="seconds until /health answers 200")
@@ -181,9 +178,6 @@ def flags_of(options: argparse.Namespace, model: Path) -> Flags:
         model=model.resolve(),
         threads=options.threads,
         slots=options.slots,
-        context=options.context,
-        batch=options.batch,
-        ubatch=options.ubatch,
         more=tuple(shlex.split(options.both_args)),
     )
 

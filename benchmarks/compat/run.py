@@ -80,8 +80,7 @@ def pair_of(options: argparse.Namespace) -> Iterator[Pair]:
         model=options.model.resolve(),
         threads=1,
         slots=4,
-        context=4096,
-        more=("--alias", _ALIAS, "--kv-unified"),
+        more=("--alias", _ALIAS, "-c", "4096", "--kv-unified"),
     )
     commands = [trioserve("--stream-interval-ms 0"), llama_server(options.llama_server)]
     with (
