@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from trioserve.cli import help as texts
+from trioserve.cli.malloc import limit_arenas
 from trioserve.cli.serving import serve
 from trioserve.config import logs
 from trioserve.config.parse import parse
@@ -49,6 +50,7 @@ def _open_standard_files() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is without the name of the program. Returns the exit code."""
     _open_standard_files()
+    limit_arenas()
     try:
         parsed = parse(sys.argv[1:] if argv is None else argv, os.environ)
         if (text := _TEXTS.get(parsed.action)) is not None:

@@ -18,11 +18,9 @@ BYTES_PER_TOKEN = 64
 #: a list, for each colon a name in an object, for each quote half a string.
 _WEIGHTS = {b"[": 72, b"{": 72, b",": 44, b":": 56, b'"': 28}
 
-#: Once so many bytes have been let go, memory that is free is given back to the system.
-_TRIM_AT = 2**20
-
-#: Seconds from then on, for what else is about to go.
-_TRIM_DELAY = 2.0
+#: Seconds after a request has let go of something, until memory that is free is given back to the
+#: system. It takes a millisecond, for all that was let go meanwhile.
+_TRIM_DELAY = 5.0
 
 #: Seconds after which somebody who was refused may try again.
 _RETRY_AFTER = 1.0
@@ -52,8 +50,7 @@ class MemoryBudget:
         self.n_held = 0
         self._shared = shared
         self._held_by: dict[str, int] = {}  # those that are not 0
-        self._n_released = 0
-        self._trim = trio.Event()
+        self._released = trio.Event()
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -94,9 +91,7 @@ class MemoryBudget:
     def give_back(self, n_bytes: int, owner: str) -> None:
         """Undo `take`."""
         self._count(-n_bytes, owner)
-        self._n_released += n_bytes
-        if self._n_released >= _TRIM_AT:
-            self._trim.set()
+        self._released.set()
 
     def pass_on(self, n_bytes: int, old: str, new: str) -> None:
         """Count bytes for another owner, who may have any number of them."""
@@ -112,15 +107,15 @@ class MemoryBudget:
             self._held_by.pop(owner, None)
 
     async def keep_trim(self) -> None:
-        """Give memory back to the system after large requests, until cancelled.
+        """Give memory back to the system after requests, until cancelled.
 
         malloc keeps what was freed: it would look as if the requests were still there.
         """
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
         while True:
-            await self._trim.wait()
+            await self._released.wait()
             await trio.sleep(_TRIM_DELAY)
-            self._trim, self._n_released = trio.Event(), 0
+            self._released = trio.Event()
             if trim is not None:
                 await trio.to_thread.run_sync(trim, 0)
 
