@@ -6,12 +6,14 @@ outbox; in between, everything is synchronous code.
 
 `engine` has the tick, `scheduler` decides who is in it (also that a follower waits for what another
 run is about to prefill), `queue` whose turn it is, and `strategy` how many prompt tokens a tick
-takes. `cache` knows what the KV cache holds, and `text` turns tokens into text.
+takes. `cache` knows what the KV cache holds, `text` turns tokens into text, and `drafts` guesses
+tokens, so that one tick can check several (speculative decoding).
 """
 
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.checkpoints import CheckpointRules
 from trioserve.engine.cache.prefix_cache import MAX_IDLE
+from trioserve.engine.drafter import Drafter, DraftRequest
 from trioserve.engine.embedding.backend import EmbeddingBackend
 from trioserve.engine.embedding.engine import EmbeddingEngine
 from trioserve.engine.engine import Engine
@@ -35,6 +37,8 @@ __all__ = [
     "BatchStrategy",
     "CheckpointRules",
     "DecodeMaximal",
+    "DraftRequest",
+    "Drafter",
     "EmbeddingBackend",
     "EmbeddingEngine",
     "Engine",

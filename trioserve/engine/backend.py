@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from trioserve.engine.drafter import Drafter
 from trioserve.types import (
     AdapterInfo,
     Adapters,
@@ -190,6 +191,13 @@ class Backend(Protocol):
     @property
     def adapters(self) -> Sequence[AdapterInfo]:
         """The LoRA adapters that were loaded. Their ids are their places."""
+
+    @property
+    def drafters(self) -> Sequence[Drafter]:
+        """Drafters that came with the model, in the order in which they are to be asked.
+
+        The engine closes them, before the backend.
+        """
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, and no others, from the next `decode` on.

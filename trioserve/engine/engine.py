@@ -15,13 +15,14 @@ from trioserve.engine.cache.checkpoints import DEFAULT_RULES, CheckpointRules
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.counters import Counters
 from trioserve.engine.decoder import Decoder
+from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, SlotCall, Stop, Submit
 from trioserve.engine.loop import Loop
 from trioserve.engine.output import accept
 from trioserve.engine.run import Run
 from trioserve.engine.sampler_pool import Draw, SamplerPool
-from trioserve.engine.scheduler import Scheduler, lowest_priority
-from trioserve.engine.slot import Slot
+from trioserve.engine.scheduler import Scheduler
+from trioserve.engine.slot import Slot, lowest_priority
 from trioserve.engine.slot_calls import SlotCalls
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.engine.task_check import check_task
@@ -93,6 +94,7 @@ class Engine(Loop):
             strategy=strategy,
             has_adapters=bool(backend.adapters),
         )
+        self.drafts = Drafts(self._scheduler, backend.drafters)
         self._decoder = Decoder(backend)
         self._slot_calls = SlotCalls()
         self._strategy = strategy
@@ -165,9 +167,11 @@ class Engine(Loop):
         for run in self._scheduler.runs():
             run.close()
         self._samplers.close()
+        self.drafts.close()
         self._backend.close()
 
     def _tick(self) -> None:
+        self.drafts.propose()
         work = self._scheduler.schedule()
         for run in self._scheduler.take_preempted():
             self._emit(Preempted(run.task.id))
@@ -302,8 +306,7 @@ class Engine(Loop):
         n_before = len(run.keys)
         chunk = accept(run, draws, self.vocab, self.n_ctx_seq, shifts=self._context_shift)
         if run.draft:  # of which the sampler has accepted all but the last of `draws`
-            n_right = min(len(draws) - 1, len(run.keys) - n_before)
-            self._scheduler.roll_back(slot, len(run.draft) - n_right)
+            self.drafts.settle(slot, min(len(draws) - 1, len(run.keys) - n_before))
         if chunk is not None:
             self._fresh.append(chunk)
             if len(chunk.tokens) == run.n_output:

@@ -19,6 +19,7 @@ from trioserve.types import (
     TokenProbs,
     WaitingStatus,
 )
+from trioserve.types.checks import INT32_MAX
 from trioserve.types.prefix import shared_length
 
 
@@ -102,6 +103,17 @@ class Run:
     def n_output(self) -> int:
         """How many tokens were generated."""
         return len(self.keys) + self.n_discarded - self.n_prompt
+
+    @property
+    def n_left(self) -> int:
+        """How many tokens the output may still have."""
+        n_max = self.task.params.max_tokens
+        return n_max - self.n_output if n_max >= 0 else INT32_MAX
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no more reasoning may have to be closed, so that the sampler alone chooses."""
+        return self.reasoning is None or self.reasoning.is_over
 
     def shift(self, n_keep: int) -> None:
         """Take out `n_discard` tokens after the first `n_keep`, or half, to go on without them.

@@ -9,7 +9,7 @@ from trioserve.engine.cache.checkpoints import meet
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
-from trioserve.engine.slot import Slot
+from trioserve.engine.slot import Slot, arrival, lowest_priority
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.engine.work import Work
 from trioserve.errors import PermissionDeniedError
@@ -146,17 +146,28 @@ class Scheduler:
 
     # -- drafts
 
-    def propose(self, slot: Slot, tokens: Sequence[TokenId]) -> None:
-        """Give a slot in decode a draft: guesses of its next tokens, checked in the next tick.
+    def room_for_draft(self, slot: Slot) -> int:
+        """How many tokens a draft for a slot in decode may have.
 
-        A draft is cut to the slot's share of the logits and to the room in its sequence. There is
-        none where a sequence cannot be rolled back, nor while reasoning may have to be closed.
+        Every slot has a row of the batch whose logits are its own; drafts share the others. There
+        is none where a sequence cannot be cut, nor while reasoning may have to be closed.
         """
         run = slot.run
         assert run is not None and slot.in_decode
-        if self.cache.can_cut and run.reasoning is None:
-            room = min(self.n_outputs // len(self.slots), self.n_ctx_seq - len(run.keys)) - 1
-            run.draft = list(tokens[: max(0, room)])
+        if not self.cache.can_cut or run.forced or not run.is_free:
+            return 0
+        drafts = [other.run.draft for other in self.slots if other.run is not None]
+        n_others = sum(map(len, drafts)) - len(run.draft)
+        rows = self.n_outputs - len(self.slots) - n_others
+        return max(0, min(rows, self.n_ctx_seq - len(run.keys) - 1))
+
+    def propose(self, slot: Slot, tokens: Sequence[TokenId]) -> None:
+        """Give a slot in decode a draft: guesses of its next tokens, checked in the next tick.
+
+        It is cut to the room that there is.
+        """
+        assert slot.run is not None
+        slot.run.draft = list(tokens[: self.room_for_draft(slot)])
 
     def roll_back(self, slot: Slot, n_cells: int) -> None:
         """Take the last cells out of a sequence: the end of a draft that was not accepted."""
@@ -382,19 +393,3 @@ def _whose_turn(active: list[Slot], turns: AdapterTurns) -> list[Slot]:
     adapters = [slot.run.task.root.adapters for slot in active if slot.run is not None]
     turn = turns.take(adapters)
     return [slot for slot, its in zip(active, adapters, strict=True) if its == turn]
-
-
-def arrival(slot: Slot) -> int:
-    """Order busy slots by the arrival of their runs."""
-    assert slot.run is not None
-    return slot.run.task.id
-
-
-def lowest_priority(slots: list[Slot]) -> Slot:
-    """Find the slot whose run matters least: a paused one, or the youngest of lowest priority."""
-
-    def importance(slot: Slot) -> tuple[bool, int, int]:
-        assert slot.run is not None
-        return not slot.run.paused, slot.run.task.priority, -arrival(slot)
-
-    return min(slots, key=importance)

@@ -104,3 +104,19 @@ class Slot:
             has_new_line=run.has_new_line if run else False,
             task=self.last_task,
         )
+
+
+def arrival(slot: Slot) -> int:
+    """Order busy slots by the arrival of their runs."""
+    assert slot.run is not None
+    return slot.run.task.id
+
+
+def lowest_priority(slots: list[Slot]) -> Slot:
+    """Find the slot whose run matters least: a paused one, or the youngest of lowest priority."""
+
+    def importance(slot: Slot) -> tuple[bool, int, int]:
+        assert slot.run is not None
+        return not slot.run.paused, slot.run.task.priority, -arrival(slot)
+
+    return min(slots, key=importance)

@@ -9,6 +9,7 @@ from weakref import WeakSet
 import structlog
 
 from trioserve.config import ModelConfig
+from trioserve.engine.drafter import Drafter
 from trioserve.errors import InvalidRequestError, ModelLoadError
 from trioserve.llama import control_vector, state_file
 from trioserve.llama.adapters import LoadedAdapters
@@ -67,6 +68,7 @@ class LlamaBackend:
         self.n_outputs: int = context.n_outputs
         self._lora = adapters
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
+        self.drafters: Sequence[Drafter] = ()
         self.n_slots: int = n_slots
         self.n_spare_cores = n_spare_cores
         self.n_seqs: int = context.n_seqs

@@ -14,6 +14,7 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
+from trioserve.engine.drafter import Drafter
 from trioserve.errors import (
     DecodeInterruptedError,
     InvalidRequestError,
@@ -87,7 +88,7 @@ class ScriptedBackend:
     the bookkeeping of an engine shows.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `can_cut`, `window`, `chat_template` and `adapters`.
+    `can_cut`, `window`, `chat_template`, `adapters` and `drafters`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -118,6 +119,7 @@ class ScriptedBackend:
     window: int = 0
     chat_template: str | None = None
     adapters: Sequence[AdapterInfo] = ()
+    drafters: Sequence[Drafter] = ()
 
     def __attrs_post_init__(self) -> None:
         self.current_adapters: Adapters = ()
