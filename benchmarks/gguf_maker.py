@@ -4,6 +4,9 @@
 
 Such a model says nothing, but costs what a real one of its shape costs: every matrix is full, and
 greedy decoding wanders through the vocabulary. The same preset and seed make the same weights.
+
+For speculative decoding there are pairs: in `pair` all layers after the first add almost nothing,
+and `pair-draft` is its first layer alone, so that it mostly guesses what the other says.
 Needs the packages `gguf` and `numpy`.
 """
 
@@ -29,6 +32,8 @@ MIN_VOCAB = 256 + len(CONTROL)
 #: With all that `merges` yields: syllables and words of up to three.
 MAX_VOCAB = MIN_VOCAB + 2 * len(SYLLABLES) + 2 * len(SYLLABLES) ** 2 + len(SYLLABLES) ** 3
 _BLOCK = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_0]  # weights, bytes
+#: What a faint layer adds, as a share of what another adds.
+FAINT = 0.05
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -41,6 +46,9 @@ CHATML = (
 class Shape:
     """The size of a model. The output matrix is the embedding.
 
+    The last `faint_layers` add almost nothing: a model of the others, with the same seed, has the
+    same weights and mostly the same output.
+
     Raises:
         ValueError: the sizes do not go together.
     """
@@ -52,10 +60,13 @@ class Shape:
     kv_heads: int
     ffn: int
     context: int = 32768
+    faint_layers: int = 0
 
     def __attrs_post_init__(self) -> None:
-        if min(attrs.astuple(self)) < 1:
+        if min(attrs.astuple(self)[:-1]) < 1:
             raise ValueError("every size must be at least 1")
+        if not 0 <= self.faint_layers < self.layers:
+            raise ValueError("faint-layers must be between 0 and layers - 1")
         if self.width % _BLOCK[0] or self.ffn % _BLOCK[0]:
             raise ValueError(f"width and ffn must be multiples of {_BLOCK[0]} for Q8_0")
         if self.width % self.heads or self.heads % self.kv_heads or self.head_dim % 2:
@@ -101,6 +112,10 @@ PRESETS = {
     "tiny": Shape(vocab=2048, width=64, layers=2, heads=4, kv_heads=2, ffn=128),
     "25m-152k": Shape(vocab=151_936, width=128, layers=12, heads=4, kv_heads=4, ffn=1024),
     "110m-32k": Shape(vocab=32_000, width=768, layers=12, heads=12, kv_heads=12, ffn=2048),
+    "pair": Shape(
+        vocab=8192, width=1024, layers=16, heads=16, kv_heads=4, ffn=4096, faint_layers=15
+    ),
+    "pair-draft": Shape(vocab=8192, width=1024, layers=1, heads=16, kv_heads=4, ffn=4096),
     "0.5b-152k": Shape(vocab=151_936, width=896, layers=24, heads=14, kv_heads=2, ffn=4864),
 }
 
@@ -178,11 +193,19 @@ def deviations(shape: Shape, name: str, rows: int, columns: int) -> NDArray[np.f
     picks them.
     """
     if name != "token_embd.weight":
-        return np.full(rows, columns**-0.5, dtype=np.float32)
+        share = FAINT if _is_faint(shape, name) else 1.0
+        return np.full(rows, share * columns**-0.5, dtype=np.float32)
     result = np.full(rows, 0.02, dtype=np.float32)
     result[:0x21] = result[0x7F:256] = 0.0002
     result[shape.vocab - len(CONTROL) :] = 0.0002
     return result
+
+
+def _is_faint(shape: Shape, name: str) -> bool:
+    """Whether a matrix is what a faint layer ends with."""
+    _blk, layer, matrix, _weight = name.split(".")
+    ends = matrix in ("attn_output", "ffn_down")
+    return ends and int(layer) >= shape.layers - shape.faint_layers
 
 
 # -- the file

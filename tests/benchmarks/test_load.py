@@ -281,6 +281,13 @@ def test_impossible_shapes_are_refused() -> None:
     pytest.importorskip("gguf")
     from benchmarks import gguf_maker
 
-    for change in ({"vocab": 100}, {"width": 65}, {"heads": 3}, {"layers": 0}, {"ffn": 100}):
+    for change in (
+        {"faint_layers": 2},
+        {"vocab": 100},
+        {"width": 65},
+        {"heads": 3},
+        {"layers": 0},
+        {"ffn": 100},
+    ):
         with pytest.raises(ValueError, match="must be"):
             attrs.evolve(gguf_maker.PRESETS["tiny"], **change)
