@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
 
 from tests.support.engine_harness import Harness
-from trioserve.engine import DraftRequest
 from trioserve.engine.slot import Slot
 from trioserve.errors import DecodeError, KVCacheFullError
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import EOS
-from trioserve.types import Chunk, FinishReason, TokenId
+from trioserve.types import Chunk, FinishReason
 
 
 def start(backend: ScriptedBackend | None = None, **params: object) -> tuple[Harness, Slot]:
@@ -185,63 +182,3 @@ def test_a_preempted_or_failed_run_leaves_its_draft() -> None:
     harness.backend.fail_next = DecodeError("broken")
     assert not harness.tick()
     assert harness.backend.sequences[0] == []
-
-
-class ScriptedDrafter:
-    """Guesses what it is told to, and notes what it is asked and told."""
-
-    name = "scripted"
-    is_free = True
-
-    def __init__(self, guess: Callable[[DraftRequest], str]) -> None:
-        self.guess = guess
-        self.asked: list[DraftRequest] = []
-        self.told: list[tuple[int, ...]] = []
-        self.closed = False
-
-    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
-        self.asked += requests
-        return [tuple(self.guess(request).encode())[: request.n_max] for request in requests]
-
-    def observe(self, slot_id: int, n_guessed: int, n_right: int) -> None:
-        self.told.append((slot_id, n_guessed, n_right))
-
-    def forget(self, slot_id: int) -> None:
-        self.told.append((slot_id,))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def rest_of(request: DraftRequest) -> str:
-    """The rest of an output in capitals, if the prompt was ``hello world``."""
-    return "HELLO WORLD"[len(request.keys) - 11 :]
-
-
-def test_a_drafter_is_asked_in_each_tick_and_told_what_was_right() -> None:
-    drafter = ScriptedDrafter(lambda request: "ExL" if len(request.keys) == 12 else "")
-    harness, _ = start(ScriptedBackend(drafters=[drafter]))
-    harness.tick()
-    assert harness.text(1) == "HEL"
-    assert drafter.told == [(0, 3, 1)]
-    assert [len(request.keys) for request in drafter.asked] == [14]  # they belong to the engine
-    harness.run()
-    assert harness.text(1) == "HELLO WORLD"
-    harness.submit(2, "next")
-    harness.run()
-    assert drafter.told == [(0, 3, 1), (0,)]
-    harness.engine.stop()
-    harness.engine.run()
-    assert drafter.closed
-
-
-def test_the_next_drafter_is_asked_where_the_first_has_no_guess() -> None:
-    first = ScriptedDrafter(lambda request: rest_of(request) if request.slot_id else "")
-    second = ScriptedDrafter(rest_of)
-    harness = Harness(ScriptedBackend(drafters=[first, second]))
-    harness.submit(1, "hello world")
-    harness.submit(2, "hello world", max_tokens=5)
-    harness.run()
-    assert harness.text(1) == "HELLO WORLD" and harness.text(2) == "HELLO"
-    assert {request.slot_id for request in first.asked} == {0, 1}
-    assert {request.slot_id for request in second.asked} == {0}

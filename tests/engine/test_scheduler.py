@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trioserve.engine import DecodeMaximal, Engine
+from tests.support.tick_costs import FlatCosts
+from trioserve.engine import DecodeMaximal, DraftRequest, Engine
 from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.engine.cache.checkpoints import CheckpointRules
+from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
 from trioserve.errors import KVCacheFullError, PermissionDeniedError
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
@@ -42,6 +45,24 @@ prompts = st.builds(
 owners = st.sampled_from(["", "", "x"])
 
 
+NGRAMS = NgramRules(name="ngram-mod", n=2, n_max=6, shared=True)
+
+
+class Dreamer:
+    """Guesses letters that do not depend on much."""
+
+    name, is_free = "dreamer", False
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        return [tuple(b"ABBA"[len(one.keys) % 4 :])[: one.n_max] for one in requests]
+
+    def forget(self, slot_id: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Drives an engine with a cache so small that runs are preempted all the time.
 
@@ -59,6 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
     n_spare_cores = 0
     n_adapters = 0
     checkpoints = CheckpointRules(per_slot=0)
+    has_drafters = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
             can_cut=self.can_cut,
             window=self.window,
             adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
+            drafters=[NgramDrafter(NGRAMS), Dreamer()] if self.has_drafters else [],
         )
         self.backend.n_spare_cores = self.n_spare_cores
         self.backend.on_decode = self.has_room
@@ -83,6 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
             checkpoints=self.checkpoints,
         )
         self.engine._scheduler.cache.min_shared = 3
+        self.engine.drafts.costs = FlatCosts()
         if self.n_adapters:
             self.engine._scheduler.turns = AdapterTurns(2, now=itertools.count().__next__)
         self.prompts: dict[int, str] = {}
@@ -313,6 +337,18 @@ class AdapterMachine(EngineMachine):
     n_adapters = 2
 
 
+class DraftMachine(EngineMachine):
+    """The same with drafters, of which one is often right and one now and then."""
+
+    has_drafters = True
+
+
+class AdapterDraftMachine(DraftMachine):
+    """That with runs that cannot share a batch."""
+
+    n_adapters = 2
+
+
 class NoSpareMachine(EngineMachine):
     """The same with no sequences and no RAM to keep anything in."""
 
@@ -339,3 +375,7 @@ TestWindow = WindowMachine.TestCase
 TestWindow.settings = quick
 TestSplitCheckpoints = SplitCheckpointMachine.TestCase
 TestSplitCheckpoints.settings = quick
+TestDrafts = DraftMachine.TestCase
+TestDrafts.settings = quick
+TestAdapterDrafts = AdapterDraftMachine.TestCase
+TestAdapterDrafts.settings = quick

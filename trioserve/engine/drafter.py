@@ -40,9 +40,10 @@ class Drafter(Protocol):
     def is_free(self) -> bool:
         """Whether a guess takes next to no time.
 
-        Then the drafter is asked in every tick, and what it guesses is compared with the output
-        even where it does not pay to decode it. Others are asked only where their drafts are
-        expected to pay, their own time included, and now and then to find out whether they do.
+        Then the drafter is asked for a new guess as soon as all of the last one was right, or a
+        token of it was wrong, and the guess is compared with the output even where it does not pay
+        to decode it. Others are asked only where their drafts are expected to pay, their own time
+        included, and now and then to find out whether they do.
         """
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
@@ -56,12 +57,6 @@ class Drafter(Protocol):
         Returns:
             A draft for each request, at most `DraftRequest.n_max` long; empty where there is no
             guess. All of its tokens are in the vocabulary of the model.
-        """
-
-    def observe(self, slot_id: int, n_guessed: int, n_right: int) -> None:
-        """Learn that of the slot's last draft, `n_guessed` tokens were checked, `n_right` right.
-
-        Called once for each draft of which something is known, before the next `propose`.
         """
 
     def forget(self, slot_id: int) -> None:

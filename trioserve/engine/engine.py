@@ -193,6 +193,8 @@ class Engine(Loop):
         n_prefill = sum(piece.n_cells for piece in work if not piece.in_decode)
         self._counters.count_decode(len(work), n_prefill, seconds)
         self._strategy.observe(n_prefill, n_decode, seconds)
+        if not n_prefill:
+            self.drafts.observe(sum(piece.n_cells for piece in work), seconds)
 
     # -- commands
 

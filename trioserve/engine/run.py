@@ -50,7 +50,9 @@ class Run:
         "indent_stop",
         "keys",
         "last_token_at",
+        "n_accepted",
         "n_discarded",
+        "n_drafted",
         "n_prompt",
         "n_reported",
         "paused",
@@ -75,6 +77,7 @@ class Run:
         self.places: list[int] = []
         #: Guesses of the tokens that come next. The next tick decodes them after the newest key.
         self.draft: list[TokenId] = []
+        self.n_drafted = self.n_accepted = 0  # tokens of drafts that were decoded; of these, right
         self.sampler: Sampler | None = None
         self.text = Detokenizer(task.params.stop)
         n_indent = task.params.n_indent
@@ -184,4 +187,6 @@ class Run:
             prompt_ms=(first - admitted) * 1e3,
             predicted_n=self.n_output,
             predicted_ms=(last - first) * 1e3,
+            draft_n=self.n_drafted,
+            draft_n_accepted=self.n_accepted,
         )

@@ -134,6 +134,9 @@ class Timings:
     prompt_ms: float = 0.0
     predicted_n: int = 0
     predicted_ms: float = 0.0
+    #: Tokens of drafts that were decoded, and how many of them the sampler accepted.
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
 
 @attrs.frozen

@@ -1,15 +1,55 @@
-"""`Drafts`: asks the drafters before each tick, and tells them what became of their drafts."""
+"""`Drafts`: asks the drafters before each tick, and learns what became of their guesses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import attrs
 
 from trioserve.engine.drafter import Drafter, DraftRequest
+from trioserve.engine.drafts.costs import TickCosts
+from trioserve.engine.drafts.lengths import Acceptance, share_rows
 from trioserve.engine.run import Run
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot
+from trioserve.types import TokenId
+from trioserve.types.prefix import shared_length
+
+#: The most tokens of a guess by a drafter that is free. What is right of it is used in many ticks.
+MAX_GUESS = 64
+#: A drafter whose drafts do not pay is asked again after one tick, two, four, up to so many.
+MAX_PAUSE = 256
+#: Share of a new measurement in the average of what a drafter takes, and the most of that average
+#: that it may be.
+WEIGHT, MOST = 0.25, 2.0
+
+
+@attrs.define
+class _Guesses:
+    """What a drafter guesses for a slot, and how good it is at that."""
+
+    #: Tokens that come next, if it is right.
+    tokens: list[TokenId] = attrs.field(factory=list)
+    acceptance: Acceptance = attrs.field(factory=Acceptance)
+    #: Where its drafts do not pay: ticks until it is asked again, and then until the next time.
+    wait: int = 0
+    pause: int = 1
+
+    def check(self, new: list[TokenId]) -> None:
+        """Compare the guess with the tokens that came."""
+        n_right = shared_length(self.tokens, new)
+        is_wrong = n_right < min(len(self.tokens), len(new))
+        self.acceptance.observe(n_right, wrong=is_wrong)
+        self.tokens = [] if is_wrong else self.tokens[n_right:]
+
+    def probe(self) -> bool:
+        """Whether to ask for a token although that does not seem to pay: less and less often."""
+        if self.wait:
+            self.wait -= 1
+            return False
+        self.wait, self.pause = self.pause, min(MAX_PAUSE, 2 * self.pause)
+        return True
 
 
 @attrs.define
@@ -17,11 +57,25 @@ class _Drafted:
     """What is known of a slot's run."""
 
     key: tuple[int, int]  # changes when what the drafters know of the slot is void
-    drafter: Drafter | None = None  # who made the draft that is being checked
+    n_keys: int  # that the guesses were compared with
+    guesses: list[_Guesses]  # of each drafter
+
+
+@attrs.frozen
+class _Stream:
+    """A slot that may have a draft in this tick."""
+
+    slot: Slot
+    run: Run
+    known: _Drafted
 
 
 class Drafts:
     """Gives drafts to the slots in decode. One drafter after the other is asked for each slot.
+
+    The length of a draft depends on how much of the slot's last guesses was right, and on what
+    rows cost in this tick. A guess of a drafter that is free is compared with the output even if
+    none of it was decoded, so that a slot whose text does not repeat itself costs nothing.
 
     Args:
         scheduler: has the slots.
@@ -32,66 +86,141 @@ class Drafts:
         self._scheduler = scheduler
         self._drafters = tuple(drafters)
         self._known: dict[int, _Drafted] = {}
+        self.costs = TickCosts()
+        self._step_s = [0.0] * len(drafters)  # what a drafter takes for each token of its longest
+        self._asking_s = 0.0  # what the drafters have taken of this tick
 
     def use(self, drafters: Sequence[Drafter]) -> None:
         """Ask these, in this order, and no others. To be called before the first tick."""
         self._drafters = tuple(drafters)
-
-    def propose(self) -> None:
-        """Give drafts to slots. To be called before `Scheduler.schedule`."""
-        if not self._drafters:
-            return
-        wanting = self._forget_others()
-        for drafter in self._drafters:
-            wanting = self._ask(drafter, wanting)
-
-    def settle(self, slot: Slot, n_accepted: int) -> None:
-        """Keep what was accepted of a slot's draft in its sequence, and cut the rest."""
-        run = slot.run
-        assert run is not None
-        n_draft = len(run.draft)
-        self._scheduler.roll_back(slot, n_draft - n_accepted)
-        known = self._known.get(slot.id)
-        if known is not None and known.drafter is not None:
-            drafter, known.drafter = known.drafter, None
-            drafter.observe(slot.id, n_draft, n_accepted)
+        self._step_s = [0.0] * len(drafters)
 
     def close(self) -> None:
         """Close the drafters."""
         for drafter in self._drafters:
             drafter.close()
 
-    def _forget_others(self) -> list[tuple[Slot, Run]]:
-        """Forget what slots have no longer; returns those that may have drafts."""
-        wanting = []
+    def propose(self) -> None:
+        """Give drafts to slots. To be called before `Scheduler.schedule`."""
+        self._asking_s = 0.0
+        if not self._drafters:
+            return
+        streams = self._streams()
+        n_streams = len(streams)
+        n_rows = sum(stream.slot.n_pending for stream in streams)
+        streams = [stream for stream in streams if not stream.run.draft]
+        for i in range(len(self._drafters)):
+            if not streams:
+                return
+            n_drafted, streams = self._ask(i, streams, n_streams, n_rows)
+            n_rows += n_drafted
+
+    def settle(self, slot: Slot, n_accepted: int) -> None:
+        """Keep what was accepted of a slot's draft in its sequence, and cut the rest."""
+        run = slot.run
+        assert run is not None
+        run.n_drafted += len(run.draft)
+        run.n_accepted += n_accepted
+        self._scheduler.roll_back(slot, len(run.draft) - n_accepted)
+
+    def observe(self, n_rows: int, seconds: float) -> None:
+        """Learn what a tick has cost that decoded so many rows, and did nothing else."""
+        if self._drafters:
+            self.costs.observe(n_rows, max(0.0, seconds - self._asking_s))
+
+    # -- what is known of the slots
+
+    def _streams(self) -> list[_Stream]:
+        """Compare all guesses with what came. Returns the slots that decode."""
+        streams = []
         for slot in self._scheduler.slots:
             run, known = slot.run, self._known.get(slot.id)
             key = None if run is None else (run.task.id, run.n_discarded)
             if known is not None and known.key != key:
-                del self._known[slot.id]
-                for drafter in self._drafters:
-                    drafter.forget(slot.id)
-            if run is not None and slot.in_decode and not run.paused and not run.draft:
-                wanting.append((slot, run))
-        return wanting
+                self._forget(slot.id)
+                known = None
+            if run is None or not slot.in_decode or run.paused:
+                continue
+            if known is None:
+                guesses = [_Guesses() for _ in self._drafters]
+                known = self._known[slot.id] = _Drafted(
+                    (run.task.id, run.n_discarded), len(run.keys), guesses
+                )
+            elif new := run.keys[known.n_keys :]:
+                known.n_keys += len(new)
+                for guess in known.guesses:
+                    if guess.tokens:
+                        guess.check(new)
+            streams.append(_Stream(slot, run, known))
+        return streams
 
-    def _ask(self, drafter: Drafter, slots: list[tuple[Slot, Run]]) -> list[tuple[Slot, Run]]:
-        """Ask a drafter for drafts; returns the slots that it has none for."""
-        asked, requests = [], []
-        for slot, run in slots:
-            room = self._scheduler.room_for_draft(slot) // len(slots)
-            n_max = min(room, run.n_left - 1)
-            if n_max > 0:
-                asked.append((slot, run))
-                requests.append(DraftRequest(slot.id, run.keys, run.task.root, n_max))
-        if not requests:
-            return []
-        left = []
-        for (slot, run), draft in zip(asked, drafter.propose(requests), strict=True):
-            known = self._known.setdefault(slot.id, _Drafted((run.task.id, run.n_discarded)))
+    def _forget(self, slot_id: int) -> None:
+        del self._known[slot_id]
+        for drafter in self._drafters:
+            drafter.forget(slot_id)
+
+    # -- asking
+
+    def _ask(
+        self, i: int, streams: list[_Stream], n_streams: int, n_rows: int
+    ) -> tuple[int, list[_Stream]]:
+        """Ask a drafter; returns how many tokens it drafts, and the slots that it drafts none for.
+
+        A drafter that is free guesses first, and then the lengths are decided. Of another one the
+        lengths are what it is asked for.
+        """
+        is_free = self._drafters[i].is_free
+        if is_free:
+            self._make_guesses(i, streams, [MAX_GUESS] * len(streams))
+        limits = [self._limit(stream, i) for stream in streams]
+        chances = [stream.known.guesses[i].acceptance.probability for stream in streams]
+        lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, self._step_s[i])
+        if not is_free:
+            for place, stream in enumerate(streams):
+                guess = stream.known.guesses[i]
+                guess.tokens = []
+                if lengths[place]:
+                    guess.pause = 1
+                elif limits[place] and guess.probe():
+                    lengths[place] = 1
+            self._make_guesses(i, streams, lengths)
+        n_drafted, left = 0, []
+        for stream, length in zip(streams, lengths, strict=True):
+            draft = stream.known.guesses[i].tokens[:length]
             if draft:
-                self._scheduler.propose(slot, draft)
-                known.drafter = drafter
+                self._scheduler.propose(stream.slot, draft)
+                n_drafted += len(stream.run.draft)
             else:
-                left.append((slot, run))
-        return left
+                left.append(stream)
+        return n_drafted, left
+
+    def _limit(self, stream: _Stream, i: int) -> int:
+        """The most tokens of a draft that there is room for, or a guess."""
+        room = min(self._scheduler.room_for_draft(stream.slot), stream.run.n_left - 1)
+        if self._drafters[i].is_free:
+            return min(room, len(stream.known.guesses[i].tokens))
+        return max(0, room)
+
+    def _make_guesses(self, i: int, streams: list[_Stream], lengths: list[int]) -> None:
+        """Have a drafter make guesses of these lengths, where it has none, or is not free."""
+        drafter = self._drafters[i]
+        asked: list[_Guesses] = []
+        requests: list[DraftRequest] = []
+        for stream, length in zip(streams, lengths, strict=True):
+            guess, run = stream.known.guesses[i], stream.run
+            if length and not guess.tokens:
+                asked.append(guess)
+                requests.append(DraftRequest(stream.slot.id, run.keys, run.task.root, length))
+        if not requests:
+            return
+        start = perf_counter()
+        drafts = drafter.propose(requests)
+        for guess, draft in zip(asked, drafts, strict=True):
+            guess.tokens = list(draft)
+        if not drafter.is_free:
+            self._note_asking(i, perf_counter() - start, max(map(len, drafts)))
+
+    def _note_asking(self, i: int, seconds: float, n_steps: int) -> None:
+        self._asking_s += seconds
+        old, new = self._step_s[i], seconds / max(1, n_steps)
+        self._step_s[i] = old + WEIGHT * (min(new, MOST * old) - old) if old else new

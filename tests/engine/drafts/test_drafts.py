@@ -1,0 +1,133 @@
+"""Who is asked for drafts, how long they are, and what is learned of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from tests.support.engine_harness import Harness
+from tests.support.tick_costs import FlatCosts, SteepCosts
+from trioserve.engine import DraftRequest
+from trioserve.engine.drafts.costs import TickCosts
+from trioserve.testing import ScriptedBackend
+from trioserve.types import CellKey, TokenId
+
+
+class ScriptedDrafter:
+    """Guesses what it is told to, and notes what it is asked and told."""
+
+    name = "scripted"
+
+    def __init__(self, guess: Callable[[str], str], *, is_free: bool = True) -> None:
+        self.guess = guess
+        self.is_free = is_free
+        self.asked: list[tuple[int, str, int]] = []  # slot, text, the most tokens
+        self.forgotten: list[int] = []
+        self.closed = False
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
+        self.asked += [(one.slot_id, text_of(one.keys), one.n_max) for one in requests]
+        return [tuple(self.guess(text_of(one.keys)).encode())[: one.n_max] for one in requests]
+
+    def forget(self, slot_id: int) -> None:
+        self.forgotten.append(slot_id)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def text_of(keys: Sequence[CellKey]) -> str:
+    return bytes(keys).decode()
+
+
+def rest_of(text: str) -> str:
+    """The rest of an output in capitals, if the prompt was ``hello world``."""
+    return "HELLO WORLD"[len(text) - 11 :]
+
+
+def start(*drafters: ScriptedDrafter, costs: TickCosts | None = None, **options: int) -> Harness:
+    harness = Harness(ScriptedBackend(drafters=drafters, **options))
+    harness.engine.drafts.costs = costs or FlatCosts()
+    return harness
+
+
+def test_a_free_drafter_is_asked_when_its_last_guess_was_used_up_or_wrong() -> None:
+    drafter = ScriptedDrafter(lambda text: {12: "ExL", 14: "LO"}.get(len(text), ""))
+    harness = start(drafter)
+    harness.submit(1, "hello world")
+    harness.tick()
+    harness.tick()
+    assert harness.text(1) == "HEL"
+    harness.tick()
+    assert harness.text(1) == "HELLO "
+    assert [text for _, text, _ in drafter.asked] == ["hello worldH", "hello worldHEL"]
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+    timings = harness.finish(1).timings
+    assert (timings.draft_n, timings.draft_n_accepted) == (5, 3)
+
+
+def test_a_drafter_forgets_a_slot_whose_run_is_another_one() -> None:
+    drafter = ScriptedDrafter(lambda text: "")
+    harness = start(drafter)
+    harness.submit(1, "hello")
+    harness.run()
+    harness.submit(2, "next")
+    harness.run()
+    assert drafter.forgotten == [0]
+    harness.engine.stop()
+    harness.engine.run()
+    assert drafter.closed
+
+
+def test_the_next_drafter_is_asked_where_the_first_has_no_guess() -> None:
+    first = ScriptedDrafter(lambda text: rest_of(text) if "world" in text else "")
+    second = ScriptedDrafter(lambda text: "x", is_free=False)
+    harness = start(first, second)
+    harness.submit(1, "hello world")
+    harness.submit(2, "other")
+    harness.run()
+    assert (harness.text(1), harness.text(2)) == ("HELLO WORLD", "OTHER")
+    assert {slot_id for slot_id, _, _ in first.asked} == {0, 1}
+    assert {slot_id for slot_id, _, _ in second.asked} == {1}
+
+
+def test_where_rows_are_dear_a_free_drafter_is_watched_and_nothing_is_drafted() -> None:
+    drafter = ScriptedDrafter(rest_of)
+    harness = start(drafter, costs=SteepCosts())
+    harness.submit(1, "hello world")
+    n_rows = []
+    harness.backend.on_decode = lambda backend: n_rows.append(len(backend.batch.rows))
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+    assert set(n_rows[1:]) == {1}
+    assert len(drafter.asked) == 2  # once it was right, and at the end
+
+
+def test_a_drafter_that_takes_time_is_asked_less_and_less_often_where_it_does_not_pay() -> None:
+    drafter = ScriptedDrafter(lambda text: "?", is_free=False)
+    harness = start(drafter, n_ctx=4096, costs=SteepCosts())
+    harness.submit(1, "x" * 500)
+    harness.run()
+    lengths = [len(text) - 500 for _, text, _ in drafter.asked]
+    gaps = [b - a for a, b in itertools.pairwise(lengths)]
+    assert gaps == [2, 3, 5, 9, 17, 33, 65, 129]
+
+
+def test_a_draft_is_no_longer_than_the_output_may_be() -> None:
+    drafter = ScriptedDrafter(rest_of, is_free=False)
+    harness = start(drafter)
+    harness.submit(1, "hello world", max_tokens=5)
+    harness.run()
+    assert harness.text(1) == "HELLO"
+    assert all(n_max <= 11 + 5 - len(text) - 1 for _, text, n_max in drafter.asked)
+
+
+def test_a_shift_of_the_context_is_another_text() -> None:
+    drafter = ScriptedDrafter(lambda text: text.upper()[-3:])
+    harness = start(drafter, n_ctx=32)
+    harness.engine._context_shift = True
+    harness.submit(1, "a" * 20, max_tokens=30)
+    harness.run()
+    assert harness.finish(1).timings.predicted_n == 21
+    assert drafter.forgotten

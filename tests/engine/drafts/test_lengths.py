@@ -1,0 +1,119 @@
+"""The length of drafts follows what is accepted of them, and what rows cost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trioserve.engine.drafts.costs import TickCosts
+from trioserve.engine.drafts.lengths import Acceptance, share_rows
+
+
+def learned(cost_of: dict[int, float]) -> TickCosts:
+    costs = TickCosts()
+    for n_rows, seconds in cost_of.items():
+        costs.observe(n_rows, seconds)
+    return costs
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    costs = TickCosts()
+    assert costs.seconds(3) == 0
+    costs.observe(2, 1.0)
+    assert (costs.seconds(1), costs.seconds(2), costs.seconds(4)) == (0.75, 1.0, 1.5)
+    costs.observe(6, 3.0)
+    assert [costs.seconds(n) for n in (2, 4, 6, 8)] == [1.0, 2.0, 3.0, 4.0]
+    assert costs.largest == 6
+
+
+def test_more_rows_never_cost_less() -> None:
+    costs = learned({1: 2.0, 4: 1.0, 8: 3.0})
+    assert costs.seconds(2) == 2.0
+    assert costs.seconds(16) >= 3.0
+
+
+def test_a_slow_tick_counts_as_at_most_twice_the_average() -> None:
+    costs = learned({1: 1.0})
+    costs.observe(1, 100.0)
+    assert costs.seconds(1) == 1.25
+
+
+def test_a_cost_that_was_not_measured_lately_is_not_known() -> None:
+    costs = learned({1: 1.0, 8: 2.0})
+    for _ in range(TickCosts.TICKS + 1):
+        costs.observe(8, 4.0)
+    assert not costs.is_known(1) and costs.is_known(8)
+    assert costs.largest == 8
+
+
+def test_mistakes_are_soon_noticed_and_so_is_what_is_right() -> None:
+    acceptance = Acceptance()
+    acceptance.observe(1000, wrong=False)
+    assert acceptance.probability > 0.97
+    for _ in range(10):
+        acceptance.observe(0, wrong=True)
+    assert acceptance.probability < 0.3
+    acceptance.observe(8, wrong=False)
+    assert acceptance.probability > 0.7
+
+
+def test_nothing_is_drafted_before_it_is_known_what_a_tick_costs() -> None:
+    assert share_rows([5], [1.0], TickCosts(), 1, 1) == [0]
+
+
+@pytest.mark.parametrize(("cost", "length"), [(0.0, 16), (0.01, 14), (0.3, 3), (1.0, 0), (2.0, 0)])
+def test_the_dearer_the_rows_the_shorter_the_draft(cost: float, length: int) -> None:
+    costs = learned({n: 1 + cost * (n - 1) for n in (1, 2, 4, 8, 16, 32)})
+    assert share_rows([16], [0.8], costs, 1, 1)[0] == pytest.approx(length, abs=1)
+
+
+def test_the_better_guess_gets_more() -> None:
+    costs = learned({n: 1 + 0.05 * (n - 1) for n in (2, 4, 8, 16, 32)})
+    good, bad = share_rows([16, 16], [0.9, 0.3], costs, 2, 2)
+    assert good > bad
+
+
+def test_one_stream_does_not_gain_by_what_seven_others_lose() -> None:
+    costs = learned({n: 1 + 0.05 * (n - 8) for n in (8, 16, 32)})
+    assert share_rows([16], [0.95], costs, 8, 8)[0] < 8
+    assert share_rows([16], [0.95], costs, 1, 8)[0] == 16
+
+
+def test_the_time_that_a_drafter_takes_counts() -> None:
+    costs = learned({n: 1 + 0.01 * (n - 1) for n in (1, 2, 4, 8, 16, 32)})
+    lengths = [share_rows([16], [0.8], costs, 1, 1, step)[0] for step in (0.0, 0.2, 0.5, 1.0)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[1] > lengths[-1] == 0
+
+
+def test_a_step_into_the_unknown_is_no_larger_than_what_is_known() -> None:
+    costs = learned({1: 1.0})
+    assert 1 <= share_rows([64], [0.99], costs, 1, 1)[0] <= 1
+    costs.observe(2, 1.01)
+    assert share_rows([64], [0.99], costs, 1, 1)[0] == 3
+
+
+@pytest.mark.parametrize("row", [0.0, 0.1, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("right", [0.0, 0.3, 0.7, 0.95])
+def test_drafts_never_lose_whatever_rows_cost_and_however_much_is_right(
+    row: float, right: float
+) -> None:
+    """A stream against the same one without drafts, on a machine that is not steady."""
+    chance, costs, acceptance = random.Random(1), TickCosts(), Acceptance()
+    seconds, n_tokens = 0.0, 0
+    while n_tokens < 3000:
+        n_draft = share_rows([32], [acceptance.probability], costs, 1, 1)[0]
+        n_right = 0
+        while n_right < 32 and chance.random() < right:
+            n_right += 1
+        tick = (1 + row * n_draft) * chance.uniform(0.9, 1.1)
+        costs.observe(1 + n_draft, tick)
+        new = min(n_right, n_draft) + 1
+        acceptance.observe(min(n_right, new), wrong=n_right < new)
+        seconds += tick
+        n_tokens += new
+    rate = n_tokens / seconds
+    best = max(sum(right**i for i in range(n + 1)) / (1 + row * n) for n in (0, 1, 2, 4, 8, 16, 32))
+    assert rate > 0.97
+    assert rate > 0.7 * best

@@ -1,0 +1,26 @@
+"""What rows cost on machines that there are not."""
+
+from __future__ import annotations
+
+from trioserve.engine.drafts.costs import TickCosts
+
+
+class FlatCosts(TickCosts):
+    """A machine on which any number of rows costs the same."""
+
+    @property
+    def largest(self) -> int:
+        return 1000
+
+    def is_known(self, n_rows: int) -> bool:
+        return True
+
+    def seconds(self, n_rows: int) -> float:
+        return 1.0
+
+
+class SteepCosts(FlatCosts):
+    """A machine on which a row costs as much as a tick."""
+
+    def seconds(self, n_rows: int) -> float:
+        return float(n_rows)

@@ -1,0 +1,90 @@
+"""`TickCosts`: how long a tick takes that decodes so many rows, as measured lately."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import attrs
+
+
+@attrs.define
+class _Cost:
+    seconds: float  # a moving average
+    tick: int  # of the last measurement
+
+
+class TickCosts:
+    """Learns what rows cost from the ticks themselves, because no machine is like another.
+
+    On a CPU, eight rows may cost as much as one or as eight ones, and that changes with the model,
+    its context, and what else the machine does. So a cost that was not measured for a while is
+    not known any more. What is not known lies on the line through what is; and where there is no
+    line, a row more costs half of what a row costs.
+    """
+
+    #: Share of a new measurement in the average.
+    WEIGHT = 0.25
+    #: A measurement counts as at most so many times the average: others may have had the core.
+    MOST = 2.0
+    #: Ticks after which a cost is not known any more.
+    TICKS = 128
+    #: What a row more costs, in shares of a row, where only one cost is known.
+    GUESS = 0.5
+
+    def __init__(self) -> None:
+        self._costs: dict[int, _Cost] = {}
+        self._known: list[int] = []  # their rows, in order
+        self._tick = 0
+
+    def observe(self, n_rows: int, seconds: float) -> None:
+        """Learn from a tick that did nothing but decode so many rows."""
+        self._tick += 1
+        cost = self._costs.get(n_rows)
+        if cost is None or self._tick - cost.tick > self.TICKS:
+            self._costs[n_rows] = _Cost(seconds, self._tick)
+            self._known = sorted(self._costs)
+        else:
+            seconds = min(seconds, cost.seconds * self.MOST)
+            cost.seconds += self.WEIGHT * (seconds - cost.seconds)
+            cost.tick = self._tick
+        self._forget()
+
+    def _forget(self) -> None:
+        old = [n for n, cost in self._costs.items() if self._tick - cost.tick > self.TICKS]
+        for n_rows in old:
+            del self._costs[n_rows]
+        if old:
+            self._known = sorted(self._costs)
+
+    def is_known(self, n_rows: int) -> bool:
+        """Whether that was measured lately."""
+        return n_rows in self._costs
+
+    @property
+    def largest(self) -> int:
+        """The most rows that were measured lately; 0: none."""
+        return self._known[-1] if self._known else 0
+
+    def seconds(self, n_rows: int) -> float:
+        """What a tick with so many rows costs; 0: nothing is known. More rows never cost less."""
+        known = self._known
+        if not known:
+            return 0.0
+        place = bisect_left(known, n_rows)
+        if place < len(known) and known[place] == n_rows:
+            return self._costs[n_rows].seconds
+        if place == 0:
+            low, at_low, slope = known[0], self._at(0), self._slope(0, len(known) - 1)
+            return max(at_low * n_rows / low, at_low + slope * (n_rows - low))
+        slope = self._slope(place - 1, place) if place < len(known) else self._slope(0, place - 1)
+        return self._at(place - 1) + slope * (n_rows - known[place - 1])
+
+    def _at(self, place: int) -> float:
+        return self._costs[self._known[place]].seconds
+
+    def _slope(self, low: int, high: int) -> float:
+        """Seconds for a row more, between two costs that are known."""
+        if low == high:
+            return self.GUESS * self._at(low) / self._known[low]
+        rows = self._known[high] - self._known[low]
+        return max(0.0, self._at(high) - self._at(low)) / rows
