@@ -62,11 +62,9 @@ class Engine(Loop):
         max_idle: cells of a unified KV cache that may hold what no request uses, while some run;
             the rest goes to RAM. None: any number.
         checkpoints: how many there may be, where sequences cannot be cut.
-        flush_interval: seconds within which tokens leave together, the first of a task and the
-            last at once.
         context_shift: go on in a full context without its older half, rather than end.
-        notify: called, from the engine's thread, once after each tick that left events in the
-            outbox. It must not block.
+        notify, flush_interval: as a `Loop` has them. The first token of a task and the last leave
+            at once.
     """
 
     def __init__(
@@ -194,7 +192,7 @@ class Engine(Loop):
         self._counters.count_decode(len(work), n_prefill, seconds)
         self._strategy.observe(n_prefill, n_decode, seconds)
         if not n_prefill:
-            self.drafts.observe(sum(piece.n_cells for piece in work), seconds)
+            self.drafts.observe(work, seconds)
 
     # -- commands
 
@@ -307,8 +305,8 @@ class Engine(Loop):
         """Add tokens to a run, and end the run if one of them was the last."""
         n_before = len(run.keys)
         chunk = accept(run, draws, self.vocab, self.n_ctx_seq, shifts=self._context_shift)
-        if run.draft:  # of which the sampler has accepted all but the last of `draws`
-            self.drafts.settle(slot, min(len(draws) - 1, len(run.keys) - n_before))
+        if run.draft:
+            self.drafts.settle(slot, run.keys[n_before:][: len(draws) - 1])
         if chunk is not None:
             self._fresh.append(chunk)
             if len(chunk.tokens) == run.n_output:

@@ -13,6 +13,7 @@ from trioserve.engine.drafts.lengths import Acceptance, share_rows
 from trioserve.engine.run import Run
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot
+from trioserve.engine.work import Work
 from trioserve.types import TokenId
 from trioserve.types.prefix import shared_length
 
@@ -56,9 +57,22 @@ class _Guesses:
 class _Drafted:
     """What is known of a slot's run."""
 
-    key: tuple[int, int]  # changes when what the drafters know of the slot is void
+    key: tuple[int, int] | None  # see `_key_of`
     n_keys: int  # that the guesses were compared with
     guesses: list[_Guesses]  # of each drafter
+
+    def check(self, run: Run) -> None:
+        """Compare the guesses with what came since the last time."""
+        new = run.keys[self.n_keys :]
+        self.n_keys += len(new)
+        for guess in self.guesses:
+            if guess.tokens and new:
+                guess.check(new)
+
+
+def _key_of(run: Run | None) -> tuple[int, int] | None:
+    """Return what changes when what the drafters know of a slot is void."""
+    return None if run is None else (run.task.id, run.n_discarded)
 
 
 @attrs.frozen
@@ -115,17 +129,19 @@ class Drafts:
             n_drafted, streams = self._ask(i, streams, n_streams, n_rows)
             n_rows += n_drafted
 
-    def settle(self, slot: Slot, n_accepted: int) -> None:
-        """Keep what was accepted of a slot's draft in its sequence, and cut the rest."""
+    def settle(self, slot: Slot, tokens: list[TokenId]) -> None:
+        """Keep a slot's draft in its sequence as far as these tokens came, and cut the rest."""
         run = slot.run
         assert run is not None
+        n_accepted = shared_length(run.draft, tokens)
         run.n_drafted += len(run.draft)
         run.n_accepted += n_accepted
         self._scheduler.roll_back(slot, len(run.draft) - n_accepted)
 
-    def observe(self, n_rows: int, seconds: float) -> None:
-        """Learn what a tick has cost that decoded so many rows, and did nothing else."""
-        if self._drafters:
+    def observe(self, work: list[Work], seconds: float) -> None:
+        """Learn what a tick has cost, if it was for no prompt."""
+        if self._drafters and all(piece.in_decode for piece in work):
+            n_rows = sum(piece.n_cells for piece in work)
             self.costs.observe(n_rows, max(0.0, seconds - self._asking_s))
 
     # -- what is known of the slots
@@ -135,22 +151,15 @@ class Drafts:
         streams = []
         for slot in self._scheduler.slots:
             run, known = slot.run, self._known.get(slot.id)
-            key = None if run is None else (run.task.id, run.n_discarded)
-            if known is not None and known.key != key:
+            if known is not None and known.key != _key_of(run):
                 self._forget(slot.id)
                 known = None
             if run is None or not slot.in_decode or run.paused:
                 continue
             if known is None:
                 guesses = [_Guesses() for _ in self._drafters]
-                known = self._known[slot.id] = _Drafted(
-                    (run.task.id, run.n_discarded), len(run.keys), guesses
-                )
-            elif new := run.keys[known.n_keys :]:
-                known.n_keys += len(new)
-                for guess in known.guesses:
-                    if guess.tokens:
-                        guess.check(new)
+                known = self._known[slot.id] = _Drafted(_key_of(run), len(run.keys), guesses)
+            known.check(run)
             streams.append(_Stream(slot, run, known))
         return streams
 
