@@ -7,5 +7,5 @@ target; `compat` compares answers, not speed; `gguf_maker` writes models of any 
 and `cancel`. Below them: `http1` reads responses, `driver` takes many clients through their `plan`s
 on one selector, `wire` knows the bodies of the two APIs, `targets` which servers may be measured,
 `harness` starts and stops them, `stats`, `report` and `plot` make numbers, tables and a picture.
-Nothing here imports trioserve.
+`ticks` alone imports trioserve, and measures its engine without a model.
 """

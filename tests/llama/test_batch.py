@@ -27,15 +27,18 @@ def test_c_reads_what_was_added() -> None:
     assert batch.add(9, 41, 0, logits=True) == 1
     assert batch.extend((1, 2, 3), 5, 3) == 4
     batch.want_logits(4)
+    assert batch.add_each([4, 5], [60, 0], [1, 2]) == range(5, 7)
     assert contents(batch) == [
         (7, 40, 0, 0),
         (9, 41, 0, 1),
         (1, 5, 3, 0),
         (2, 6, 3, 0),
         (3, 7, 3, 1),
+        (4, 60, 1, 1),
+        (5, 0, 2, 1),
     ]
-    assert batch.rows() == b"\0\1\0\0\1"
-    assert len(batch) == 5
+    assert batch.rows() == b"\0\1\0\0\1\1\1"
+    assert len(batch) == 7
 
 
 def test_nothing_is_left_after_clear() -> None:
@@ -52,6 +55,7 @@ def test_extending_by_nothing_is_fine() -> None:
     batch = make()
     batch.add(1, 0, 0, logits=False)
     assert batch.extend((), 1, 0) == 0
+    assert batch.add_each([], [], []) == range(1, 1)
     assert len(batch) == 1
 
 
@@ -71,6 +75,14 @@ def test_extending_by_nothing_is_fine() -> None:
         lambda batch: batch.add(1, -1, 0, logits=False),
         lambda batch: batch.add(1, 2**31, 0, logits=False),
         lambda batch: batch.add(1, 0, 4, logits=False),
+        lambda batch: batch.add_each(range(8), range(8), [0] * 8),
+        lambda batch: batch.add_each([1, 100], [0, 0], [0, 1]),
+        lambda batch: batch.add_each([1, -1], [0, 0], [0, 1]),
+        lambda batch: batch.add_each([1, 2**40], [0, 0], [0, 1]),
+        lambda batch: batch.add_each([1, 2], [0, -1], [0, 1]),
+        lambda batch: batch.add_each([1, 2], [0, 2**31], [0, 1]),
+        lambda batch: batch.add_each([1, 2], [0, 0], [0, 4]),
+        lambda batch: batch.add_each([1, 2], [0, 0], [0, -1]),
         lambda batch: batch.want_logits(1),
         lambda batch: batch.want_logits(-1),
     ],

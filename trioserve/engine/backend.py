@@ -118,6 +118,11 @@ class Batch(Protocol):
     def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
         """Append one token; returns its row. `logits` asks for the row's logits."""
 
+    def add_each(
+        self, tokens: Sequence[TokenId], positions: Sequence[int], seqs: Sequence[int]
+    ) -> range:
+        """Append one token to each of some sequences, with logits; returns their rows."""
+
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
         """Append tokens at positions ``pos, pos + 1, …``, without logits; returns the last row."""
 

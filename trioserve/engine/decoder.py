@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from trioserve.engine.backend import Backend
-from trioserve.engine.work import Work
+from trioserve.engine.work import Plan
 from trioserve.errors import DecodeInterruptedError
 from trioserve.types import Adapters
 
@@ -22,20 +20,20 @@ class Decoder:
         self._task_id: int | None = None  # whose prompt most of the batch is
         self._was_interrupted = False
 
-    def decode(self, work: Sequence[Work], adapters: Adapters) -> list[int]:
-        """Decode one batch; returns the row to sample of each piece of work.
+    def decode(self, plan: Plan, adapters: Adapters) -> list[int]:
+        """Decode one batch; returns the row to sample from of each slot in it.
 
         Raises:
             DecodeError: as `Backend.decode`, and when the adapters cannot be used.
         """
         batch, backend = self._backend.batch, self._backend
         batch.clear()
-        rows = [piece.fill(batch) for piece in work]
+        rows = plan.fill(batch)
         if adapters != self._adapters:
             backend.set_adapters(adapters)
             self._adapters = adapters
-        if rows[-1] >= MIN_INTERRUPTED:  # not on the way of every token
-            self._task_id = self._interruptible(work)
+        if rows[-1] >= MIN_INTERRUPTED and plan.others:  # not on the way of every token
+            self._task_id = self._interruptible(plan)
         try:
             backend.decode()
             self._was_interrupted = False
@@ -54,13 +52,13 @@ class Decoder:
         if task_id == self._task_id:
             self._backend.interrupt()
 
-    def _interruptible(self, work: Sequence[Work]) -> int | None:
+    def _interruptible(self, plan: Plan) -> int | None:
         """Find the task that has at least half of the batch.
 
         What others lose has to be decoded again, so they lose no two batches in a row.
         """
-        largest = max(work, key=lambda piece: piece.n_cells)
-        n_others = sum(piece.n_cells for piece in work) - largest.n_cells
+        largest = max(plan.others, key=lambda piece: piece.n_cells)
+        n_others = plan.n_cells - largest.n_cells
         if largest.n_cells < max(MIN_INTERRUPTED, n_others):
             return None
         if n_others and self._was_interrupted:

@@ -6,7 +6,7 @@ A tick is schedule, run, postprocess: decide, decode one batch, sample. Everythi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
@@ -18,15 +18,15 @@ from trioserve.engine.decoder import Decoder
 from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, SlotCall, Stop, Submit
 from trioserve.engine.loop import Loop
-from trioserve.engine.output import accept
+from trioserve.engine.output import Outputs
 from trioserve.engine.run import Run
-from trioserve.engine.sampler_pool import Draw, SamplerPool
+from trioserve.engine.sampler_pool import Draw, Drawn, SamplerPool
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot, lowest_priority
 from trioserve.engine.slot_calls import SlotCalls
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.engine.task_check import check_task
-from trioserve.engine.work import Work
+from trioserve.engine.work import Plan
 from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
@@ -43,7 +43,6 @@ from trioserve.types import (
     EmbeddingTask,
     EngineStatus,
     Failed,
-    Finished,
     FinishReason,
     Grammar,
     Preempted,
@@ -96,7 +95,7 @@ class Engine(Loop):
         self._decoder = Decoder(backend)
         self._slot_calls = SlotCalls()
         self._strategy = strategy
-        self._context_shift = context_shift
+        self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         n_threads = min(backend.n_spare_cores, backend.n_slots)
         self._samplers = SamplerPool(n_threads, backend.vocab.end_of_generation)
         self._counters = Counters()
@@ -170,29 +169,26 @@ class Engine(Loop):
 
     def _tick(self) -> None:
         self.drafts.propose()
-        work = self._scheduler.schedule()
+        plan = self._scheduler.schedule()
         for run in self._scheduler.take_preempted():
             self._emit(Preempted(run.task.id))
         for slot, run in self._scheduler.take_admitted():
             self._note_admission(slot, run)
-        rows = self._decode(work) if work else []
+        rows = self._decode(plan) if plan else []
         if rows:
-            self._postprocess(work, rows)
+            self._postprocess(plan, rows)
         seconds = monotonic() - self.heartbeat
         self._counters.count_tick(seconds)
         if rows:
-            self._learn(work, seconds)
+            self._learn(plan, seconds)
         if self._slot_calls.waiting:
             self._slot_calls.make(self._scheduler.slots)
 
-    def _learn(self, work: list[Work], seconds: float) -> None:
+    def _learn(self, plan: Plan, seconds: float) -> None:
         """Count what this tick has done, and tell the strategy what it has cost."""
-        n_decode = sum(piece.in_decode for piece in work)
-        n_prefill = sum(piece.n_cells for piece in work if not piece.in_decode)
-        self._counters.count_decode(len(work), n_prefill, seconds)
-        self._strategy.observe(n_prefill, n_decode, seconds)
-        if not n_prefill:
-            self.drafts.observe(work, seconds)
+        self._counters.count_decode(len(plan), plan.n_prefill, seconds)
+        self._strategy.observe(plan.n_prefill, plan.n_decode, seconds)
+        self.drafts.observe(plan, seconds)
 
     # -- commands
 
@@ -221,53 +217,57 @@ class Engine(Loop):
 
     # -- one tick: run
 
-    def _decode(self, work: list[Work]) -> list[int]:
-        """Decode one batch; returns the row to sample of each piece of work, none if it failed."""
+    def _decode(self, plan: Plan) -> list[int]:
+        """Decode one batch; returns the row to sample from of each slot, none if it failed."""
         try:
-            return self._decoder.decode(work, self._scheduler.adapters)
+            return self._decoder.decode(plan, self._scheduler.adapters)
         except DecodeInterruptedError:
             pass  # the cancel that it was for comes before the next tick
         except KVCacheFullError as error:
-            self._make_room(work, error)
+            self._make_room(plan.slots, error)
         except DecodeError as error:
-            for piece in work:
-                self._fail(piece.slot, error)
+            for slot in plan.slots:
+                self._fail(slot, error)
         return []
 
-    def _make_room(self, work: list[Work], error: KVCacheFullError) -> None:
+    def _make_room(self, slots: list[Slot], error: KVCacheFullError) -> None:
         """The KV cache had no room: drop drafts, or send a run back, or fail the only one.
 
         Nothing was decoded, so the runs are as they were and the next tick tries again.
         """
         if self._scheduler.drop_drafts():
             return
-        if len(work) > 1:
-            self._scheduler.preempt(lowest_priority([piece.slot for piece in work]))
+        if len(slots) > 1:
+            self._scheduler.preempt(lowest_priority(slots))
         else:
-            self._fail(work[0].slot, error)
+            self._fail(slots[0], error)
 
     # -- one tick: postprocess
 
-    def _postprocess(self, work: list[Work], rows: list[int]) -> None:
+    def _postprocess(self, plan: Plan, rows: list[int]) -> None:
         """Note what was decoded, and go on where there are logits."""
-        ready: list[tuple[Slot, Run, int]] = []
-        for piece, row in zip(work, rows, strict=True):
-            slot, run, seq = piece.slot, piece.slot.run, piece.slot.seq
-            assert run is not None and seq is not None
-            start = len(seq.held)
-            keys = run.keys[start : start + piece.n_cells]
-            self._scheduler.cache.append(seq, keys + run.draft if run.draft else keys)
+        plan.note(self._scheduler.cache)
+        n_steps = len(plan.steps.slots)
+        ready = list(zip(plan.steps.slots, plan.steps.runs, rows[:n_steps], strict=True))
+        for piece, row in zip(plan.others, rows[n_steps:], strict=True):
+            slot, run = piece.slot, piece.slot.run
+            assert run is not None
             if not piece.in_decode:
                 self._note_prefill(slot, run, piece.n_cells)
                 self._scheduler.note_prefill(slot)
             if piece.in_decode or (slot.n_pending == 0 and self._begins_output(slot, run)):
                 ready.append((slot, run, row))
-        draws = self._samplers.draw([(run, row) for _, run, row in ready])
-        for (slot, run, _), drawn in zip(ready, draws, strict=True):
-            if isinstance(drawn, TrioServeError):
-                self._fail(slot, drawn)
-            else:
-                self._next_tokens(slot, run, drawn)
+        self._go_on(ready)
+
+    def _go_on(self, ready: list[tuple[Slot, Run, int]]) -> None:
+        """Sample for runs, each from its row of logits, and add that to their outputs."""
+        runs = [run for _, run, _ in ready]
+        drawn = self._samplers.draw(runs, [row for _, _, row in ready])
+        chunks, others = self._outputs.step(runs, drawn)
+        if chunks.task_ids:
+            self._fresh.append(chunks)
+        for i in others:
+            self._next_tokens(ready[i][0], runs[i], drawn[i])
 
     def _begins_output(self, slot: Slot, run: Run) -> bool:
         """Put a slot into decode, with a sampler; ends a run that is to have no output."""
@@ -301,10 +301,14 @@ class Engine(Loop):
         if progress := run.progress(slot.n_held, self._backend.n_batch):
             self._emit(progress)
 
-    def _next_tokens(self, slot: Slot, run: Run, draws: Sequence[Draw]) -> None:
-        """Add tokens to a run, and end the run if one of them was the last."""
+    def _next_tokens(self, slot: Slot, run: Run, drawn: Drawn) -> None:
+        """Add what was sampled to a run, and end the run if it is complete, or failed."""
+        if isinstance(drawn, TrioServeError):
+            self._fail(slot, drawn)
+            return
+        draws = [Draw(drawn)] if isinstance(drawn, int) else drawn
         n_before = len(run.keys)
-        chunk = accept(run, draws, self.vocab, self.n_ctx_seq, shifts=self._context_shift)
+        chunk = self._outputs.accept(run, draws)
         if run.draft:
             self.drafts.settle(slot, run.keys[n_before:][: len(draws) - 1])
         if chunk is not None:
@@ -332,18 +336,9 @@ class Engine(Loop):
         slot.in_decode = False
 
     def _finish(self, slot: Slot, run: Run) -> None:
-        assert run.finish_reason is not None
         self._scheduler.release(slot)
         self._end(run)
-        finished = Finished(
-            task_id=run.task.id,
-            reason=run.finish_reason,
-            stopping_word=run.text.stopping_word,
-            timings=run.timings(),
-            truncated=run.truncated,
-            slot_id=slot.id,
-        )
-        self._emit(finished)
+        self._emit(run.finished(slot.id))
 
     def _end(self, run: Run) -> None:
         """Free what a run has that is over, and count it."""

@@ -11,7 +11,15 @@ from typing import Protocol
 from trioserve.engine.backend import Vocab
 from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, Stop, Submit
 from trioserve.errors import EngineError
-from trioserve.types import AdapterInfo, EmbeddingTask, EngineEvent, EngineStatus, ModelInfo, Task
+from trioserve.types import (
+    AdapterInfo,
+    Chunks,
+    EmbeddingTask,
+    EngineEvent,
+    EngineStatus,
+    ModelInfo,
+    Task,
+)
 
 #: Seconds for which the inference thread rests after a first token. Without a rest the event loop
 #: competes with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.
@@ -65,19 +73,19 @@ class Loop(abc.ABC):
         #: When the last tick began (monotonic). While there is work, it advances.
         self.heartbeat = monotonic()
         self._notify = notify
-        self._outbox: list[EngineEvent] = []
+        self._outbox: list[EngineEvent | Chunks] = []
         self._outbox_lock = threading.Lock()
         self._urgent = False  # an event must not wait for `flush_interval`
         self._is_first = False  # an event has the first token of a task
         self._next_flush = 0.0
         self._flush_interval = flush_interval
-        self._fresh: list[EngineEvent] = []  # of this tick, not in the outbox yet
+        self._fresh: list[EngineEvent | Chunks] = []  # of this tick, not in the outbox yet
         self._stopping = False
 
     # -- from the event loop's thread
 
     def submit(self, task: Task | EmbeddingTask) -> None:
-        """Run a task. Its events come out of `take_events`.
+        """Run a task. Its events come out of `take`, and of `take_events`.
 
         Raises:
             InvalidRequestError: the task can never run; nothing was submitted.
@@ -107,10 +115,17 @@ class Loop(abc.ABC):
         """End the loop after the running tick. Tasks that still run get no further event."""
         self.inbox.put(Stop())
 
-    def take_events(self) -> list[EngineEvent]:
-        """Take all events that are there, oldest first."""
+    def take(self) -> list[EngineEvent | Chunks]:
+        """Take all that is there, oldest first."""
         with self._outbox_lock:
             events, self._outbox = self._outbox, []
+        return events
+
+    def take_events(self) -> list[EngineEvent]:
+        """Take all that is there, event by event."""
+        events: list[EngineEvent] = []
+        for one in self.take():
+            events += one if isinstance(one, Chunks) else [one]
         return events
 
     # -- on the inference thread
@@ -210,7 +225,11 @@ class Loop(abc.ABC):
 
     def _retract(self, task_id: int) -> None:
         """Drop the events of a task that are not in the outbox yet."""
-        self._fresh = [event for event in self._fresh if event.task_id != task_id]
+        self._fresh = [
+            event.without(task_id) if isinstance(event, Chunks) else event
+            for event in self._fresh
+            if isinstance(event, Chunks) or event.task_id != task_id
+        ]
 
     def _flush(self) -> None:
         """Hand the events over: one append, one notification."""

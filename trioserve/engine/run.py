@@ -11,6 +11,7 @@ from trioserve.engine.text.indent import IndentStop
 from trioserve.engine.text.reasoning import ReasoningTracker
 from trioserve.types import (
     CellKey,
+    Finished,
     FinishReason,
     Progress,
     Task,
@@ -55,6 +56,7 @@ class Run:
         "n_drafted",
         "n_prompt",
         "n_reported",
+        "n_simple",
         "paused",
         "places",
         "prefilled",
@@ -73,6 +75,8 @@ class Run:
         self.keys: list[CellKey] = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
         self.n_discarded = 0  # keys that `shift` took out
+        #: While there are fewer keys, the next one needs no closer look; see `Outputs.step`.
+        self.n_simple = 0
         #: Lengths at which the prefill stops for a checkpoint.
         self.places: list[int] = []
         #: Guesses of the tokens that come next. The next tick decodes them after the newest key.
@@ -130,6 +134,7 @@ class Run:
         del self.keys[n_keep : n_keep + n_discard]
         self.places = []
         self.n_discarded += n_discard
+        self.n_simple = 0
 
     def close_thinking(self) -> None:
         """Have the output go on with the end of its reasoning, if that has to end now."""
@@ -174,6 +179,18 @@ class Run:
         is_first, self.n_reported = self.n_reported < 0, n_batches
         elapsed = 0.0 if is_first else monotonic() - (self.admitted_at or self.submitted_at)
         return Progress(self.task.id, self.n_prompt, self.cached, n_held, elapsed * 1e3)
+
+    def finished(self, slot_id: int) -> Finished:
+        """Describe the end of the output, which a slot came to."""
+        assert self.finish_reason is not None
+        return Finished(
+            task_id=self.task.id,
+            reason=self.finish_reason,
+            stopping_word=self.text.stopping_word,
+            timings=self.timings(),
+            truncated=self.truncated,
+            slot_id=slot_id,
+        )
 
     def timings(self) -> Timings:
         """Sum up the times so far."""

@@ -24,6 +24,10 @@ class Draw:
     probs: TokenProbs | None = None
 
 
+#: What was sampled for a run: mostly one token, without anything else to say of it.
+Drawn = TokenId | list[Draw] | TrioServeError
+
+
 class SamplerPool:
     """Samples for many runs at once. Samplers are C, and release the GIL.
 
@@ -37,23 +41,25 @@ class SamplerPool:
         self._ends = end_of_generation
         self._threads = ThreadPoolExecutor(n_threads, "trioserve-sampler") if n_threads else None
 
-    def draw(self, work: Sequence[tuple[Run, int]]) -> list[list[Draw] | TrioServeError]:
-        """Sample for each pair of a run and its row of logits.
+    def draw(self, runs: Sequence[Run], rows: Sequence[int]) -> list[Drawn]:
+        """Sample for each run, from its row of logits.
 
         That is one token, and where the run has a draft, one more for each token of it that was
         sampled, too; the rows of the draft follow. An error is that of one run; the others have
         their tokens.
         """
-        if self._threads is None or len(work) < MIN_PARALLEL:
-            return [self._draw(*pair) for pair in work]
+        if self._threads is None or len(runs) < MIN_PARALLEL:
+            return self._draw_all(runs, rows)
         # The first look at a batch's logits puts them in order, so it has to be alone.
-        first = self._draw(*work[0])
-        parts = [work[1:][i :: self._n_threads + 1] for i in range(self._n_threads + 1)]
-        others = [self._threads.submit(self._draw_all, part) for part in parts[1:]]
-        drawn = [self._draw_all(parts[0]), *(other.result() for other in others)]
-        results: list[list[Draw] | TrioServeError] = [first] * len(work)
-        for i, part in enumerate(drawn):
-            results[1 + i :: self._n_threads + 1] = part
+        results = [self._draw(runs[0], rows[0])] * len(runs)
+        parts = [slice(1 + i, None, self._n_threads + 1) for i in range(self._n_threads + 1)]
+        others = [
+            self._threads.submit(self._draw_all, runs[part], rows[part]) for part in parts[1:]
+        ]
+        drawn = [self._draw_all(runs[parts[0]], rows[parts[0]])]
+        drawn += [other.result() for other in others]
+        for part, its in zip(parts, drawn, strict=True):
+            results[part] = its
         return results
 
     def close(self) -> None:
@@ -61,31 +67,37 @@ class SamplerPool:
         if self._threads is not None:
             self._threads.shutdown()
 
-    def _draw_all(self, work: Sequence[tuple[Run, int]]) -> list[list[Draw] | TrioServeError]:
-        return [self._draw(run, row) for run, row in work]
+    def _draw_all(self, runs: Sequence[Run], rows: Sequence[int]) -> list[Drawn]:
+        return [self._draw(run, row) for run, row in zip(runs, rows, strict=True)]
 
-    def _draw(self, run: Run, row: int) -> list[Draw] | TrioServeError:
-        sampler, params, draft = run.sampler, run.task.params, run.draft
+    def _draw(self, run: Run, row: int) -> Drawn:
+        sampler = run.sampler
         assert sampler is not None
-        draws: list[Draw] = []
         try:
-            while True:
-                if run.forced:
-                    token = run.forced.popleft()
-                    draw = Draw(token, _force(sampler, token, row, params))
-                elif not params.n_probs:
-                    draw = Draw(sampler.sample(row))
-                else:
-                    post = params.post_sampling_probs
-                    draw = Draw(*sampler.sample_with_probs(row, params.n_probs, post=post))
-                draws.append(draw)
-                if len(draws) > len(draft) or draw.token != draft[len(draws) - 1]:
-                    return draws
-                if draw.token in self._ends:
-                    return draws
-                row += 1
+            if run.draft or run.forced or run.task.params.n_probs:
+                return self._draw_several(run, sampler, row)
+            return sampler.sample(row)
         except TrioServeError as error:
             return error
+
+    def _draw_several(self, run: Run, sampler: Sampler, row: int) -> list[Draw]:
+        params, draft = run.task.params, run.draft
+        draws: list[Draw] = []
+        while True:
+            if run.forced:
+                token = run.forced.popleft()
+                draw = Draw(token, _force(sampler, token, row, params))
+            elif not params.n_probs:
+                draw = Draw(sampler.sample(row))
+            else:
+                post = params.post_sampling_probs
+                draw = Draw(*sampler.sample_with_probs(row, params.n_probs, post=post))
+            draws.append(draw)
+            if len(draws) > len(draft) or draw.token != draft[len(draws) - 1]:
+                return draws
+            if draw.token in self._ends:
+                return draws
+            row += 1
 
 
 def _force(

@@ -11,8 +11,7 @@ from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot, arrival, lowest_priority
 from trioserve.engine.strategy import BatchStrategy
-from trioserve.engine.work import Work
-from trioserve.errors import PermissionDeniedError
+from trioserve.engine.work import Plan, Steps, Work
 from trioserve.types import Adapters, CacheRoot, SlotState, TokenId
 
 #: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
@@ -190,7 +189,7 @@ class Scheduler:
         Raises:
             PermissionDeniedError: the text is not the owner's.
         """
-        _check_owner(slot, owner)
+        slot.check_owner(owner)
         return self.cache.export(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
 
     def restore(self, slot: Slot, saved: SlotState) -> None:
@@ -209,7 +208,7 @@ class Scheduler:
         Raises:
             PermissionDeniedError: the text is not the owner's.
         """
-        _check_owner(slot, owner)
+        slot.check_owner(owner)
         n_erased = self.cache.forget(slot.kept, slot.root)
         slot.kept = []
         return n_erased
@@ -223,7 +222,7 @@ class Scheduler:
 
     # -- one tick
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> Plan:
         """Decide what the next tick decodes."""
         self._tick += 1
         while (next_one := next(self._admissible(), None)) is not None:
@@ -321,7 +320,7 @@ class Scheduler:
         runs give way. Then the run that matters least goes back to the queue; what it has
         generated stays with it.
         """
-        while self.cache.taken + sum(slot.n_pending for slot in self.slots) > self.n_ctx:
+        while self.cache.taken + self._n_pending() > self.n_ctx:
             if self.cache.evict_one() or self.drop_drafts():
                 continue
             slot = lowest_priority([slot for slot in self.slots if slot.run is not None])
@@ -330,30 +329,40 @@ class Scheduler:
             else:
                 self.preempt(slot)
 
-    def _share(self) -> list[Work]:
+    def _n_pending(self) -> int:
+        """How many cells of all runs are still to be decoded."""
+        busy = [(slot, run) for slot in self.slots if (run := slot.run) is not None]
+        others = [slot.n_pending for slot, run in busy if not slot.in_decode or run.draft]
+        return len(busy) - len(others) + sum(others)  # a token in decode, without a draft
+
+    def _share(self) -> Plan:
         """Give every decoding slot its token and its draft, and prompts what the strategy says."""
-        active = [slot for slot in self.slots if slot.run is not None and not slot.run.paused]
+        active = [slot for slot in self.slots if (run := slot.run) is not None and not run.paused]
         turn = active if self.turns is None else _whose_turn(active, self.turns)
-        decode = [
-            Work(slot, 1 + len(run.draft), True)
-            for slot in turn
-            if slot.in_decode and (run := slot.run) is not None
-        ]
-        prefill = sorted((slot for slot in turn if not slot.in_decode), key=arrival)
-        if not prefill:
-            return decode
-        pending = [slot.n_pending for slot in prefill]
+        steps, drafts, prompts = [], [], []
+        for slot in turn:
+            if not slot.in_decode:
+                prompts.append(slot)
+            elif slot.run is not None and slot.run.draft:
+                drafts.append(Work(slot, slot.n_pending, True))
+            else:
+                steps.append(slot)
+        if not prompts:
+            return Plan(Steps.of(steps), drafts)
+        prompts.sort(key=arrival)
+        pending = [slot.n_pending for slot in prompts]
         # Streams that decode in another turn are held up by this tick, too.
         n_decode = sum(slot.in_decode for slot in active)
-        budget = self.n_batch - sum(work.n_cells for work in decode)
+        budget = self.n_batch - len(steps) - sum(work.n_cells for work in drafts)
         shares = self._strategy.share(pending, n_decode, budget)
-        if not decode and not any(shares):  # what decodes is of another turn
+        if not any(shares) and not steps and not drafts:  # what decodes is of another turn
             shares = self._strategy.share(pending, 0, budget)
-        return decode + [
+        parts = [
             Work(slot, slot.up_to_place(n_cells), False)
-            for slot, n_cells in zip(prefill, shares, strict=True)
+            for slot, n_cells in zip(prompts, shares, strict=True)
             if n_cells
         ]
+        return Plan(Steps.of(steps), drafts + parts)
 
     # -- the truth about itself
 
@@ -380,12 +389,6 @@ class Scheduler:
             assert slot.in_decode or not slot.run.draft
             assert slot.n_pending == 1 + len(slot.run.draft) or not slot.in_decode
         self.cache.check_integrity()
-
-
-def _check_owner(slot: Slot, owner: str) -> None:
-    assert slot.run is None
-    if slot.kept and slot.root.owner != owner:
-        raise PermissionDeniedError("The slot holds the text of another API key.")
 
 
 def _whose_turn(active: list[Slot], turns: AdapterTurns) -> list[Slot]:

@@ -7,6 +7,7 @@ import enum
 from trioserve.engine.cache.checkpoints import next_place
 from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.run import Run
+from trioserve.errors import PermissionDeniedError
 from trioserve.types import CacheRoot, CellKey, SlotStatus, Task
 
 
@@ -87,6 +88,12 @@ class Slot:
     def remember(self, run: Run, seq: KVSequence) -> None:
         """Note what a run has left in its sequence."""
         self.kept, self.root = run.keys[: len(seq.held)], seq.root
+
+    def check_owner(self, owner: str) -> None:
+        """Raise PermissionDeniedError if what the idle slot has computed is not the owner's."""
+        assert self.run is None
+        if self.kept and self.root.owner != owner:
+            raise PermissionDeniedError("The slot holds the text of another API key.")
 
     def status(self, n_ctx: int) -> SlotStatus:
         """Describe the slot."""

@@ -1,10 +1,15 @@
-"""`Work`: a slot's part of a tick."""
+"""What a tick decodes: `Steps`, one token of many outputs each, and `Work`, drafts and prompts."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import attrs
 
 from trioserve.engine.backend import Batch
+from trioserve.engine.cache.prefix_cache import PrefixCache
+from trioserve.engine.cache.sequences import KVSequence
+from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
 
 
@@ -26,8 +31,6 @@ class Work:
         assert run is not None and seq is not None
         start = len(seq.held)
         pos, stop = seq.position(start), start + self.n_cells
-        if self.n_cells == 1:
-            return batch.add(run.keys[start], pos, seq.id, logits=stop == len(run.keys))
         if run.draft:
             row = batch.add(run.keys[start], pos, seq.id, logits=True)
             for i, guess in enumerate(run.draft, start=1):
@@ -37,3 +40,81 @@ class Work:
         if stop == len(run.keys):
             batch.want_logits(row)
         return row
+
+    def note(self, cache: PrefixCache) -> None:
+        """Note that they were decoded."""
+        run, seq = self.slot.run, self.slot.seq
+        assert run is not None and seq is not None
+        start = len(seq.held)
+        cache.append(seq, run.keys[start : start + self.n_cells] + run.draft)
+
+
+@attrs.frozen
+class Steps:
+    """Slots in decode that have no draft: each goes on by its newest token.
+
+    That is nearly all of what ticks do, for up to hundreds of slots, so what is needed of them is
+    in columns.
+    """
+
+    slots: Sequence[Slot]
+    runs: Sequence[Run]
+    seqs: Sequence[KVSequence]
+
+    @classmethod
+    def of(cls, slots: Sequence[Slot]) -> Steps:
+        """Look at the slots."""
+        runs = [slot.run for slot in slots if slot.run is not None]
+        return cls(slots, runs, [slot.seq for slot in slots if slot.seq is not None])
+
+    @property
+    def keys(self) -> list[int]:
+        """The newest key of each."""
+        return [run.keys[-1] for run in self.runs]
+
+    def fill(self, batch: Batch) -> range:
+        """Put them into the batch; returns the row of each."""
+        positions = [seq.position(len(seq.held)) for seq in self.seqs]
+        return batch.add_each(self.keys, positions, [seq.id for seq in self.seqs])
+
+
+@attrs.frozen
+class Plan:
+    """What a tick decodes."""
+
+    steps: Steps
+    others: Sequence[Work]  # drafts, and parts of prompts
+
+    def __len__(self) -> int:
+        """Count the slots in it."""
+        return len(self.steps.slots) + len(self.others)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The slots, in the order of the rows of `fill`."""
+        return [*self.steps.slots, *(piece.slot for piece in self.others)]
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells it fills."""
+        return len(self.steps.slots) + sum(piece.n_cells for piece in self.others)
+
+    @property
+    def n_prefill(self) -> int:
+        """How many cells of prompts it fills."""
+        return sum(piece.n_cells for piece in self.others if not piece.in_decode)
+
+    @property
+    def n_decode(self) -> int:
+        """How many outputs go on."""
+        return len(self) - sum(not piece.in_decode for piece in self.others)
+
+    def fill(self, batch: Batch) -> list[int]:
+        """Put all of it into the batch; returns the row to sample from of each slot."""
+        return [*self.steps.fill(batch), *(piece.fill(batch) for piece in self.others)]
+
+    def note(self, cache: PrefixCache) -> None:
+        """Note that all of it was decoded."""
+        cache.append_each(self.steps.seqs, self.steps.keys)
+        for piece in self.others:
+            piece.note(cache)

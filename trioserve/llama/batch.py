@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trioserve.errors import EngineError
 from trioserve.llama.library import lib
@@ -69,6 +70,22 @@ class Batch:
         self._flags[row] = logits
         self._size = row + 1
         return row
+
+    def add_each(
+        self, tokens: Sequence[TokenId], positions: Sequence[int], seqs: Sequence[int]
+    ) -> range:
+        """Append one token to each of some sequences, with logits; returns their rows."""
+        start, end = self._size, self._size + len(tokens)
+        if not (
+            end <= self._capacity
+            and _fill(self._token[start:end], tokens, self._n_vocab)
+            and _fill(self._pos[start:end], positions, 2**31)
+            and _fill(self._seq[start:end], seqs, self._n_seqs)
+        ):
+            self._refuse(len(tokens), _worst(tokens), _worst(positions), _worst(seqs))
+        self._logits[start:end] = 1
+        self._size = end
+        return range(start, end)
 
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
         """Append tokens at positions ``pos, pos + 1, …``, without logits; returns the last row.
@@ -143,3 +160,17 @@ class Batch:
         struct.seq_id = pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
         struct.logits = pointer(self._logits, ctypes.c_int8)
         return struct
+
+
+def _fill(row: NDArray[np.int32], values: Sequence[int], bound: int) -> bool:
+    """Copy values; returns whether all of them are from 0 to below the bound."""
+    try:
+        row[:] = values
+    except OverflowError:
+        return False
+    return not values or (int(row.min()) >= 0 and int(row.max()) < bound)
+
+
+def _worst(values: Sequence[int]) -> int:
+    """Return the value that is furthest from being in range."""
+    return min(0, *values) or max(values, default=0)

@@ -60,6 +60,15 @@ class ScriptedBatch:
         self.rows.append((token, pos, seq, logits))
         return len(self.rows) - 1
 
+    def add_each(
+        self, tokens: Sequence[TokenId], positions: Sequence[int], seqs: Sequence[int]
+    ) -> range:
+        """Append a row with logits for each sequence."""
+        start = len(self.rows)
+        for token, pos, seq in zip(tokens, positions, seqs, strict=True):
+            self.add(token, pos, seq, logits=True)
+        return range(start, len(self.rows))
+
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
         """Append rows without logits."""
         for i, token in enumerate(tokens):

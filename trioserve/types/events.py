@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self, overload
 
 import attrs
@@ -179,6 +179,24 @@ class Chunk:
     text: str
     tokens: tuple[TokenId, ...]
     probs: tuple[TokenProbs, ...] = ()
+
+
+@attrs.frozen
+class Chunks:
+    """A `Chunk` of one token for each of many tasks, in columns: to make so many takes time."""
+
+    task_ids: Sequence[int]
+    texts: Sequence[str]
+    tokens: Sequence[TokenId]
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for task_id, text, token in zip(self.task_ids, self.texts, self.tokens, strict=True):
+            yield Chunk(task_id, text, (token,))
+
+    def without(self, task_id: int) -> Chunks:
+        """Return those of other tasks."""
+        kept = [i for i, its_id in enumerate(self.task_ids) if its_id != task_id]
+        return Chunks(*([column[i] for i in kept] for column in attrs.astuple(self, recurse=False)))
 
 
 @attrs.frozen(kw_only=True)

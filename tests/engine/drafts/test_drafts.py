@@ -45,8 +45,14 @@ def rest_of(text: str) -> str:
     return "HELLO WORLD"[len(text) - 11 :]
 
 
-def start(*drafters: ScriptedDrafter, costs: TickCosts | None = None, **options: int) -> Harness:
-    harness = Harness(ScriptedBackend(drafters=drafters, **options))
+def start(
+    *drafters: ScriptedDrafter,
+    costs: TickCosts | None = None,
+    context_shift: bool = False,
+    **options: int,
+) -> Harness:
+    backend = ScriptedBackend(drafters=drafters, **options)
+    harness = Harness(backend, context_shift=context_shift)
     harness.engine.drafts.costs = costs or FlatCosts()
     return harness
 
@@ -125,8 +131,7 @@ def test_a_draft_is_no_longer_than_the_output_may_be() -> None:
 
 def test_a_shift_of_the_context_is_another_text() -> None:
     drafter = ScriptedDrafter(lambda text: text.upper()[-3:])
-    harness = start(drafter, n_ctx=32)
-    harness.engine._context_shift = True
+    harness = start(drafter, n_ctx=32, context_shift=True)
     harness.submit(1, "a" * 20, max_tokens=30)
     harness.run()
     assert harness.finish(1).timings.predicted_n == 21

@@ -29,6 +29,7 @@ class CellLedger:
         self._spans: list[list[_Span]] = [[] for _ in range(n_seqs)]
         # The span at the end of each sequence, while no other sequence uses it: new cells go there.
         self._own: list[_Span | None] = [None] * n_seqs
+        self.lengths = [0] * n_seqs
         self.taken = 0
 
     def append(self, seq: int, n_cells: int) -> None:
@@ -39,12 +40,14 @@ class CellLedger:
             span.uses[seq] = 0
             self._spans[seq].append(span)
         span.uses[seq] += n_cells
+        self.lengths[seq] += n_cells
         self.taken += n_cells
 
     def copy(self, source: int, target: int, n_cells: int) -> None:
         """Note that an empty sequence now has the first `n_cells` of another."""
         assert not self._spans[target]
         self._own[source] = None
+        self.lengths[target] = n_cells
         for span in self._spans[source]:
             if n_cells <= 0:
                 break
@@ -56,7 +59,8 @@ class CellLedger:
     def cut(self, seq: int, length: int) -> None:
         """Note that a sequence was shortened to `length` cells."""
         spans = self._spans[seq]
-        excess = sum(span.uses[seq] for span in spans) - length
+        excess = self.lengths[seq] - length
+        self.lengths[seq] = length
         while excess > 0:
             span = spans[-1]
             before, used = len(span), span.uses[seq]
@@ -88,5 +92,6 @@ class CellLedger:
         """Raise AssertionError unless the ledger agrees with the lengths of the sequences."""
         spans = {id(span): span for spans in self._spans for span in spans}
         assert sum(map(len, spans.values())) == self.taken
+        assert self.lengths == lengths
         for seq, length in enumerate(lengths):
             assert sum(span.uses[seq] for span in self._spans[seq]) == length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -18,11 +18,11 @@ class KVSequence:
 
     ::
 
-        held    | indexed ............ | not yet |
-                0                len in tree     len(held)
+        held    | known .............. | not yet |
+                0                                len(held)
 
-    `held` has a key for each cell that llama.cpp holds, computed under `root`. The tree learns
-    of new keys when it is asked something, not with every token.
+    `held` has a key for each cell that llama.cpp holds, computed under `root`. The tree and the
+    ledger of cells learn of new keys when they are asked something, not with every token.
     """
 
     id: int
@@ -45,18 +45,19 @@ class Sequences:
         self._tree: PrefixTree[int] = PrefixTree()
         self._window = backend.window
         self._cells = CellLedger(backend.n_seqs)
+        self._n_unknown = 0  # cells that the ledger does not know yet
         self.copies_wait = False  # copies that llama.cpp makes with the next decode
 
     @property
     def taken(self) -> int:
         """Cells in use: of the cache that is nearest to being full, where there are two."""
         if self._window:
-            return max(self._cells.taken, self._in_windows(self.all))
-        return self._cells.taken
+            return max(self._cells.taken + self._n_unknown, self._in_windows(self.all))
+        return self._cells.taken + self._n_unknown
 
     def taken_by(self, seq_ids: set[int]) -> int:
         """Cells that a set of sequences uses."""
-        taken = self._cells.taken_by(seq_ids)
+        taken = self._ledger().taken_by(seq_ids)
         if self._window:
             return max(taken, self._in_windows(self.all[i] for i in seq_ids))
         return taken
@@ -70,7 +71,7 @@ class Sequences:
 
     def freed_by(self, seq: KVSequence) -> int:
         """How many cells would be free if a sequence were gone."""
-        return self._cells.freed_by(seq.id)
+        return self._ledger().freed_by(seq.id)
 
     def idle(self) -> list[KVSequence]:
         """Those that no run has."""
@@ -96,13 +97,32 @@ class Sequences:
             if known < len(seq.held):
                 self._tree.extend(seq.id, seq.held[known:], seq.root)
 
+    def _ledger(self) -> CellLedger:
+        if self._n_unknown:
+            for seq in self.all:
+                self._count(seq)
+        return self._cells
+
+    def _count(self, seq: KVSequence) -> None:
+        n_cells = len(seq.held) - self._cells.lengths[seq.id]
+        if n_cells:
+            self._cells.append(seq.id, n_cells)
+            self._n_unknown -= n_cells
+
     # -- changes
 
     def append(self, seq: KVSequence, keys: list[CellKey]) -> None:
         """Note that a decode has added cells to a sequence."""
         self.copies_wait = False
         seq.held += keys
-        self._cells.append(seq.id, len(keys))
+        self._n_unknown += len(keys)
+
+    def append_each(self, seqs: Sequence[KVSequence], keys: Sequence[CellKey]) -> None:
+        """Note that a decode has added one cell to each of some sequences."""
+        self.copies_wait = False
+        for seq, key in zip(seqs, keys, strict=True):
+            seq.held.append(key)
+        self._n_unknown += len(keys)
 
     def cut(self, seq: KVSequence, length: int) -> None:
         """Shorten a sequence. With length 0 it is free; others need a backend that can cut."""
@@ -122,6 +142,7 @@ class Sequences:
         return False
 
     def _note_cut(self, seq: KVSequence, length: int) -> None:
+        self._count(seq)
         self._tree.cut(seq.id, min(length, self._tree.length(seq.id)))
         self._cells.cut(seq.id, length)
         del seq.held[length:]
@@ -140,6 +161,7 @@ class Sequences:
             length = len(source.held)
         elif length < len(source.held):
             self._backend.seq_rm(target.id, source.position(length))
+        self._count(source)
         self._cells.copy(source.id, target.id, length)
         target.held, target.root = source.held[:length], source.root
 
@@ -153,7 +175,9 @@ class Sequences:
         """Raise AssertionError unless the tree, the cells and llama.cpp agree on what is held."""
         self._index()
         self._tree.check_integrity()
-        self._cells.check_integrity([len(seq.held) for seq in self.all])
+        taken = self.taken
+        self._ledger().check_integrity([len(seq.held) for seq in self.all])
+        assert self._n_unknown == 0 and self.taken == taken
         for seq in self.all:
             assert self._tree.keys(seq.id) == seq.held
             last = self._backend.seq_pos_max(seq.id)

@@ -13,7 +13,7 @@ from trioserve.engine.drafts.lengths import Acceptance, share_rows
 from trioserve.engine.run import Run
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot
-from trioserve.engine.work import Work
+from trioserve.engine.work import Plan
 from trioserve.types import TokenId
 from trioserve.types.prefix import shared_length
 
@@ -138,10 +138,10 @@ class Drafts:
         run.n_accepted += n_accepted
         self._scheduler.roll_back(slot, len(run.draft) - n_accepted)
 
-    def observe(self, work: list[Work], seconds: float) -> None:
+    def observe(self, plan: Plan, seconds: float) -> None:
         """Learn what a tick has cost, if it was for no prompt."""
-        if self._drafters and all(piece.in_decode for piece in work):
-            n_rows = sum(piece.n_cells for piece in work)
+        if self._drafters and not plan.n_prefill:
+            n_rows = plan.n_cells
             self.costs.observe(n_rows, max(0.0, seconds - self._asking_s))
 
     # -- what is known of the slots

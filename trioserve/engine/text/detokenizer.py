@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 from bisect import bisect_right
+from codecs import utf_8_decode
 from functools import lru_cache
-
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
@@ -18,10 +16,11 @@ class Detokenizer:
     is complete first wins, and of two that end together the longer one.
     """
 
-    __slots__ = ("_decoder", "_first", "_held", "_longest", "_stops", "stopping_word")
+    __slots__ = ("_first", "_held", "_longest", "_stops", "stopping_word", "tail")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
-        self._decoder = _Utf8Decoder(errors="replace")
+        #: The bytes of a character that is not complete.
+        self.tail = b""
         self._stops = _prepare(stops)
         self._first = frozenset(stop[0] for stop in self._stops)
         self._longest = max(map(len, self._stops), default=0)
@@ -33,13 +32,16 @@ class Detokenizer:
 
         After a stop string was found (`stopping_word` is set) nothing more may be fed.
         """
-        text = self._decoder.decode(piece)
+        if self.tail:
+            piece = self.tail + piece
+        text, n_read = utf_8_decode(piece, "replace")
+        self.tail = piece[n_read:]
         return self._release(text) if self._stops else text
 
     @property
     def is_whole(self) -> bool:
         """Whether the bytes so far end with a whole character."""
-        return not self._decoder.getstate()[0]
+        return not self.tail
 
     def flush(self) -> str:
         """Return what is held back, at the end of the output.
@@ -48,7 +50,7 @@ class Detokenizer:
         """
         if self.stopping_word:
             return ""
-        text = self._decoder.decode(b"", final=True)
+        text, self.tail = self.tail.decode(errors="replace"), b""
         if not self._stops:
             return text
         shown = self._release(text)

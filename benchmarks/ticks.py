@@ -1,0 +1,238 @@
+"""What a tick costs in Python: the engine, and a whole server, on a model that takes 3 ms.
+
+    python -m benchmarks.ticks
+
+In place of a model there is a script, and in place of a GPU a sleep: a decode takes 3 ms, whatever
+is in it, and no time of the CPU. A sampler gives its token in one call of C. What is left of a tick
+is the engine's own Python. Nothing goes over a socket; `load` measures that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from threading import Thread
+
+import attrs
+import trio
+
+from benchmarks import report
+from benchmarks.load import bounded, counts
+from trioserve import Config, Server
+from trioserve.engine import DecodeMaximal, Engine
+from trioserve.llama.batch import Batch
+from trioserve.testing import ScriptedBackend, scripted
+from trioserve.testing.vocab import EOS, ByteVocab
+from trioserve.types import Chunk, GenerationParams, Prompt, SamplingParams, Task
+
+#: Ticks at the beginning that are left out: prompts, and what is done for the first time.
+WARM_UP = 30
+N_BATCH = 2048
+
+
+class Words(ByteVocab):
+    """A vocabulary whose tokens are as long as those of models."""
+
+    pieces = (*(f" word{token}".encode() for token in range(256)), b"")
+    names = (*pieces[:256], b"<eos>")
+
+
+class QuickSampler:
+    """Says the same again and again, in one call that is no Python."""
+
+    __slots__ = ("close", "sample")
+
+    def __init__(self, first: int) -> None:
+        self.sample = bytes((first + row) % EOS for row in range(N_BATCH)).__getitem__
+        self.close = int  # does nothing
+
+
+class Metronome(ScriptedBackend):
+    """A model on a device: a decode takes its time there, and leaves the CPU to others.
+
+    Args:
+        n_slots: requests at the same time.
+        tick_s: seconds for a decode.
+        n_ticks: decodes to measure, after some to warm up.
+    """
+
+    def __init__(self, n_slots: int, tick_s: float, n_ticks: int) -> None:
+        room = N_BATCH + WARM_UP + n_ticks
+        super().__init__(n_slots=n_slots, n_ctx=n_slots * room, n_ctx_seq=room, n_batch=N_BATCH)
+        self.vocab = Words()
+        self.batch = Batch(N_BATCH, n_vocab=self.vocab.n_tokens, n_seqs=n_slots)
+        self.unified = True
+        self._tick_s = tick_s
+        #: Of each decode: how many tokens it had, when it began, and the CPU time that this thread
+        #: had used when it began and when it ended.
+        self.seen: list[tuple[int, float, float, float]] = []
+
+    def decode(self) -> None:
+        began, before = time.perf_counter(), time.thread_time()
+        time.sleep(self._tick_s)
+        self.seen.append((len(self.batch), began, before, time.thread_time()))
+
+    def sampler(self, params: object, prompt: Sequence[int], constraint: object = None) -> object:
+        return QuickSampler(prompt[0])
+
+    def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
+        return True
+
+    def ticks(self) -> list[Tick]:
+        """Return the ticks that decoded a token of each slot."""
+        found = []
+        for (n_now, began, _, left), (n_next, ends, entered, _) in zip(
+            self.seen[WARM_UP:], self.seen[WARM_UP + 1 :], strict=False
+        ):
+            if n_now == n_next == self.n_slots:
+                found.append(Tick(ends - began, entered - left))
+        return found
+
+
+@attrs.frozen
+class Tick:
+    """Seconds from one decode to the next, and those that the thread computed in between."""
+
+    wall: float
+    python: float
+
+
+@attrs.frozen(kw_only=True)
+class Cost:
+    """What ticks cost: the median of each, in seconds."""
+
+    n_slots: int
+    tick: float
+    python: float
+    loop: float | None = None  # CPU time of the event loop's thread, on average
+    tokens_per_event: float | None = None
+
+    def row(self, name: str, tick_s: float) -> list[str]:
+        """Return a line of the table."""
+        python = self.python
+        return [
+            f"{name}, {self.n_slots} slots",
+            f"{self.n_slots / self.tick:,.0f}",
+            f"{self.tick * 1e3:.2f}",
+            f"{python * 1e6:,.0f}",
+            f"{python / self.n_slots * 1e6:.2f}",
+            f"{python / tick_s:.1%}",
+            "-" if self.loop is None else f"{self.loop * 1e6:,.0f}",
+            "-" if self.tokens_per_event is None else f"{self.tokens_per_event:.1f}",
+        ]
+
+
+HEAD = [
+    "",
+    "tokens/s",
+    "tick, ms",
+    "Python, us",
+    "us/slot",
+    "share",
+    "event loop, us",
+    "tokens/event",
+]
+
+
+def cost_of(backend: Metronome, **more: float) -> Cost:
+    """Sum up what a backend has seen.
+
+    Raises:
+        RuntimeError: the slots were never all in decode.
+    """
+    ticks = backend.ticks()
+    if not ticks:
+        raise RuntimeError("no two ticks had a token of every slot")
+    return Cost(
+        n_slots=backend.n_slots,
+        tick=statistics.median(tick.wall for tick in ticks),
+        python=statistics.median(tick.python for tick in ticks),
+        **more,
+    )
+
+
+def params_for(n_ticks: int) -> GenerationParams:
+    """Ask for as many tokens as there are ticks."""
+    return GenerationParams(
+        max_tokens=WARM_UP + n_ticks, cache_prompt=False, sampling=SamplingParams(ignore_eos=True)
+    )
+
+
+def prompt_of(slot: int) -> tuple[int, ...]:
+    """Make a prompt that begins like no other."""
+    return (slot % 251, slot // 251, *range(14))
+
+
+def measure_engine(n_slots: int, tick_s: float, n_ticks: int) -> Cost:
+    """Run an engine whose events nobody reads before the end."""
+    backend = Metronome(n_slots, tick_s, n_ticks)
+    engine = Engine(backend, DecodeMaximal(), lambda: None)
+    params = params_for(n_ticks)
+    for slot in range(n_slots):
+        engine.submit(Task(slot, Prompt(prompt_of(slot)), params))
+    thread = Thread(target=engine.run)
+    thread.start()
+    while len(backend.seen) < WARM_UP + n_ticks:
+        time.sleep(0.05)
+        engine.take_events()
+    engine.stop()
+    thread.join()
+    return cost_of(backend)
+
+
+async def measure_server(n_slots: int, tick_s: float, n_ticks: int) -> Cost:
+    """Run a server, and read the stream of every request in a task of its own."""
+    backend = Metronome(n_slots, tick_s, n_ticks)
+    params, n_events, n_tokens = params_for(n_ticks), 0, 0
+
+    async def read(slot: int) -> None:
+        nonlocal n_events, n_tokens
+        async with server.stream(prompt_of(slot), params) as stream:
+            async for event in stream:
+                if isinstance(event, Chunk):
+                    n_events += 1
+                    n_tokens += len(event.tokens)
+
+    config = Config(parallel=n_slots, max_queue=n_slots)
+    async with Server(config, load=scripted(backend)) as server:
+        server.observers.clear()  # no line in a log for each request
+        before = time.thread_time()
+        async with trio.open_nursery() as nursery:
+            for slot in range(n_slots):
+                nursery.start_soon(read, slot)
+        loop = (time.thread_time() - before) / len(backend.seen)
+    return cost_of(backend, loop=loop, tokens_per_event=n_tokens / n_events)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ticks", description=(__doc__ or "").partition("\n")[0]
+    )
+    add = parser.add_argument
+    add("--slots", type=counts, default=[1, 8, 64, 256], help="with commas")
+    add("--ticks", type=bounded(10, 100_000), default=300, help="measured in each run")
+    add("--tick-ms", type=float, default=3.0, help="what a decode takes")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = parse(argv)
+    tick_s = options.tick_ms / 1e3
+    rows = [HEAD]
+    for n_slots in options.slots:
+        rows.append(measure_engine(n_slots, tick_s, options.ticks).row("engine", tick_s))
+    for n_slots in options.slots:
+        served = trio.run(partial(measure_server, n_slots, tick_s, options.ticks))
+        rows.append(served.row("server", tick_s))
+    print(report.align(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
