@@ -71,6 +71,8 @@ def _check_files(config: Config) -> None:
     from trioserve.llama.model import check_file
 
     check_file(resolve(config.model))
+    if config.spec_draft_model is not None:
+        check_file(resolve(config.spec_draft_model))
     if config.static_path is not None and not Path(config.static_path).is_dir():
         raise ConfigError(f"--path: {config.static_path} is not a directory")
     if config.ssl_cert_file is not None:

@@ -35,7 +35,7 @@ NO_EFFECT: Mapping[str, str] = {
     "--no-ui-mcp-proxy": "there is no such proxy",
     "--no-webui-mcp-proxy": "there is no such proxy",
     "--no-models-autoload": "the server has only one model",
-    "--no-spec-draft-backend-sampling": "there is no speculative decoding",
+    "--no-spec-draft-backend-sampling": "drafts are sampled on the CPU anyway",
     "-sps": "a prompt always reuses the longest prefix in any slot or kept sequence",
     "--slot-prompt-similarity": "a prompt always reuses the longest prefix in any slot or kept "
     "sequence",
@@ -62,6 +62,7 @@ _FLAGS = """
 --rpc LLAMA_ARG_RPC
 # tokens are sampled on the CPU, in threads, beside the computation; see docs/configuration.md
 -bs --backend-sampling LLAMA_ARG_BACKEND_SAMPLING
+--spec-draft-backend-sampling | --no-spec-draft-backend-sampling LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING
 # an output would depend on what the cache holds; see docs/configuration.md
 --cache-reuse LLAMA_ARG_CACHE_REUSE
 # models are not downloaded; name a file with -m
@@ -71,6 +72,7 @@ _FLAGS = """
 -hf -hfr --hf-repo LLAMA_ARG_HF_REPO
 -hff --hf-file LLAMA_ARG_HF_FILE
 -hft --hf-token
+--spec-draft-hf -hfd -hfrd --hf-repo-draft LLAMA_ARG_SPEC_DRAFT_HF_REPO
 --offline LLAMA_ARG_OFFLINE
 --embd-gemma-default
 --fim-qwen-1.5b-default
@@ -94,17 +96,6 @@ _FLAGS = """
 --cpu-strict-batch
 --prio-batch
 --poll-batch
-# sizes are used as given, and not fitted to the memory
--fitt --fit-target LLAMA_ARG_FIT_TARGET
--fitc --fit-ctx LLAMA_ARG_FIT_CTX
-# there is no speculative decoding
---spec-draft-type-k -ctkd --cache-type-k-draft LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K
---spec-draft-type-v -ctvd --cache-type-v-draft LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V
--lcs --lookup-cache-static
--lcd --lookup-cache-dynamic
---spec-draft-hf -hfd -hfrd --hf-repo-draft LLAMA_ARG_SPEC_DRAFT_HF_REPO
---spec-draft-threads -td --threads-draft
---spec-draft-threads-batch -tbd --threads-batch-draft
 --spec-draft-cpu-mask -Cd --cpu-mask-draft
 --spec-draft-cpu-range -Crd --cpu-range-draft
 --spec-draft-cpu-strict --cpu-strict-draft
@@ -114,19 +105,12 @@ _FLAGS = """
 --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
 --spec-draft-prio-batch --prio-batch-draft
 --spec-draft-poll-batch --poll-batch-draft
---spec-draft-override-tensor -otd --override-tensor-draft
---spec-draft-cpu-moe -cmoed --cpu-moe-draft LLAMA_ARG_SPEC_DRAFT_CPU_MOE
---spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE
---spec-draft-n-max LLAMA_ARG_SPEC_DRAFT_N_MAX
---spec-draft-n-min LLAMA_ARG_SPEC_DRAFT_N_MIN
---spec-synth-len LLAMA_ARG_SPEC_SYNTH_LEN
---spec-synth-rates LLAMA_ARG_SPEC_SYNTH_RATES
---spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
---spec-draft-p-min --draft-p-min LLAMA_ARG_SPEC_DRAFT_P_MIN
---spec-draft-backend-sampling | --no-spec-draft-backend-sampling LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING
---spec-draft-device -devd --device-draft
---spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft LLAMA_ARG_N_GPU_LAYERS_DRAFT
---spec-draft-model -md --model-draft LLAMA_ARG_SPEC_DRAFT_MODEL
+# sizes are used as given, and not fitted to the memory
+-fitt --fit-target LLAMA_ARG_FIT_TARGET
+-fitc --fit-ctx LLAMA_ARG_FIT_CTX
+# there is no speculative decoding
+-lcs --lookup-cache-static
+-lcd --lookup-cache-dynamic
 --spec-type LLAMA_ARG_SPEC_TYPE
 --spec-ngram-mod-n-min
 --spec-ngram-mod-n-max
@@ -170,6 +154,11 @@ _FLAGS = """
 --models-preset LLAMA_ARG_MODELS_PRESET
 --models-max LLAMA_ARG_MODELS_MAX
 --models-autoload | --no-models-autoload LLAMA_ARG_MODELS_AUTOLOAD
+# a draft is one line of guesses, not a tree
+--spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
+# drafts that are accepted at random make an output that is wrong
+--spec-synth-len LLAMA_ARG_SPEC_SYNTH_LEN
+--spec-synth-rates LLAMA_ARG_SPEC_SYNTH_RATES
 # llama-server has removed it
 --draft --draft-n --draft-max LLAMA_ARG_DRAFT_MAX
 --draft-min --draft-n-min LLAMA_ARG_DRAFT_MIN

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
+from trioserve.config.drafts import CACHE_TYPES, DraftConfig
 from trioserve.config.option import option
 from trioserve.config.values import parse_adapter, parse_json, parse_override, parse_placement
 from trioserve.errors import ConfigError
 from trioserve.types import SamplingParams
 from trioserve.types.checks import INT32_MAX
 
-_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _ON_OFF_AUTO = ("on", "off", "auto")
 
@@ -74,6 +73,8 @@ def _check_pooling(config: ModelConfig) -> None:
         raise ConfigError(f"reranking needs pooling 'rank', not {config.pooling!r}")
     if config.pooling != "auto" and not config.serves_embeddings:
         raise ConfigError("pooling has no effect without embeddings or reranking")
+    if config.spec_draft_model is not None and config.serves_embeddings:
+        raise ConfigError("spec_draft_model has no effect on embeddings and reranking")
 
 
 # -- the fields; not formatted, because a field reads best as its names above its help
@@ -81,17 +82,16 @@ def _check_pooling(config: ModelConfig) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class ModelConfig:
+class ModelConfig(DraftConfig):
     """A model and how to run it. Names are llama-server's where it has the same field.
 
     Raises:
         ConfigError: a value cannot be used; the message names the field.
     """
 
-    #: Run in their order when an object is made.
-    CHECKS: ClassVar[tuple[Callable[[Any], None], ...]] = (
+    CHECKS = (
         _check_alias, _check_overrides, _check_lora, _check_shape, _check_template_variables,
-        _check_pooling,
+        _check_pooling, *DraftConfig.CHECKS,
     )
 
     # -- Model
@@ -138,9 +138,9 @@ class ModelConfig:
     flash_attn: str = _context("auto", "-fa --flash-attn LLAMA_ARG_FLASH_ATTN",
         choices=_ON_OFF_AUTO, help="whether to use flash attention")
     cache_type_k: str = _context("f16", "-ctk --cache-type-k LLAMA_ARG_CACHE_TYPE_K",
-        choices=_CACHE_TYPES, help="data type of the keys in the KV cache")
+        choices=CACHE_TYPES, help="data type of the keys in the KV cache")
     cache_type_v: str = _context("f16", "-ctv --cache-type-v LLAMA_ARG_CACHE_TYPE_V",
-        choices=_CACHE_TYPES, help="data type of the values in the KV cache")
+        choices=CACHE_TYPES, help="data type of the values in the KV cache")
     kv_unified: bool = _context(True,
         "-kvu --kv-unified | -no-kvu --no-kv-unified LLAMA_ARG_KV_UNIFIED",
         help="share one KV cache between all slots instead of giving each an equal part")

@@ -151,6 +151,7 @@ _BY_TYPE: Mapping[str, Reader | None] = {
 _BY_FIELD: Mapping[str, Reader] = {
     "override_kv": csv_row,
     "override_tensor": csv_row,
+    "spec_draft_override_tensor": csv_row,
     "stop": stop_string,
     "lora": csv_row,
     "control_vector": csv_row,

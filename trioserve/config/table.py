@@ -31,6 +31,7 @@ _ON_OFF_AUTO = {
 #: Words that llama-server takes for a value of a field.
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "n_gpu_layers": {"auto": "-1", "all": "-1"},
+    "spec_draft_ngl": {"auto": "-1", "all": "-1"},
     "parallel": {"-1": str(attrs.fields(Config).parallel.default)},
     "cache_ram": {"-1": str(2**40)},
     "flash_attn": _ON_OFF_AUTO,
@@ -200,11 +201,16 @@ _OTHER_FLAGS = (
 )
 # fmt: on
 
-#: Every flag, in the order of the fields of `Config`.
-FLAGS: tuple[Flag, ...] = (*_flags_of_fields(), *_OTHER_FLAGS)
-
 #: The headings that flags are listed under, in their order.
-GROUPS = tuple(dict.fromkeys(flag.group for flag in FLAGS))
+GROUPS = (
+    "Model", "Context and threads", "Drafts", "Long contexts", "Devices", "Sampling", "Chat",
+    "Embeddings", "Server", "Network", "Limits", "Logs",
+)  # fmt: skip
+
+#: Every flag; within a group in the order of the fields of `Config`.
+FLAGS: tuple[Flag, ...] = tuple(
+    sorted((*_flags_of_fields(), *_OTHER_FLAGS), key=lambda flag: GROUPS.index(flag.group))
+)
 
 BY_NAME: Mapping[str, Flag] = {name: one for one in FLAGS for name in (*one.names, *one.negative)}
 BY_VARIABLE: Mapping[str, Flag] = {one.variable: one for one in FLAGS if one.variable is not None}

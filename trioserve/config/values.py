@@ -49,7 +49,7 @@ def parse_override(text: str) -> Override:
         raise ConfigError(f"override_kv: {key} must be of type {kind}, not {value!r}") from None
 
 
-def parse_placement(text: str) -> tuple[str, str]:
+def parse_placement(text: str, field: str = "override_tensor") -> tuple[str, str]:
     """Read ``PATTERN=BUFFER``: a regular expression for names of tensors, and where they go.
 
     Raises:
@@ -57,7 +57,7 @@ def parse_placement(text: str) -> tuple[str, str]:
     """
     pattern, _, buffer = text.partition("=")
     if not pattern or not buffer:
-        raise ConfigError(f"override_tensor must be PATTERN=BUFFER, not {text!r}")
+        raise ConfigError(f"{field} must be PATTERN=BUFFER, not {text!r}")
     return pattern, buffer
 
 

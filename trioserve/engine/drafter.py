@@ -46,6 +46,13 @@ class Drafter(Protocol):
         included, and now and then to find out whether they do.
         """
 
+    @property
+    def step_s(self) -> float:
+        """Seconds for each token of the longest draft, as measured lately; 0: next to none.
+
+        Without the time for what is over soon, such as reading a long prompt.
+        """
+
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
         """Guess for each request what follows its last key.
 

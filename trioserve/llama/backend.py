@@ -15,6 +15,7 @@ from trioserve.llama import control_vector, state_file
 from trioserve.llama.adapters import LoadedAdapters
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params, threads
+from trioserve.llama.draft.loading import divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.lazy import matcher_for
 from trioserve.llama.grammar.matcher import CompiledGrammar
@@ -90,6 +91,9 @@ class LlamaBackend:
     @classmethod
     def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> LlamaBackend:
         """Load a model and make its context; see `trioserve.llama.load`."""
+        draft_progress = None
+        if config.spec_draft_model is not None and progress is not None:
+            progress, draft_progress = divide(config, progress)
         model = Model.load(config, progress=progress)
         try:
             max_n_ctx_seq = model.max_n_ctx_seq(config)
@@ -103,7 +107,7 @@ class LlamaBackend:
             model.close()
             raise
         n_spare = max(0, len(allowed_cpus()) - threads(config.threads))
-        return cls(
+        backend = cls(
             model,
             context,
             n_slots=config.parallel,
@@ -111,6 +115,13 @@ class LlamaBackend:
             max_n_ctx_seq=max_n_ctx_seq,
             adapters=adapters,
         )
+        if config.spec_draft_model is not None:
+            try:
+                backend.drafters = (load_drafter(model, context, config, draft_progress),)
+            except BaseException:
+                backend.close()
+                raise
+        return backend
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, and no others, from the next `decode` on.
@@ -295,7 +306,9 @@ class LlamaBackend:
         return saved, size
 
     def close(self) -> None:
-        """Free the samplers, the context and the model, in this order. Closing twice is fine."""
+        """Free drafters, samplers, the context and the model, in this order; twice is fine."""
+        for drafter in self.drafters:
+            drafter.close()
         for sampler in list(self._samplers):
             sampler.close()
         self._compiler.close()

@@ -175,12 +175,15 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
     # Only the last row of each sequence has logits. By default llama.cpp makes room for those of
     # every row: 300 MB for 512 rows and 152,000 tokens.
     params.n_outputs_max = params.n_seq_max
-    params.n_batch = max(config.batch_size, params.n_seq_max)
+    if config.spec_draft_model is not None:
+        n_rows = config.parallel * (1 + config.spec_draft_n_max)
+        params.n_outputs_max = max(params.n_seq_max, n_rows)
+    params.n_batch = max(config.batch_size, params.n_outputs_max)
     params.n_ubatch = min(config.ubatch_size, params.n_batch)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
         # llama.cpp tries out where each physical batch goes before it computes the first of them.
         # Where there is no room for all, cells of the window are gone that were still needed.
-        params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_seq_max)
+        params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_outputs_max)
     params.n_threads = threads(config.threads)
     params.n_threads_batch = (
         params.n_threads if config.threads_batch == -1 else threads(config.threads_batch)

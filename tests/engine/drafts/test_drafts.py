@@ -17,6 +17,7 @@ class ScriptedDrafter:
     """Guesses what it is told to, and notes what it is asked and told."""
 
     name = "scripted"
+    step_s = 0.0
 
     def __init__(self, guess: Callable[[str], str], *, is_free: bool = True) -> None:
         self.guess = guess

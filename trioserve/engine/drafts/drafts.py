@@ -21,9 +21,6 @@ from trioserve.types.prefix import shared_length
 MAX_GUESS = 64
 #: A drafter whose drafts do not pay is asked again after one tick, two, four, up to so many.
 MAX_PAUSE = 256
-#: Share of a new measurement in the average of what a drafter takes, and the most of that average
-#: that it may be.
-WEIGHT, MOST = 0.25, 2.0
 
 
 @attrs.define
@@ -101,13 +98,11 @@ class Drafts:
         self._drafters = tuple(drafters)
         self._known: dict[int, _Drafted] = {}
         self.costs = TickCosts()
-        self._step_s = [0.0] * len(drafters)  # what a drafter takes for each token of its longest
         self._asking_s = 0.0  # what the drafters have taken of this tick
 
     def use(self, drafters: Sequence[Drafter]) -> None:
         """Ask these, in this order, and no others. To be called before the first tick."""
         self._drafters = tuple(drafters)
-        self._step_s = [0.0] * len(drafters)
 
     def close(self) -> None:
         """Close the drafters."""
@@ -178,12 +173,12 @@ class Drafts:
         A drafter that is free guesses first, and then the lengths are decided. Of another one the
         lengths are what it is asked for.
         """
-        is_free = self._drafters[i].is_free
+        is_free, step_s = self._drafters[i].is_free, self._drafters[i].step_s
         if is_free:
             self._make_guesses(i, streams, [MAX_GUESS] * len(streams))
         limits = [self._limit(stream, i) for stream in streams]
         chances = [stream.known.guesses[i].acceptance.probability for stream in streams]
-        lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, self._step_s[i])
+        lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, step_s)
         if not is_free:
             for place, stream in enumerate(streams):
                 guess = stream.known.guesses[i]
@@ -226,10 +221,4 @@ class Drafts:
         drafts = drafter.propose(requests)
         for guess, draft in zip(asked, drafts, strict=True):
             guess.tokens = list(draft)
-        if not drafter.is_free:
-            self._note_asking(i, perf_counter() - start, max(map(len, drafts)))
-
-    def _note_asking(self, i: int, seconds: float, n_steps: int) -> None:
-        self._asking_s += seconds
-        old, new = self._step_s[i], seconds / max(1, n_steps)
-        self._step_s[i] = old + WEIGHT * (min(new, MOST * old) - old) if old else new
+        self._asking_s += perf_counter() - start

@@ -99,6 +99,7 @@ class NgramDrafter:
     """
 
     is_free = True
+    step_s = 0.0
 
     def __init__(self, rules: NgramRules) -> None:
         self.name = rules.name

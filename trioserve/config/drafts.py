@@ -1,0 +1,92 @@
+"""`DraftConfig`: speculative decoding, and the draft model for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import attrs
+
+from trioserve.config.option import option
+from trioserve.config.values import parse_placement
+from trioserve.errors import ConfigError
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+_draft = partial(option, group="Drafts")
+
+
+def _check_draft_model(config: DraftConfig) -> None:
+    for text in config.spec_draft_override_tensor:
+        parse_placement(text, "spec_draft_override_tensor")
+    if config.spec_draft_n_min > config.spec_draft_n_max:
+        raise ConfigError(f"spec_draft_n_min must be at most spec_draft_n_max, "
+                          f"which is {config.spec_draft_n_max}")  # fmt: skip
+    if config.spec_draft_model is not None:
+        return
+    for field in attrs.fields(DraftConfig):
+        if field.name.startswith("spec_draft") and getattr(config, field.name) != field.default:
+            raise ConfigError(f"{field.name} has no effect without spec_draft_model")
+
+
+# fmt: off
+
+
+@attrs.frozen(kw_only=True)
+class DraftConfig:
+    """How drafts are made. Names are llama-server's.
+
+    Raises:
+        ConfigError: a value cannot be used; the message names the field.
+    """
+
+    #: Run in their order when an object is made.
+    CHECKS: ClassVar[tuple[Callable[[Any], None], ...]] = (_check_draft_model,)
+
+    spec_draft_model: str | None = _draft(None,
+        "-md --model-draft --spec-draft-model LLAMA_ARG_SPEC_DRAFT_MODEL",
+        help="path of a GGUF file with a small model of the same vocabulary, which guesses what "
+        "the model says next")
+    spec_draft_n_max: int = _draft(3,
+        "--spec-draft-n-max LLAMA_ARG_SPEC_DRAFT_N_MAX", min=1, max=1024,
+        help="maximum number of tokens in a draft of the draft model")
+    spec_draft_n_min: int = _draft(0,
+        "--spec-draft-n-min LLAMA_ARG_SPEC_DRAFT_N_MIN", min=0, max=1024,
+        help="minimum number of tokens in a draft of the draft model; shorter ones are not used")
+    spec_draft_p_min: float = _draft(0.0,
+        "--draft-p-min --spec-draft-p-min LLAMA_ARG_SPEC_DRAFT_P_MIN", min=0, max=1,
+        help="a draft ends before a token that the draft model finds less probable than this")
+    spec_draft_threads: int = _draft(-1,
+        "-td --threads-draft --spec-draft-threads", min=-1, max=512,
+        help="number of CPU threads for the draft model; -1 = the same as --threads, 0 = one for "
+        "each logical CPU")
+    spec_draft_threads_batch: int = _draft(-1,
+        "-tbd --threads-batch-draft --spec-draft-threads-batch", min=-1, max=512,
+        help="number of CPU threads for prompts in the draft model; -1 = the same as "
+        "--threads-draft, or without it as --threads-batch")
+    spec_draft_type_k: str = _draft("f16",
+        "-ctkd --cache-type-k-draft --spec-draft-type-k LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+        choices=CACHE_TYPES, help="data type of the keys in the draft model's KV cache")
+    spec_draft_type_v: str = _draft("f16",
+        "-ctvd --cache-type-v-draft --spec-draft-type-v LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+        choices=CACHE_TYPES, help="data type of the values in the draft model's KV cache")
+    spec_draft_ngl: int = _draft(-1,
+        "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl "
+        "LLAMA_ARG_N_GPU_LAYERS_DRAFT", min=-1,
+        help="number of the draft model's layers to keep on the GPU; -1 = all")
+    spec_draft_device: tuple[str, ...] = _draft((), "-devd --device-draft --spec-draft-device",
+        help="devices to compute the draft model on, separated by commas; none = the CPU only; by "
+        "default those of --device")
+    spec_draft_override_tensor: tuple[str, ...] = _draft((),
+        "-otd --override-tensor-draft --spec-draft-override-tensor",
+        help="where to keep tensors of the draft model whose names match, as PATTERN=BUFFER, "
+        "separated by commas")
+    spec_draft_cpu_moe: bool = _draft(False,
+        "-cmoed --cpu-moe-draft --spec-draft-cpu-moe LLAMA_ARG_SPEC_DRAFT_CPU_MOE",
+        help="keep all expert weights of the draft model in CPU memory")
+    spec_draft_n_cpu_moe: int = _draft(0,
+        "-ncmoed --n-cpu-moe-draft --spec-draft-ncmoe --spec-draft-n-cpu-moe "
+        "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE", min=0, max=1024,
+        help="keep the expert weights of the draft model's first N layers in CPU memory")
+    # fmt: on
