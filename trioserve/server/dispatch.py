@@ -23,12 +23,14 @@ from trioserve.types import (
     Admitted,
     CancelReason,
     Chunk,
+    Chunks,
     EngineEvent,
     Event,
     Failed,
     Finished,
     Preempted,
     Progress,
+    TokenId,
     TokenProbs,
 )
 
@@ -71,8 +73,20 @@ class Mailbox:
         #: Called when the reader was found stalled, to wake it where Trio cannot.
         self.on_stalled: Callable[[], None] | None = None
         self._events: list[Event] = []
+        # Output that came token by token since the last event; the reader gets it as one chunk.
+        self._texts: list[str] = []
+        self._tokens: list[TokenId] = []
         self._error: TrioServeError | None = None
         self._reader = trio.lowlevel.ParkingLot()
+
+    def put_token(self, text: str, token: TokenId) -> None:
+        """Add one token of output and wake the reader."""
+        self.n_unread += 1
+        self.n_bytes += len(text)
+        if not self._tokens and not self._events:  # else it is awake
+            self._reader.unpark()
+        self._texts.append(text)
+        self._tokens.append(token)
 
     def put_chunk(self, chunk: Chunk) -> None:
         """Add output and wake the reader."""
@@ -80,16 +94,25 @@ class Mailbox:
         self.n_bytes += len(chunk.text)
         if chunk.probs:
             self.n_bytes += size_of(chunk.probs)
-        self._events.append(chunk)
-        self._reader.unpark()
+        self._add(chunk)
 
     def put(self, event: Progress | Finished | Failed) -> None:
         """Add another event and wake the reader."""
         self.n_bytes += _EVENT_BYTES
         if not isinstance(event, Progress):
             self.ended = True
+        self._add(event)
+
+    def _add(self, event: Event) -> None:
+        self._join_tokens()
         self._events.append(event)
         self._reader.unpark()
+
+    def _join_tokens(self) -> None:
+        if self._tokens:
+            chunk = Chunk(self.task_id, "".join(self._texts), tuple(self._tokens))
+            self._texts, self._tokens = [], []
+            self._events.append(chunk)
 
     def fail(self, error: TrioServeError) -> None:
         """Make the reader raise `error`, ahead of what it has not read."""
@@ -103,12 +126,13 @@ class Mailbox:
         Raises:
             TrioServeError: what `fail` was called with.
         """
-        if self._events or self._error is not None:
+        if self._events or self._tokens or self._error is not None:
             await trio.lowlevel.checkpoint()
-        while not self._events and self._error is None:
+        while not (self._events or self._tokens or self._error is not None):
             await self._reader.park()
         if self._error is not None:
             raise self._error
+        self._join_tokens()
         events, self._events = self._events, []
         self.n_unread = self.n_bytes = 0
         return events
@@ -250,7 +274,7 @@ class Dispatcher:
             nursery.start_soon(self._watch_deadlines)
             while True:
                 await self._bridge.wait()
-                self._dispatch(self._engine.take_events())
+                self._dispatch(self._engine.take())
                 if self._engine.failure is not None and not self.failed.is_set():
                     self._fail(self._engine.failure)
 
@@ -263,8 +287,11 @@ class Dispatcher:
             call.set()
         self.failed.set()
 
-    def _dispatch(self, events: list[EngineEvent]) -> None:
+    def _dispatch(self, events: list[EngineEvent | Chunks]) -> None:
         for event in events:
+            if isinstance(event, Chunks):
+                self._dispatch_tokens(event)
+                continue
             mailbox = self._mailboxes.get(event.task_id)
             if mailbox is None or mailbox.ended:
                 continue  # cancelled while the event was on its way
@@ -275,12 +302,19 @@ class Dispatcher:
                 continue
             else:
                 mailbox.put(event)
-            is_full = mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES
-            if is_full and not mailbox.ended:
-                self._pause(mailbox)
+            self._pause_if_full(mailbox)
 
-    def _pause(self, mailbox: Mailbox) -> None:
-        if mailbox not in self._paused:
+    def _dispatch_tokens(self, chunks: Chunks) -> None:
+        columns = zip(chunks.task_ids, chunks.texts, chunks.tokens, strict=True)
+        for task_id, text, token in columns:
+            mailbox = self._mailboxes.get(task_id)
+            if mailbox is not None and not mailbox.ended:
+                mailbox.put_token(text, token)
+                self._pause_if_full(mailbox)
+
+    def _pause_if_full(self, mailbox: Mailbox) -> None:
+        is_full = mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES
+        if is_full and not mailbox.ended and mailbox not in self._paused:
             self._engine.pause(mailbox.task_id)
             self._paused[mailbox] = trio.current_time() + self._stall_timeout
             self._someone_paused.set()
