@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.engine.strategy import STRATEGIES, DecodeMaximal, TickClock, load_strategy
+from trioserve.engine.strategy import (
+    SLOWDOWN,
+    STRATEGIES,
+    DecodeMaximal,
+    TickClock,
+    load_strategy,
+)
 from trioserve.errors import ConfigError
 
 
@@ -31,7 +37,8 @@ def test_the_shares_are_sound(
     shares = strategy.share(pending, n_decode, budget)
     assert len(shares) == len(pending)
     assert all(0 <= share <= needed for share, needed in zip(shares, pending, strict=True))
-    assert 1 <= sum(shares) <= budget
+    assert (0 if n_decode else 1) <= sum(shares) <= budget
+    assert strategy.pace >= 0
 
 
 def test_a_tick_is_filled_up_to_its_time() -> None:
@@ -54,36 +61,88 @@ def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
     assert clock.prompt_tokens([3000], 4, 2048) == 200
 
 
-def test_prompts_get_a_tile_where_that_is_much_cheaper_a_token() -> None:
+def test_prompts_get_a_tile_where_that_is_cheaper_a_token() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.020)
     clock.observe(16, 4, 0.180)  # 10 ms a token more: deep in a prompt
-    assert clock.prompt_tokens([3000], 4, 2048) == 60  # a tile, to see what it costs
-    clock.observe(60, 4, 0.260)  # 4 ms
-    assert clock.prompt_tokens([3000], 4, 2048) == 60
     assert clock.prompt_tokens([3000], 4, 20) == 20
+    assert clock.prompt_tokens([3000], 4, 2048) == 60  # a tile, to see what it costs
+    clock.observe(60, 4, 0.080)  # 1 ms
+    assert clock.prompt_tokens([3000], 4, 2048) == 0
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
 
 
 def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.020)
     clock.observe(16, 4, 0.180)
-    clock.observe(60, 4, 0.500)  # 8 ms
+    clock.observe(60, 4, 0.560)  # 9 ms
     assert clock.prompt_tokens([3000], 4, 2048) == 16
 
 
-def test_the_next_prompt_begins_without_a_tile() -> None:
+def test_after_a_long_tick_streams_get_what_they_have_missed() -> None:
     clock = TickClock(50.0)
-    clock.observe(128, 0, 1.0)  # a cold start: 8 ms a token
+    clock.observe(0, 4, 0.010)
+    shares = []
+    for seconds in (0.170, 0.010, 0.010, 0.010, 0.050):
+        shares.append(clock.prompt_tokens([3000], 4, 2048))
+        assert clock.pace == pytest.approx(0.05)
+        clock.observe(shares[-1], 4, seconds)
+    assert shares[0] and not any(shares[1:4]) and shares[4]  # five tokens in 250 ms
+    clock.observe(0, 4, 0.010)
+    assert clock.pace == 0.0, "no more prompts"
+
+
+def test_the_pace_follows_the_streams() -> None:
+    clock = TickClock(0.0)
+    assert clock.prompt_tokens([3000], 4, 2048) and clock.pace == clock.DEFAULT_PACE_S
+    for decode_s in (0.010, 0.200):
+        for _ in range(30):
+            clock.observe(0, 4, decode_s)
+        clock.prompt_tokens([3000], 4, 2048)
+        assert clock.pace == pytest.approx(SLOWDOWN * decode_s, rel=0.01)
+
+
+@given(
+    decode_s=st.floats(0.001, 0.5),
+    token_s=st.floats(0.0001, 0.05),
+    tile_gain=st.floats(0.2, 1.0),
+    n_decode=st.integers(1, 8),
+)
+def test_streams_keep_their_pace_and_prompts_come_to_an_end(
+    decode_s: float, token_s: float, tile_gain: float, n_decode: int
+) -> None:
+    clock = TickClock(0.0)
+    for _ in range(3):
+        clock.observe(0, n_decode, decode_s)
+    left, n_ticks, seconds, longest = 2000, 0, 0.0, 0.0
+    while left:
+        n = min(left, clock.prompt_tokens([left], n_decode, 512))
+        gain = tile_gain if n + n_decode >= clock.TILE else 1.0
+        tick = decode_s + n * token_s * gain
+        longest = max(longest, tick)
+        clock.observe(n, n_decode, tick)
+        left, n_ticks, seconds = left - n, n_ticks + 1, seconds + tick
+        assert n_ticks < 100_000
+    # Unless a tick had the fewest tokens that it may have, and took longer than ten tokens do.
+    if longest < clock.ALONE * SLOWDOWN * decode_s:
+        assert seconds <= n_ticks * SLOWDOWN * decode_s + longest
+
+
+def test_the_next_prompt_is_not_taken_for_as_dear_as_the_end_of_the_last() -> None:
+    clock = TickClock(50.0)
     clock.observe(0, 4, 0.020)
-    clock.observe(16, 4, 0.100)
-    assert clock.prompt_tokens([3000], 4, 2048) == 60
-    clock.observe(60, 4, 0.140)  # 2 ms
-    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    for seconds in (0.080, 0.140, 0.260):  # the deeper, the dearer: 1, 2 and 4 ms a token
+        while not clock.prompt_tokens([3000], 4, 2048):
+            clock.observe(0, 4, 0.020)
+        clock.observe(60, 4, seconds)
     clock.observe(0, 4, 0.020)
-    assert clock.prompt_tokens([3000], 4, 2048) == 16
-    clock.observe(16, 4, 0.036)  # 1 ms
-    assert clock.prompt_tokens([3000], 4, 2048) == 30
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    clock.observe(60, 4, 0.050)  # 0.5 ms again
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([3000], 4, 2048) == 60
 
 
 def test_a_quick_machine_goes_on_with_large_ticks() -> None:

@@ -12,6 +12,8 @@ SECRET = "the inside of the engine"
 class Raises:
     """Raises in the third tick with a token of output: its stream has begun by then."""
 
+    pace = 0.0
+
     def __init__(self, max_tick_ms: float) -> None:
         self._n_decodes = 0
 

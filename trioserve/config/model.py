@@ -160,9 +160,9 @@ class ModelConfig(DraftConfig):
     strategy: str = _context("decode-maximal", "--strategy TRIOSERVE_STRATEGY",
         help="how a tick is divided between decoding and prompt processing: decode-maximal, "
         "prefill-priority, balanced, or your own class as module:Class")
-    max_tick_ms: float = _context(50.0, "--max-tick-ms TRIOSERVE_MAX_TICK_MS", min=1,
-        help="maximum length of a tick in milliseconds while prompts are processed beside running "
-        "streams")
+    max_tick_ms: float = _context(0.0, "--max-tick-ms TRIOSERVE_MAX_TICK_MS", min=0,
+        help="milliseconds that a stream's token takes on average while prompts are processed "
+        "beside it; 0 = four times as long as without prompts")
     stream_interval_ms: float = _context(10.0,
         "--stream-interval-ms TRIOSERVE_STREAM_INTERVAL_MS", min=0,
         help="tokens generated within this number of milliseconds are sent as one event, except "

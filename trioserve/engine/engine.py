@@ -263,6 +263,7 @@ class Engine(Loop):
         """Sample for runs, each from its row of logits, and add that to their outputs."""
         runs = [run for _, run, _ in ready]
         drawn = self._samplers.draw(runs, [row for _, _, row in ready])
+        self._outputs.pace = self._strategy.pace
         chunks, others = self._outputs.step(runs, drawn)
         if chunks.task_ids:
             self._fresh.append(chunks)

@@ -48,6 +48,8 @@ class Outputs:
         self._plain_texts = _PlainTexts(vocab)
         self._n_ctx_seq = n_ctx_seq
         self._shifts = shifts
+        #: Of all chunks of this tick; see `Chunk.pace`.
+        self.pace = 0.0
 
     def step(self, runs: Sequence[Run], drawn: Sequence[Drawn]) -> tuple[Chunks, list[int]]:
         """Add a token to each output in which it means nothing but text, as nearly all do.
@@ -71,7 +73,7 @@ class Outputs:
                 tokens.append(token)
             else:
                 others.append(place)
-        return Chunks(task_ids, texts, tokens), others
+        return Chunks(task_ids, texts, tokens, self.pace), others
 
     def accept(self, run: Run, draws: Sequence[Draw]) -> Chunk | None:
         """Add the sampled tokens of a tick to the output of a run, up to the one that ends it.
@@ -106,7 +108,7 @@ class Outputs:
         run.has_new_line = run.has_new_line or "\n" in text
         tokens, run.unsent_tokens = run.unsent_tokens, []
         probs, run.unsent_probs = run.unsent_probs, []
-        return Chunk(run.task.id, text, tuple(tokens), tuple(probs))
+        return Chunk(run.task.id, text, tuple(tokens), tuple(probs), self.pace)
 
     def _show(self, run: Run, token: TokenId) -> str:
         """Decide what text the token brings, and whether it is the last one."""

@@ -15,6 +15,13 @@ class BatchStrategy(Protocol):
     Every slot in decode gets its one token in every tick; what a strategy decides is the rest.
     """
 
+    @property
+    def pace(self) -> float:
+        """Seconds in which readers of streams are to get the tokens of the next tick, each.
+
+        Between ticks of different lengths this hides the long ones. 0: as they come.
+        """
+
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Say how many tokens each prompt gets in this tick.
 
@@ -32,41 +39,75 @@ class BatchStrategy(Protocol):
         """Learn from a tick: how many tokens it had of each kind, and how long it took."""
 
 
+#: How much slower streams may become while prompts come in.
+SLOWDOWN = 4.5
+
+
 class TickClock:
-    """Learns what tokens cost, and says how many prompt tokens fit into a time.
+    """Learns what tokens cost, and says how many prompt tokens a tick may have.
 
     A tick is taken to cost ``decode + n_prefill * per_token``. Both are learned as moving
     averages: `decode` from ticks that only decode, `per_token` from those with a prompt, apart for
     ticks that are smaller and larger than a tile.
+
+    While prompts come in, streams get a token every `pace` seconds on average. A tick may take
+    longer than that, where fewer tokens would cost much more each. Then prompts wait for ticks
+    that only decode, until the streams have what they missed; their readers get these tokens one
+    by one, at the pace, so that they do not see how uneven the ticks are::
+
+        tick     | prefill and decode     |decode|decode| prefill and decode     |
+        tokens                            a      b      c                        d
+        readers                           a           b           c           d
+
+    Args:
+        max_tick_ms: the pace. 0: `slowdown` times what a tick takes that only decodes.
+        slowdown: how much slower streams may become while prompts come in.
     """
 
     #: Share of a new observation in the average. High: load on the machine comes and goes.
     WEIGHT = 0.3
+    #: The pace as long as nobody knows what decoding takes.
+    DEFAULT_PACE_S = 0.05
     #: Prompts get this many tokens a tick at least, so that they come to an end.
     MIN_TOKENS = 16
     #: From so many tokens on, flash attention on a CPU reads the KV cache once for all of them.
-    #: Deep in a long prompt this makes a token three times cheaper.
+    #: Deep in a long prompt this makes a token almost twice as cheap.
     TILE = 64
     #: A tile makes the tick longer; it has to make a token cheaper by this factor.
-    TILE_GAIN = 0.65
-    #: While no stream decodes, a tick may take this much longer. A cancel waits for the tick.
+    TILE_GAIN = 0.85
+    #: While no stream decodes, a tick may take this many times the pace, or `DEFAULT_PACE_S`.
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
     MIN_TOKENS_ALONE = 128
 
-    def __init__(self, max_tick_ms: float) -> None:
+    def __init__(self, max_tick_ms: float, slowdown: float = SLOWDOWN) -> None:
         self._max_tick_s = max_tick_ms / 1e3
+        self._slowdown = slowdown
         self._decode_s = 0.0
         self._small_s = 0.0  # for each prompt token, in ticks smaller than a tile
         self._large_s = 0.0  # in others
         self._alone_s = 0.0  # in ticks without decode
+        #: Seconds by which streams are ahead of their pace; below 0: behind.
+        self._lead_s = 0.0
+        self._pace_s = 0.0  # of the last tick; 0: no prompts came in
         self._in_tiles = False
+
+    @property
+    def pace(self) -> float:
+        """Seconds between two tokens of a stream while prompts come in, and 0 while none do."""
+        return self._pace_s
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn from a tick. Ticks with a few prompt tokens say too little and are left out."""
+        pace, self._pace_s = self._pace_s, 0.0
+        if n_decode and pace:
+            lead = self._lead_s + pace - seconds
+            self._lead_s = max(-self.ALONE * pace, min(lead, pace))
         if n_prefill == 0:
             self._decode_s = self._average(self._decode_s, seconds)
-            self._forget()
+            if not pace:  # no prompts
+                self._lead_s = 0.0
+                self._forget()
         elif n_prefill >= self.MIN_TOKENS:
             if not n_decode:
                 self._alone_s = self._average(self._alone_s, seconds / n_prefill)
@@ -78,7 +119,7 @@ class TickClock:
 
     def _forget(self) -> None:
         """Between prompts, forget what depends on how deep in a prompt it was measured."""
-        if self._large_s * self.TILE > self._max_tick_s:
+        if self._large_s * self.TILE > self._target():
             self._large_s = 0.0
             if self._in_tiles:
                 self._small_s = 0.0
@@ -87,53 +128,66 @@ class TickClock:
     def _average(self, old: float, new: float) -> float:
         return old + self.WEIGHT * (new - old) if old else new
 
-    def prompt_tokens(self, pending: Sequence[int], n_decode: int, budget: int) -> int:
-        """How many prompt tokens make a tick as long as it may be.
+    def _target(self) -> float:
+        """The pace while as many prompts come in as streams decode, or fewer."""
+        # Where a tick that only decodes is already long, prompts get as much time again.
+        least = 2.0 if self._max_tick_s else self._slowdown
+        return max(self._max_tick_s, least * self._decode_s) or self.DEFAULT_PACE_S
 
-        Where more requests wait for their first token than for their next one, that is longer, in
-        proportion; and as long as without streams, if all prompts are done then. Where a tick
-        that only decodes is already long, prompts get as much time again. Where the fewest tokens
-        take longer than that anyway, they get a tile, if that is much cheaper.
+    def prompt_tokens(self, pending: Sequence[int], n_decode: int, budget: int) -> int:
+        """How many prompt tokens the next tick is to have; 0: streams are behind their pace.
+
+        Where more requests wait for their first token than for their next one, the pace is slower,
+        in proportion; and as slow as a tick takes without streams, if all prompts are done then.
         """
-        n_alone = int(self._max_tick_s * self.ALONE / self._alone_s) if self._alone_s else 0
+        alone_s = self.ALONE * (self._max_tick_s or self.DEFAULT_PACE_S)
+        n_alone = int(alone_s / self._alone_s) if self._alone_s else 0
         if not n_decode:
             return min(budget, max(self.MIN_TOKENS_ALONE, n_alone))
+        self._pace_s = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
         if len(pending) > n_decode and sum(pending) <= min(n_alone, budget):
             return sum(pending)
-        tick = self._max_tick_s * min(self.ALONE, max(1.0, len(pending) / n_decode))
-        min_tokens, time_left = self.MIN_TOKENS, max(tick - self._decode_s, self._decode_s)
+        least = self.MIN_TOKENS
         # A tile also shows what tiles cost, where that is not known.
-        is_cheaper = self._large_s < self._small_s * self.TILE_GAIN
-        if is_cheaper and self._small_s * min_tokens > time_left:
-            min_tokens = max(min_tokens, self.TILE - n_decode)
-            self._in_tiles = True
-        return min(budget, max(min_tokens, self._fitting(time_left)))
+        if not self._large_s or self._large_s < self._small_s * self.TILE_GAIN:
+            least = max(least, self.TILE - n_decode)
+        fitting = self._fitting(self._pace_s + min(0.0, self._lead_s) - self._decode_s)
+        if fitting < least and self._lead_s < 0:
+            return 0
+        self._in_tiles = self._in_tiles or (fitting < least and least > self.MIN_TOKENS)
+        return min(budget, max(least, fitting))
 
     def _fitting(self, time: float) -> int:
         """How many tokens fit into a time, in a large tick or else a small one; 0: unknown."""
         small, large = self._small_s or self._large_s, self._large_s or self._small_s
-        if not small:
+        if not small or time <= 0:
             return 0
         in_large = int(time / large)
-        return in_large if in_large >= self.TILE else min(self.TILE, int(time / small))
+        return in_large if in_large >= self.TILE else min(self.TILE - 1, int(time / small))
 
 
 class DecodeMaximal:
-    """Keep streams flowing: while some decode, prompts get what fits into a tick's time.
+    """Keep streams flowing: while some decode, prompts get what keeps them at their pace.
 
     While no stream decodes, they get ten times that. The oldest prompt gets at least half,
     so that it is not starved, and the rest goes to those that need least, so that a short prompt
     does not wait for a long one.
 
     Args:
-        max_tick_ms: how long a tick may take while streams are decoding.
+        max_tick_ms: milliseconds between two tokens of a stream, while prompts come in; 0: as
+            `TickClock` says.
     """
 
-    def __init__(self, max_tick_ms: float = 50.0) -> None:
+    def __init__(self, max_tick_ms: float = 0.0) -> None:
         self._clock = TickClock(max_tick_ms)
 
+    @property
+    def pace(self) -> float:
+        """Seconds between two tokens of a stream, if prompts come in."""
+        return self._clock.pace
+
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Share what fits into the time."""
+        """Share what leaves the streams at their pace."""
         return share_out(pending, self._clock.prompt_tokens(pending, n_decode, budget))
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
@@ -144,7 +198,9 @@ class DecodeMaximal:
 class PrefillPriority:
     """First tokens first: prompts get all of the batch, and streams wait for them."""
 
-    def __init__(self, max_tick_ms: float = 50.0) -> None:
+    pace = 0.0
+
+    def __init__(self, max_tick_ms: float = 0.0) -> None:
         """Take the limit that all strategies are given, and do without."""
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
@@ -156,10 +212,15 @@ class PrefillPriority:
 
 
 class Balanced:
-    """Equal parts: each prompt gets the same, and as many tokens as fit into twice the time."""
+    """Equal parts: each prompt gets the same, and streams become half as fast as by default."""
 
-    def __init__(self, max_tick_ms: float = 50.0) -> None:
-        self._clock = TickClock(2 * max_tick_ms)
+    def __init__(self, max_tick_ms: float = 0.0) -> None:
+        self._clock = TickClock(2 * max_tick_ms, slowdown=2 * SLOWDOWN)
+
+    @property
+    def pace(self) -> float:
+        """Seconds between two tokens of a stream, if prompts come in."""
+        return self._clock.pace
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give every prompt an equal part; what one does not need goes to the others."""
@@ -185,6 +246,11 @@ class AnswersFirst:
 
     def __init__(self, strategy: BatchStrategy) -> None:
         self._strategy = strategy
+
+    @property
+    def pace(self) -> float:
+        """None: what decodes is not held up."""
+        return 0.0
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give prompts nothing, or all that the other strategy gives them."""

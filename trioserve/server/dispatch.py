@@ -79,6 +79,11 @@ class Mailbox:
         self._error: TrioServeError | None = None
         self._reader = trio.lowlevel.ParkingLot()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether `take` would wait."""
+        return not self._events and not self._tokens and self._error is None
+
     def put_token(self, text: str, token: TokenId) -> None:
         """Add one token of output and wake the reader."""
         self.n_unread += 1
@@ -126,9 +131,9 @@ class Mailbox:
         Raises:
             TrioServeError: what `fail` was called with.
         """
-        if self._events or self._tokens or self._error is not None:
+        if not self.is_empty:
             await trio.lowlevel.checkpoint()
-        while not (self._events or self._tokens or self._error is not None):
+        while self.is_empty:
             await self._reader.park()
         if self._error is not None:
             raise self._error
@@ -290,7 +295,10 @@ class Dispatcher:
     def _dispatch(self, events: list[EngineEvent | Chunks]) -> None:
         for event in events:
             if isinstance(event, Chunks):
-                self._dispatch_tokens(event)
+                if event.pace:
+                    self._dispatch(list(event))
+                else:
+                    self._dispatch_tokens(event)
                 continue
             mailbox = self._mailboxes.get(event.task_id)
             if mailbox is None or mailbox.ended:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import AsyncIterator, Sequence
 
 import attrs
+import trio
 
 from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import RequestEndedError
 from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, size_of
 from trioserve.server.memory import Hold
-from trioserve.types import CancelReason, Chunk, Failed, Finished, Progress, TokenId, TokenProbs
+from trioserve.types import (
+    CancelReason,
+    Chunk,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    TokenId,
+    TokenProbs,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -46,8 +57,9 @@ _KEPT = 2
 class Stream:
     """The events of one request, as they come: `Progress`, `Chunk`, and at last `Finished`.
 
-    Iterate over it within the block that opened it. Chunks that piled up come as one. Cancelling
-    an iteration loses nothing; leaving the block cancels the request.
+    Iterate over it within the block that opened it. Chunks that piled up come as one, unless they
+    have a pace: then each comes when it is due. Cancelling an iteration loses nothing; leaving the
+    block cancels the request.
 
     Raises:
         TrioServeError: from the iteration, when the request fails or is ended by the server.
@@ -62,7 +74,10 @@ class Stream:
         self.mailbox = mailbox
         self._dispatcher = dispatcher
         self._held = held
-        self._unread: list[Progress | Chunk | Finished | Failed] = []
+        self._unread: list[Event] = []  # the next one last
+        self._due = -math.inf
+        #: Whether each chunk comes when it is due. Whoever reads all of them need not wait.
+        self.is_paced = True
 
     @property
     def task_id(self) -> int:
@@ -76,8 +91,9 @@ class Stream:
         if self.finished is not None:
             raise StopAsyncIteration
         if not self._unread:
-            self._unread = _merge(await self._dispatcher.take(self.mailbox))
-            self._unread.reverse()
+            await self._take()
+        if self.is_paced and _pace(self._unread[-1]):
+            await self._wait_until_due()
         event = self._unread.pop()
         if isinstance(event, Failed):
             raise event.error
@@ -86,6 +102,19 @@ class Stream:
         elif isinstance(event, Chunk):
             self.n_tokens += len(event.tokens)
         return event
+
+    async def _take(self) -> None:
+        events = [*reversed(self._unread), *await self._dispatcher.take(self.mailbox)]
+        self._unread = _merge(events, is_paced=self.is_paced)
+        self._unread.reverse()
+
+    async def _wait_until_due(self) -> None:
+        """Wait, and see what has come meanwhile: behind the last event there is nothing to save."""
+        if trio.current_time() < self._due:
+            await trio.sleep_until(self._due)
+            if not self.mailbox.is_empty:
+                await self._take()
+        self._due = max(self._due, trio.current_time()) + _pace(self._unread[-1])
 
     def cancel(self) -> None:
         """End it from another task; its reader gets a `RequestEndedError`."""
@@ -104,6 +133,7 @@ class Stream:
 
     async def read(self) -> Completion:
         """Read all that is left, to the end. Raises what the iteration and `keep` raise."""
+        self.is_paced = False
         chunks = []
         async for event in self:
             if isinstance(event, Chunk):
@@ -119,20 +149,28 @@ class Stream:
         )
 
 
-def _merge(
-    events: list[Progress | Chunk | Finished | Failed],
-) -> list[Progress | Chunk | Finished | Failed]:
+#: So many chunks that are due later may wait. If there are more, the reader is late anyway.
+_MAX_PACED = 16
+
+
+def _pace(event: Event) -> float:
+    return event.pace if isinstance(event, Chunk) else 0.0
+
+
+def _merge(events: list[Event], *, is_paced: bool = False) -> list[Event]:
     """Join the chunks that follow one another, up to `UNREAD_BYTES`.
 
     Those with candidates stay apart, so that each token is an event of its own, as in llama-server.
+    So do those that have a pace, as long as the last one has.
     """
     if len(events) == 1:
         return events
-    merged: list[Progress | Chunk | Finished | Failed] = []
+    is_paced = is_paced and len(events) <= _MAX_PACED and bool(_pace(events[-1]))
+    merged: list[Event] = []
     chunks: list[Chunk] = []
     n_bytes = 0
     for event in events:
-        joins = isinstance(event, Chunk) and not event.probs
+        joins = isinstance(event, Chunk) and not event.probs and not (is_paced and event.pace)
         if chunks and (n_bytes >= UNREAD_BYTES or not joins):
             merged.append(_join(chunks))
             chunks, n_bytes = [], 0
@@ -228,6 +266,7 @@ class ChatStream:
 
     async def read(self) -> ChatCompletion:
         """Read all that is left, to the end. The message has what was read before, too."""
+        self.stream.is_paced = False
         chunks = []
         async for event in self:
             if isinstance(event, ChatChunk):

@@ -172,13 +172,15 @@ class Chunk:
     """Newly generated output.
 
     `text` is always whole characters; it may be empty while a character, or what may become a
-    stop string, is held back. `tokens` are those generated since the last chunk.
+    stop string, is held back. `tokens` are those generated since the last chunk. `pace` is the
+    seconds that readers should take for it, so that they do not see which ticks were long; 0: none.
     """
 
     task_id: int
     text: str
     tokens: tuple[TokenId, ...]
     probs: tuple[TokenProbs, ...] = ()
+    pace: float = 0.0
 
 
 @attrs.frozen
@@ -188,15 +190,21 @@ class Chunks:
     task_ids: Sequence[int]
     texts: Sequence[str]
     tokens: Sequence[TokenId]
+    pace: float = 0.0
 
     def __iter__(self) -> Iterator[Chunk]:
         for task_id, text, token in zip(self.task_ids, self.texts, self.tokens, strict=True):
-            yield Chunk(task_id, text, (token,))
+            yield Chunk(task_id, text, (token,), pace=self.pace)
 
     def without(self, task_id: int) -> Chunks:
         """Return those of other tasks."""
         kept = [i for i, its_id in enumerate(self.task_ids) if its_id != task_id]
-        return Chunks(*([column[i] for i in kept] for column in attrs.astuple(self, recurse=False)))
+        return Chunks(
+            [self.task_ids[i] for i in kept],
+            [self.texts[i] for i in kept],
+            [self.tokens[i] for i in kept],
+            self.pace,
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,120 @@
+"""Tokens that have a pace come one by one, when they are due."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.lowlevel
+from trio.testing import MockClock
+
+from trioserve.errors import RequestEndedError
+from trioserve.server.dispatch import Dispatcher
+from trioserve.server.memory import MemoryBudget
+from trioserve.server.stream import Stream
+from trioserve.types import CancelReason, Chunk, Finished, FinishReason, Timings
+
+PACE = 1.0
+END = Finished(task_id=1, reason=FinishReason.EOS, timings=Timings())
+
+
+@pytest.fixture
+def stream(autojump_clock: MockClock) -> Stream:
+    class NoEngine:
+        def cancel(self, _task_id: int) -> None:
+            pass
+
+    engine = cast(Any, NoEngine())
+    dispatcher = Dispatcher(engine, cast(Any, None), unread_tokens=99, stall_timeout=99)
+    return Stream((), dispatcher.open(1, 1), dispatcher, MemoryBudget(2**20).hold())
+
+
+def say(stream: Stream, text: str, pace: float = PACE) -> None:
+    for letter in text:
+        stream.mailbox.put_chunk(Chunk(1, letter, (1,), pace=pace))
+
+
+async def read(stream: Stream, seen: list[tuple[float, str]]) -> None:
+    start = trio.current_time()
+    async for event in stream:
+        text = event.text if isinstance(event, Chunk) else "end"
+        seen.append((pytest.approx(trio.current_time() - start, abs=0.3), text))
+
+
+async def test_a_burst_comes_one_by_one(stream: Stream) -> None:
+    seen: list[tuple[float, str]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, stream, seen)
+        await trio.sleep(10)
+        say(stream, "abc")
+        await trio.sleep(3)
+        say(stream, "d")
+        await trio.sleep(10)
+        say(stream, "e")
+        await trio.sleep(0.5)
+        say(stream, "f")
+        await trio.sleep(10)
+        stream.mailbox.put(END)
+    times = [10, 11, 12, 13, 23, 24, 33.5]
+    assert seen == list(zip(times, [*"abcdef", "end"], strict=True))
+
+
+async def test_what_comes_after_the_prompts_brings_all_that_waits(stream: Stream) -> None:
+    seen: list[tuple[float, str]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, stream, seen)
+        await trio.lowlevel.checkpoint()
+        say(stream, "abcd")
+        await trio.sleep(1.5)
+        say(stream, "e", pace=0.0)
+        await trio.sleep(10)
+        say(stream, "fgh")
+        stream.mailbox.put(END)
+    assert seen == [(0, "a"), (1, "b"), (2, "cde"), (11.5, "fgh"), (11.5, "end")]
+
+
+async def test_a_reader_that_is_late_gets_all_at_once(stream: Stream) -> None:
+    seen: list[tuple[float, str]] = []
+    say(stream, "x" * 40)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, stream, seen)
+        await trio.sleep(5)
+        stream.mailbox.put(END)
+    assert seen == [(0.0, "x" * 40), (5.0, "end")]
+
+
+async def test_whoever_reads_to_the_end_need_not_wait(stream: Stream) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def read_all() -> None:
+            assert (await stream.read()).text == "abcdef"
+            assert trio.current_time() - start < 1.1
+
+        start = trio.current_time()
+        nursery.start_soon(read_all)
+        for part in ("abc", "def"):
+            say(stream, part)
+            await trio.sleep(0.5)
+        stream.mailbox.put(END)
+
+
+async def test_cancelling_a_wait_loses_nothing(stream: Stream) -> None:
+    say(stream, "abc")
+    texts = []
+    for _ in range(4):
+        with trio.move_on_after(0.6):
+            event = await anext(stream)
+            assert isinstance(event, Chunk)
+            texts.append(event.text)
+            await trio.sleep_forever()
+    assert texts == ["a", "b", "c"]
+
+
+async def test_a_request_that_was_ended_says_so_with_the_next_token(stream: Stream) -> None:
+    say(stream, "abc")
+    assert await anext(stream)
+    error = RequestEndedError("over")
+    stream._dispatcher.end(stream.mailbox, error, CancelReason.CALLER)
+    with trio.fail_after(1.3), pytest.raises(RequestEndedError):
+        await anext(stream)
