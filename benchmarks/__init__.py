@@ -6,6 +6,7 @@ target; `compat` compares answers, not speed; `gguf_maker` writes models of any 
 `selfcheck` measures the load generator. The situations are in `scenarios`, `chats`, `structured`
 and `cancel`. Below them: `http1` reads responses, `driver` takes many clients through their `plan`s
 on one selector, `wire` knows the bodies of the two APIs, `targets` which servers may be measured,
-`harness` starts and stops them, `stats`, `report` and `plot` make numbers, tables and a picture.
+`harness` starts and stops them, `stats`, `report`, `plot` and `pictures` make numbers, tables
+and pictures.
 `ticks` alone imports trioserve, and measures its engine without a model.
 """

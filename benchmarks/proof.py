@@ -1,6 +1,7 @@
 """The whole table of targets, measured and judged: trioserve beside llama-server.
 
     python -m benchmarks.proof --model 25m-152k.gguf --model 110m-32k.gguf --out DIR
+    python -m benchmarks.proof --draw DIR/results.json --out docs
 
 Each row starts both servers afresh, measures them in turn, A B A B, and says what was measured,
 what the target is, and whether it is met. A row that fails does not stop the others.
@@ -20,12 +21,12 @@ from typing import Any
 
 import attrs
 
-from benchmarks import plot, report
+from benchmarks import pictures, report
 from benchmarks.harness import Flags, all_running, llama_server, trioserve
 from benchmarks.load import Load, bounded, progress, seconds, warm_up
 from benchmarks.rows import BASE, MET, MISSED, QUICK, Check, Row, Sizes, Verdict, judge, rows
 from benchmarks.scenarios import Scenario, Settings
-from benchmarks.stats import Sample, Spread
+from benchmarks.stats import Sample
 from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import Shape
 
@@ -55,10 +56,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--model",
         type=Path,
         action="append",
-        required=True,
+        default=[],
         help="a GGUF file; given more than once, rows of one model use the last one",
     )
-    add("--out", type=Path, required=True, help="folder for results.json, .md, .svg and logs")
+    add("--draw", type=Path, help="a results.json: only draw its pictures again, into --out")
+    add("--out", type=Path, required=True, help="folder for results.json, .md, pictures and logs")
     add("--llama-server", type=Path, default=os.environ.get("LLAMA_SERVER") or None)
     add("--rows", default="all", help=f"all, or some of: {', '.join(keys)}; with commas")
     add("--quick", action="store_true", help="very small sizes: does it work, not how well")
@@ -77,9 +79,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for key in options.rows:
         if key not in keys:
             parser.error(f"no row is called {key!r}; there are {', '.join(keys)}")
-    for model in options.model:
-        if not model.is_file():
-            parser.error(f"{model} is no file")
+    if not options.model and options.draw is None:
+        parser.error("which --model?")
+    for path in (*options.model, options.draw):
+        if path is not None and not path.is_file():
+            parser.error(f"{path} is no file")
     return options
 
 
@@ -202,42 +206,21 @@ def summary(results: Sequence[Result]) -> list[tuple[str, ...]]:
     return table
 
 
-def bars(results: Sequence[Result]) -> list[plot.Bar]:
-    """Return the lines of the picture."""
-    found = []
-    for result in results:
-        for verdict in result.verdicts:
-            check = verdict.check
-            if not check.bound:
-                continue  # a share of nothing has no place on the axis
-            # Of a ratio, llama-server is 1 by definition.
-            base = Spread(1.0, 1.0, 1.0) if check.ratio and verdict.value else verdict.base
-            found.append(
-                plot.Bar(
-                    label=f"{result.model} {result.scenario}: {check.text}",
-                    ours=plot.share(verdict.value, check.bound, least=check.least),
-                    base=plot.share(base, check.bound, least=check.least),
-                )
-            )
-    return found
-
-
 def write(options: argparse.Namespace, results: Sequence[Result]) -> None:
     """Write what is known so far: after each row, so that an early end loses nothing."""
     shown = report.plain(options) | {"model": [str(model) for model in options.model]}
+    flags = " ".join(flags_of(options, options.model[0]).arguments()[2:])
     report.write_json(
         options.out / "results.json",
-        {"options": shown, "results": [_plain(result) for result in results]},
+        {"options": shown, "flags": flags, "results": [_plain(result) for result in results]},
     )
-    flags = " ".join(flags_of(options, options.model[0]).arguments()[2:])
     machine = report.machine()
     where = f"{machine['cores']} cores, {machine['system']} {machine['machine']}"
     text = f"Measured {machine['when']}, {where}; both servers with `{flags}`.\n\n"
     text += "Median of the rounds, and in brackets the least and the greatest.\n\n"
     text += report.markdown(summary(results))
     (options.out / "results.md").write_text(text, encoding="utf-8")
-    picture = plot.svg(f"trioserve beside llama-server ({where})", bars(results))
-    (options.out / "results.svg").write_text(picture, encoding="utf-8")
+    pictures.write(options.out / "results.json", options.out)
 
 
 def _plain(result: Result) -> dict[str, Any]:
@@ -258,6 +241,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end)
     note = progress(options.quiet)
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.draw is not None:
+        print(*pictures.write(options.draw, options.out), sep="\n")
+        return 0
     end = time.monotonic() + options.budget
     results: list[Result] = []
     jobs = jobs_of(options)

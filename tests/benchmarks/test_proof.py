@@ -13,7 +13,7 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from benchmarks import cancel, plot, proof, report
+from benchmarks import cancel, proof, report
 from benchmarks.catalogue import SCENARIOS
 from benchmarks.chats import Frame, Seen, Turn, frame_of, new_tokens
 from benchmarks.driver import run
@@ -257,23 +257,7 @@ def test_every_check_has_a_number_of_its_scenario(sizes: Sizes) -> None:
         assert all(scenario.name for scenario in make(Settings(), [1]))
 
 
-# -- the picture and the tables
-
-
-@given(st.floats(allow_nan=False))
-def test_places_stay_on_the_axis(number: float) -> None:
-    assert plot.place(plot.LOW) <= plot.place(number) <= plot.place(plot.HIGH)
-
-
-def test_a_share_below_one_is_good_in_both_directions() -> None:
-    assert plot.share(None, 2.0, least=True) is None
-    assert plot.share(Spread(1.0, 0.5, 4.0), 2.0, least=False) == Spread(0.5, 0.25, 2.0)
-    assert plot.share(Spread(1.0, 0.5, 4.0), 2.0, least=True) == Spread(2.0, 0.5, 4.0)
-    below = plot.share(Spread(-1.0, -2.0, 0.0), 5.0, least=False)
-    assert below == Spread(0.0, 0.0, 0.0)
-    none = plot.share(Spread(0.0, 0.0, 0.0), 1.0, least=True)
-    assert none is not None
-    assert none.median == math.inf
+# -- the pictures and the tables
 
 
 def test_the_results_are_written(tmp_path: Path) -> None:
@@ -294,8 +278,8 @@ def test_the_results_are_written(tmp_path: Path) -> None:
     assert "| m | s | a < b | 2.00 ms [1.00, 3.00] | at most 2 ms | met | 6.00 ms" in table
     assert "failed: TargetError: gone |" in table
     root = ET.fromstring((tmp_path / "results.svg").read_text())
-    circles = [element for element in root if element.tag.endswith("circle")]
-    assert len(circles) == 2
+    kinds = [element.get("class") for element in root if element.get("height") == "9"]
+    assert kinds == ["s0", "s1"]
     assert "a\\|b" in report.markdown([["a|b"]])
 
 
