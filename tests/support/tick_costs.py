@@ -9,7 +9,7 @@ class FlatCosts(TickCosts):
     """A machine on which any number of rows costs the same."""
 
     @property
-    def largest(self) -> int:
+    def largest_step(self) -> int:
         return 1000
 
     def is_known(self, n_rows: int) -> bool:

@@ -30,6 +30,33 @@ def _check_draft_model(config: DraftConfig) -> None:
             raise ConfigError(f"{field.name} has no effect without spec_draft_model")
 
 
+#: The types of speculative decoding that there are, and those of llama-server that there are not.
+DRAFT_TYPES = ("none", "ngram-simple", "ngram-mod", "draft-simple")
+_FOREIGN_DRAFT_TYPES = {
+    "ngram-map-k": "ngram-simple has a map of the text, too",
+    "ngram-map-k4v": "ngram-simple has a map of the text, too",
+    "ngram-cache": "n-grams are learned from requests, not from files",
+    "draft-eagle3": "llama.cpp does not hand out what it needs",
+    "draft-mtp": "llama.cpp does not hand out what it needs",
+    "draft-dflash": "llama.cpp does not hand out what it needs",
+    "draft-dspark": "llama.cpp does not hand out what it needs",
+}
+
+
+def _check_types(config: DraftConfig) -> None:
+    for name in config.spec_type:
+        if name in _FOREIGN_DRAFT_TYPES:
+            raise ConfigError(f"spec_type {name!r} is one of llama-server that trioserve does not "
+                              f"have: {_FOREIGN_DRAFT_TYPES[name]}")  # fmt: skip
+        if name not in DRAFT_TYPES:
+            raise ConfigError(f"spec_type must be of {', '.join(DRAFT_TYPES)}, not {name!r}")
+    if "draft-simple" in config.spec_type and config.spec_draft_model is None:
+        raise ConfigError("spec_type 'draft-simple' needs spec_draft_model")
+    if config.spec_ngram_mod_n_min > config.spec_ngram_mod_n_max:
+        raise ConfigError(f"spec_ngram_mod_n_min must be at most spec_ngram_mod_n_max, "
+                          f"which is {config.spec_ngram_mod_n_max}")  # fmt: skip
+
+
 # fmt: off
 
 
@@ -42,8 +69,22 @@ class DraftConfig:
     """
 
     #: Run in their order when an object is made.
-    CHECKS: ClassVar[tuple[Callable[[Any], None], ...]] = (_check_draft_model,)
+    CHECKS: ClassVar[tuple[Callable[[Any], None], ...]] = (_check_types, _check_draft_model)
 
+    spec_type: tuple[str, ...] = _draft(("none",), "--spec-type LLAMA_ARG_SPEC_TYPE",
+        help="what to guess the next tokens from, so that one tick can check several: "
+        "ngram-simple = the request's own text, ngram-mod = those of earlier requests too, none = "
+        "do not; several are separated by commas, and asked in this order before a draft model")
+    spec_ngram_simple_size_n: int = _draft(6, "--spec-ngram-simple-size-n", min=1, max=1024,
+        help="ngram-simple: number of last tokens that must have come before in the same order")
+    spec_ngram_simple_size_m: int = _draft(64, "--spec-ngram-simple-size-m", min=1, max=1024,
+        help="ngram-simple: maximum number of tokens to guess")
+    spec_ngram_mod_n_match: int = _draft(8, "--spec-ngram-mod-n-match", min=1, max=1024,
+        help="ngram-mod: number of last tokens that must have come before in the same order")
+    spec_ngram_mod_n_min: int = _draft(1, "--spec-ngram-mod-n-min", min=0, max=1024,
+        help="ngram-mod: minimum number of tokens to guess")
+    spec_ngram_mod_n_max: int = _draft(64, "--spec-ngram-mod-n-max", min=1, max=1024,
+        help="ngram-mod: maximum number of tokens to guess")
     spec_draft_model: str | None = _draft(None,
         "-md --model-draft --spec-draft-model LLAMA_ARG_SPEC_DRAFT_MODEL",
         help="path of a GGUF file with a small model of the same vocabulary, which guesses what "
@@ -90,3 +131,11 @@ class DraftConfig:
         "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE", min=0, max=1024,
         help="keep the expert weights of the draft model's first N layers in CPU memory")
     # fmt: on
+
+    @property
+    def draft_types(self) -> tuple[str, ...]:
+        """The types of speculative decoding to use, in the order in which they are asked."""
+        types = [name for name in self.spec_type if name not in ("none", "draft-simple")]
+        if self.spec_draft_model is not None:
+            types.append("draft-simple")
+        return tuple(dict.fromkeys(types))

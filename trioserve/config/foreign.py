@@ -108,23 +108,18 @@ _FLAGS = """
 # sizes are used as given, and not fitted to the memory
 -fitt --fit-target LLAMA_ARG_FIT_TARGET
 -fitc --fit-ctx LLAMA_ARG_FIT_CTX
-# there is no speculative decoding
--lcs --lookup-cache-static
--lcd --lookup-cache-dynamic
---spec-type LLAMA_ARG_SPEC_TYPE
---spec-ngram-mod-n-min
---spec-ngram-mod-n-max
---spec-ngram-mod-n-match
---spec-ngram-simple-size-n
---spec-ngram-simple-size-m
+# one occurrence is enough: how much of the guesses was right decides how long they are
 --spec-ngram-simple-min-hits
+# ngram-simple has a map of the text, too
 --spec-ngram-map-k-size-n
 --spec-ngram-map-k-size-m
 --spec-ngram-map-k-min-hits
 --spec-ngram-map-k4v-size-n
 --spec-ngram-map-k4v-size-m
 --spec-ngram-map-k4v-min-hits
---spec-default
+# n-grams are learned from requests, not from files
+-lcs --lookup-cache-static
+-lcd --lookup-cache-dynamic
 # the prefix cache works differently; see --cache-seqs and --cache-ram
 # only text input is supported
 -mm --mmproj LLAMA_ARG_MMPROJ

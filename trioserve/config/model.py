@@ -75,6 +75,8 @@ def _check_pooling(config: ModelConfig) -> None:
         raise ConfigError("pooling has no effect without embeddings or reranking")
     if config.spec_draft_model is not None and config.serves_embeddings:
         raise ConfigError("spec_draft_model has no effect on embeddings and reranking")
+    if config.draft_types and config.serves_embeddings:
+        raise ConfigError("spec_type has no effect on embeddings and reranking")
 
 
 # -- the fields; not formatted, because a field reads best as its names above its help

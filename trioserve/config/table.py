@@ -178,6 +178,8 @@ _OTHER_FLAGS = (
     _flag("control_vector", "--control-vector-scaled",
         group="Model", read=readers.scaled_paths, adds=True,
         help="control vectors to add, each as PATH:SCALE, separated by commas"),
+    _flag("spec_type", "--spec-default", group="Drafts", read=None,
+        on=("ngram-mod",), help="the same as --spec-type ngram-mod"),
     _flag("rope_freq_scale", "--rope-scale LLAMA_ARG_ROPE_SCALE",
         group="Long contexts", read=readers.inverse,
         help="factor by which the context is extended: 1 divided by --rope-freq-scale"),

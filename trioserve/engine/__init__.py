@@ -14,6 +14,7 @@ from trioserve.engine.backend import Backend
 from trioserve.engine.cache.checkpoints import CheckpointRules
 from trioserve.engine.cache.prefix_cache import MAX_IDLE
 from trioserve.engine.drafter import Drafter, DraftRequest
+from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
 from trioserve.engine.embedding.backend import EmbeddingBackend
 from trioserve.engine.embedding.engine import EmbeddingEngine
 from trioserve.engine.engine import Engine
@@ -42,6 +43,8 @@ __all__ = [
     "EmbeddingBackend",
     "EmbeddingEngine",
     "Engine",
+    "NgramDrafter",
+    "NgramRules",
     "PrefillPriority",
     "load_strategy",
 ]

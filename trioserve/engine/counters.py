@@ -11,9 +11,12 @@ class Counters:
     """Totals since the start of an engine. Used from the inference thread."""
 
     __slots__ = (
+        "_accepted",
         "_busy_slots",
         "_cached_tokens",
         "_decodes",
+        "_drafted",
+        "_drafts",
         "_n_tokens_max",
         "_predicted_tokens",
         "_prompt_queries",
@@ -28,6 +31,7 @@ class Counters:
         self._tick_s = self._prompt_s = 0.0
         self._prompt_tokens = self._prompt_queries = self._cached_tokens = 0
         self._predicted_tokens = self._n_tokens_max = 0
+        self._drafts = self._drafted = self._accepted = 0
 
     def count_tick(self, seconds: float) -> None:
         """Count a tick, whatever came of it."""
@@ -52,6 +56,9 @@ class Counters:
         if run.admitted_at is not None:
             self._predicted_tokens += run.n_output
             self._n_tokens_max = max(self._n_tokens_max, len(run.keys))
+            self._drafts += run.n_drafts
+            self._drafted += run.n_drafted
+            self._accepted += run.n_accepted
 
     def status(self, scheduler: Scheduler) -> EngineCounters:
         """Sum up, with the runs that have not ended."""
@@ -67,6 +74,9 @@ class Counters:
             cached_tokens=self._cached_tokens,
             predicted_tokens=self._predicted_tokens + sum(run.n_output for run in scheduler.runs()),
             n_tokens_max=max(self._n_tokens_max, *held),
+            drafts=self._drafts + sum(run.n_drafts for run in scheduler.runs()),
+            draft_tokens=self._drafted + sum(run.n_drafted for run in scheduler.runs()),
+            accepted_tokens=self._accepted + sum(run.n_accepted for run in scheduler.runs()),
             n_cells=scheduler.n_ctx,
             n_cells_used=scheduler.cache.taken,
         )

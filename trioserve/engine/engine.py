@@ -381,9 +381,9 @@ class Engine(Loop):
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
-        n_ctx, now = self.n_ctx_seq, monotonic()
+        n_ctx, drafts, now = self.n_ctx_seq, self.drafts.is_on, monotonic()
         return EngineStatus(
-            slots=tuple(slot.status(n_ctx) for slot in self._scheduler.slots),
+            slots=tuple(one.status(n_ctx, speculative=drafts) for one in self._scheduler.slots),
             waiting=tuple(
                 run.waiting_status(position, now)
                 for position, run in enumerate(self._scheduler.queue(), start=1)

@@ -54,6 +54,7 @@ class Run:
         "n_accepted",
         "n_discarded",
         "n_drafted",
+        "n_drafts",
         "n_prompt",
         "n_reported",
         "n_simple",
@@ -81,7 +82,8 @@ class Run:
         self.places: list[int] = []
         #: Guesses of the tokens that come next. The next tick decodes them after the newest key.
         self.draft: list[TokenId] = []
-        self.n_drafted = self.n_accepted = 0  # tokens of drafts that were decoded; of these, right
+        self.n_drafts = 0  # that were checked
+        self.n_drafted = self.n_accepted = 0  # tokens in them; of these, right
         self.sampler: Sampler | None = None
         self.text = Detokenizer(task.params.stop)
         n_indent = task.params.n_indent

@@ -95,7 +95,7 @@ class Slot:
         if self.kept and self.root.owner != owner:
             raise PermissionDeniedError("The slot holds the text of another API key.")
 
-    def status(self, n_ctx: int) -> SlotStatus:
+    def status(self, n_ctx: int, *, speculative: bool = False) -> SlotStatus:
         """Describe the slot."""
         run = self.run
         return SlotStatus(
@@ -109,6 +109,7 @@ class Slot:
             n_decoded=run.n_output if run else 0,
             paused=run.paused if run else False,
             has_new_line=run.has_new_line if run else False,
+            speculative=speculative,
             task=self.last_task,
         )
 

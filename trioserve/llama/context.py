@@ -62,6 +62,9 @@ _CACHE_TYPES = {
 }
 
 
+#: Rows with logits for the drafts of all slots: 39 MB with a vocabulary of 152,000 tokens.
+DRAFT_ROWS = 64
+
 #: What `llama_decode` returns when its callback says that it should end.
 _INTERRUPTED = 2
 
@@ -172,12 +175,12 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
     n_ctx = config.ctx_size or config.parallel * config.kv_unified_per_slot
     params.n_ctx = _pad(n_ctx or model.info.n_ctx_train)
     params.n_seq_max = sequences(config)
-    # Only the last row of each sequence has logits. By default llama.cpp makes room for those of
-    # every row: 300 MB for 512 rows and 152,000 tokens.
-    params.n_outputs_max = params.n_seq_max
+    # Only the last row of each sequence has logits, and those of drafts. By default llama.cpp makes
+    # room for those of every row: 300 MB for 512 rows and 152,000 tokens.
+    n_draft_rows = DRAFT_ROWS if config.draft_types and model.can_cut else 0
     if config.spec_draft_model is not None:
-        n_rows = config.parallel * (1 + config.spec_draft_n_max)
-        params.n_outputs_max = max(params.n_seq_max, n_rows)
+        n_draft_rows = max(n_draft_rows, config.parallel * config.spec_draft_n_max)
+    params.n_outputs_max = max(params.n_seq_max, config.parallel + n_draft_rows)
     params.n_batch = max(config.batch_size, params.n_outputs_max)
     params.n_ubatch = min(config.ubatch_size, params.n_batch)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:

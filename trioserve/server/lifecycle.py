@@ -17,6 +17,7 @@ from trioserve.engine import (
     MAX_IDLE,
     AnswersFirst,
     AnyBackend,
+    BatchStrategy,
     CheckpointRules,
     EmbeddingBackend,
     EmbeddingEngine,
@@ -27,6 +28,7 @@ from trioserve.engine.loop import Loop
 from trioserve.errors import ModelLoadError
 from trioserve.server.bridge import open_bridge
 from trioserve.server.dispatch import Dispatcher
+from trioserve.server.drafters import ngram_drafters
 
 
 class Loader(Protocol):
@@ -63,22 +65,7 @@ async def running_engine(
     bridge = open_bridge()
     try:
         backend = await load_backend(load, config, on_progress)
-        loop: Loop = (
-            EmbeddingEngine(backend, bridge.notify)
-            if isinstance(backend, EmbeddingBackend)
-            else Engine(
-                backend,
-                strategy,
-                bridge.notify,
-                cache_ram=config.cache_ram * 2**20,
-                max_idle=MAX_IDLE if config.cache_idle_slots else None,
-                checkpoints=CheckpointRules(
-                    per_slot=config.ctx_checkpoints, step=config.checkpoint_min_step
-                ),
-                context_shift=config.context_shift,
-                flush_interval=config.stream_interval_ms / 1e3,
-            )
-        )
+        loop = _make_loop(config, backend, strategy, bridge.notify)
         dispatcher = Dispatcher(
             loop,
             bridge,
@@ -89,6 +76,27 @@ async def running_engine(
             yield loop, dispatcher
     finally:
         bridge.close()
+
+
+def _make_loop(
+    config: Config, backend: AnyBackend, strategy: BatchStrategy, notify: Callable[[], None]
+) -> Loop:
+    if isinstance(backend, EmbeddingBackend):
+        return EmbeddingEngine(backend, notify)
+    engine = Engine(
+        backend,
+        strategy,
+        notify,
+        cache_ram=config.cache_ram * 2**20,
+        max_idle=MAX_IDLE if config.cache_idle_slots else None,
+        checkpoints=CheckpointRules(
+            per_slot=config.ctx_checkpoints, step=config.checkpoint_min_step
+        ),
+        context_shift=config.context_shift,
+        flush_interval=config.stream_interval_ms / 1e3,
+    )
+    engine.drafts.use([*ngram_drafters(config), *backend.drafters])
+    return engine
 
 
 @asynccontextmanager

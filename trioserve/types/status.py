@@ -75,6 +75,7 @@ class SlotStatus:
     n_decoded: int
     paused: bool
     has_new_line: bool = False  # in the output so far
+    speculative: bool = False  # it may have drafts
     task: Task | None = None  # of an idle slot: the last one
 
 
@@ -105,6 +106,9 @@ class EngineCounters:
     cached_tokens: int = 0  # of these, found in the KV cache or in RAM
     predicted_tokens: int = 0
     n_tokens_max: int = 0  # the longest sequence so far
+    drafts: int = 0  # that were checked
+    draft_tokens: int = 0  # in them
+    accepted_tokens: int = 0  # of these, right
     n_cells: int = 0  # of the KV cache
     n_cells_used: int = 0  # now
 

@@ -148,6 +148,8 @@ class GenerationParams:
 
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
     max_tokens: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: no limit
+    #: The most tokens of each draft; -1: as the server says, 0: there are no drafts.
+    draft_max: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))
     #: Strings that end the output and are not part of it.
     stop: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=are_strings)
     #: Tokens at the beginning that a context shift keeps; -1: the prompt.

@@ -38,9 +38,11 @@ def test_what_was_set_is_given_by_the_names_of_parameters() -> None:
         dry_base=0.5,
         t_max_predict_ms=-1,
         seed=None,
+        **{"speculative.n_max": 4},
     )
     assert parsed.given_params() == {
         "max_tokens": 5,
+        "draft_max": 4,
         "temperature": 0,
         "top_k": 3,
         "stop": ("a",),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from tests.support.engine_harness import Harness
 from tests.support.tick_costs import FlatCosts, SteepCosts
 from trioserve.engine import DraftRequest
@@ -137,3 +139,21 @@ def test_a_shift_of_the_context_is_another_text() -> None:
     harness.run()
     assert harness.finish(1).timings.predicted_n == 21
     assert drafter.forgotten
+
+
+@pytest.mark.parametrize(("draft_max", "n_drafted"), [(-1, 9), (0, 0), (4, 8)])
+def test_a_request_says_how_long_its_drafts_may_be(draft_max: int, n_drafted: int) -> None:
+    harness = start(ScriptedDrafter(rest_of))
+    harness.submit(1, "hello world", draft_max=draft_max)
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+    assert harness.finish(1).timings.draft_n == n_drafted
+    counters = harness.engine.status().counters
+    assert (counters.draft_tokens, counters.accepted_tokens) == (n_drafted, n_drafted)
+    assert bool(counters.drafts) == bool(n_drafted)
+
+
+def test_slots_say_whether_they_may_have_drafts() -> None:
+    assert all(slot.speculative for slot in start(ScriptedDrafter(rest_of)).engine.status().slots)
+    for harness in (start(), start(ScriptedDrafter(rest_of), can_cut=False)):
+        assert not any(slot.speculative for slot in harness.engine.status().slots)

@@ -19,7 +19,7 @@ from trioserve.api.base.readers import Bias
 from trioserve.types import GenerationParams, Grammar, SamplingParams
 
 #: Scalars that are read by fields of their own below.
-_WITH_FIELDS = frozenset({"max_tokens", "n_probs", "return_progress"})
+_WITH_FIELDS = frozenset({"max_tokens", "draft_max", "n_probs", "return_progress"})
 
 #: How the other numbers and booleans of `GenerationParams` and `SamplingParams` are read.
 _SCALARS: Mapping[str, Callable[[Any], Any]] = {
@@ -53,6 +53,7 @@ def _read_scalars(body: Mapping[str, Any]) -> dict[str, Any]:
 #: Fields of a request that are fields of the parameters, too.
 _SHARED = (
     "max_tokens",
+    "draft_max",
     "stop",
     "samplers",
     "dry_sequence_breakers",
@@ -86,6 +87,7 @@ class GenerationRequest:
     max_tokens: int | None = field(
         "n_predict", "max_completion_tokens", "max_tokens", read=readers.max_tokens, default=None
     )
+    draft_max: int | None = field("speculative.n_max", read=readers.draft_max, default=None)
     n: int = field("n_cmpl", "n", read=readers.copies, default=1)
     stop: tuple[str, ...] | None = field(read=readers.words, default=None)
     samplers: tuple[str, ...] | None = field(read=readers.samplers, default=None)

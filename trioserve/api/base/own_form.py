@@ -38,6 +38,7 @@ def own_form(
             request,
             reasoning_format=server.config.reasoning_format,
             end_of_generation=server.model.vocab.end_of_generation,
+            draft_types=server.config.draft_types,
         ),
         "prompt": server.detokenize(prompt),
         "has_new_line": "\n" in text,

@@ -57,6 +57,7 @@ def _in_range_of(cls: type[attrs.AttrsInstance], name: str) -> Callable[[Any], i
 
 #: How many tokens an output may have; -1: no limit.
 max_tokens = _in_range_of(GenerationParams, "max_tokens")
+draft_max = _in_range_of(GenerationParams, "draft_max")
 
 #: How many of something.
 count = integer_in(0)

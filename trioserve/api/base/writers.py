@@ -56,7 +56,13 @@ def timings(value: Timings) -> dict[str, Any]:
         "predicted_ms": value.predicted_ms,
         "predicted_per_token_ms": _ratio(value.predicted_ms, n_decoded),
         "predicted_per_second": _ratio(n_decoded * 1e3, value.predicted_ms),
-    }
+    } | _drafts(value)
+
+
+def _drafts(value: Timings) -> dict[str, int]:
+    if not value.draft_n:
+        return {}
+    return {"draft_n": value.draft_n, "draft_n_accepted": value.draft_n_accepted}
 
 
 def _ratio(a: float, b: float) -> float:
@@ -136,11 +142,13 @@ def generation_settings(
     *,
     reasoning_format: str = "none",
     end_of_generation: Collection[TokenId] = (),
+    draft_types: Collection[str] = (),
 ) -> dict[str, Any]:
     """Write how a request is continued, with all defaults.
 
     Without `request` it is the short form, which llama-server uses where it speaks of no request.
-    `end_of_generation` are the tokens that `ignore_eos` forbids.
+    `end_of_generation` are the tokens that `ignore_eos` forbids, `draft_types` what the server
+    drafts tokens with.
     """
     if reasoning_format == "auto":
         reasoning_format = "deepseek"  # which is the same
@@ -167,7 +175,7 @@ def generation_settings(
         "reasoning_in_content": bool(request and request.stream)
         and reasoning_format == "deepseek-legacy",
         "generation_prompt": "",
-        "speculative.types": "none",
+        "speculative.types": ",".join(draft_types) or "none",
         "timings_per_token": request.timings_per_token if request else False,
         "post_sampling_probs": params.post_sampling_probs,
         "backend_sampling": False,

@@ -117,7 +117,9 @@ async def props() -> Response:
     return json_response(
         {
             "default_generation_settings": {
-                "params": writers.generation_settings(await server.params({})),
+                "params": writers.generation_settings(
+                    await server.params({}), draft_types=server.config.draft_types
+                ),
                 "n_ctx": server.model.n_ctx_seq,
             },
             "total_slots": server.model.n_slots,

@@ -63,7 +63,7 @@ def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
     written: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
-        "speculative": False,
+        "speculative": slot.speculative,
         "is_processing": slot.task_id is not None,
         "state": slot.state,
         "paused": slot.paused,
@@ -81,7 +81,9 @@ def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
         return written | {"next_token": [{"has_next_token": runs, "n_decoded": slot.n_decoded}]}
     limit = slot.task.params.max_tokens
     written |= {
-        "params": writers.generation_settings(slot.task.params),
+        "params": writers.generation_settings(
+            slot.task.params, draft_types=current_server().config.draft_types
+        ),
         "next_token": [
             {
                 "has_next_token": runs,

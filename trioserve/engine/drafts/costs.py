@@ -19,7 +19,7 @@ class TickCosts:
     On a CPU, eight rows may cost as much as one or as eight ones, and that changes with the model,
     its context, and what else the machine does. So a cost that was not measured for a while is
     not known any more. What is not known lies on the line through what is; and where there is no
-    line, a row more costs half of what a row costs.
+    line, a row more is taken to cost half of what a row costs, or what it did when that was known.
     """
 
     #: Share of a new measurement in the average.
@@ -28,16 +28,22 @@ class TickCosts:
     MOST = 2.0
     #: Ticks after which a cost is not known any more.
     TICKS = 128
-    #: What a row more costs, in shares of a row, where only one cost is known.
+    #: So few rows say little of many: the second may cost twice as much as the first, and the next
+    #: thirty next to nothing.
+    FEW = 12
+    #: What a row more costs, in shares of a row, where nothing is known of many.
     GUESS = 0.5
+    #: How slowly the last that was known is forgotten, in ticks.
+    TICKS_TO_FORGET = 1000
 
     def __init__(self) -> None:
         self._costs: dict[int, _Cost] = {}
         self._known: list[int] = []  # their rows, in order
         self._tick = 0
+        self._guess = self.GUESS
 
     def observe(self, n_rows: int, seconds: float) -> None:
-        """Learn from a tick that did nothing but decode so many rows."""
+        """Learn from a tick that computed so many rows."""
         self._tick += 1
         cost = self._costs.get(n_rows)
         if cost is None or self._tick - cost.tick > self.TICKS:
@@ -50,6 +56,11 @@ class TickCosts:
         self._forget()
 
     def _forget(self) -> None:
+        known = self._known
+        if known[-1] - known[0] >= self.FEW:
+            self._guess = self._slope(0, len(known) - 1) * known[0] / self._at(0)
+        else:
+            self._guess += (self.GUESS - self._guess) / self.TICKS_TO_FORGET
         old = [n for n, cost in self._costs.items() if self._tick - cost.tick > self.TICKS]
         for n_rows in old:
             del self._costs[n_rows]
@@ -61,9 +72,9 @@ class TickCosts:
         return n_rows in self._costs
 
     @property
-    def largest(self) -> int:
-        """The most rows that were measured lately; 0: none."""
-        return self._known[-1] if self._known else 0
+    def largest_step(self) -> int:
+        """The most rows to try next: a step into the unknown is not much larger than the last."""
+        return 4 * self._known[-1] + 8 if self._known else 0
 
     def seconds(self, n_rows: int) -> float:
         """What a tick with so many rows costs; 0: nothing is known. More rows never cost less."""
@@ -76,7 +87,12 @@ class TickCosts:
         if place == 0:
             low, at_low, slope = known[0], self._at(0), self._slope(0, len(known) - 1)
             return max(at_low * n_rows / low, at_low + slope * (n_rows - low))
-        slope = self._slope(place - 1, place) if place < len(known) else self._slope(0, place - 1)
+        if place < len(known):
+            slope = self._slope(place - 1, place)
+        else:
+            slope = self._slope(0, place - 1)
+            if known[-1] - known[0] < self.FEW:
+                slope = min(slope, self._slope(0, 0))
         return self._at(place - 1) + slope * (n_rows - known[place - 1])
 
     def _at(self, place: int) -> float:
@@ -85,6 +101,6 @@ class TickCosts:
     def _slope(self, low: int, high: int) -> float:
         """Seconds for a row more, between two costs that are known."""
         if low == high:
-            return self.GUESS * self._at(low) / self._known[low]
+            return self._guess * self._at(low) / self._known[low]
         rows = self._known[high] - self._known[low]
         return max(0.0, self._at(high) - self._at(low)) / rows

@@ -21,6 +21,8 @@ from trioserve.types.prefix import shared_length
 MAX_GUESS = 64
 #: A drafter whose drafts do not pay is asked again after one tick, two, four, up to so many.
 MAX_PAUSE = 256
+#: A tick with fewer tokens of a prompt says nothing of what rows cost.
+MIN_PROMPT = 32
 
 
 @attrs.define
@@ -104,6 +106,11 @@ class Drafts:
         """Ask these, in this order, and no others. To be called before the first tick."""
         self._drafters = tuple(drafters)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether slots may have drafts."""
+        return bool(self._drafters) and self._scheduler.cache.can_cut
+
     def close(self) -> None:
         """Close the drafters."""
         for drafter in self._drafters:
@@ -112,7 +119,7 @@ class Drafts:
     def propose(self) -> None:
         """Give drafts to slots. To be called before `Scheduler.schedule`."""
         self._asking_s = 0.0
-        if not self._drafters:
+        if not self.is_on:
             return
         streams = self._streams()
         n_streams = len(streams)
@@ -129,15 +136,20 @@ class Drafts:
         run = slot.run
         assert run is not None
         n_accepted = shared_length(run.draft, tokens)
+        run.n_drafts += 1
         run.n_drafted += len(run.draft)
         run.n_accepted += n_accepted
         self._scheduler.roll_back(slot, len(run.draft) - n_accepted)
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn what a tick has cost, if it was for no prompt."""
-        if self._drafters and not plan.n_prefill:
-            n_rows = plan.n_cells
-            self.costs.observe(n_rows, max(0.0, seconds - self._asking_s))
+        """Learn what a tick has cost.
+
+        One for a prompt tells about many rows, before any draft has: they are without logits, so
+        somewhat cheaper. One for both would tell too little of either.
+        """
+        is_prompt = plan.n_decode == 0 and plan.n_cells >= MIN_PROMPT
+        if self.is_on and (is_prompt or not plan.n_prefill):
+            self.costs.observe(plan.n_cells, max(0.0, seconds - self._asking_s))
 
     # -- what is known of the slots
 
@@ -201,6 +213,9 @@ class Drafts:
     def _limit(self, stream: _Stream, i: int) -> int:
         """The most tokens of a draft that there is room for, or a guess."""
         room = min(self._scheduler.room_for_draft(stream.slot), stream.run.n_left - 1)
+        draft_max = stream.run.task.params.draft_max
+        if draft_max >= 0:
+            room = min(room, draft_max)
         if self._drafters[i].is_free:
             return min(room, len(stream.known.guesses[i].tokens))
         return max(0, room)

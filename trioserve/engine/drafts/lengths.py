@@ -10,9 +10,12 @@ from trioserve.engine.drafts.costs import TickCosts
 #: What drafts must be expected to bring at least: the rate of a stream, as a logarithm.
 MARGIN = 0.02
 
-#: Rows after which no more are tried, if none of them has made it better. Rows come cheaper in
-#: groups of four or eight.
-PATIENCE = 8
+#: Ticks have so many rows with drafts, or as many as there can be. Rows come cheaper in groups, and
+#: of a few sizes it is soon known what they cost.
+SIZES = frozenset({2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256})
+
+#: A token that is so unlikely to be right is not worth a look.
+LEAST = 0.002
 
 
 class Acceptance:
@@ -24,7 +27,7 @@ class Acceptance:
     #: Share of what was seen before that counts after a mistake.
     MEMORY = 0.6
     #: The most right tokens that count: a text that stops to repeat itself is soon noticed.
-    MOST = 64.0
+    MOST = 256.0
 
     __slots__ = ("_n_right", "_n_wrong")
 
@@ -69,24 +72,24 @@ def share_rows(
     if not costs.is_known(n_rows):
         return shares  # first of all, find out what a tick costs without drafts
     plain = costs.seconds(n_rows)
-    best, best_worth, best_total, gain = list(shares), MARGIN * n_streams, 0, 0.0
+    best, best_worth, gain = list(shares), MARGIN * n_streams, 0.0
     expected = [1.0] * len(limits)  # tokens in this tick
     bring = list(chances)  # the chance that all tokens of a draft are right, and one more
-    # Steps into the unknown are no larger than what is known.
-    most = min(sum(limits), max(1, 2 * costs.largest - n_rows))
+    most = min(sum(limits), costs.largest_step - n_rows)
     for total in range(1, most + 1):
         gains = [
             bring[i] / expected[i] if shares[i] < limits[i] else 0.0 for i in range(len(limits))
         ]
         one = max(range(len(gains)), key=gains.__getitem__)
+        if gains[one] < LEAST:
+            break
         gain += math.log1p(gains[one])
         expected[one] += bring[one]
         bring[one] *= chances[one]
         shares[one] += 1
-        seconds = costs.seconds(n_rows + total) + step_s * max(shares)
-        worth = gain - n_streams * math.log(seconds / plain)
-        if worth > best_worth:
-            best, best_worth, best_total = list(shares), worth, total
-        elif total - best_total > PATIENCE:
-            break
+        if n_rows + total in SIZES or total == most:
+            seconds = costs.seconds(n_rows + total) + step_s * max(shares)
+            worth = gain - n_streams * math.log(seconds / plain)
+            if worth > best_worth:
+                best, best_worth = list(shares), worth
     return best

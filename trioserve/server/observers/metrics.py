@@ -120,6 +120,13 @@ class Metrics:
         yield _total("prefix_cache_hits", "Prompt tokens found in a cache", counters.cached_tokens)
         yield _total("prompt_tokens", "Prompt tokens computed", counters.prompt_tokens)
         yield _total("generation_tokens", "Tokens generated", counters.predicted_tokens)
+        yield _total("spec_decode_num_drafts", "Drafts checked", counters.drafts)
+        yield _total(
+            "spec_decode_num_draft_tokens", "Tokens in these drafts", counters.draft_tokens
+        )
+        yield _total(
+            "spec_decode_num_accepted_tokens", "Tokens accepted of them", counters.accepted_tokens
+        )
         yield _total("ticks", "Ticks of the engine", counters.ticks)
         yield _total("tick_seconds", "Time in ticks", counters.tick_s)
 
@@ -169,9 +176,9 @@ class _LlamaCpp:
             "tokens_predicted_seconds_total": self._predicted_s,
             "n_decode_total": now.decodes,
             "n_tokens_max": now.n_tokens_max,
-            "spec_decode_num_draft_tokens_total": 0,
-            "spec_decode_num_accepted_tokens_total": 0,
-            "spec_decode_num_drafts_total": 0,
+            "spec_decode_num_draft_tokens_total": now.draft_tokens,
+            "spec_decode_num_accepted_tokens_total": now.accepted_tokens,
+            "spec_decode_num_drafts_total": now.drafts,
             "prompt_tokens_seconds": _ratio(n_prompt, prompt_s),
             "predicted_tokens_seconds": _ratio(self._steps, self._steps_s),
             "requests_processing": running,
