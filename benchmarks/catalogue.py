@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from benchmarks.busy import Beside
 from benchmarks.cancel import Cancel
 from benchmarks.chats import Chats
 from benchmarks.scenarios import (
@@ -30,6 +31,7 @@ SCENARIOS: Mapping[str, Callable[[Settings, Sequence[int]], Sequence[Scenario]]]
         Cancel(settings, "decode"),
     ],
     "structured": lambda settings, clients: [Structured(settings)],
+    "busy": lambda settings, clients: [Beside(settings)],
     "idle": lambda settings, clients: [Connections(settings)],
     "waiting": lambda settings, clients: [Connections(settings, waiting=True)],
 }

@@ -44,7 +44,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--trioserve-args", default="", help="more flags for trioserve, as one string")
     add("--llama-server-args", default="", help="more flags for llama-server, as one string")
     add("--both-args", default="", help="more flags for both, as one string")
-    add("-t", "--threads", type=bounded(1, 512), default=2)
+    add("-t", "--threads", type=bounded(1, 512), default=None, help="default: each server's own")
     add("-np", "--slots", type=bounded(1, 256), default=8)
     names = ", ".join(SCENARIOS)
     add("--scenarios", default="streams", help=f"all, or some of: {names}; with commas")

@@ -29,14 +29,15 @@ class Flags:
     """
 
     model: Path
-    threads: int = 2
+    threads: int | None = None  # None: what each server takes by default
     slots: int = 8
     more: tuple[str, ...] = ()  # for both, as they are
 
     def arguments(self) -> list[str]:
         """Return the flags as they go on a command line."""
         pairs = {"-m": self.model, "-t": self.threads, "-np": self.slots}
-        return [str(part) for pair in pairs.items() for part in pair] + list(self.more)
+        given = [pair for pair in pairs.items() if pair[1] is not None]
+        return [str(part) for pair in given for part in pair] + list(self.more)
 
 
 @attrs.frozen

@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 
 from benchmarks import pictures, report
+from benchmarks.busy import busy
 from benchmarks.harness import Flags, all_running, llama_server, trioserve
 from benchmarks.load import Load, bounded, progress, seconds, warm_up
 from benchmarks.rows import BASE, MET, MISSED, QUICK, Check, Row, Sizes, Verdict, judge, rows
@@ -67,12 +68,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=bounded(1, 100), default=5, help="runs of each server, if time allows")
     add("--budget", type=seconds, default=690.0, help="seconds for all; rounds are left out for it")
     add("--max-time", type=seconds, default=60.0, help="seconds for one run of one server")
-    add("-t", "--threads", type=bounded(1, 512), default=2)
+    add("-t", "--threads", type=bounded(1, 512), default=None, help="default: each server's own")
     add("-np", "--slots", type=bounded(1, 256), default=8)
     add("--both-args", default="", help="more flags for both, as one string")
     add("--trioserve-args", default="", help="more flags for trioserve, as one string")
     add("--llama-server-args", default="", help="more flags for llama-server, as one string")
     add("--start-timeout", type=seconds, default=60.0, help="seconds until /health answers 200")
+    add("--busy", type=bounded(0, 512), default=0, help="processes that keep a core busy meanwhile")
     add("--quiet", action="store_true", help="do not report progress on standard error")
     options = parser.parse_args(argv)
     options.rows = keys if options.rows == "all" else options.rows.split(",")
@@ -254,7 +256,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if now >= end:
                 raise TargetError(f"the {options.budget:g} s of --budget were used up before")
-            results += run_row(options, model, row, until, note)
+            with busy(options.busy):
+                results += run_row(options, model, row, until, note)
         except Exception as error:  # whatever went wrong in one row, the others go on
             note(f"  failed: {error!r}")
             text = f"{type(error).__name__}: {error}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from benchmarks.busy import Beside
 from benchmarks.cancel import PHASES, Cancel
 from benchmarks.chats import Chats
 from benchmarks.scenarios import (
@@ -121,6 +122,7 @@ class Sizes:
     long_tokens: int = 400
     cancels: int = 20
     cancel_seconds: float = 20.0
+    busy_tokens: int = 256
     connections: int = 1000
     connection_tokens: int = 320
 
@@ -138,6 +140,7 @@ QUICK = Sizes(
     long_tokens=150,
     cancels=4,
     cancel_seconds=5.0,
+    busy_tokens=32,
     connections=100,
     connection_tokens=100,
 )
@@ -205,6 +208,11 @@ def rows(sizes: Sizes) -> list[Row]:
         check = Check(text=text, metric="schema / plain", bound=0.9, least=True)
         return [(Structured(settings), [check])]
 
+    def beside(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
+        text = "throughput beside a busy process / quiet"
+        check = Check(text=text, metric="busy / quiet", bound=0.6, least=True)
+        return [(Beside(settings, max_tokens=sizes.busy_tokens), [check])]
+
     def connections(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
         checks = [
             Check(text="memory a connection", metric="memory/connection", bound=100, unit="KB"),
@@ -227,6 +235,7 @@ def rows(sizes: Sizes) -> list[Row]:
         Row(key="streams", scenarios=many, every_model=True),
         Row(key="queue", scenarios=queue, every_model=True),
         Row(key="structured", scenarios=schema, every_model=True),
+        Row(key="busy", scenarios=beside, every_model=True),
         Row(key="long-prompt", scenarios=long_prompt),
         Row(key="shared-prefix", scenarios=shared),
         Row(

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from benchmarks import cancel, proof, report
+from benchmarks.busy import Beside, busy
 from benchmarks.catalogue import SCENARIOS
 from benchmarks.chats import Frame, Seen, Turn, frame_of, new_tokens
 from benchmarks.driver import run
@@ -187,6 +188,35 @@ def test_held_connections_are_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = target_of(f"http://127.0.0.1:{listener.getsockname()[1]}").address
         assert run(address, [Plan(hold=True)] * 3).held == 3
+
+
+# -- other busy processes
+
+
+def test_a_stream_is_compared_with_one_beside_others() -> None:
+    settings = Settings(shape=Shape(api="completion"), timeout=10)
+    with serving_bytes(ANSWER, ANSWER, ANSWER) as address:
+        sample = Beside(settings, max_tokens=2).measure(Target("x", address), "seed")
+    numbers = sample.numbers
+    assert (sample.requests, sample.failed, sample.notes) == (2, 0, ())
+    assert numbers["busy / quiet"] == numbers["tokens/s"] / numbers["tokens/s quiet"]
+    broken = plain("500 Internal Server Error", {})
+    with serving_bytes(ANSWER, ANSWER, broken) as address:
+        sample = Beside(settings, max_tokens=2).measure(Target("x", address), "seed")
+    assert (sample.requests, sample.failed) == (2, 1)
+    assert "busy / quiet" not in sample.numbers
+
+
+def test_others_are_busy_for_the_length_of_a_block() -> None:
+    with busy(2) as processes:
+        assert [process.poll() for process in processes] == [None, None]
+    assert None not in [process.poll() for process in processes]
+
+
+def test_servers_have_their_own_number_of_threads_unless_told() -> None:
+    assert Flags(model=Path("m")).arguments() == ["-m", "m", "-np", "8"]
+    flags = Flags(model=Path("m"), threads=3, more=("-x",))
+    assert flags.arguments() == ["-m", "m", "-t", "3", "-np", "8", "-x"]
 
 
 # -- structured output

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +10,15 @@ from trioserve.config import Config
 from trioserve.errors import DecodeInterruptedError, EngineError, ModelLoadError
 from trioserve.llama import context, library, machine
 from trioserve.llama.batch import Batch
-from trioserve.llama.context import Context, generation_params, kv_cache_size, sequences, threads
+from trioserve.llama.context import (
+    Context,
+    generation_params,
+    kv_cache_size,
+    sequences,
+    thread_choices,
+    threads,
+)
+from trioserve.llama.library import lib
 from trioserve.llama.model import Model
 
 
@@ -90,10 +97,40 @@ def test_what_llama_cpp_refuses_says_why(model: Model) -> None:
         make(model, cache_type_v="q8_0", flash_attn="off")
 
 
-def test_threads_are_as_many_as_llama_cpp_takes() -> None:
+def test_there_is_a_thread_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "cpu_quota", lambda: None)
     assert threads(3) == 3
     assert threads(-1) == machine.physical_cores()
-    assert threads(0) == os.cpu_count()
+    assert threads(0) == len(machine.allowed_cpus())
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [(None, (8, 16)), (0.5, (1, 1)), (2.9, (2, 2)), (9.0, (8, 9))]
+)
+def test_a_quota_pays_for_so_many_threads(
+    quota: float | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "physical_cores", lambda: 8)
+    monkeypatch.setattr(context, "allowed_cpus", lambda: range(16))
+    monkeypatch.setattr(context, "cpu_quota", lambda: quota)
+    assert (threads(-1), threads(0)) == expected
+    assert threads(32) == 32
+
+
+def test_only_numbers_that_are_not_configured_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "threads", lambda number: 4 if number < 1 else number)
+    free, four = range(1, 5), range(4, 5)
+    assert thread_choices(Config()) == (free, free)
+    assert thread_choices(Config(threads=3)) == (range(3, 4), range(3, 4))
+    assert thread_choices(Config(threads=0)) == (four, four)
+    assert thread_choices(Config(threads=3, threads_batch=6)) == (range(3, 4), range(6, 7))
+    assert thread_choices(Config(threads_batch=6)) == (free, range(6, 7))
+
+
+def test_the_number_of_threads_can_be_changed(model: Model) -> None:
+    with make(model, threads=3) as made:
+        made.set_threads(2)
+        assert lib.llama_n_threads(made.handle) == lib.llama_n_threads_batch(made.handle) == 2
 
 
 def test_prefill_has_the_threads_of_decode_unless_told(model: Model) -> None:

@@ -260,6 +260,43 @@ def test_hardware_threads_of_a_core_count_once(
     assert machine.physical_cores() == 4
 
 
+def quota_of(cgroups: str, files: dict[str, str], tmp_path: Path) -> float | None:
+    """Return the quota of a process in these cgroups, on a system that has these files."""
+    own = tmp_path / "own"
+    own.write_text(cgroups)
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_OWN_CGROUPS", own)
+        patch.setattr(machine, "_CGROUPS", tmp_path)
+        return machine.cpu_quota()
+
+
+def test_a_quota_is_the_least_of_a_cgroup_and_those_that_it_is_in(tmp_path: Path) -> None:
+    files = {"a/cpu.max": "350000 100000\n", "a/b/cpu.max": "max 100000\n"}
+    assert quota_of("0::/a/b\n", files, tmp_path) == 3.5
+    assert quota_of("0::/a/b/c\n", {"a/b/c/cpu.max": "20000 10000\n"}, tmp_path) == 2
+    assert quota_of("0::/\n", {}, tmp_path) is None
+    # In a container, the root is that of the container, and the path may be one outside.
+    assert quota_of("0::/outside/x\n", {"cpu.max": "50000 100000\n"}, tmp_path) == 0.5
+
+
+def test_a_quota_of_the_first_version_of_cgroups(tmp_path: Path) -> None:
+    cgroups = "5:memory:/a\n4:cpu,cpuacct:/a\n1:name=systemd:/a\n0::/\n"
+    files = {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}
+    assert quota_of(cgroups, files, tmp_path) is None
+    files = {"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}
+    assert quota_of(cgroups, files, tmp_path) == 1.5
+    assert quota_of("4:cpuset:/a\n", {}, tmp_path) is None
+
+
+def test_without_cgroups_there_is_no_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_OWN_CGROUPS", tmp_path / "none")
+    assert machine.cpu_quota() is None
+
+
 def test_free_memory_is_what_the_system_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

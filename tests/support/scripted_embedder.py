@@ -65,6 +65,11 @@ class ScriptedEmbedder(EmbeddingBackend):
         self.failures: list[DecodeError] = []
         self.n_full = 0  # how often there was no room
         self.closed = False
+        self.thread_choices = (range(1, 2), range(1, 2))
+        self.threads: list[int] = []
+
+    def set_threads(self, count: int) -> None:
+        self.threads.append(count)
 
     def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
         return self.vocab.tokenize(query + document)

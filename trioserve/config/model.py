@@ -134,7 +134,8 @@ class ModelConfig(DraftConfig):
     ubatch_size: int = _context(512, "-ub --ubatch-size LLAMA_ARG_UBATCH", min=1, max=2**20,
         help="maximum number of tokens that llama.cpp computes at once: the physical batch")
     threads: int = _context(-1, "-t --threads LLAMA_ARG_THREADS", min=-1, max=512,
-        help="number of CPU threads for decoding; -1 = one per physical core")
+        help="number of CPU threads for decoding; -1 = one per physical core, and fewer while "
+        "other processes use the cores")
     threads_batch: int = _context(-1, "-tb --threads-batch", min=-1, max=512,
         help="number of CPU threads for prompt processing; -1 = the same as --threads")
     flash_attn: str = _context("auto", "-fa --flash-attn LLAMA_ARG_FLASH_ATTN",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trioserve.engine.run import Run
 from trioserve.engine.scheduler import Scheduler
+from trioserve.engine.threads import Threads
 from trioserve.types import EngineCounters
 
 
@@ -60,7 +61,7 @@ class Counters:
             self._drafted += run.n_drafted
             self._accepted += run.n_accepted
 
-    def status(self, scheduler: Scheduler) -> EngineCounters:
+    def status(self, scheduler: Scheduler, threads: Threads) -> EngineCounters:
         """Sum up, with the runs that have not ended."""
         held = (slot.n_held for slot in scheduler.slots)
         return EngineCounters(
@@ -79,4 +80,5 @@ class Counters:
             accepted_tokens=self._accepted + sum(run.n_accepted for run in scheduler.runs()),
             n_cells=scheduler.n_ctx,
             n_cells_used=scheduler.cache.taken,
+            **threads.counters(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.threads import Threads
 from trioserve.engine.work import Plan
 from trioserve.errors import DecodeInterruptedError
 from trioserve.types import Adapters
@@ -12,9 +13,10 @@ MIN_INTERRUPTED = 64
 
 
 class Decoder:
-    """Fills the backend's batch, and decodes it with the right adapters."""
+    """Fills the backend's batch, and decodes it with the right adapters and threads."""
 
     def __init__(self, backend: Backend) -> None:
+        self.threads = Threads(backend)
         self._backend = backend
         self._adapters: Adapters = ()  # that the backend has set
         self._task_id: int | None = None  # whose prompt most of the batch is
@@ -35,7 +37,7 @@ class Decoder:
         if rows[-1] >= MIN_INTERRUPTED and plan.others:  # not on the way of every token
             self._task_id = self._interruptible(plan)
         try:
-            backend.decode()
+            self.threads.run(_n_tokens(plan, rows[-1]), backend.decode)
             self._was_interrupted = False
         except DecodeInterruptedError:
             self._was_interrupted = True
@@ -65,3 +67,9 @@ class Decoder:
             return None
         assert largest.slot.run is not None
         return largest.slot.run.task.id
+
+
+def _n_tokens(plan: Plan, last_row: int) -> int:
+    """Count the tokens of a batch, in which a draft may follow the last row to sample from."""
+    last = plan.others[-1].slot.run if plan.others else None
+    return last_row + 1 + (len(last.draft) if last is not None else 0)

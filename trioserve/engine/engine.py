@@ -388,7 +388,7 @@ class Engine(Loop):
                 run.waiting_status(position, now)
                 for position, run in enumerate(self._scheduler.queue(), start=1)
             ),
-            counters=self._counters.status(self._scheduler),
+            counters=self._counters.status(self._scheduler, self._decoder.threads),
         )
 
     def check_integrity(self) -> None:

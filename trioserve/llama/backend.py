@@ -9,17 +9,17 @@ from weakref import WeakSet
 import structlog
 
 from trioserve.config import ModelConfig
-from trioserve.engine.drafter import Drafter
 from trioserve.errors import InvalidRequestError, ModelLoadError
 from trioserve.llama import control_vector, state_file
 from trioserve.llama.adapters import LoadedAdapters
 from trioserve.llama.batch import Batch
-from trioserve.llama.context import Context, generation_params, threads
+from trioserve.llama.context import Context, generation_params, thread_choices, threads
+from trioserve.llama.draft.drafter import LlamaDrafter
 from trioserve.llama.draft.loading import divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.lazy import matcher_for
 from trioserve.llama.grammar.matcher import CompiledGrammar
-from trioserve.llama.machine import allowed_cpus, free_memory
+from trioserve.llama.machine import free_memory
 from trioserve.llama.model import Model, Progress
 from trioserve.llama.sampling import chain
 from trioserve.llama.sampling.sampler import Sampler
@@ -51,6 +51,7 @@ class LlamaBackend:
         context: Context,
         *,
         n_slots: int,
+        thread_choices: tuple[range, range],
         n_spare_cores: int = 0,
         max_n_ctx_seq: int | None = None,  # None: as in training
         adapters: LoadedAdapters | None = None,
@@ -69,9 +70,10 @@ class LlamaBackend:
         self.n_outputs: int = context.n_outputs
         self._lora = adapters
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
-        self.drafters: Sequence[Drafter] = ()
+        self.drafters: Sequence[LlamaDrafter] = ()
         self.n_slots: int = n_slots
         self.n_spare_cores = n_spare_cores
+        self.thread_choices = thread_choices
         self.n_seqs: int = context.n_seqs
         self.unified: bool = context.unified
         self.can_cut: bool = model.can_cut
@@ -106,12 +108,13 @@ class LlamaBackend:
         except BaseException:
             model.close()
             raise
-        n_spare = max(0, len(allowed_cpus()) - threads(config.threads))
+        n_spare = max(0, threads(0) - threads(config.threads))
         backend = cls(
             model,
             context,
             n_slots=config.parallel,
             n_spare_cores=n_spare,
+            thread_choices=thread_choices(config),
             max_n_ctx_seq=max_n_ctx_seq,
             adapters=adapters,
         )
@@ -131,6 +134,12 @@ class LlamaBackend:
         """
         if self._lora is not None:
             self._lora.use(self._context, adapters)
+
+    def set_threads(self, count: int) -> None:
+        """Compute with so many threads from the next `decode` on."""
+        self._context.set_threads(count)
+        for drafter in self.drafters:
+            drafter.set_threads(count)
 
     def decode(self) -> None:
         """Run the batch.

@@ -6,7 +6,6 @@ What a context is for depends on its parameters. `generation_params` makes those
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -24,7 +23,7 @@ from trioserve.llama import library
 from trioserve.llama.batch import Batch
 from trioserve.llama.interrupt import Interrupt
 from trioserve.llama.library import lib
-from trioserve.llama.machine import free_memory, physical_cores
+from trioserve.llama.machine import allowed_cpus, cpu_quota, free_memory, physical_cores
 from trioserve.llama.memory import Memory
 from trioserve.llama.model import Model, gib
 
@@ -137,6 +136,10 @@ class Context:
                 raise DecodeInterruptedError("The decode was interrupted.")
         raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
 
+    def set_threads(self, count: int) -> None:
+        """Compute with so many threads from the next `decode` on."""
+        lib.llama_set_n_threads(self.handle, count, count)
+
     def interrupt(self) -> None:
         """End the `decode` that runs, or else the next one. From any thread.
 
@@ -187,10 +190,8 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
         # llama.cpp tries out where each physical batch goes before it computes the first of them.
         # Where there is no room for all, cells of the window are gone that were still needed.
         params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_outputs_max)
-    params.n_threads = threads(config.threads)
-    params.n_threads_batch = (
-        params.n_threads if config.threads_batch == -1 else threads(config.threads_batch)
-    )
+    decode_threads, prefill_threads = thread_choices(config)
+    params.n_threads, params.n_threads_batch = decode_threads[-1], prefill_threads[-1]
     params.flash_attn_type = _FLASH_ATTENTION[config.flash_attn]
     params.type_k = _CACHE_TYPES[config.cache_type_k].number
     params.type_v = _CACHE_TYPES[config.cache_type_v].number
@@ -219,10 +220,30 @@ def sequences(config: ModelConfig) -> int:
 
 
 def threads(number: int) -> int:
-    """Resolve a number of threads: -1 is one for each physical core, 0 for each logical CPU."""
+    """Resolve a number of threads: -1 is one for each physical core, 0 for each logical CPU.
+
+    These are the cores that the process may run on, and no more than its quota of CPU time pays
+    for: threads beyond that only use it up sooner, and then all of them stand still.
+    """
     if number > 0:
         return number
-    return physical_cores() if number == -1 else os.cpu_count() or 1
+    count, quota = physical_cores() if number == -1 else len(allowed_cpus()), cpu_quota()
+    return count if quota is None else min(count, max(1, int(quota)))
+
+
+def thread_choices(config: ModelConfig) -> tuple[range, range]:
+    """Return how many threads may decode, and how many may prefill, from the fewest to the most.
+
+    A number that is configured is the only choice.
+    """
+    decode = threads(config.threads)
+    if config.threads != -1:
+        prefill = decode if config.threads_batch == -1 else threads(config.threads_batch)
+        return range(decode, decode + 1), range(prefill, prefill + 1)
+    if config.threads_batch != -1:
+        prefill = threads(config.threads_batch)
+        return range(1, decode + 1), range(prefill, prefill + 1)
+    return range(1, decode + 1), range(1, decode + 1)
 
 
 def kv_cache_size(model: Model, config: ModelConfig, n_ctx: int) -> int:

@@ -13,7 +13,7 @@ from trioserve.config import ModelConfig
 from trioserve.engine.embedding.backend import POOLINGS, EmbeddingBackend, Matrix
 from trioserve.errors import DecodeError, ModelLoadError
 from trioserve.llama.batch import Batch
-from trioserve.llama.context import Context, generation_params
+from trioserve.llama.context import Context, generation_params, thread_choices
 from trioserve.llama.library import lib
 from trioserve.llama.model import Model, Progress
 from trioserve.types import TokenId
@@ -55,6 +55,7 @@ class LlamaEmbedder(EmbeddingBackend):
         self.n_ctx_seq = min(n_ctx_seq, max_n_ctx_seq)
         count = lib.llama_model_n_cls_out if self.pooling == "rank" else lib.llama_model_n_embd_out
         self.width = int(count(model.handle))
+        self.thread_choices = thread_choices(config)
         self._batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         self.batch = self._batch
         self._pairs = _PairTokens.of(model)
@@ -96,6 +97,10 @@ class LlamaEmbedder(EmbeddingBackend):
         ask = tokenize(query, add_special=False, parse_special=False)
         answer = tokenize(document, add_special=False, parse_special=False)
         return (*known.bos, *ask, *known.eos, *known.sep, *answer, *known.eos)
+
+    def set_threads(self, count: int) -> None:
+        """Compute with so many threads from the next batch on."""
+        self._context.set_threads(count)
 
     def compute(self) -> None:
         """Run the batch.

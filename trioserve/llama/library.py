@@ -51,7 +51,7 @@ FUNCTIONS = (
     "llama_sampler_init_temp_ext", "llama_sampler_init_top_k", "llama_sampler_init_top_n_sigma",
     "llama_sampler_init_top_p", "llama_sampler_init_typical", "llama_sampler_init_xtc",
     "llama_sampler_name", "llama_sampler_sample", "llama_set_adapter_cvec",
-    "llama_set_adapters_lora",
+    "llama_set_adapters_lora", "llama_set_n_threads",
     "llama_state_seq_get_data_ext", "llama_state_seq_get_size_ext",
     "llama_state_seq_set_data_ext",
     "llama_supports_gpu_offload", "llama_token_to_piece", "llama_tokenize", "llama_version",

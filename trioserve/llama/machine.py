@@ -1,4 +1,4 @@
-"""The machine: how many cores it has, and how much memory is free."""
+"""The machine: how many cores this process may use, and how much memory is free."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 _CPUS = Path("/sys/devices/system/cpu")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def physical_cores() -> int:
@@ -29,6 +30,44 @@ def allowed_cpus() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def cpu_quota() -> float | None:
+    """Return how many CPUs' worth of time the process's cgroups grant it; None: no limit.
+
+    That is what `docker run --cpus` and the CPU limit of a Kubernetes pod set.
+    """
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            quotas += _quotas(_CGROUPS, path, ("cpu.max",))
+        elif "cpu" in controllers.split(","):
+            quotas += _quotas(_CGROUPS / "cpu", path, ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return min(quotas, default=None)
+
+
+def _quotas(root: Path, path: str, names: tuple[str, ...]) -> list[float]:
+    """Read the quotas of a cgroup and of those that it is in.
+
+    Inside a container, `path` may be what it is outside, and does not exist. The root does.
+    """
+    own = root / path.strip("/")
+    quotas = []
+    for folder in (own, *own.parents):
+        try:
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if int(quota) > 0 and int(period) > 0:
+                quotas.append(int(quota) / int(period))
+        except (OSError, ValueError):
+            pass  # no such cgroup, no such controller there, or "max": no limit
+        if folder == root:
+            break
+    return quotas
 
 
 def free_memory() -> int | None:

@@ -116,6 +116,8 @@ class ScriptedBackend:
         on_rewind: says whether a `rewind` succeeds.
         n_checkpoints: how often `checkpoint_get` was called.
         n_decoded: how many tokens were decoded, all together.
+        thread_choices: how many threads there may be; one by default, and no choice.
+        threads: the numbers of threads that were set.
     """
 
     script: Script = attrs.field(default=parrot, kw_only=False)
@@ -135,6 +137,8 @@ class ScriptedBackend:
         self.vocab = byte_vocab
         self.n_outputs = self.n_batch
         self.n_spare_cores = 0
+        self.thread_choices = (range(1, 2), range(1, 2))
+        self.threads: list[int] = []
         self.unified = self.n_ctx_seq == self.n_ctx
         self.batch = ScriptedBatch(self.n_batch)
         self.sequences: list[list[TokenId]] = [[] for _ in range(self.n_seqs)]
@@ -193,6 +197,12 @@ class ScriptedBackend:
         self.current_adapters = adapters
         if adapters not in self._sets:
             self._sets.append(adapters)
+
+    def set_threads(self, count: int) -> None:
+        """Note it."""
+        assert any(count in choices for choices in self.thread_choices)
+        assert self.threads[-1:] != [count], "a change to what is there"
+        self.threads.append(count)
 
     def decode(self) -> None:
         """Append the batch to the sequences, or fail as told."""

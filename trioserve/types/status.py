@@ -111,6 +111,9 @@ class EngineCounters:
     accepted_tokens: int = 0  # of these, right
     n_cells: int = 0  # of the KV cache
     n_cells_used: int = 0  # now
+    threads: int = 0  # now, of batches with few tokens
+    threads_batch: int = 0  # now, of batches with many
+    thread_changes: int = 0
 
 
 @attrs.frozen(kw_only=True)

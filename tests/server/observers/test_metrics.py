@@ -227,4 +227,5 @@ def test_an_engine_that_has_done_nothing() -> None:
     from trioserve.engine import DecodeMaximal, Engine
 
     engine = Engine(ScriptedBackend(), DecodeMaximal(), lambda: None)
-    assert Counters().status(engine._scheduler) == EngineCounters(n_cells=1024)
+    status = Counters().status(engine._scheduler, engine._decoder.threads)
+    assert status == EngineCounters(n_cells=1024, threads=1, threads_batch=1)

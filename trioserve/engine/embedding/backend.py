@@ -43,6 +43,12 @@ class EmbeddingBackend(abc.ABC):
     n_ctx_seq: int
     #: Whether a text may come in parts, one batch after another. Its tokens see only those before.
     can_split: bool
+    #: How many threads may compute a batch of few tokens, and one of many; see `ThreadedBackend`.
+    thread_choices: tuple[range, range]
+
+    @abc.abstractmethod
+    def set_threads(self, count: int) -> None:
+        """Compute with so many threads from the next batch on."""
 
     @abc.abstractmethod
     def pair(self, query: str, document: str) -> tuple[TokenId, ...]:

@@ -16,6 +16,7 @@ from trioserve.engine.embedding.run import EmbeddingRun, Piece
 from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, Stop, Submit
 from trioserve.engine.loop import Loop
 from trioserve.engine.queue import WaitingQueue
+from trioserve.engine.threads import Threads
 from trioserve.errors import (
     DecodeError,
     EngineError,
@@ -52,6 +53,7 @@ class EmbeddingEngine(Loop):
         self.pooling = backend.pooling
         self.width = backend.width  # numbers in an embedding
         self._backend = backend
+        self._threads = Threads(backend)
         self._waiting: WaitingQueue[EmbeddingRun] = WaitingQueue()
         #: Those that share the batches; the first one begins the next batch.
         self._running: deque[EmbeddingRun] = deque()
@@ -225,7 +227,7 @@ class EmbeddingEngine(Loop):
         """Run the batch; returns whether there are results."""
         assert pieces, "a tick without work: what was let in does not fit"
         try:
-            self._backend.compute()
+            self._threads.run(sum(piece.n_tokens for piece in pieces), self._backend.compute)
         except KVCacheFullError as error:
             if len(pieces) > 1:
                 self._max_pieces = len(pieces) // 2  # nothing was computed: try with less
@@ -309,5 +311,6 @@ class EmbeddingEngine(Loop):
                 prompt_queries=self._counts["prompt_tokens"],
                 n_cells=self._backend.n_ctx,
                 n_cells_used=0 if self._long is None else self._long.stop,
+                **self._threads.counters(),
             ),
         )

@@ -45,7 +45,8 @@ class DraftRules:
 
     They have at most `n_max` tokens, and end before one that is less probable than `p_min`. Those
     with fewer than `n_min` are not used. In a tick, slots that are behind take about `max_s`
-    seconds to catch up. A text has at most `n_ctx_seq` tokens.
+    seconds to catch up. A text has at most `n_ctx_seq` tokens. With `follows_threads`, the draft
+    model computes with as many threads as the other one.
     """
 
     n_max: int
@@ -53,6 +54,7 @@ class DraftRules:
     p_min: float
     max_s: float
     n_ctx_seq: int
+    follows_threads: bool = False
 
 
 @attrs.define
@@ -113,6 +115,11 @@ class LlamaDrafter(Drafter):
     def step_s(self) -> float:
         """Seconds for each token of the longest draft, without catching up."""
         return self._step.seconds
+
+    def set_threads(self, count: int) -> None:
+        """Compute with so many threads from now on, unless they are configured."""
+        if self._rules.follows_threads:
+            self._context.set_threads(count)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[TokenId]]:
         """Guess what follows in each slot: what the draft model finds most probable."""

@@ -73,6 +73,7 @@ def load_drafter(
         p_min=config.spec_draft_p_min,
         max_s=config.max_tick_ms / 2e3,
         n_ctx_seq=min(drafts.n_ctx_seq, model.max_n_ctx_seq(own)),
+        follows_threads=config.spec_draft_threads == config.spec_draft_threads_batch == -1,
     )
     _log.info("draft model", path=model.info.path, n_max=rules.n_max)
     return LlamaDrafter(model, drafts, target.vocab.n_tokens, rules)

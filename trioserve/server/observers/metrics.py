@@ -129,6 +129,9 @@ class Metrics:
         )
         yield _total("ticks", "Ticks of the engine", counters.ticks)
         yield _total("tick_seconds", "Time in ticks", counters.tick_s)
+        yield _gauge("threads", "Threads of ticks with few tokens", counters.threads)
+        yield _gauge("threads_batch", "Threads of ticks with many", counters.threads_batch)
+        yield _total("thread_changes", "Changes of these numbers", counters.thread_changes)
 
 
 def _histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:

@@ -1,0 +1,280 @@
+"""The number of threads, on machines that are simulated: quiet, busy, and now and then busy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from trioserve.engine.thread_governor import (
+    HEAVY,
+    MAX_PAUSE_S,
+    MAX_WAIT_S,
+    WINDOW,
+    ThreadGovernor,
+    Tick,
+)
+
+#: Seconds between two decodes: sampling, and handing the tokens over.
+BETWEEN = 3e-4
+
+
+class Machine:
+    """Cores, other busy processes, and a server that decodes.
+
+    `work` is the CPU time of a tick with one token. Threads that have a core each share it. If
+    there are too few cores, all threads wait for the one without, for a part of `stall` seconds.
+    """
+
+    def __init__(self, cores: int = 2, *, noise: float = 0.1, seed: int = 0) -> None:
+        self.cores = cores
+        self.others = 0
+        self.work = 0.02
+        self.stall = 0.06
+        self.hides_cpu = False  # others slow down a core, and take no CPU time of it
+        self.now = 1000.0
+        self.n_ticks = 0
+        self.choices = range(1, cores + 1)
+        self.governor = ThreadGovernor(self.choices, self.choices)
+        self.random = random.Random(seed)
+        self.noise = noise
+
+    @property
+    def threads(self) -> int:
+        return self.governor.threads[0]
+
+    def cost(self, threads: int, n_tokens: int = 1) -> tuple[float, float]:
+        """Return the seconds of a tick, and its CPU time."""
+        seconds = self.work * (1 + 0.1 * n_tokens) / threads
+        seconds *= self.random.uniform(1, 1 + self.noise)
+        if threads + self.others <= self.cores:
+            return seconds, seconds * threads
+        if self.hides_cpu:
+            return 2 * seconds, 2 * seconds * threads
+        share = self.cores / (threads + self.others)
+        seconds /= share
+        if n_tokens < HEAVY:  # of many tokens, there is much to do between two waits
+            seconds += self.random.uniform(0.3, 1.7) * self.stall
+        return seconds, seconds * threads * share
+
+    def tick(self, n_tokens: int = 1) -> float:
+        """Run one; returns how long it took."""
+        threads = self.governor.choose(n_tokens)
+        assert threads in self.choices
+        seconds, cpu_seconds = self.cost(threads, n_tokens)
+        self.now += seconds
+        self.governor.observe(Tick(n_tokens, seconds, cpu_seconds, self.now))
+        self.now += BETWEEN
+        self.n_ticks += 1
+        return seconds
+
+    def run(self, seconds: float, n_tokens: int = 1) -> list[int]:
+        """Run for a while; returns the threads of each tick."""
+        used, end = [], self.now + seconds
+        while self.now < end:
+            used.append(self.governor.choose(n_tokens))
+            self.tick(n_tokens)
+        return used
+
+    def speed(self, threads: int, n_tokens: int = 1, n: int = 300) -> float:
+        """Return the ticks a second with a number of threads, as the machine is now."""
+        return n / sum(self.cost(threads, n_tokens)[0] + BETWEEN for _ in range(n))
+
+
+def share(used: Iterable[int], threads: int) -> float:
+    used = list(used)
+    return used.count(threads) / len(used)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8, 100])
+def test_a_quiet_machine_is_left_alone(n_tokens: int) -> None:
+    machine = Machine(cores=8, noise=0.3)
+    assert share(machine.run(600, n_tokens), 8) == 1
+    assert machine.governor.changes == 0
+
+
+def test_a_neighbour_comes_and_goes() -> None:
+    machine = Machine()
+    machine.run(60)
+    machine.others = 1
+    machine.run(1.5)
+    assert machine.threads == 1
+    machine.run(20)
+    assert machine.threads == 1
+    machine.others = 0
+    machine.run(20)
+    assert machine.threads == 2
+    assert share(machine.run(600), 2) == 1
+    assert machine.governor.changes == 2
+
+
+def test_one_that_was_there_first() -> None:
+    machine = Machine()
+    machine.others = 1
+    machine.run(1.5)
+    assert machine.threads == 1
+
+
+def test_a_long_time_beside_a_busy_process() -> None:
+    machine = Machine()
+    machine.others = 1
+    machine.run(10)
+    n_ticks, speed = machine.n_ticks, machine.speed(1)
+    used = machine.run(900)
+    assert machine.governor.changes == 1
+    assert share(used, 1) > 0.99
+    assert (machine.n_ticks - n_ticks) / 900 > 0.98 * speed
+
+
+def test_each_number_of_cores_that_is_left() -> None:
+    for others in range(1, 8):
+        machine = Machine(cores=8)
+        machine.others = others
+        machine.run(30)
+        assert machine.threads == 8 - others
+
+
+def test_a_core_that_is_shared_by_hardware_threads() -> None:
+    """Nobody takes CPU time away, but a core is slow."""
+    machine = Machine(cores=4)
+    machine.hides_cpu = True
+    machine.run(5)
+    machine.others = 1
+    machine.run(10)
+    assert machine.threads == 3
+    machine.others = 0
+    machine.run(30)
+    assert machine.threads == 4
+
+
+def test_a_gain_that_is_none() -> None:
+    """Others take CPU time, and fewer threads are no faster: nothing changes, at little cost."""
+    machine = Machine()
+    machine.others, machine.stall = 1, 0.0
+    used = machine.run(600)
+    assert machine.governor.changes == 0
+    assert share(used, 2) > 0.98
+
+
+def test_many_tokens_are_judged_apart() -> None:
+    machine = Machine()
+    machine.others = 1
+    for _ in range(500):
+        machine.tick(1)
+        machine.tick(HEAVY)
+    assert machine.governor.threads == (1, 2)
+
+
+def test_texts_that_grow_are_no_neighbours() -> None:
+    machine = Machine(noise=0.02)
+    used = []
+    for i in range(20_000):
+        used.append(machine.governor.choose(1))
+        machine.work = 0.02 * (1 + i / 2000)
+        machine.tick()
+    assert machine.governor.changes == 0
+    assert share(used, 2) > 0.999
+
+
+def test_a_long_text_is_no_neighbour() -> None:
+    machine = Machine()
+    machine.run(10)
+    used = []
+    for i in range(100):
+        machine.work = 0.02 if i % 2 else 0.08
+        used += machine.run(5)
+    assert machine.governor.changes == 0
+    assert share(used, 2) > 0.98
+
+
+def test_after_a_pause_what_was_seen_before_does_not_count() -> None:
+    machine = Machine()
+    machine.run(1)
+    machine.others = 1
+    while machine.governor.choose(1) == 2:
+        machine.tick()
+    machine.tick()  # of a trial with one thread
+    machine.others = 0
+    machine.now += 2 * MAX_PAUSE_S
+    machine.tick()
+    assert share(machine.run(10), 2) == 1
+    machine.now += 2 * MAX_PAUSE_S
+    for _ in range(10 * WINDOW):  # ticks so rare that there is no window
+        machine.others = 1
+        assert machine.governor.choose(1) == 2
+        machine.now += 2 * MAX_PAUSE_S
+        machine.tick()
+
+
+def test_a_trial_waits_for_ticks_of_its_size() -> None:
+    machine = Machine()
+    machine.run(1)
+    machine.others = 1
+    while machine.governor.choose(1) == 2:
+        machine.tick()
+    assert machine.governor.choose(4) == 2
+    while machine.threads == 2:
+        machine.tick(1)
+        assert machine.governor.choose(4) == machine.threads
+        machine.tick(4)
+
+
+def test_a_fixed_number_stays() -> None:
+    governor = ThreadGovernor(range(3, 4), range(5, 6))
+    assert not governor.adapts
+    assert (governor.choose(1), governor.choose(HEAVY)) == governor.threads == (3, 5)
+    machine = Machine(cores=8)
+    machine.governor = ThreadGovernor(range(1, 9), range(5, 6))
+    assert machine.governor.adapts
+    machine.others = 7
+    machine.run(30, 1)
+    assert share(machine.run(30, HEAVY), 5) == 1
+    assert machine.governor.threads == (1, 5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    cores=st.integers(2, 6),
+    seed=st.integers(0, 2**16),
+    phases=st.lists(
+        st.tuples(st.integers(0, 5), st.floats(0.2, 60), st.sampled_from([1, 3, 8])), max_size=6
+    ),
+)
+def test_it_follows_the_machine_and_does_not_flap(
+    cores: int, seed: int, phases: list[tuple[int, float, int]]
+) -> None:
+    machine = Machine(cores, seed=seed)
+    machine.run(5)
+    for others, seconds, n_tokens in phases:
+        machine.others = min(others, cores - 1)
+        machine.run(seconds, n_tokens)
+    # It settles on the best number, in a time that is bounded whatever was before...
+    machine.run(2 * MAX_WAIT_S + 15)
+    best = max(machine.choices, key=machine.speed)
+    assert machine.threads == best
+    # ...is as fast as that is, and stays there.
+    changes, n_ticks = machine.governor.changes, machine.n_ticks
+    machine.run(120)
+    assert machine.governor.changes == changes
+    assert (machine.n_ticks - n_ticks) / 120 > 0.95 * machine.speed(best)
+    assert changes <= (len(phases) + 1) * 2 * cores
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 20), st.floats(0.05, 20), st.integers(0, 2**16))
+def test_a_neighbour_that_comes_and_goes_all_the_time(busy: float, quiet: float, seed: int) -> None:
+    """It changes rarely, and is no worse than with the fewer threads all the time."""
+    machine = Machine(seed=seed)
+    start = machine.now
+    expected = {1: 0.0, 2: 0.0}
+    for _ in range(int(100 / (busy + quiet)) + 1):
+        for machine.others, seconds in ((1, busy), (0, quiet)):
+            began = machine.now
+            machine.run(seconds)
+            for threads in expected:
+                expected[threads] += machine.speed(threads, n=20) * (machine.now - began)
+    assert machine.n_ticks > 0.9 * expected[1]
+    assert machine.n_ticks > 0.65 * expected[2]
+    assert machine.governor.changes < (machine.now - start) / 2

@@ -1,0 +1,287 @@
+"""`ThreadGovernor`: how many threads compute a tick, on a machine that does other things too.
+
+The threads of a decode wait for each other after every node of its graph. If one of them shares a
+core with another process, all of them stand still while that one runs, and a decode may take a
+hundred times as long. Fewer threads, each with a core to itself, are then much faster.
+
+Threads that wait for each other poll, so on a quiet machine `n` of them use `n` seconds of CPU
+time a second. If they get less, or if ticks take much longer than such ticks did before, a trial
+compares fewer threads with those in use. While there are fewer than the most, a trial compares
+more of them every now and then. A trial takes a few ticks, ends early if it goes badly, and comes
+later and later after others that failed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+#: A batch of so many tokens is heavy: its threads have much to do before they meet.
+HEAVY = 32
+
+#: Ticks that are looked at together: so many, or those of so many seconds.
+WINDOW = 8
+WINDOW_S = 0.3
+#: There is no longer pause between them. After one, the machine may do other things.
+MAX_PAUSE_S = 2.0
+
+#: Ticks are suspicious if the threads did not get so many of the cores that they could have used,
+LOST_CORES = 0.3
+#: or if they take this many times as long as usual.
+SLOW = 1.5
+#: What is usual rises by so much in a window: ticks take longer as texts grow.
+DRIFT = 1.02
+
+#: A trial succeeds if its ticks take at most so much of the time.
+GAIN = 0.9
+#: It ends early if each of its first ticks takes this many times as long.
+HOPELESS = 1.5
+EARLY = 2
+
+#: Seconds between trials. They double with each one that fails.
+MIN_WAIT_S = 0.5
+MAX_WAIT_S = 60.0
+#: More threads were a failure, too, if they did not last for so many seconds.
+LASTING_S = 10.0
+
+
+@attrs.define
+class _Window:
+    """Ticks of about the same size that were computed with the same number of threads."""
+
+    end: float = -math.inf
+    costs: list[float] = attrs.field(factory=list)
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def add(self, tick: Tick) -> None:
+        """Add a tick; after a long pause it is the first one."""
+        if tick.end - tick.seconds - self.end > MAX_PAUSE_S:
+            self.costs.clear()
+            self.seconds = self.cpu_seconds = 0.0
+        self.costs.append(tick.cost)
+        self.seconds += tick.seconds
+        self.cpu_seconds += tick.cpu_seconds
+        self.end = tick.end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough of them to say anything."""
+        return len(self.costs) >= WINDOW or self.seconds >= WINDOW_S
+
+    @property
+    def cost(self) -> float:
+        """What one of them costs."""
+        return sum(self.costs) / len(self.costs)
+
+
+@attrs.frozen
+class Tick:
+    """A tick that was computed."""
+
+    n_tokens: int
+    seconds: float
+    cpu_seconds: float  # used by all threads of the process meanwhile
+    end: float  # when it ended (monotonic)
+
+    @property
+    def size(self) -> int:
+        """The same for ticks with about as many tokens."""
+        return self.n_tokens.bit_length()
+
+    @property
+    def cost(self) -> float:
+        """What is compared. A few tokens take about as long as one, and many do not."""
+        return self.seconds / self.n_tokens if self.n_tokens >= HEAVY else self.seconds
+
+
+@attrs.define
+class _Trial:
+    """Ticks with other threads, and then again with those in use, which cost `usual` before."""
+
+    candidate: int
+    size: int
+    usual: float
+    ticks: _Window
+    again: _Window
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ticks with other threads were computed."""
+        return self.ticks.is_full
+
+    @property
+    def end(self) -> float:
+        """When its last tick ended."""
+        return max(self.ticks.end, self.again.end)
+
+    def add(self, tick: Tick) -> bool | None:
+        """Add a tick; returns whether the trial has succeeded or failed, None while it goes on."""
+        ticks, again = self.ticks, self.again
+        (again if ticks.is_full else ticks).add(tick)
+        if len(ticks.costs) >= EARLY and min(ticks.costs) > HOPELESS * self.usual:
+            return False
+        if not ticks.is_full:
+            return None
+        if ticks.cost > GAIN * self.usual:
+            return False
+        # The machine, or the texts, may have changed in the middle of it.
+        return ticks.cost <= GAIN * again.cost if again.is_full else None
+
+
+@attrs.define
+class _Waits:
+    """When there may be the next trial of a kind."""
+
+    next: float = -math.inf
+    wait: float = MIN_WAIT_S
+    failures: int = 0
+
+    def fail(self, now: float) -> None:
+        """Wait for twice as long."""
+        self.failures += 1
+        self.next = now + self.wait
+        self.wait = min(2 * self.wait, MAX_WAIT_S)
+
+    def reset(self, next_: float) -> None:
+        """Forget that trials have failed."""
+        self.next, self.wait, self.failures = next_, MIN_WAIT_S, 0
+
+
+class _Governed:
+    """The threads of light ticks, or of heavy ones."""
+
+    def __init__(self, choices: range) -> None:
+        self.threads = choices[-1]
+        self.changes = 0
+        self._choices = choices
+        self._trial: _Trial | None = None
+        self._judged = -math.inf  # when the last trial came to its end
+        self._raised = -math.inf  # when one of more threads succeeded
+        self._windows: dict[int, _Window] = {}  # by size, as what follows
+        self._usual: dict[int, float] = {}
+        self._fewer, self._more = _Waits(), _Waits()
+
+    def choose(self, size: int) -> int:
+        """Return the threads for a tick of this size."""
+        trial = self._trial
+        if trial is None or trial.size != size or trial.is_over:
+            return self.threads
+        return trial.candidate
+
+    def observe(self, tick: Tick) -> None:
+        """Learn from a tick."""
+        trial = self._trial
+        if trial is None:
+            self._watch(tick)
+        elif tick.end - tick.seconds - trial.end > MAX_PAUSE_S:
+            self._trial = None  # what was known before it is out of date
+        elif trial.size == tick.size and (succeeded := trial.add(tick)) is not None:
+            self._conclude(trial, succeeded, tick.end)
+
+    def follow(self, threads: int, now: float) -> None:
+        """Take over the number of others, unless trials have lately said what is best here."""
+        if now - self._judged > MAX_WAIT_S:
+            self._change(max(self._choices[0], min(threads, self._choices[-1])))
+            self._more.reset(now + MIN_WAIT_S)
+
+    def _watch(self, tick: Tick) -> None:
+        """Add to the ticks of a window. When it is full, see whether there is to be a trial."""
+        now, size = tick.end, tick.size
+        window = self._windows.setdefault(size, _Window())
+        window.add(tick)
+        if not window.is_full:
+            return
+        del self._windows[size]
+        cost, lost = window.cost, self.threads - window.cpu_seconds / window.seconds
+        usual = self._usual.get(size, cost)
+        self._usual[size] = min(cost, usual * DRIFT)
+        is_slow = cost > SLOW * usual and len(window.costs) == WINDOW
+        threads = self.threads
+        if (lost > LOST_CORES or is_slow) and now >= self._fewer.next:
+            threads = self._with_fewer(lost)
+        if threads == self.threads and now >= self._more.next:
+            threads = self._with_more()
+        if threads != self.threads:
+            self._trial = _Trial(threads, size, cost, _Window(now), _Window(now))
+
+    def _with_fewer(self, lost: float) -> int:
+        """Leave a core to each of the others; or use as many as were granted; or guess."""
+        threads, most = self.threads, self._choices[-1]
+        granted = max(threads - lost, 1e-3)
+        n_others = threads * (most / granted - 1)  # if all are granted the same
+        options = (round(most - n_others), int(granted), threads - 1, threads // 2)
+        option = options[self._fewer.failures % len(options)]
+        return max(self._choices[0], min(option, threads - 1))
+
+    def _with_more(self) -> int:
+        """All there may be, as if whatever took the cores were gone; or one more."""
+        options = (self._choices[-1], self.threads + 1)
+        return min(self._choices[-1], options[self._more.failures % len(options)])
+
+    def _conclude(self, trial: _Trial, succeeded: bool, now: float) -> None:
+        self._trial = None
+        self._judged = now
+        fewer = trial.candidate < self.threads
+        if not succeeded:
+            (self._fewer if fewer else self._more).fail(now)
+            self._usual[trial.size] = trial.usual  # so this is what it costs
+            return
+        self._change(trial.candidate)
+        self.changes += 1
+        self._fewer.reset(now)
+        if not fewer:
+            self._raised = now
+        elif now - self._raised < LASTING_S:
+            self._more.fail(now)
+        else:
+            self._more.reset(now + MIN_WAIT_S)
+
+    def _change(self, threads: int) -> None:
+        self.threads = threads
+        self._trial = None
+        self._windows.clear()
+        self._usual.clear()
+
+
+class ThreadGovernor:
+    """Says how many threads compute a tick. It is used by the inference thread.
+
+    Ticks of few tokens and of many have numbers of their own. Those of many tokens are rarer, so
+    where there is nothing known of them, their number follows the other one.
+
+    Args:
+        light: how many threads a tick of few tokens may have, from the fewest to the most.
+        heavy: how many a tick of many tokens may have.
+    """
+
+    def __init__(self, light: range, heavy: range) -> None:
+        #: Whether there is anything to choose.
+        self.adapts = len(light) > 1 or len(heavy) > 1
+        self._light, self._heavy = _Governed(light), _Governed(heavy)
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """How many threads ticks of few and of many tokens have, trials aside."""
+        return self._light.threads, self._heavy.threads
+
+    @property
+    def changes(self) -> int:
+        """How often a trial has changed them."""
+        return self._light.changes + self._heavy.changes
+
+    def choose(self, n_tokens: int) -> int:
+        """Return how many threads a tick is to have."""
+        kind = self._heavy if n_tokens >= HEAVY else self._light
+        return kind.choose(n_tokens.bit_length())
+
+    def observe(self, tick: Tick) -> None:
+        """Learn from a tick that had the threads of `choose`."""
+        if tick.n_tokens >= HEAVY:
+            self._heavy.observe(tick)
+            return
+        before = self._light.threads
+        self._light.observe(tick)
+        if self._light.threads != before:
+            self._heavy.follow(self._light.threads, tick.end)
