@@ -283,6 +283,7 @@ def test_impossible_shapes_are_refused() -> None:
 
     for change in (
         {"faint_layers": 2},
+        {"bits": 4},
         {"vocab": 100},
         {"width": 65},
         {"heads": 3},

@@ -44,7 +44,7 @@ def test_without_a_draft_model_its_options_have_no_effect(fields: dict[str, obje
 def test_values_that_cannot_be() -> None:
     for fields, message in (
         ({"spec_draft_n_max": 0}, "spec_draft_n_max must be at least 1"),
-        ({"spec_draft_n_min": 4}, "spec_draft_n_min must be at most spec_draft_n_max"),
+        ({"spec_draft_n_min": 17}, "spec_draft_n_min must be at most spec_draft_n_max"),
         ({"spec_draft_p_min": 1.5}, "spec_draft_p_min must be at most 1"),
         ({"spec_draft_override_tensor": ("x",)}, "spec_draft_override_tensor must be PATTERN="),
         ({"embeddings": True}, "spec_draft_model has no effect on embeddings"),

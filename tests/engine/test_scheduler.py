@@ -51,7 +51,7 @@ NGRAMS = NgramRules(name="ngram-mod", n=2, n_max=6, shared=True)
 class Dreamer:
     """Guesses letters that do not depend on much."""
 
-    name, is_free, step_s = "dreamer", False, 0.0
+    name, is_free, step_s, n_max = "dreamer", False, 0.0, 64
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
         return [tuple(b"ABBA"[len(one.keys) % 4 :])[: one.n_max] for one in requests]

@@ -36,10 +36,10 @@ _FOREIGN_DRAFT_TYPES = {
     "ngram-map-k": "ngram-simple has a map of the text, too",
     "ngram-map-k4v": "ngram-simple has a map of the text, too",
     "ngram-cache": "n-grams are learned from requests, not from files",
-    "draft-eagle3": "llama.cpp does not hand out what it needs",
-    "draft-mtp": "llama.cpp does not hand out what it needs",
-    "draft-dflash": "llama.cpp does not hand out what it needs",
-    "draft-dspark": "llama.cpp does not hand out what it needs",
+    "draft-eagle3": "drafts are not made from what the model computes inside",
+    "draft-mtp": "drafts are not made from what the model computes inside",
+    "draft-dflash": "drafts are not made from what the model computes inside",
+    "draft-dspark": "drafts are not made from what the model computes inside",
 }
 
 
@@ -89,9 +89,10 @@ class DraftConfig:
         "-md --model-draft --spec-draft-model LLAMA_ARG_SPEC_DRAFT_MODEL",
         help="path of a GGUF file with a small model of the same vocabulary, which guesses what "
         "the model says next")
-    spec_draft_n_max: int = _draft(3,
+    spec_draft_n_max: int = _draft(16,
         "--spec-draft-n-max LLAMA_ARG_SPEC_DRAFT_N_MAX", min=1, max=1024,
-        help="maximum number of tokens in a draft of the draft model")
+        help="maximum number of tokens in a draft of the draft model; most drafts are shorter, for "
+        "they are as long as it pays")
     spec_draft_n_min: int = _draft(0,
         "--spec-draft-n-min LLAMA_ARG_SPEC_DRAFT_N_MIN", min=0, max=1024,
         help="minimum number of tokens in a draft of the draft model; shorter ones are not used")

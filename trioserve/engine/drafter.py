@@ -47,6 +47,10 @@ class Drafter(Protocol):
         """
 
     @property
+    def n_max(self) -> int:
+        """The most tokens of a guess; it is not asked for more."""
+
+    @property
     def step_s(self) -> float:
         """Seconds for each token of the longest draft, as measured lately; 0: next to none.
 

@@ -181,8 +181,6 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
     # Only the last row of each sequence has logits, and those of drafts. By default llama.cpp makes
     # room for those of every row: 300 MB for 512 rows and 152,000 tokens.
     n_draft_rows = DRAFT_ROWS if config.draft_types and model.can_cut else 0
-    if config.spec_draft_model is not None:
-        n_draft_rows = max(n_draft_rows, config.parallel * config.spec_draft_n_max)
     params.n_outputs_max = max(params.n_seq_max, config.parallel + n_draft_rows)
     params.n_batch = max(config.batch_size, params.n_outputs_max)
     params.n_ubatch = min(config.ubatch_size, params.n_batch)

@@ -20,6 +20,7 @@ class ScriptedDrafter:
 
     name = "scripted"
     step_s = 0.0
+    n_max = 64
 
     def __init__(self, guess: Callable[[str], str], *, is_free: bool = True) -> None:
         self.guess = guess

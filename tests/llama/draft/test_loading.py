@@ -70,10 +70,13 @@ def test_without_a_draft_model_there_is_no_drafter() -> None:
     backend.close()
 
 
-def test_the_other_model_has_logits_for_every_draft(folder: Path) -> None:
+def test_the_other_model_has_logits_for_drafts_and_the_draft_model_has_not(folder: Path) -> None:
     path = folder / "llama.gguf"
-    with load(path, path, kv_unified=False, spec_draft_n_max=7) as backend:
-        assert backend.n_outputs == 2 * 8
+    with load(path, path, kv_unified=False) as backend:
+        assert backend.n_outputs == 2 + context.DRAFT_ROWS
+        (drafter,) = backend.drafters
+        assert isinstance(drafter, LlamaDrafter)
+        assert drafter._context.n_outputs == 2
 
 
 def test_a_draft_model_that_cannot_be_cut(folder: Path) -> None:

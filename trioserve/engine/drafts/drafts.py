@@ -218,7 +218,7 @@ class Drafts:
             room = min(room, draft_max)
         if self._drafters[i].is_free:
             return min(room, len(stream.known.guesses[i].tokens))
-        return max(0, room)
+        return max(0, min(room, self._drafters[i].n_max))
 
     def _make_guesses(self, i: int, streams: list[_Stream], lengths: list[int]) -> None:
         """Have a drafter make guesses of these lengths, where it has none, or is not free."""

@@ -103,6 +103,7 @@ class NgramDrafter:
 
     def __init__(self, rules: NgramRules) -> None:
         self.name = rules.name
+        self.n_max = rules.n_max
         self._rules = rules
         self._own: dict[int, tuple[NgramIndex, CacheRoot]] = {}  # by slot
         self._shared: OrderedDict[CacheRoot, NgramIndex] = OrderedDict()  # the one used last last

@@ -112,6 +112,11 @@ class LlamaDrafter(Drafter):
         return False
 
     @property
+    def n_max(self) -> int:
+        """The most tokens of a draft."""
+        return self._rules.n_max
+
+    @property
     def step_s(self) -> float:
         """Seconds for each token of the longest draft, without catching up."""
         return self._step.seconds

@@ -1,0 +1,157 @@
+"""A model with its draft model: trioserve and llama-server with the same pair, and without.
+
+    python -m benchmarks.gguf_maker --preset pair pair.gguf
+    python -m benchmarks.gguf_maker --preset pair-draft pair-draft.gguf
+    python -m benchmarks.pair --model pair.gguf --draft pair-draft.gguf --llama-server PATH
+
+All four run side by side and are measured in turn. llama-server with the draft model is the base of
+the ratios. Where a batch costs as much as its tokens one after the other, as with many quantized
+models on a CPU, no draft can pay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from benchmarks import report
+from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
+from benchmarks.load import Load, bounded, counts, interleave, progress, warm_up
+from benchmarks.scenarios import Settings, Streams
+from benchmarks.stats import Metric, Sample, worst_failures
+from benchmarks.targets import Target, TargetError, ask, tokens_per_word
+from benchmarks.wire import Shape
+
+_COUNTERS = ("draft_tokens_total", "accepted_tokens_total")
+
+
+@attrs.frozen
+class Drafted:
+    """Streams, and how many of the drafted tokens were accepted."""
+
+    streams: Streams
+
+    metrics = (
+        *Streams.metrics,
+        Metric("drafted / token", "", digits=2),
+        Metric("accepted / drafted", "", more_is_better=True, digits=2),
+    )
+
+    def measure(self, target: Target, seed: str) -> Sample:
+        """Run once."""
+        before = counted(target)
+        sample = self.streams.measure(target, seed)
+        drafted, accepted = (b - a for a, b in zip(before, counted(target), strict=True))
+        if sample.numbers.get("tokens"):
+            sample.numbers["drafted / token"] = drafted / sample.numbers["tokens"]
+        if drafted:
+            sample.numbers["accepted / drafted"] = accepted / drafted
+        return sample
+
+
+def counted(target: Target) -> list[float]:
+    """Read how many tokens a server has drafted and accepted so far; 0 where it does not say."""
+    text = ask(target, "GET", "/metrics")
+    found = [re.search(rf"^\S*num_{name} (\S+)$", text, re.MULTILINE) for name in _COUNTERS]
+    return [float(match[1]) if match else 0.0 for match in found]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pair", description=(__doc__ or "").partition("\n")[0]
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="the GGUF file of the model")
+    add("--draft", type=Path, required=True, help="the GGUF file of its draft model")
+    add("--llama-server", type=Path, default=os.environ.get("LLAMA_SERVER"), help="the program")
+    add("--trioserve-args", default="", help="more flags for trioserve with the draft model")
+    add("--llama-server-args", default="", help="more flags for llama-server with the draft model")
+    add("--both-args", default="", help="more flags for all four, as one string")
+    add("-t", "--threads", type=bounded(1, 512), default=2)
+    add("-np", "--slots", type=bounded(1, 256), default=8)
+    add("--clients", type=counts, default=[1, 8])
+    add("--requests", type=bounded(1, 10_000), default=1, help="for each client")
+    add("--max-tokens", type=bounded(1, 100_000), default=128, help="tokens of each output")
+    add("--rounds", type=bounded(1, 1000), default=5, help="runs of each server")
+    add("--json", type=Path, default=None, help="write all samples to this file")
+    add("--quiet", action="store_true", help="do not report progress on standard error")
+    return parser.parse_args(argv)
+
+
+def commands_of(options: argparse.Namespace) -> list[Command]:
+    """Return how the servers are started, the base of the ratios last.
+
+    Raises:
+        TargetError: llama-server is not there.
+    """
+    pair = f"--metrics -md {shlex.quote(str(options.draft.resolve()))}"
+    commands = [
+        trioserve(f"{pair} {options.trioserve_args}"),
+        attrs.evolve(trioserve("--metrics"), name="trioserve, no draft"),
+    ]
+    if options.llama_server is not None:
+        more = f"{pair} --spec-type draft-simple {options.llama_server_args}"
+        commands += [
+            attrs.evolve(llama_server(options.llama_server, "--metrics"), name="no draft"),
+            llama_server(options.llama_server, more),
+        ]
+    return commands
+
+
+def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[str, object]:
+    """Measure all numbers of clients, print the tables, and return the samples.
+
+    Raises:
+        TargetError: a server does not answer.
+    """
+    settings = Settings(
+        shape=Shape(api="completion", max_tokens=options.max_tokens),
+        words_per_token=1 / tokens_per_word(targets[0]),
+        slots=options.slots,
+    )
+    results: dict[str, object] = {}
+    warm_up(targets, Load(clients=1, shape=settings.shape), 2)
+    for clients in options.clients:
+        scenario = Drafted(Streams(settings, clients, options.requests))
+        name = scenario.streams.name
+        note = progress(options.quiet)
+        samples = interleave(targets, options.rounds, scenario.measure, name, note)
+        results[name] = samples
+        print(report.table(name, scenario.metrics, samples), flush=True)
+        if worst_failures(samples):
+            raise TargetError(f"{name}: requests failed")
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 2 when something could not be measured."""
+    options = parse(argv)
+    flags = Flags(
+        model=options.model.resolve(),
+        threads=options.threads,
+        slots=options.slots,
+        more=tuple(shlex.split(options.both_args)),
+    )
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as logs:
+        try:
+            with all_running(commands_of(options), flags, Path(logs)) as targets:
+                results = measure_all(options, targets)
+        except TargetError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    if options.json is not None:
+        report.write_json(options.json, {"options": report.plain(options), "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
