@@ -11,6 +11,8 @@ from trioserve.engine.thread_governor import HEAVY, LASTING_S
 from trioserve.testing import ScriptedBackend
 
 N_CTX = 2**17
+FEWER = "fewer threads, because other processes use the cores"
+MORE = "more threads again"
 
 
 class Clock:
@@ -56,13 +58,13 @@ def test_an_engine_finds_the_best_number(monkeypatch: pytest.MonkeyPatch) -> Non
         clock.run(2 * LASTING_S)
     counters = clock.harness.engine.status().counters
     assert (counters.threads, counters.threads_batch, counters.thread_changes) == (1, 1, 1)
-    assert [(line["event"], line["threads"]) for line in logs] == [("threads have changed", 1)]
+    assert [(line["event"], line["threads"]) for line in logs] == [(FEWER, 1)]
     clock.others = 0
     with capture_logs() as logs:
         clock.run(4 * LASTING_S)
     counters = clock.harness.engine.status().counters
     assert (counters.threads, counters.thread_changes) == (2, 2)
-    assert [line["threads"] for line in logs] == [2]
+    assert [(line["event"], line["threads"]) for line in logs] == [(MORE, 2)]
 
 
 def test_a_change_that_does_not_last_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -46,7 +46,7 @@ def plain_greedy(plain: PlainLoop, prompt: str) -> list[int]:
     return plain.greedy(plain.tokenize(prompt), N_PREDICT, n_batch=1024).tokens
 
 
-def our_greedy(backend: LlamaBackend, prompt: str) -> list[int]:
+def our_greedy(backend: LlamaBackend, prompt: str, threads: Sequence[int] = ()) -> list[int]:
     tokens = backend.vocab.tokenize(prompt, add_special=True)
     batch, pos, out = backend.batch, len(tokens), []
     backend.seq_rm(0, 0)
@@ -54,7 +54,9 @@ def our_greedy(backend: LlamaBackend, prompt: str) -> list[int]:
     row = batch.extend(tokens, 0, 0)
     batch.want_logits(row)
     with backend.sampler(SamplingParams(temperature=0), tokens) as sampler:
-        for _ in range(N_PREDICT):
+        for i in range(N_PREDICT):
+            if threads:
+                backend.set_threads(threads[i % len(threads)])
             backend.decode()
             token = sampler.sample(row)
             out.append(token)
@@ -73,6 +75,13 @@ def test_greedy_output_equals_the_plain_loop(
     expected = plain_greedy(plain, prompt)
     assert our_greedy(backend, prompt) == expected
     assert our_greedy(backend, prompt) == expected  # and again, in a cache that was used
+
+
+def test_threads_that_change_with_every_tick_make_no_difference(
+    backend: LlamaBackend, plain: PlainLoop
+) -> None:
+    prompt = PROMPTS[4]
+    assert our_greedy(backend, prompt, threads=(2, 1, 3, 1)) == plain_greedy(plain, prompt)
 
 
 def test_the_engine_says_the_same(backend: LlamaBackend, plain: PlainLoop) -> None:

@@ -51,5 +51,8 @@ class Threads:
         if numbers != self._now:
             self._now, self._since = numbers, now
         elif numbers != self._told and now - self._since > LASTING_S:
+            event = "more threads again"
+            if sum(numbers) < sum(self._told):
+                event = "fewer threads, because other processes use the cores"
             self._told = numbers
-            _log.info("threads have changed", threads=numbers[0], threads_batch=numbers[1])
+            _log.info(event, threads=numbers[0], threads_batch=numbers[1])

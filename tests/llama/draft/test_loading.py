@@ -16,6 +16,7 @@ from trioserve.errors import ModelLoadError
 from trioserve.llama import LlamaBackend, context
 from trioserve.llama.draft.drafter import LlamaDrafter
 from trioserve.llama.draft.loading import draft_config
+from trioserve.llama.library import lib
 from trioserve.models import BUNDLED
 
 
@@ -189,3 +190,14 @@ def test_the_draft_model_is_run_as_its_flags_say(folder: Path) -> None:
     assert (own.override_tensor, own.n_cpu_moe) == (("a=CPU",), 4)
     assert (own.ctx_size, own.parallel, own.cache_seqs) == (512, 7, 0)
     assert (own.rope_freq_scale, own.lora, own.swa_full) == (0.5, (), True)
+
+
+@pytest.mark.parametrize(("config", "expected"), [({}, 2), ({"spec_draft_threads": 1}, 1)])
+def test_the_draft_model_follows_the_threads_of_the_other(
+    folder: Path, config: dict[str, object], expected: int
+) -> None:
+    with load(folder / "llama.gguf", folder / "llama.gguf", **config) as backend:
+        backend.set_threads(2)
+        (drafter,) = backend.drafters
+        assert lib.llama_n_threads(backend._context.handle) == 2
+        assert lib.llama_n_threads(drafter._context.handle) == expected
