@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.draft_models import write_weak_draft
 from tests.support.llama_bench import Bench
+from trioserve.engine import DecodeMaximal, Engine
 from trioserve.engine.drafts import drafts
 from trioserve.llama.draft.drafter import LlamaDrafter
 from trioserve.models import BUNDLED
@@ -175,8 +176,8 @@ def test_a_second_turn_goes_on_in_the_draft_model_too(plain: Bench) -> None:
 def test_a_context_that_shifts(draft: str) -> None:
     outputs = []
     for config in ({}, {"spec_draft_model": draft}):
-        bench = Bench(ctx_size=256, parallel=1, context_shift=True, **config)
-        bench.engine._context_shift = True
+        bench = Bench(ctx_size=256, parallel=1, **config)
+        bench.engine = Engine(bench.backend, DecodeMaximal(), lambda: None, context_shift=True)
         bench.submit(1, PROMPTS[3], 300, sampling=ENDLESS)
         bench.run()
         outputs.append(bench.tokens[1])

@@ -14,7 +14,7 @@ from trioserve.config import Config
 from trioserve.engine import DraftRequest
 from trioserve.errors import DecodeError, DecodeInterruptedError, KVCacheFullError
 from trioserve.llama import LlamaBackend
-from trioserve.llama.draft.drafter import LlamaDrafter
+from trioserve.llama.draft.drafter import PIECE_S, LlamaDrafter
 from trioserve.models import BUNDLED
 from trioserve.types import CacheRoot, SamplingParams
 
@@ -66,8 +66,7 @@ class Asked:
         self, *texts: Sequence[int], n: int = 4, root: CacheRoot | None = None, first: int = 0
     ) -> list[list[int]]:
         self.sizes.clear()
-        max_s = self.drafter._rules.max_s
-        self.drafter._token.seconds = max_s / self.piece if self.piece else 0.0
+        self.drafter._token.seconds = PIECE_S / self.piece if self.piece else 0.0
         drafts = self.drafter.propose(
             [DraftRequest(i, keys, root or CacheRoot(), n) for i, keys in enumerate(texts, first)]
         )

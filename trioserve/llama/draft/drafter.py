@@ -34,6 +34,8 @@ from trioserve.types import TokenId
 
 _log = structlog.get_logger("llama")
 
+#: Seconds of a tick in which slots that are behind catch up.
+PIECE_S = 0.025
 #: Share of a new time in an average, and the most that it may be of that average: something else
 #: may have had the core.
 _WEIGHT, _MOST = 0.25, 2.0
@@ -44,15 +46,13 @@ class DraftRules:
     """How drafts are made.
 
     They have at most `n_max` tokens, and end before one that is less probable than `p_min`. Those
-    with fewer than `n_min` are not used. In a tick, slots that are behind take about `max_s`
-    seconds to catch up. A text has at most `n_ctx_seq` tokens. With `follows_threads`, the draft
-    model computes with as many threads as the other one.
+    with fewer than `n_min` are not used. A text has at most `n_ctx_seq` tokens. With
+    `follows_threads`, the draft model computes with as many threads as the other one.
     """
 
     n_max: int
     n_min: int
     p_min: float
-    max_s: float
     n_ctx_seq: int
     follows_threads: bool = False
 
@@ -221,7 +221,7 @@ class LlamaDrafter(Drafter):
     def _catch_up_tokens(self) -> int:
         """How many tokens slots that are behind may decode in a tick, all together."""
         seconds = self._token.seconds
-        return max(FEW + 1, int(self._rules.max_s / seconds)) if seconds else 4 * FEW
+        return max(FEW + 1, int(PIECE_S / seconds)) if seconds else 4 * FEW
 
     # -- the guesses
 

@@ -71,7 +71,6 @@ def load_drafter(
         n_max=config.spec_draft_n_max,
         n_min=config.spec_draft_n_min,
         p_min=config.spec_draft_p_min,
-        max_s=config.max_tick_ms / 2e3,
         n_ctx_seq=min(drafts.n_ctx_seq, model.max_n_ctx_seq(own)),
         follows_threads=config.spec_draft_threads == config.spec_draft_threads_batch == -1,
     )
