@@ -44,11 +44,11 @@ class Words(ByteVocab):
 class QuickSampler:
     """Says the same again and again, in one call that is no Python."""
 
-    __slots__ = ("close", "sample")
+    __slots__ = ("attach", "close", "detach", "sample")
 
     def __init__(self, first: int) -> None:
         self.sample = bytes((first + row) % EOS for row in range(N_BATCH)).__getitem__
-        self.close = int  # does nothing
+        self.attach = self.close = self.detach = int  # do nothing
 
 
 class Metronome(ScriptedBackend):

@@ -60,8 +60,7 @@ _FLAGS = """
 --sleep-idle-seconds
 # a GGML RPC server that dies would hang the server for ever
 --rpc LLAMA_ARG_RPC
-# tokens are sampled on the CPU, in threads, beside the computation; see docs/configuration.md
--bs --backend-sampling LLAMA_ARG_BACKEND_SAMPLING
+# drafts are sampled on the CPU
 --spec-draft-backend-sampling | --no-spec-draft-backend-sampling LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING
 # an output would depend on what the cache holds; see docs/configuration.md
 --cache-reuse LLAMA_ARG_CACHE_REUSE

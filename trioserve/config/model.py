@@ -79,6 +79,14 @@ def _check_pooling(config: ModelConfig) -> None:
         raise ConfigError("spec_type has no effect on embeddings and reranking")
 
 
+def _check_backend_sampling(config: ModelConfig) -> None:
+    if config.backend_sampling and config.draft_types:
+        raise ConfigError("backend_sampling and drafts exclude each other: llama.cpp samples one "
+                          "token of a sequence at a time")  # fmt: skip
+    if config.backend_sampling and config.serves_embeddings:
+        raise ConfigError("backend_sampling has no effect on embeddings and reranking")
+
+
 # -- the fields; not formatted, because a field reads best as its names above its help
 # fmt: off
 
@@ -93,7 +101,7 @@ class ModelConfig(DraftConfig):
 
     CHECKS = (
         _check_alias, _check_overrides, _check_lora, _check_shape, _check_template_variables,
-        _check_pooling, *DraftConfig.CHECKS,
+        _check_pooling, *DraftConfig.CHECKS, _check_backend_sampling,
     )
 
     # -- Model
@@ -160,6 +168,10 @@ class ModelConfig(DraftConfig):
         "-cb --cont-batching | -nocb --no-cont-batching LLAMA_ARG_CONT_BATCHING",
         help="process prompts while other requests generate; without it, they wait until no "
         "request does")
+    backend_sampling: bool = _context(False,
+        "-bs --backend-sampling LLAMA_ARG_BACKEND_SAMPLING",
+        help="sample on the device that computes the logits, where the samplers of a request can; "
+        "for many slots on a GPU")
     strategy: str = _context("decode-maximal", "--strategy TRIOSERVE_STRATEGY",
         help="how a tick is divided between decoding and prompt processing: decode-maximal, "
         "prefill-priority, balanced, or your own class as module:Class")

@@ -105,6 +105,16 @@ class Sampler(Protocol):
         With `post` they are those of a token that is certain.
         """
 
+    def attach(self, seq: int) -> None:
+        """Learn the sequence that the task's tokens are in, so that decodes may sample.
+
+        From the next `sample` on, until `detach`, all rows of the sequence that have logits are
+        sampled, one in a batch, and none with `sample_with_probs`.
+        """
+
+    def detach(self) -> None:
+        """Learn that the sequence is another's from now on."""
+
     def close(self) -> None:
         """Free it. Closing twice is fine."""
 

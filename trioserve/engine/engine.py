@@ -284,6 +284,8 @@ class Engine(Loop):
                 )
             except TrioServeError as error:
                 self._fail(slot, error)
+        if slot.seq is not None:
+            run.attach(slot.seq.id)
         return run.sampler is not None
 
     def _note_admission(self, slot: Slot, run: Run) -> None:

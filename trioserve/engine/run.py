@@ -151,6 +151,11 @@ class Run:
             self._shared[leader.task.id] = shared
         return shared
 
+    def attach(self, seq: int) -> None:
+        """Let decodes of the run's sequence sample, if nothing else is to choose or to be told."""
+        if self.sampler is not None and not self.task.params.n_probs and self.reasoning is None:
+            self.sampler.attach(seq)
+
     def close(self) -> None:
         """Free the sampler. Closing twice is fine."""
         if self.sampler is not None:

@@ -81,6 +81,8 @@ class Slot:
         run, seq = self.run, self.seq
         self.run = self.seq = None
         run.draft = []
+        if run.sampler is not None:
+            run.sampler.detach()
         self.in_decode = False
         self.last_used = tick
         return run, seq

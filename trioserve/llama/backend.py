@@ -22,6 +22,7 @@ from trioserve.llama.grammar.matcher import CompiledGrammar
 from trioserve.llama.machine import free_memory
 from trioserve.llama.model import Model, Progress
 from trioserve.llama.sampling import chain
+from trioserve.llama.sampling.offload import Offload
 from trioserve.llama.sampling.sampler import Sampler
 from trioserve.llama.vocab import Vocab
 from trioserve.types import (
@@ -54,6 +55,7 @@ class LlamaBackend:
         thread_choices: tuple[range, range],
         n_spare_cores: int = 0,
         max_n_ctx_seq: int | None = None,  # None: as in training
+        backend_sampling: bool = False,
         adapters: LoadedAdapters | None = None,
     ) -> None:
         self._model = model
@@ -72,8 +74,10 @@ class LlamaBackend:
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
         self.drafters: Sequence[LlamaDrafter] = ()
         self.n_slots: int = n_slots
-        self.n_spare_cores = n_spare_cores
         self.thread_choices = thread_choices
+        self._offload = Offload(context) if backend_sampling else None
+        # Chains are given to the context by one thread.
+        self.n_spare_cores = 0 if backend_sampling else n_spare_cores
         self.n_seqs: int = context.n_seqs
         self.unified: bool = context.unified
         self.can_cut: bool = model.can_cut
@@ -116,6 +120,7 @@ class LlamaBackend:
             n_spare_cores=n_spare,
             thread_choices=thread_choices(config),
             max_n_ctx_seq=max_n_ctx_seq,
+            backend_sampling=config.backend_sampling,
             adapters=adapters,
         )
         if config.spec_draft_model is not None:
@@ -153,8 +158,11 @@ class LlamaBackend:
         self._context.decode(self.batch)
 
     def interrupt(self) -> None:
-        """End the decode that runs. From any thread."""
-        if self.can_cut:
+        """End the decode that runs. From any thread.
+
+        Not where it samples: what it has drawn is gone, and others would go on with other tokens.
+        """
+        if self.can_cut and self._offload is None:
             self._context.interrupt()
 
     def compile(self, grammar: Grammar, owner: str = "") -> CompiledGrammar:
@@ -195,6 +203,7 @@ class LlamaBackend:
             prompt,
             n_ctx=self.n_ctx_seq,
             matcher=matcher,
+            offload=self._offload,
             on_close=self._samplers.discard,
         )
         self._samplers.add(sampler)

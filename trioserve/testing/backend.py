@@ -109,6 +109,7 @@ class ScriptedBackend:
         current_adapters: those in use.
         n_decodes: how often `decode` was called.
         n_samplers: samplers that are not closed.
+        samplers: those that know the sequence they are for, by its id.
         fail_next: raised by the next `decode`, in place of decoding.
         interrupted: whether the decode that runs, or the next one, ends without an effect.
         on_decode: called with the backend before each decode.
@@ -157,6 +158,7 @@ class ScriptedBackend:
         self.logits: dict[int, tuple[int, int]] = {}
         self.n_decodes = 0
         self.n_samplers = 0
+        self.samplers: dict[int, ScriptedSampler] = {}
         self.closed = False
         self.fail_next: TrioServeError | None = None
         self.interrupted = False

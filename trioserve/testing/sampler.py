@@ -79,13 +79,27 @@ class ScriptedSampler:
         self._adapters = backend.current_adapters
         reply = backend.script(bytes(prompt).decode("utf-8", "replace"))
         self._reply = (_prefix(self._adapters) + reply).encode()
+        self._seq: int | None = None  # that it is told of
         self.closed = False
+
+    def attach(self, seq: int) -> None:
+        """Take the sequence, which no other sampler has."""
+        assert not self.closed and self._seq in (None, seq), "in two sequences"
+        assert self._backend.samplers.setdefault(seq, self) is self, "two for a sequence"
+        self._seq = seq
+
+    def detach(self) -> None:
+        """Give it back."""
+        if self._seq is not None:
+            del self._backend.samplers[self._seq]
+            self._seq = None
 
     def sample(self, row: int) -> TokenId:
         """Look at the KV sequence of the row, and say what comes next."""
         assert not self.closed, "the sampler is closed"
         assert row in self._backend.logits, f"row {row} has no logits"
         seq, n_held = self._backend.logits[row]
+        assert self._seq in (None, seq), "the sampler was told of another sequence"
         held = self._backend.sequences[seq][:n_held]
         made_with = set(self._backend.made_with[seq])
         assert made_with == {self._adapters}, "the KV cache was computed with other adapters"
@@ -118,6 +132,7 @@ class ScriptedSampler:
     def close(self) -> None:
         """Count the sampler as freed."""
         if not self.closed:
+            self.detach()
             self.closed = True
             self._backend.n_samplers -= 1
 

@@ -18,9 +18,12 @@ from trioserve.llama.grammar.masks import Mask
 from trioserve.llama.grammar.matcher import Matcher
 from trioserve.llama.library import lib, short
 from trioserve.llama.sampling import chain
+from trioserve.llama.sampling.offload import Offload, names_of
 from trioserve.llama.sampling.shortlist import Shortlist
 from trioserve.llama.vocab import Vocab
 from trioserve.types import Candidates, SamplingParams, TokenId, TokenProb, TokenProbs
+
+NOT_FINITE = "The model computed logits that are not finite numbers; its file may be damaged."
 
 #: llama.cpp's ``llama_token_data``.
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -51,6 +54,7 @@ class Sampler:
         prompt: what the task begins with; the penalties look back at it.
         n_ctx: how many tokens the task's sequence can hold.
         matcher: follows the output through a grammar; it is closed with the sampler.
+        offload: gives chains to the device; None: it samples on the CPU.
         on_close: called once, when it is closed.
 
     Raises:
@@ -66,9 +70,14 @@ class Sampler:
         *,
         n_ctx: int,
         matcher: Matcher | LazyMatcher | None = None,
+        offload: Offload | None = None,
         on_close: Callable[[Sampler], object] = lambda _: None,
     ) -> None:
         self._context = context
+        # A grammar needs the logits.
+        self._offload = offload if matcher is None else None
+        self._seq: int | None = None  # whose decode samples
+        self._next_seq: int | None = None  # whose decode is to sample from now on
         self._vocab = vocab
         self._on_close = on_close
         self._matcher = matcher
@@ -81,6 +90,18 @@ class Sampler:
             for token in prompt[-size:]:
                 short.llama_sampler_accept(self._chain, token)
 
+    def attach(self, seq: int) -> None:
+        """Let decodes of this sequence sample, from the next `sample` on, where they can."""
+        if self._offload is not None and self._seq is None:
+            self._next_seq = seq
+
+    def detach(self) -> None:
+        """Sample on the CPU: the tokens are in no sequence, or in another one."""
+        self._next_seq = None
+        if self._offload is not None and self._seq is not None:
+            self._chain = self._offload.stop(self._chain, self._seq)
+            self._seq = None
+
     def sample(self, row: int) -> TokenId:
         """Choose a token from the logits of a row of the last batch, and accept it.
 
@@ -91,6 +112,26 @@ class Sampler:
         rows = self._context.rows
         if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
             self._refuse(row)
+        if self._seq is not None:
+            return self._sampled(row)
+        token = self._sample(row)
+        if self._offload is not None and self._next_seq is not None:
+            here = self._offload.start(self._chain, self._next_seq)
+            if here is None:
+                self._seq = self._next_seq
+            else:
+                self._chain, self._offload = here, None
+            self._next_seq = None
+        return token
+
+    def _sampled(self, row: int) -> TokenId:
+        """Take the token that the decode has sampled."""
+        token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
+        if not 0 <= token < self._vocab.n_tokens:
+            raise DecodeError(NOT_FINITE)
+        return token
+
+    def _sample(self, row: int) -> TokenId:
         while True:
             mask = None if self._matcher is None else self._matcher.mask()
             token = self._draw(row) if mask is None else self._constrained(row, mask)
@@ -145,12 +186,12 @@ class Sampler:
 
     def names(self) -> tuple[str, ...]:
         """The samplers of the chain, in order; a ``?`` before a name means "without effect"."""
-        count = lib.llama_sampler_chain_n(self._chain)
-        each = (lib.llama_sampler_chain_get(self._chain, i) for i in range(count))
-        return tuple(lib.llama_sampler_name(sampler).decode() for sampler in each)
+        return names_of(self._chain)
 
     def close(self) -> None:
         """Free it. Closing twice is fine."""
+        if self._chain is not None:
+            self.detach()
         handle, self._chain = self._chain, None
         if handle is not None:
             lib.llama_sampler_free(handle)
@@ -281,9 +322,7 @@ def _check_numbers(logits: NDArray[np.float32]) -> None:
     `argmax` finds the first NaN or the largest: 0.5 µs for 2,048 logits, 14 for 152,000.
     """
     if not math.isfinite(logits[logits.argmax()]):
-        raise DecodeError(
-            "The model computed logits that are not finite numbers; its file may be damaged."
-        )
+        raise DecodeError(NOT_FINITE)
 
 
 def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
