@@ -107,9 +107,9 @@ class _Trial:
     again: _Window
 
     @property
-    def is_over(self) -> bool:
-        """Whether all ticks with other threads were computed."""
-        return self.ticks.is_full
+    def threads(self) -> int | None:
+        """The threads of its next tick; None: those in use."""
+        return None if self.ticks.is_full else self.candidate
 
     @property
     def end(self) -> float:
@@ -166,9 +166,9 @@ class _Governed:
     def choose(self, size: int) -> int:
         """Return the threads for a tick of this size."""
         trial = self._trial
-        if trial is None or trial.size != size or trial.is_over:
+        if trial is None or trial.size != size:
             return self.threads
-        return trial.candidate
+        return trial.threads or self.threads
 
     def observe(self, tick: Tick) -> None:
         """Learn from a tick."""

@@ -112,6 +112,7 @@ class LlamaBackend:
         except BaseException:
             model.close()
             raise
+        # When fewer threads decode, the cores of the others are no more to spare than before.
         n_spare = max(0, threads(0) - threads(config.threads))
         backend = cls(
             model,
