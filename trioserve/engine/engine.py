@@ -248,7 +248,8 @@ class Engine(Loop):
         """Note what was decoded, and go on where there are logits."""
         plan.note(self._scheduler.cache)
         n_steps = len(plan.steps.slots)
-        ready = list(zip(plan.steps.slots, plan.steps.runs, rows[:n_steps], strict=True))
+        ready = list(plan.steps.slots)
+        ready_rows = rows[:n_steps]
         for piece, row in zip(plan.others, rows[n_steps:], strict=True):
             slot, run = piece.slot, piece.slot.run
             assert run is not None
@@ -256,19 +257,20 @@ class Engine(Loop):
                 self._note_prefill(slot, run, piece.n_cells)
                 self._scheduler.note_prefill(slot)
             if piece.in_decode or (slot.n_pending == 0 and self._begins_output(slot, run)):
-                ready.append((slot, run, row))
-        self._go_on(ready)
+                ready.append(slot)
+                ready_rows.append(row)
+        self._go_on(ready, ready_rows)
 
-    def _go_on(self, ready: list[tuple[Slot, Run, int]]) -> None:
-        """Sample for runs, each from its row of logits, and add that to their outputs."""
-        runs = [run for _, run, _ in ready]
-        drawn = self._samplers.draw(runs, [row for _, _, row in ready])
+    def _go_on(self, slots: list[Slot], rows: list[int]) -> None:
+        """Sample for slots, each from its row of logits, and add that to their outputs."""
+        runs = [run for slot in slots if (run := slot.run) is not None]
+        drawn = self._samplers.draw(runs, rows)
         self._outputs.pace = self._strategy.pace
         chunks, others = self._outputs.step(runs, drawn)
         if chunks.task_ids:
             self._fresh.append(chunks)
         for i in others:
-            self._next_tokens(ready[i][0], runs[i], drawn[i])
+            self._next_tokens(slots[i], runs[i], drawn[i])
 
     def _begins_output(self, slot: Slot, run: Run) -> bool:
         """Put a slot into decode, with a sampler; ends a run that is to have no output."""

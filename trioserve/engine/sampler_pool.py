@@ -51,7 +51,7 @@ class SamplerPool:
         if self._threads is None or len(runs) < MIN_PARALLEL:
             return self._draw_all(runs, rows)
         # The first look at a batch's logits puts them in order, so it has to be alone.
-        results = [self._draw(runs[0], rows[0])] * len(runs)
+        results = self._draw_all(runs[:1], rows[:1]) * len(runs)
         parts = [slice(1 + i, None, self._n_threads + 1) for i in range(self._n_threads + 1)]
         others = [
             self._threads.submit(self._draw_all, runs[part], rows[part]) for part in parts[1:]
@@ -68,17 +68,18 @@ class SamplerPool:
             self._threads.shutdown()
 
     def _draw_all(self, runs: Sequence[Run], rows: Sequence[int]) -> list[Drawn]:
-        return [self._draw(run, row) for run, row in zip(runs, rows, strict=True)]
-
-    def _draw(self, run: Run, row: int) -> Drawn:
-        sampler = run.sampler
-        assert sampler is not None
-        try:
-            if run.draft or run.forced or run.task.params.n_probs:
-                return self._draw_several(run, sampler, row)
-            return sampler.sample(row)
-        except TrioServeError as error:
-            return error
+        drawn: list[Drawn] = []
+        for run, row in zip(runs, rows, strict=True):
+            sampler = run.sampler
+            assert sampler is not None
+            try:
+                if run.draft or run.forced or run.task.params.n_probs:
+                    drawn.append(self._draw_several(run, sampler, row))
+                else:
+                    drawn.append(sampler.sample(row))
+            except TrioServeError as error:
+                drawn.append(error)
+        return drawn
 
     def _draw_several(self, run: Run, sampler: Sampler, row: int) -> list[Draw]:
         params, draft = run.task.params, run.draft

@@ -331,9 +331,10 @@ class Scheduler:
 
     def _n_pending(self) -> int:
         """How many cells of all runs are still to be decoded."""
-        busy = [(slot, run) for slot in self.slots if (run := slot.run) is not None]
-        others = [slot.n_pending for slot, run in busy if not slot.in_decode or run.draft]
-        return len(busy) - len(others) + sum(others)  # a token in decode, without a draft
+        others = [
+            slot for slot in self.slots if not slot.in_decode or (slot.run and slot.run.draft)
+        ]
+        return len(self.slots) + sum(slot.n_pending - 1 for slot in others)  # a step has one
 
     def _share(self) -> Plan:
         """Give every decoding slot its token and its draft, and prompts what the strategy says."""

@@ -11,6 +11,7 @@ from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
+from trioserve.types import CellKey
 
 
 @attrs.frozen
@@ -60,17 +61,14 @@ class Steps:
     slots: Sequence[Slot]
     runs: Sequence[Run]
     seqs: Sequence[KVSequence]
+    keys: Sequence[CellKey]  # the newest of each
 
     @classmethod
     def of(cls, slots: Sequence[Slot]) -> Steps:
         """Look at the slots."""
         runs = [slot.run for slot in slots if slot.run is not None]
-        return cls(slots, runs, [slot.seq for slot in slots if slot.seq is not None])
-
-    @property
-    def keys(self) -> list[int]:
-        """The newest key of each."""
-        return [run.keys[-1] for run in self.runs]
+        seqs = [slot.seq for slot in slots if slot.seq is not None]
+        return cls(slots, runs, seqs, [run.keys[-1] for run in runs])
 
     def fill(self, batch: Batch) -> range:
         """Put them into the batch; returns the row of each."""
