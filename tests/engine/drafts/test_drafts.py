@@ -124,6 +124,29 @@ def test_a_drafter_that_takes_time_is_asked_less_and_less_often_where_it_does_no
     assert gaps == [2, 3, 5, 9, 17, 33, 65, 129]
 
 
+def test_a_new_request_expects_what_was_right_of_the_last_ones() -> None:
+    drafter = ScriptedDrafter(lambda text: text.upper()[-1:] * 64, is_free=False)
+    harness = start(drafter, n_ctx=4096)
+    for task_id in (1, 2):
+        harness.submit(task_id, "x" * 100, max_tokens=60)
+        harness.run()
+    first, second = (n_max for _, text, n_max in drafter.asked if len(text) == 101)
+    assert second > 3 * first
+
+
+def test_a_new_request_does_not_try_again_what_did_not_pay() -> None:
+    drafter = ScriptedDrafter(lambda text: "?", is_free=False)
+    harness = start(drafter, n_ctx=4096, costs=SteepCosts())
+    n_asked = []
+    for task_id in (1, 2, 3):
+        harness.submit(task_id, "x" * 100)
+        harness.run()
+        n_asked.append(len(drafter.asked) - sum(n_asked))
+    assert n_asked[0] > 4
+    assert max(n_asked[1:]) <= 2
+    assert {n_max for _, _, n_max in drafter.asked} == {5}
+
+
 def test_a_draft_is_no_longer_than_the_output_may_be() -> None:
     drafter = ScriptedDrafter(rest_of, is_free=False)
     harness = start(drafter)

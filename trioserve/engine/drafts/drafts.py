@@ -19,8 +19,9 @@ from trioserve.types.prefix import shared_length
 
 #: The most tokens of a guess by a drafter that is free. What is right of it is used in many ticks.
 MAX_GUESS = 64
-#: A drafter whose drafts do not pay is asked again after one tick, two, four, up to so many.
-MAX_PAUSE = 256
+#: A drafter whose drafts do not pay is asked again after one tick, two, four, up to so many. It is
+#: asked for so many tokens, because two rows may cost nearly as much as six.
+MAX_PAUSE, PROBE = 256, 5
 #: A tick with fewer tokens of a prompt says nothing of what rows cost.
 MIN_PROMPT = 32
 
@@ -35,21 +36,32 @@ class _Guesses:
     #: Where its drafts do not pay: ticks until it is asked again, and then until the next time.
     wait: int = 0
     pause: int = 1
+    #: What is known of this drafter from all slots, unless it is good for one text or another.
+    general: _Guesses | None = None
 
     def check(self, new: list[TokenId]) -> None:
         """Compare the guess with the tokens that came."""
         n_right = shared_length(self.tokens, new)
         is_wrong = n_right < min(len(self.tokens), len(new))
         self.acceptance.observe(n_right, wrong=is_wrong)
+        if self.general is not None:
+            self.general.acceptance.observe(n_right, wrong=is_wrong)
         self.tokens = [] if is_wrong else self.tokens[n_right:]
 
     def probe(self) -> bool:
-        """Whether to ask for a token although that does not seem to pay: less and less often."""
+        """Whether to ask for some tokens although that does not seem to pay: ever less often."""
         if self.wait:
             self.wait -= 1
             return False
-        self.wait, self.pause = self.pause, min(MAX_PAUSE, 2 * self.pause)
+        self.wait = self.pause
+        self.set_pause(min(MAX_PAUSE, 2 * self.pause))
         return True
+
+    def set_pause(self, pause: int) -> None:
+        """Set the pause after the next probe, for new texts too."""
+        self.pause = pause
+        if self.general is not None:
+            self.general.pause = pause
 
 
 @attrs.define
@@ -99,12 +111,14 @@ class Drafts:
         self._scheduler = scheduler
         self._drafters = tuple(drafters)
         self._known: dict[int, _Drafted] = {}
+        self._general = [_Guesses() for _ in drafters]
         self.costs = TickCosts()
         self._asking_s = 0.0  # what the drafters have taken of this tick
 
     def use(self, drafters: Sequence[Drafter]) -> None:
         """Ask these, in this order, and no others. To be called before the first tick."""
         self._drafters = tuple(drafters)
+        self._general = [_Guesses() for _ in drafters]
 
     @property
     def is_on(self) -> bool:
@@ -164,11 +178,23 @@ class Drafts:
             if run is None or not slot.in_decode or run.paused:
                 continue
             if known is None:
-                guesses = [_Guesses() for _ in self._drafters]
+                guesses = [self._begin(i) for i in range(len(self._drafters))]
                 known = self._known[slot.id] = _Drafted(_key_of(run), len(run.keys), guesses)
             known.check(run)
             streams.append(_Stream(slot, run, known))
         return streams
+
+    def _begin(self, i: int) -> _Guesses:
+        """Expect of a drafter what was seen of it lately, unless that is in the text alone."""
+        if self._drafters[i].is_free:
+            return _Guesses()
+        general = self._general[i]
+        return _Guesses(
+            acceptance=general.acceptance.expectation(),
+            wait=general.pause - 1,
+            pause=general.pause,
+            general=general,
+        )
 
     def _forget(self, slot_id: int) -> None:
         del self._known[slot_id]
@@ -196,9 +222,9 @@ class Drafts:
                 guess = stream.known.guesses[i]
                 guess.tokens = []
                 if lengths[place]:
-                    guess.pause = 1
+                    guess.set_pause(1)
                 elif limits[place] and guess.probe():
-                    lengths[place] = 1
+                    lengths[place] = min(PROBE, limits[place])
             self._make_guesses(i, streams, lengths)
         n_drafted, left = 0, []
         for stream, length in zip(streams, lengths, strict=True):

@@ -29,6 +29,9 @@ class Acceptance:
     #: The most right tokens that count: a text that stops to repeat itself is soon noticed.
     MOST = 256.0
 
+    #: How many tokens count that were seen in other texts.
+    FEW = 4.0
+
     __slots__ = ("_n_right", "_n_wrong")
 
     def __init__(self, n_right: float = 1.0, n_wrong: float = 1.0) -> None:
@@ -40,6 +43,11 @@ class Acceptance:
         if wrong:
             self._n_right *= self.MEMORY
             self._n_wrong = self._n_wrong * self.MEMORY + 1
+
+    def expectation(self) -> Acceptance:
+        """What to expect of another text: the same probability, as if seen in a few tokens."""
+        share = self.FEW / (self._n_right + self._n_wrong)
+        return Acceptance(self._n_right * share, self._n_wrong * share)
 
     @property
     def probability(self) -> float:
