@@ -2,17 +2,19 @@
 
     python -m benchmarks.ticks
 
-In place of a model there is a script, and in place of a GPU a sleep: a decode takes 3 ms, whatever
-is in it, and no time of the CPU. A sampler gives its token in one call of C. What is left of a tick
-is the engine's own Python. Nothing goes over a socket; `load` measures that.
+In place of a model there is a script, and in place of a GPU a pause: a decode takes 3 ms, whatever
+is in it, and leaves the GIL to others. A sampler gives its token in one call of C. What is left of
+a tick is the engine's own Python. Nothing goes over a socket; `load` measures that.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import statistics
 import sys
 import time
+import timeit
 from collections.abc import Sequence
 from functools import partial
 from threading import Thread
@@ -41,6 +43,42 @@ class Words(ByteVocab):
     names = (*pieces[:256], b"<eos>")
 
 
+@attrs.frozen
+class Device:
+    """Takes its time for a decode, while other threads run.
+
+    Args:
+        seconds: how long.
+        polls: whether the thread polls until it is over, as a driver for a GPU does, or sleeps.
+            After a sleep the caches of the CPU are cold, and whatever comes then takes longer.
+    """
+
+    seconds: float
+    polls: bool = False
+    _rounds: int = attrs.field(init=False)
+
+    @_rounds.default
+    def _calibrate(self) -> int:
+        if not self.polls:
+            return 0
+        _compute(1000)
+        work = partial(_compute, 10_000)
+        taken = min(timeit.repeat(work, timer=time.thread_time, number=1))
+        return max(1, int(10_000 * self.seconds / taken))
+
+    def decode(self) -> None:
+        """Take the time."""
+        if self.polls:
+            _compute(self._rounds)
+        else:
+            time.sleep(self.seconds)
+
+
+def _compute(rounds: int) -> None:
+    """Keep this thread busy in C, without the GIL."""
+    hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
+
+
 class QuickSampler:
     """Says the same again and again, in one call that is no Python."""
 
@@ -56,24 +94,24 @@ class Metronome(ScriptedBackend):
 
     Args:
         n_slots: requests at the same time.
-        tick_s: seconds for a decode.
+        device: what decodes.
         n_ticks: decodes to measure, after some to warm up.
     """
 
-    def __init__(self, n_slots: int, tick_s: float, n_ticks: int) -> None:
+    def __init__(self, n_slots: int, device: Device, n_ticks: int) -> None:
         room = N_BATCH + WARM_UP + n_ticks
         super().__init__(n_slots=n_slots, n_ctx=n_slots * room, n_ctx_seq=room, n_batch=N_BATCH)
         self.vocab = Words()
         self.batch = Batch(N_BATCH, n_vocab=self.vocab.n_tokens, n_seqs=n_slots)
         self.unified = True
-        self._tick_s = tick_s
+        self._device = device
         #: Of each decode: how many tokens it had, when it began, and the CPU time that this thread
         #: had used when it began and when it ended.
         self.seen: list[tuple[int, float, float, float]] = []
 
     def decode(self) -> None:
         began, before = time.perf_counter(), time.thread_time()
-        time.sleep(self._tick_s)
+        self._device.decode()
         self.seen.append((len(self.batch), began, before, time.thread_time()))
 
     def sampler(self, params: object, prompt: Sequence[int], constraint: object = None) -> object:
@@ -111,7 +149,7 @@ class Cost:
     loop: float | None = None  # CPU time of the event loop's thread, on average
     tokens_per_event: float | None = None
 
-    def row(self, name: str, tick_s: float) -> list[str]:
+    def row(self, name: str, device: Device) -> list[str]:
         """Return a line of the table."""
         python = self.python
         return [
@@ -120,7 +158,7 @@ class Cost:
             f"{self.tick * 1e3:.2f}",
             f"{python * 1e6:,.0f}",
             f"{python / self.n_slots * 1e6:.2f}",
-            f"{python / tick_s:.1%}",
+            f"{python / device.seconds:.1%}" if device.seconds else "-",
             "-" if self.loop is None else f"{self.loop * 1e6:,.0f}",
             "-" if self.tokens_per_event is None else f"{self.tokens_per_event:.1f}",
         ]
@@ -167,9 +205,9 @@ def prompt_of(slot: int) -> tuple[int, ...]:
     return (slot % 251, slot // 251, *range(14))
 
 
-def measure_engine(n_slots: int, tick_s: float, n_ticks: int) -> Cost:
+def measure_engine(n_slots: int, device: Device, n_ticks: int) -> Cost:
     """Run an engine whose events nobody reads before the end."""
-    backend = Metronome(n_slots, tick_s, n_ticks)
+    backend = Metronome(n_slots, device, n_ticks)
     engine = Engine(backend, DecodeMaximal(), lambda: None)
     params = params_for(n_ticks)
     for slot in range(n_slots):
@@ -184,9 +222,9 @@ def measure_engine(n_slots: int, tick_s: float, n_ticks: int) -> Cost:
     return cost_of(backend)
 
 
-async def measure_server(n_slots: int, tick_s: float, n_ticks: int) -> Cost:
+async def measure_server(n_slots: int, device: Device, n_ticks: int) -> Cost:
     """Run a server, and read the stream of every request in a task of its own."""
-    backend = Metronome(n_slots, tick_s, n_ticks)
+    backend = Metronome(n_slots, device, n_ticks)
     params, n_events, n_tokens = params_for(n_ticks), 0, 0
 
     async def read(slot: int) -> None:
@@ -217,19 +255,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--slots", type=counts, default=[1, 8, 64, 256], help="with commas")
     add("--ticks", type=bounded(10, 100_000), default=300, help="measured in each run")
     add("--tick-ms", type=float, default=3.0, help="what a decode takes")
+    add("--poll", action="store_true", help="wait for it as for a GPU: by polling, not asleep")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse(argv)
-    tick_s = options.tick_ms / 1e3
+    device = Device(options.tick_ms / 1e3, options.poll)
     rows = [HEAD]
     for n_slots in options.slots:
-        rows.append(measure_engine(n_slots, tick_s, options.ticks).row("engine", tick_s))
+        rows.append(measure_engine(n_slots, device, options.ticks).row("engine", device))
     for n_slots in options.slots:
-        served = trio.run(partial(measure_server, n_slots, tick_s, options.ticks))
-        rows.append(served.row("server", tick_s))
+        served = trio.run(partial(measure_server, n_slots, device, options.ticks))
+        rows.append(served.row("server", device))
     print(report.align(rows))
     return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import trio
 
@@ -9,26 +11,35 @@ from benchmarks import ticks
 
 
 def test_an_engine_is_measured_while_all_slots_decode() -> None:
-    cost = ticks.measure_engine(3, 0.0, 40)
+    cost = ticks.measure_engine(3, ticks.Device(0.0), 40)
     assert cost.n_slots == 3
     assert 0 < cost.python <= cost.tick * 1.5  # two clocks
     assert cost.loop is None
 
 
 def test_a_server_is_measured_with_its_event_loop() -> None:
-    cost = trio.run(ticks.measure_server, 3, 0.0, 40)
+    cost = trio.run(ticks.measure_server, 3, ticks.Device(0.0), 40)
     assert cost.loop is not None and cost.loop > 0
     assert cost.tokens_per_event is not None and cost.tokens_per_event >= 1
 
 
 def test_only_ticks_that_decode_all_slots_count() -> None:
-    backend = ticks.Metronome(2, 0.0, 10)
+    backend = ticks.Metronome(2, ticks.Device(0.0), 10)
     backend.seen = [(2, float(i), i * 0.1, i * 0.1 + 0.01) for i in range(ticks.WARM_UP)]
     with pytest.raises(RuntimeError, match="every slot"):
         ticks.cost_of(backend)
     backend.seen += [(2, 100.0, 10.0, 11.0), (2, 103.0, 11.25, 12.0), (1, 106.0, 13.0, 14.0)]
     (tick,) = backend.ticks()
     assert (tick.wall, tick.python) == (3.0, 0.25)
+
+
+def test_a_device_takes_its_time() -> None:
+    for polls in (False, True):
+        device = ticks.Device(0.02, polls)
+        began, before = time.perf_counter(), time.thread_time()
+        device.decode()
+        assert time.perf_counter() - began > 0.01
+        assert (time.thread_time() - before > 0.01) == polls
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
