@@ -16,6 +16,7 @@ from trioserve.engine.cache.checkpoints import CheckpointRules
 from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
 from trioserve.errors import KVCacheFullError, PermissionDeniedError
 from trioserve.testing import ScriptedBackend
+from trioserve.testing.sampler import ScriptedConstraint
 from trioserve.types import (
     AdapterInfo,
     Adapters,
@@ -24,6 +25,7 @@ from trioserve.types import (
     Failed,
     Finished,
     GenerationParams,
+    Grammar,
     Prompt,
     Task,
     Thinking,
@@ -46,6 +48,9 @@ owners = st.sampled_from(["", "", "x"])
 
 
 NGRAMS = NgramRules(name="ngram-mod", n=2, n_max=6, shared=True)
+
+
+ANYTHING = ScriptedConstraint(Grammar("regex", "(.|\\n)*"))
 
 
 class Dreamer:
@@ -81,6 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
     n_adapters = 0
     checkpoints = CheckpointRules(per_slot=0)
     has_drafters = False
+    n_forced = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,6 +103,10 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.backend.n_spare_cores = self.n_spare_cores
         self.backend.on_decode = self.has_room
+        if self.n_forced:
+            self.backend.n_outputs = 6
+            self.backend.n_batch = self.backend.batch.n_batch = 6 + 5 * self.n_forced
+            self.backend.n_forced = lambda said: len(said) % (self.n_forced + 2)
         self.engine = Engine(
             self.backend,
             DecodeMaximal(),
@@ -160,6 +170,7 @@ class EngineMachine(RuleBasedStateMachine):
             client,
             root=CacheRoot(adapters, owner, salt),
             budget=budget,
+            constraint=ANYTHING if self.n_forced else None,
         )
         self.engine.submit(task)
         self.budgets[task_id] = n_thinking
@@ -350,6 +361,24 @@ class AdapterDraftMachine(DraftMachine):
     n_adapters = 2
 
 
+class ForcedMachine(EngineMachine):
+    """The same with a grammar that forces a few tokens at a time."""
+
+    n_forced = 4
+
+
+class ForcedDraftMachine(ForcedMachine):
+    """That with drafters."""
+
+    has_drafters = True
+
+
+class UncuttableForcedMachine(ForcedMachine):
+    """That with a model that can only append or start anew."""
+
+    can_cut = False
+
+
 class NoSpareMachine(EngineMachine):
     """The same with no sequences and no RAM to keep anything in."""
 
@@ -380,3 +409,9 @@ TestDrafts = DraftMachine.TestCase
 TestDrafts.settings = quick
 TestAdapterDrafts = AdapterDraftMachine.TestCase
 TestAdapterDrafts.settings = quick
+TestForced = ForcedMachine.TestCase
+TestForced.settings = quick
+TestForcedDrafts = ForcedDraftMachine.TestCase
+TestForcedDrafts.settings = quick
+TestUncuttableForced = UncuttableForcedMachine.TestCase
+TestUncuttableForced.settings = quick

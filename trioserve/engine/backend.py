@@ -99,6 +99,15 @@ class Sampler(Protocol):
             EngineError: the grammar does not allow it.
         """
 
+    def forced(self, n_max: int) -> list[TokenId]:
+        """Take the tokens that must come next, whatever the logits are, `n_max` at most.
+
+        `sample` would return them one by one. None ends the output.
+
+        Raises:
+            EngineError: the grammar cannot be followed.
+        """
+
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
         """Give the probabilities for a token that comes next without having been sampled.
 

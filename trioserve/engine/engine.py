@@ -96,8 +96,7 @@ class Engine(Loop):
         self._slot_calls = SlotCalls()
         self._strategy = strategy
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
-        n_threads = min(backend.n_spare_cores, backend.n_slots)
-        self._samplers = SamplerPool(n_threads, backend.vocab.end_of_generation)
+        self._samplers = SamplerPool(backend)
         self._counters = Counters()
 
     # -- from any thread
@@ -314,8 +313,9 @@ class Engine(Loop):
         draws = [Draw(drawn)] if isinstance(drawn, int) else drawn
         n_before = len(run.keys)
         chunk = self._outputs.accept(run, draws)
-        if run.draft:
-            self.drafts.settle(slot, run.keys[n_before:][: len(draws) - 1])
+        new = run.keys[n_before:]
+        n_right = self.drafts.settle(slot, new[: len(draws) - 1]) if run.draft else 0
+        run.n_ahead = max(0, len(new) - n_right - 1)
         if chunk is not None:
             self._fresh.append(chunk)
             if len(chunk.tokens) == run.n_output:

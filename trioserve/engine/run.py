@@ -52,6 +52,7 @@ class Run:
         "keys",
         "last_token_at",
         "n_accepted",
+        "n_ahead",
         "n_discarded",
         "n_drafted",
         "n_drafts",
@@ -82,6 +83,8 @@ class Run:
         self.places: list[int] = []
         #: Guesses of the tokens that come next. The next tick decodes them after the newest key.
         self.draft: list[TokenId] = []
+        #: Tokens before the newest one that had to come, so that they are not decoded either.
+        self.n_ahead = 0
         self.n_drafts = 0  # that were checked
         self.n_drafted = self.n_accepted = 0  # tokens in them; of these, right
         self.sampler: Sampler | None = None
@@ -114,6 +117,11 @@ class Run:
         return len(self.keys) + self.n_discarded - self.n_prompt
 
     @property
+    def n_more(self) -> int:
+        """How many tokens a tick decodes in decode, beside the newest one."""
+        return self.n_ahead + len(self.draft)
+
+    @property
     def n_left(self) -> int:
         """How many tokens the output may still have."""
         n_max = self.task.params.max_tokens
@@ -136,6 +144,7 @@ class Run:
         del self.keys[n_keep : n_keep + n_discard]
         self.places = []
         self.n_discarded += n_discard
+        self.n_ahead = 0
         self.n_simple = 0
 
     def close_thinking(self) -> None:

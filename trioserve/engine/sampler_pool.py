@@ -7,13 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 
-from trioserve.engine.backend import Sampler
+from trioserve.engine.backend import Backend, Sampler
 from trioserve.engine.run import Run
 from trioserve.errors import TrioServeError
 from trioserve.types import GenerationParams, TokenId, TokenProbs
 
 #: With fewer tokens in a tick, handing them out takes longer than sampling them.
 MIN_PARALLEL = 4
+#: The most tokens to take at once that a grammar leaves no choice about: what a tick may have of a
+#: prompt beside streams, whatever it costs.
+MAX_AHEAD = 16
 
 
 @attrs.frozen
@@ -32,20 +35,24 @@ class SamplerPool:
     """Samples for many runs at once. Samplers are C, and release the GIL.
 
     Args:
-        n_threads: threads to use beside the caller's; 0: none.
-        end_of_generation: tokens after which nothing is sampled, even if a draft goes on.
+        backend: whose samplers they are. The cores that it leaves to others are used.
     """
 
-    def __init__(self, n_threads: int, end_of_generation: frozenset[TokenId] = frozenset()) -> None:
-        self._n_threads = n_threads
-        self._ends = end_of_generation
+    def __init__(self, backend: Backend) -> None:
+        self._n_threads = n_threads = min(backend.n_spare_cores, backend.n_slots)
+        self._ends = backend.vocab.end_of_generation  # nothing is sampled after one of them
+        self._n_ctx_seq = backend.n_ctx_seq
+        # The next tick must have room for those of all slots, beside all rows with logits.
+        n_left = backend.n_batch - backend.n_outputs
+        self._n_ahead = min(MAX_AHEAD, n_left // backend.n_slots)
         self._threads = ThreadPoolExecutor(n_threads, "trioserve-sampler") if n_threads else None
 
     def draw(self, runs: Sequence[Run], rows: Sequence[int]) -> list[Drawn]:
         """Sample for each run, from its row of logits.
 
         That is one token, and where the run has a draft, one more for each token of it that was
-        sampled, too; the rows of the draft follow. An error is that of one run; the others have
+        sampled, too; the rows of the draft follow. After each one come those that a grammar leaves
+        no choice about. An error is that of one run; the others have
         their tokens.
         """
         if self._threads is None or len(runs) < MIN_PARALLEL:
@@ -73,7 +80,8 @@ class SamplerPool:
             sampler = run.sampler
             assert sampler is not None
             try:
-                if run.draft or run.forced or run.task.params.n_probs:
+                task = run.task
+                if run.draft or run.forced or task.params.n_probs or task.constraint is not None:
                     drawn.append(self._draw_several(run, sampler, row))
                 else:
                     drawn.append(sampler.sample(row))
@@ -84,7 +92,10 @@ class SamplerPool:
     def _draw_several(self, run: Run, sampler: Sampler, row: int) -> list[Draw]:
         params, draft = run.task.params, run.draft
         draws: list[Draw] = []
+        tokens: list[TokenId] = []
+        first = row
         while True:
+            row = first + len(draws)
             if run.forced:
                 token = run.forced.popleft()
                 draw = Draw(token, _force(sampler, token, row, params))
@@ -93,12 +104,20 @@ class SamplerPool:
             else:
                 post = params.post_sampling_probs
                 draw = Draw(*sampler.sample_with_probs(row, params.n_probs, post=post))
-            draws.append(draw)
-            if len(draws) > len(draft) or draw.token != draft[len(draws) - 1]:
+            tokens.append(draw.token)
+            ahead = self._take_forced(run, sampler, tokens)
+            tokens += ahead
+            draws += [draw, *map(Draw, ahead)]
+            if draw.token in self._ends or draft[: len(tokens)] != tokens:
                 return draws
-            if draw.token in self._ends:
-                return draws
-            row += 1
+
+    def _take_forced(self, run: Run, sampler: Sampler, tokens: list[TokenId]) -> Sequence[TokenId]:
+        """Take the tokens that must follow those of this tick, unless something else chooses."""
+        params = run.task.params
+        if run.task.constraint is None or run.forced or params.n_probs or not run.is_free:
+            return ()
+        n_max = min(self._n_ahead, self._n_ctx_seq - len(run.keys) - len(tokens))
+        return sampler.forced(n_max) if n_max > 0 and tokens[-1] not in self._ends else ()
 
 
 def _force(

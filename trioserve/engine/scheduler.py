@@ -332,7 +332,7 @@ class Scheduler:
     def _n_pending(self) -> int:
         """How many cells of all runs are still to be decoded."""
         others = [
-            slot for slot in self.slots if not slot.in_decode or (slot.run and slot.run.draft)
+            slot for slot in self.slots if not slot.in_decode or (slot.run and slot.run.n_more)
         ]
         return len(self.slots) + sum(slot.n_pending - 1 for slot in others)  # a step has one
 
@@ -344,7 +344,7 @@ class Scheduler:
         for slot in turn:
             if not slot.in_decode:
                 prompts.append(slot)
-            elif slot.run is not None and slot.run.draft:
+            elif slot.run is not None and slot.run.n_more:
                 drafts.append(Work(slot, slot.n_pending, True))
             else:
                 steps.append(slot)
@@ -388,7 +388,7 @@ class Scheduler:
             assert slot.run.keys[: slot.n_held] == slot.seq.held, "the cache is another text's"
             assert slot.n_pending >= 1, "nothing left to decode"
             assert slot.in_decode or not slot.run.draft
-            assert slot.n_pending == 1 + len(slot.run.draft) or not slot.in_decode
+            assert slot.n_pending == 1 + slot.run.n_more or not slot.in_decode
         self.cache.check_integrity()
 
 

@@ -80,7 +80,7 @@ class Slot:
         assert self.run is not None and self.seq is not None
         run, seq = self.run, self.seq
         self.run = self.seq = None
-        run.draft = []
+        run.draft, run.n_ahead = [], 0
         if run.sampler is not None:
             run.sampler.detach()
         self.in_decode = False

@@ -31,15 +31,12 @@ class Work:
         run, seq = self.slot.run, self.slot.seq
         assert run is not None and seq is not None
         start = len(seq.held)
-        pos, stop = seq.position(start), start + self.n_cells
-        if run.draft:
-            row = batch.add(run.keys[start], pos, seq.id, logits=True)
-            for i, guess in enumerate(run.draft, start=1):
-                batch.add(guess, pos + i, seq.id, logits=True)
-            return row
-        row = batch.extend(run.keys[start:stop], pos, seq.id)
-        if stop == len(run.keys):
+        pos, keys = seq.position(start), run.keys[start : start + self.n_cells]
+        row = batch.extend(keys, pos, seq.id)
+        if start + len(keys) == len(run.keys):
             batch.want_logits(row)
+        for i, guess in enumerate(run.draft, start=len(keys)):
+            batch.add(guess, pos + i, seq.id, logits=True)
         return row
 
     def note(self, cache: PrefixCache) -> None:
@@ -48,6 +45,7 @@ class Work:
         assert run is not None and seq is not None
         start = len(seq.held)
         cache.append(seq, run.keys[start : start + self.n_cells] + run.draft)
+        run.n_ahead = 0
 
 
 @attrs.frozen

@@ -114,6 +114,7 @@ class ScriptedBackend:
         interrupted: whether the decode that runs, or the next one, ends without an effect.
         on_decode: called with the backend before each decode.
         on_compile: called with each grammar, in the thread that compiles it.
+        n_forced: of an output so far, says how many of the next tokens its grammar forces.
         on_rewind: says whether a `rewind` succeeds.
         n_checkpoints: how often `checkpoint_get` was called.
         n_decoded: how many tokens were decoded, all together.
@@ -151,6 +152,7 @@ class ScriptedBackend:
         self._seen: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._borrowed: set[int] = set()  # sequences whose state is another one's, too
         self._copied: set[int] = set()  # those that the next decode fills
+        self.n_forced: Callable[[str], int] = lambda _: 0
         self.on_rewind: Callable[[], bool] = lambda: True
         self.n_checkpoints = 0
         self.n_decoded = 0

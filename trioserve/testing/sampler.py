@@ -124,6 +124,14 @@ class ScriptedSampler:
         self._reply = self._reply[:said] + bytes([token]) + self._reply[said:]
         self._text.append(token)
 
+    def forced(self, n_max: int) -> list[TokenId]:
+        """Say what the backend says has to follow."""
+        n_said = len(self._text) - self._n_prompt
+        rest = self._reply[n_said:]
+        tokens = list(rest[: min(n_max, self._backend.n_forced(self._reply[:n_said].decode()))])
+        self._text += tokens
+        return tokens
+
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
         """Be sure of it."""
         chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)

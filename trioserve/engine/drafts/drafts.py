@@ -145,8 +145,11 @@ class Drafts:
             n_drafted, streams = self._ask(i, streams, n_streams, n_rows)
             n_rows += n_drafted
 
-    def settle(self, slot: Slot, tokens: list[TokenId]) -> None:
-        """Keep a slot's draft in its sequence as far as these tokens came, and cut the rest."""
+    def settle(self, slot: Slot, tokens: list[TokenId]) -> int:
+        """Keep a slot's draft in its sequence as far as these tokens came, and cut the rest.
+
+        Returns how many tokens it keeps.
+        """
         run = slot.run
         assert run is not None
         n_accepted = shared_length(run.draft, tokens)
@@ -154,6 +157,7 @@ class Drafts:
         run.n_drafted += len(run.draft)
         run.n_accepted += n_accepted
         self._scheduler.roll_back(slot, len(run.draft) - n_accepted)
+        return n_accepted
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn what a tick has cost.

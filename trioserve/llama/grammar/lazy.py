@@ -117,6 +117,16 @@ class LazyMatcher:
         self._may_match = False
         return True
 
+    def forced(self, n_max: int) -> list[TokenId]:
+        """Take the tokens that must come next, once the grammar has begun; `n_max` at most.
+
+        Raises:
+            EngineError: as `Matcher.forced`.
+        """
+        if self._scanner is not None or self._n_newlines:
+            return []
+        return self._matcher.forced(n_max)
+
     def _accept_in_both(self, token: TokenId) -> None:
         """Take a token that the grammar allows, and perhaps the start marker of reasoning too."""
         assert self._scanner is not None

@@ -72,6 +72,7 @@ class Matcher:
         self._banned = np.array(sorted(set(banned)), dtype=np.int32)
         self._mask: Mask | None = self._allowed(compiled.first)
         self._pending: Future[Mask] | None = None
+        self._is_ahead = False  # has taken the token that the pending mask is to follow
 
     def mask(self) -> Mask:
         """Return which tokens may come next; waits until that is known.
@@ -127,11 +128,45 @@ class Matcher:
         self._advance_later(token)
         return True
 
+    def forced(self, n_max: int) -> list[TokenId]:
+        """Take the tokens for which the masks to come would leave no choice, `n_max` at most.
+
+        There are none where the request forbids tokens, which the grammar does not know.
+
+        Raises:
+            OutputError: llguidance failed.
+            InvalidRequestError: as `mask`.
+        """
+        pending = self._pending
+        if pending is None or len(self._banned) or not self._pool.take_back(pending):
+            return []
+        try:
+            if not self._is_ahead:
+                self._consume([self._newest])
+                self._is_ahead = True
+            tokens = self._matcher.compute_ff_tokens()[:n_max]
+            if not self._tokens.ends.isdisjoint(tokens):
+                tokens = []
+            self._consume(tokens)
+        except TrioServeError:
+            self._compiled.on_error(self._compiled)
+            raise
+        self._pool.put(self.advance, self._newest, pending)
+        return tokens
+
+    def _consume(self, tokens: list[TokenId]) -> None:
+        try:
+            if not self._matcher.consume_tokens(tokens):
+                raise _failure(self._matcher.get_error(), self._compiled)
+        except TrioServeError:
+            raise
+        except BaseException as error:  # a panic in Rust is not an Exception
+            raise OutputError("The grammar cannot be followed.") from error
+
     def _advance_later(self, token: TokenId) -> None:
-        self._mask = None
+        self._mask, self._newest, self._is_ahead = None, token, False
         if token not in self._tokens.ends:
-            self._pending = Future()
-            self._pool.due.append((self.advance, token, self._pending))
+            self._pending = self._pool.add(self.advance, token)
 
     def close(self) -> None:
         """Drop it. If a mask is being made, its thread finishes and then drops it."""
@@ -140,15 +175,17 @@ class Matcher:
         self._mask = self._pending = None
 
     def advance(self, token: TokenId) -> Mask:
-        """Make the mask that follows a token. Nobody else uses the matcher meanwhile.
+        """Make the mask that follows a token, or what was forced after it.
+
+        Nobody else uses the matcher meanwhile.
 
         Raises:
             OutputError: llguidance failed.
             InvalidRequestError: as `mask`.
         """
         try:
-            if not self._matcher.consume_token(token):
-                raise _failure(self._matcher.get_error(), self._compiled)
+            if not self._is_ahead:
+                self._consume([token])
             return self._allowed(_next_mask(self._matcher, self._compiled))
         except TrioServeError:
             raise

@@ -172,6 +172,17 @@ class Sampler:
             raise OutputError(f"The grammar does not allow token {token}, which must come next.")
         short.llama_sampler_accept(self._chain, token)
 
+    def forced(self, n_max: int) -> list[TokenId]:
+        """Take the tokens that the grammar allows no other ones for, `n_max` at most.
+
+        Raises:
+            EngineError: the grammar cannot be followed.
+        """
+        tokens = [] if self._matcher is None else self._matcher.forced(n_max)
+        for token in tokens:
+            short.llama_sampler_accept(self._chain, token)
+        return tokens
+
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
         """Return the probabilities for a token that comes next although it was not sampled.
 
