@@ -122,6 +122,8 @@ class Context:
         code = run(self.handle, batch.seal())
         self._interrupt.clear()
         if code == 0:
+            # A GPU may still be at it. Whoever looks at the outputs would wait with the GIL.
+            lib.llama_synchronize(self.handle)
             self.rows = rows
             self.memory.settle()
             return

@@ -126,7 +126,7 @@ class Sampler:
 
     def _sampled(self, row: int) -> TokenId:
         """Take the token that the decode has sampled."""
-        token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
+        token: int = short.llama_sampler_sample(self._chain, self._context.handle, row)
         if not 0 <= token < self._vocab.n_tokens:
             raise DecodeError(NOT_FINITE)
         return token
