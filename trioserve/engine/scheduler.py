@@ -317,8 +317,7 @@ class Scheduler:
         """Free cells until every run has room for what is pending.
 
         First kept sequences go, the one unused for longest first, and then drafts. Then paused
-        runs give way. Then the run that matters least goes back to the queue; what it has
-        generated stays with it.
+        runs give way. Then the run that matters least goes back to the queue, with its output.
         """
         while self.cache.taken + self._n_pending() > self.n_ctx:
             if self.cache.evict_one() or self.drop_drafts():
@@ -332,7 +331,9 @@ class Scheduler:
     def _n_pending(self) -> int:
         """How many cells of all runs are still to be decoded."""
         others = [
-            slot for slot in self.slots if not slot.in_decode or (slot.run and slot.run.n_more)
+            slot
+            for slot in self.slots
+            if not slot.in_decode or ((run := slot.run) and (run.draft or run.n_ahead))
         ]
         return len(self.slots) + sum(slot.n_pending - 1 for slot in others)  # a step has one
 
@@ -344,7 +345,7 @@ class Scheduler:
         for slot in turn:
             if not slot.in_decode:
                 prompts.append(slot)
-            elif slot.run is not None and slot.run.n_more:
+            elif (run := slot.run) is not None and (run.draft or run.n_ahead):
                 drafts.append(Work(slot, slot.n_pending, True))
             else:
                 steps.append(slot)
