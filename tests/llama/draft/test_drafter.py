@@ -12,7 +12,7 @@ from tests.support.llama_bench import Bench
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DraftRequest
-from trioserve.errors import DecodeError, DecodeInterruptedError, KVCacheFullError
+from trioserve.errors import DecodeError, KVCacheFullError
 from trioserve.llama import LlamaBackend
 from trioserve.llama.draft.drafter import PIECE_S, LlamaDrafter
 from trioserve.models import BUNDLED
@@ -163,11 +163,17 @@ def test_a_long_prompt_is_taken_in_pieces_beside_others(asked: Asked, counting: 
     assert n_asked == 5
 
 
-@pytest.mark.parametrize(("piece", "size"), [(0, 64), (250, 250), (1, 17)])
+@pytest.mark.parametrize(("piece", "size"), [(0, 32), (250, 250), (1, 17)])
 def test_pieces_are_as_large_as_fits_into_their_time(asked: Asked, piece: int, size: int) -> None:
     asked.piece = piece
     assert asked(words(900)) == [[]]
     assert asked.sizes == [size]
+
+
+def test_what_a_token_costs_is_learned_from_every_piece(asked: Asked) -> None:
+    asked.piece = 1
+    asked(words(900))
+    assert 0 < asked.drafter._token.seconds < PIECE_S
 
 
 def test_what_another_slot_has_is_copied(asked: Asked, counting: list[int]) -> None:
@@ -257,13 +263,6 @@ def test_a_cache_that_is_really_full(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(6):
             drafts = asked(*texts)
     assert [bool(draft) for draft in drafts] == [False, False, True]
-
-
-def test_an_interrupted_decode_begins_again(asked: Asked, counting: list[int]) -> None:
-    asked.fail = DecodeInterruptedError("interrupted")
-    assert asked(counting[:20]) == [[]]
-    asked.fail = None
-    assert asked(counting[:20]) == [counting[20:24]]
 
 
 def test_a_draft_model_that_fails_is_not_asked_again(asked: Asked, counting: list[int]) -> None:

@@ -24,7 +24,7 @@ import structlog
 from numpy.typing import NDArray
 
 from trioserve.engine.drafter import Drafter, DraftRequest
-from trioserve.errors import DecodeError, DecodeInterruptedError, KVCacheFullError
+from trioserve.errors import DecodeError, KVCacheFullError
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context
 from trioserve.llama.draft.texts import FEW, Text, Texts
@@ -132,8 +132,6 @@ class LlamaDrafter(Drafter):
         try:
             if not self._has_failed:
                 drafts = self._make(requests)
-        except DecodeInterruptedError:
-            pass  # what has been guessed so far is of use
         except KVCacheFullError:
             self._texts.make_room(requests)
         except DecodeError as error:
@@ -194,7 +192,7 @@ class LlamaDrafter(Drafter):
         started = monotonic()
         self._decode(added)
         n_tokens = len(self._batch)
-        if n_tokens > 2 * FEW:  # fewer say too little of many
+        if n_tokens > FEW:  # fewer say too little of many
             self._token.add((monotonic() - started) / n_tokens)
         return drafts
 
@@ -221,7 +219,7 @@ class LlamaDrafter(Drafter):
     def _catch_up_tokens(self) -> int:
         """How many tokens slots that are behind may decode in a tick, all together."""
         seconds = self._token.seconds
-        return max(FEW + 1, int(PIECE_S / seconds)) if seconds else 4 * FEW
+        return max(FEW + 1, int(PIECE_S / seconds)) if seconds else 2 * FEW
 
     # -- the guesses
 
