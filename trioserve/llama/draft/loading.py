@@ -96,6 +96,7 @@ def draft_config(config: ModelConfig, context: Context) -> ModelConfig:
         lora=(),
         control_vector=(),
         ctx_size=context.n_ctx,
+        kv_unified=context.unified,
         cache_seqs=0,
         swa_full=True,
         threads=config.threads if threads == -1 else threads,

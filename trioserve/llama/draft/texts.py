@@ -62,8 +62,9 @@ class Texts:
 
     def _copy_longer(self, text: Text, keys: Sequence[TokenId], n_shared: int) -> int:
         """Take over another sequence with a longer beginning of the keys; returns its length."""
+        wanted = list(keys)
         alike = [other for other in self._all if other is not text and other.root == text.root]
-        lengths = {other.id: shared_length(other.held, list(keys)) for other in alike}
+        lengths = {other.id: shared_length(other.held, wanted) for other in alike}
         best = max(lengths, key=lengths.__getitem__, default=None)
         if best is None or lengths[best] < n_shared + FEW:
             return n_shared
