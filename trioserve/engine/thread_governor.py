@@ -36,10 +36,11 @@ DRIFT = 1.02
 #: A trial succeeds if its ticks take at most so much of the time.
 GAIN = 0.9
 #: It ends early if each of its first ticks takes this many times as long.
-HOPELESS = 1.5
-EARLY = 2
+HOPELESS = 1.1
+EARLY = 3
 
-#: Seconds between trials. They double with each one that fails.
+#: Seconds between trials. They double with each one that fails. For more threads, they pass while
+#: nothing runs, too: whatever took the cores may be gone. For fewer, only ticks count.
 MIN_WAIT_S = 0.5
 MAX_WAIT_S = 60.0
 #: More threads were a failure, too, if they did not last for so many seconds.
@@ -162,6 +163,7 @@ class _Governed:
         self._windows: dict[int, _Window] = {}  # by size, as what follows
         self._usual: dict[int, float] = {}
         self._fewer, self._more = _Waits(), _Waits()
+        self._in_ticks = 0.0  # seconds
 
     def choose(self, size: int) -> int:
         """Return the threads for a tick of this size."""
@@ -172,6 +174,7 @@ class _Governed:
 
     def observe(self, tick: Tick) -> None:
         """Learn from a tick."""
+        self._in_ticks += tick.seconds
         trial = self._trial
         if trial is None:
             self._watch(tick)
@@ -199,7 +202,7 @@ class _Governed:
         self._usual[size] = min(cost, usual * DRIFT)
         is_slow = cost > SLOW * usual and len(window.costs) == WINDOW
         threads = self.threads
-        if (lost > LOST_CORES or is_slow) and now >= self._fewer.next:
+        if (lost > LOST_CORES or is_slow) and self._in_ticks >= self._fewer.next:
             threads = self._with_fewer(lost)
         if threads == self.threads and now >= self._more.next:
             threads = self._with_more()
@@ -225,12 +228,15 @@ class _Governed:
         self._judged = now
         fewer = trial.candidate < self.threads
         if not succeeded:
-            (self._fewer if fewer else self._more).fail(now)
+            if fewer:
+                self._fewer.fail(self._in_ticks)
+            else:
+                self._more.fail(now)
             self._usual[trial.size] = trial.usual  # so this is what it costs
             return
         self._change(trial.candidate)
         self.changes += 1
-        self._fewer.reset(now)
+        self._fewer.reset(self._in_ticks)
         if not fewer:
             self._raised = now
         elif now - self._raised < LASTING_S:
