@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from trioserve.engine.drafts.balance import Balance
 from trioserve.engine.drafts.costs import TickCosts
 from trioserve.engine.drafts.lengths import Acceptance, share_rows
 
@@ -43,12 +44,24 @@ def test_a_slow_tick_counts_as_at_most_twice_the_average() -> None:
     assert costs.seconds(1) == 1.25
 
 
-def test_a_cost_that_was_not_measured_lately_is_not_known() -> None:
+def test_a_cost_that_was_not_measured_lately_is_measured_again_and_then_forgotten() -> None:
     costs = learned({1: 1.0, 8: 2.0})
-    for _ in range(TickCosts.TICKS + 1):
-        costs.observe(8, 4.0)
+    for _ in range(TickCosts.FRESH + 1):
+        costs.observe(8, 2.0)
     assert not costs.is_known(1) and costs.is_known(8)
+    assert costs.seconds(1) == 1.0
+    for _ in range(TickCosts.TICKS):
+        costs.observe(8, 2.0)
     assert costs.largest_step == 40
+    assert costs.seconds(1) > 1.0  # on a line through 8
+
+
+def test_a_machine_that_becomes_slower_is_so_for_all_numbers_of_rows() -> None:
+    costs = learned({1: 1.0, 8: 2.0})
+    for _ in range(50):
+        costs.observe(1, 4.0)
+    assert costs.seconds(1) == pytest.approx(4.0)
+    assert costs.seconds(8) == pytest.approx(2.0 * 4.0**TickCosts.COMMON)
 
 
 def test_mistakes_are_soon_noticed_and_so_is_what_is_right() -> None:
@@ -121,3 +134,19 @@ def test_drafts_never_lose_whatever_rows_cost_and_however_much_is_right(
     best = max(sum(right**i for i in range(n + 1)) / (1 + row * n) for n in (0, 1, 2, 4, 8, 16, 32))
     assert rate > 0.97
     assert rate > 0.7 * best
+
+
+def test_drafts_may_lose_little_before_they_have_won_something() -> None:
+    balance = Balance()
+    balance.add(0, 1, 5.0)
+    assert not balance.is_good
+    for _ in range(199):
+        balance.forgive()
+    assert not balance.is_good
+    for _ in range(2):
+        balance.forgive()
+    assert balance.is_good
+    for _ in range(100):
+        balance.add(8, 2, 2.0)
+    balance.add(0, 1, 21.5)  # what was won long ago does not count
+    assert not balance.is_good

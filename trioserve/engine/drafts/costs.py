@@ -17,17 +17,20 @@ class TickCosts:
     """Learns what rows cost from the ticks themselves, because no machine is like another.
 
     On a CPU, eight rows may cost as much as one or as eight ones, and that changes with the model,
-    its context, and what else the machine does. So a cost that was not measured for a while is
-    not known any more. What is not known lies on the line through what is; and where there is no
-    line, a row more is taken to cost half of what a row costs, or what it did when that was known.
+    its context, and what else the machine does. So a cost that was not measured for long is not
+    known any more, and follows the others until then. What is not known lies on the line through
+    what is; and where there is no line, a row more is taken to cost half of what a row costs, or
+    what it did when that was known.
     """
 
     #: Share of a new measurement in the average.
     WEIGHT = 0.25
     #: A measurement counts as at most so many times the average: others may have had the core.
     MOST = 2.0
-    #: Ticks after which a cost is not known any more.
-    TICKS = 128
+    #: Ticks after which a cost is not known any more, and after which it is to be measured again.
+    TICKS, FRESH = 2048, 128
+    #: How much of a change is one of the machine, or of the length of the texts, as a power.
+    COMMON = 0.5
     #: So few rows say little of many: the second may cost twice as much as the first, and the next
     #: thirty next to nothing.
     FEW = 12
@@ -50,10 +53,18 @@ class TickCosts:
             self._costs[n_rows] = _Cost(seconds, self._tick)
             self._known = sorted(self._costs)
         else:
-            seconds = min(seconds, cost.seconds * self.MOST)
-            cost.seconds += self.WEIGHT * (seconds - cost.seconds)
+            old, seconds = cost.seconds, min(seconds, cost.seconds * self.MOST)
+            cost.seconds += self.WEIGHT * (seconds - old)
             cost.tick = self._tick
+            self._scale_others(cost, cost.seconds / old if old else 1.0)
         self._forget()
+
+    def _scale_others(self, one: _Cost, factor: float) -> None:
+        """Expect of all costs a part of the change that was seen in one."""
+        factor = factor**self.COMMON
+        for cost in self._costs.values():
+            if cost is not one:
+                cost.seconds *= factor
 
     def _forget(self) -> None:
         known = self._known
@@ -69,7 +80,8 @@ class TickCosts:
 
     def is_known(self, n_rows: int) -> bool:
         """Whether that was measured lately."""
-        return n_rows in self._costs
+        cost = self._costs.get(n_rows)
+        return cost is not None and self._tick - cost.tick <= self.FRESH
 
     @property
     def largest_step(self) -> int:

@@ -8,6 +8,7 @@ from time import perf_counter
 import attrs
 
 from trioserve.engine.drafter import Drafter, DraftRequest
+from trioserve.engine.drafts.balance import Balance
 from trioserve.engine.drafts.costs import TickCosts
 from trioserve.engine.drafts.lengths import Acceptance, share_rows
 from trioserve.engine.run import Run
@@ -113,7 +114,12 @@ class Drafts:
         self._known: dict[int, _Drafted] = {}
         self._general = [_Guesses() for _ in drafters]
         self.costs = TickCosts()
-        self._asking_s = 0.0  # what the drafters have taken of this tick
+        self._balance = Balance()
+        # Of this tick: what the drafters have taken, what it would take without drafts, for how
+        # many streams, and what drafts have brought.
+        self._asking_s = self._plain_s = 0.0
+        self._n_streams = self._n_accepted = 0
+        self._has_drafts = False
 
     def use(self, drafters: Sequence[Drafter]) -> None:
         """Ask these, in this order, and no others. To be called before the first tick."""
@@ -132,12 +138,13 @@ class Drafts:
 
     def propose(self) -> None:
         """Give drafts to slots. To be called before `Scheduler.schedule`."""
-        self._asking_s = 0.0
+        self._asking_s, self._n_accepted = 0.0, 0
         if not self.is_on:
             return
         streams = self._streams()
-        n_streams = len(streams)
+        self._n_streams = n_streams = len(streams)
         n_rows = sum(stream.slot.n_pending for stream in streams)
+        self._plain_s = self.costs.seconds(n_rows)
         streams = [stream for stream in streams if not stream.run.draft]
         for i in range(len(self._drafters)):
             if not streams:
@@ -156,6 +163,8 @@ class Drafts:
         run.n_drafts += 1
         run.n_drafted += len(run.draft)
         run.n_accepted += n_accepted
+        self._n_accepted += n_accepted
+        self._has_drafts = True
         self._scheduler.roll_back(slot, len(run.draft) - n_accepted)
         return n_accepted
 
@@ -165,9 +174,15 @@ class Drafts:
         One for a prompt tells about many rows, before any draft has: they are without logits, so
         somewhat cheaper. One for both would tell too little of either.
         """
+        has_drafts, self._has_drafts = self._has_drafts, False
         is_prompt = plan.n_decode == 0 and plan.n_cells >= MIN_PROMPT
         if self.is_on and (is_prompt or not plan.n_prefill):
             self.costs.observe(plan.n_cells, max(0.0, seconds - self._asking_s))
+        if not has_drafts:
+            self._balance.forgive()
+        elif self._plain_s and not plan.n_prefill:
+            seconds = self.costs.seconds(plan.n_cells) + self._asking_s
+            self._balance.add(self._n_accepted, self._n_streams, seconds / self._plain_s)
 
     # -- what is known of the slots
 
@@ -220,6 +235,8 @@ class Drafts:
             self._make_guesses(i, streams, [MAX_GUESS] * len(streams))
         limits = [self._limit(stream, i) for stream in streams]
         chances = [stream.known.guesses[i].acceptance.probability for stream in streams]
+        if is_free and not self._balance.is_good:  # others are asked seldom where they do not pay
+            limits = [0] * len(limits)
         lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, step_s)
         if not is_free:
             for place, stream in enumerate(streams):
