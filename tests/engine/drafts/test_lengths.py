@@ -140,10 +140,10 @@ def test_drafts_may_lose_little_before_they_have_won_something() -> None:
     balance = Balance()
     balance.add(0, 1, 5.0)
     assert not balance.is_good
-    for _ in range(199):
+    for _ in range(390):
         balance.forgive()
     assert not balance.is_good
-    for _ in range(2):
+    for _ in range(20):
         balance.forgive()
     assert balance.is_good
     for _ in range(100):

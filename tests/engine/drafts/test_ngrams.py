@@ -50,10 +50,16 @@ def test_a_text_that_repeats_itself() -> None:
     assert ask(drafter, "abcdefgh.abcd?") == ""
 
 
+def test_a_text_in_a_loop_goes_round_as_often_as_there_is_room() -> None:
+    drafter = NgramDrafter(NgramRules(name="ngram-simple", n=3, n_max=8))
+    assert ask(drafter, "xaaaa") == "aaaaaaaa"
+    assert ask(drafter, "xyabcdabc", slot_id=1) == "dabcdabc"
+
+
 def test_a_guess_that_is_too_short_is_none() -> None:
     drafter = NgramDrafter(NgramRules(name="ngram-mod", n=2, n_min=3, n_max=8))
-    assert ask(drafter, "abcdab") == "cdab"
-    assert ask(drafter, "abcdabcdcd") == ""  # only "cd" came after the last one
+    assert ask(drafter, "abcdab") == "cdabcdab"
+    assert ask(drafter, "abcdab", n=2) == ""
 
 
 def test_another_slot_and_another_run_know_nothing_of_a_text() -> None:

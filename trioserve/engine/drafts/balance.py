@@ -1,4 +1,4 @@
-"""`Balance`: what drafts have brought so far. They may lose a hundredth of all time."""
+"""`Balance`: what drafts have brought so far. They may lose one tick in two hundred of all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Balance:
     #: What may be lost before anything is gained.
     START = 2.0
     #: What is forgiven in each tick.
-    ALLOWANCE = 0.01
+    ALLOWANCE = 0.005
     #: The most that is to the good: what was gained long ago pays for no loss today.
     MOST = 20.0
 

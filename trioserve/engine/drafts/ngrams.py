@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -62,6 +63,18 @@ class NgramIndex:
         """As much of the text as is not forgotten."""
         return self._old[0] + self._text[self._n_repeated :]
 
+    def go_on(self, n_max: int) -> Sequence[TokenId]:
+        """Return `n_max` tokens with which the text goes on if it repeats itself, or none.
+
+        ::
+
+            ... a b c d e f g h a b c          n = 3
+                      |-----------|            what came after "a b c", and is repeated
+        """
+        guess = self.guess(self._text[-self.n :], n_max)
+        n_left = n_max - len(guess)
+        return [*guess, *itertools.islice(itertools.cycle(guess), n_left)] if guess else ()
+
     def guess(self, last: Sequence[TokenId], n_max: int) -> Sequence[TokenId]:
         """Return up to `n_max` tokens that came after the last `n` of some text."""
         if len(last) < self.n:
@@ -118,7 +131,7 @@ class NgramDrafter:
         index.add(keys[index.n_added :])
         n_max = min(rules.n_max, request.n_max)
         last = keys[-rules.n :]
-        guess = index.guess(last, n_max)
+        guess = index.go_on(n_max)
         if not guess and (shared := self._shared.get(request.root)) is not None:
             guess = shared.guess(last, n_max)
         return guess if len(guess) >= rules.n_min else ()
