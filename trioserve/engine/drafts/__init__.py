@@ -1,4 +1,6 @@
 """Drafts: guesses of the next tokens, which one tick checks together (speculative decoding).
 
-`drafts` asks the drafters before each tick and tells them what became of their guesses.
+`drafts` asks the drafters before each tick and learns what became of their guesses. `lengths` says
+how long drafts are to be, from what `costs` knows of ticks; `balance` stops them where they lose.
+`ngrams` guesses from texts that were seen before.
 """
