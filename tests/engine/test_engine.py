@@ -79,7 +79,7 @@ def test_streams_interleave_and_the_rest_wait_their_turn() -> None:
 
 def test_a_long_prompt_does_not_stop_a_stream() -> None:
     harness = Harness(ScriptedBackend(n_batch=256), max_tick_ms=0.001)
-    harness.submit(1, "a stream of many bytes")
+    harness.submit(1, "a stream of many bytes, " * 5)
     harness.tick()
     harness.submit(2, "x" * 200, max_tokens=1)
     while not harness.events[2]:

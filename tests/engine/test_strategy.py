@@ -45,7 +45,7 @@ def test_a_tick_is_filled_up_to_its_time() -> None:
     strategy = DecodeMaximal(50.0)
     strategy.observe(0, 4, 0.010)  # 10 ms to decode
     strategy.observe(100, 0, 0.100)  # 1 ms a prompt token
-    assert strategy.share([3000], 4, 2048) == [40]
+    assert strategy.share([128], 4, 2048) == [40]
     assert strategy.share([3000], 0, 2048) == [500]
 
 
@@ -58,19 +58,19 @@ def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.200)
     clock.observe(100, 4, 0.300)  # 1 ms a token more
-    assert clock.prompt_tokens([3000], 4, 2048) == 200
+    assert clock.prompt_tokens([300], 4, 2048) == 200
 
 
 def test_prompts_get_a_tile_where_that_is_cheaper_a_token() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.020)
     clock.observe(16, 4, 0.180)  # 10 ms a token more: deep in a prompt
-    assert clock.prompt_tokens([3000], 4, 20) == 20
-    assert clock.prompt_tokens([3000], 4, 2048) == 60  # a tile, to see what it costs
+    assert clock.prompt_tokens([128], 4, 20) == 20
+    assert clock.prompt_tokens([128], 4, 2048) == 60  # a tile, to see what it costs
     clock.observe(60, 4, 0.080)  # 1 ms
-    assert clock.prompt_tokens([3000], 4, 2048) == 0
+    assert clock.prompt_tokens([128], 4, 2048) == 0
     clock.observe(0, 4, 0.020)
-    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    assert clock.prompt_tokens([128], 4, 2048) == 60
 
 
 def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
@@ -81,17 +81,44 @@ def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
     assert clock.prompt_tokens([3000], 4, 2048) == 16
 
 
+def test_no_prompt_ends_with_less_than_a_tile() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([123], 4, 2048) == 123
+    assert clock.prompt_tokens([123], 4, 100) == 100
+    assert clock.prompt_tokens([125], 4, 2048) == 60
+
+
 def test_after_a_long_tick_streams_get_what_they_have_missed() -> None:
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.010)
     shares = []
     for seconds in (0.170, 0.010, 0.010, 0.010, 0.050):
-        shares.append(clock.prompt_tokens([3000], 4, 2048))
+        shares.append(clock.prompt_tokens([128], 4, 2048))
         assert clock.pace == pytest.approx(0.05)
         clock.observe(shares[-1], 4, seconds)
     assert shares[0] and not any(shares[1:4]) and shares[4]  # five tokens in 250 ms
     clock.observe(0, 4, 0.010)
     assert clock.pace == 0.0, "no more prompts"
+
+
+def test_a_long_prompt_gets_a_large_tile_once_streams_are_far_enough_ahead() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.010)
+    clock.prompt_tokens([3000], 4, 2048)
+    clock.observe(60, 4, 0.070)  # 1 ms a token
+    n_waits, ahead = 0, -0.020
+    while not (n_tokens := clock.prompt_tokens([3000], 4, 2048)):
+        clock.observe(0, 4, 0.010)
+        n_waits, ahead = n_waits + 1, ahead + 0.040
+    assert n_tokens == 252 and n_waits == 7
+    assert ahead + 0.050 >= 0.010 + 0.252 * clock.DEEPER
+    clock.observe(252, 4, 0.010 + 0.252 * 4)  # so dear that it would take too long
+    n_tokens = 0
+    while not n_tokens:
+        n_tokens = clock.prompt_tokens([3000], 4, 2048)
+        clock.observe(n_tokens, 4, 0.010 + n_tokens * 0.003)
+    assert n_tokens == 124
 
 
 def test_the_pace_follows_the_streams() -> None:
@@ -134,15 +161,15 @@ def test_the_next_prompt_is_not_taken_for_as_dear_as_the_end_of_the_last() -> No
     clock = TickClock(50.0)
     clock.observe(0, 4, 0.020)
     for seconds in (0.080, 0.140, 0.260):  # the deeper, the dearer: 1, 2 and 4 ms a token
-        while not clock.prompt_tokens([3000], 4, 2048):
+        while not clock.prompt_tokens([128], 4, 2048):
             clock.observe(0, 4, 0.020)
         clock.observe(60, 4, seconds)
     clock.observe(0, 4, 0.020)
     clock.observe(0, 4, 0.020)
-    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    assert clock.prompt_tokens([128], 4, 2048) == 60
     clock.observe(60, 4, 0.050)  # 0.5 ms again
     clock.observe(0, 4, 0.020)
-    assert clock.prompt_tokens([3000], 4, 2048) == 60
+    assert clock.prompt_tokens([128], 4, 2048) == 60
 
 
 def test_a_quick_machine_goes_on_with_large_ticks() -> None:
@@ -156,9 +183,9 @@ def test_a_tick_is_longer_where_more_wait_for_their_first_token_than_for_their_n
     clock = TickClock(50.0)
     clock.observe(0, 1, 0.010)
     clock.observe(100, 0, 0.100)  # 1 ms a token
-    shares = [clock.prompt_tokens([900] * n, 1, 2048) for n in (1, 2, 7, 20)]
-    assert shares == [40, 90, 340, 490]
-    assert clock.prompt_tokens([900] * 4, 4, 2048) == 40
+    shares = [clock.prompt_tokens([900] * n, 1, 2048) for n in (7, 20)]
+    assert shares == [340, 490]
+    assert clock.prompt_tokens([32] * 4, 4, 2048) == 40
 
 
 def test_short_prompts_that_come_together_are_prefilled_together() -> None:
@@ -167,7 +194,7 @@ def test_short_prompts_that_come_together_are_prefilled_together() -> None:
     clock.observe(100, 0, 0.100)
     assert clock.prompt_tokens([60] * 7, 1, 2048) == 420
     assert clock.prompt_tokens([60] * 7, 1, 400) == 340  # not all of them fit
-    assert clock.prompt_tokens([60] * 7, 7, 2048) == 40  # as many would be held up
+    assert clock.prompt_tokens([18] * 7, 7, 2048) == 40  # as many would be held up
     clock.observe(0, 7, 0.010)
     assert clock.prompt_tokens([60] * 7, 1, 2048) == 420  # it is still known what they cost
 
@@ -176,10 +203,10 @@ def test_the_clock_follows_a_machine_that_slows_down() -> None:
     clock = TickClock(50.0)
     for _ in range(30):
         clock.observe(100, 0, 0.100)
-    assert clock.prompt_tokens([3000], 1, 2048) == 50
+    assert clock.prompt_tokens([128], 1, 2048) == 50
     for _ in range(30):
         clock.observe(100, 0, 0.200)
-    assert clock.prompt_tokens([3000], 1, 2048) in (24, 25)
+    assert clock.prompt_tokens([128], 1, 2048) in (24, 25)
 
 
 def test_strategies_are_found_by_name_and_by_import_path() -> None:

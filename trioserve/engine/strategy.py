@@ -75,6 +75,13 @@ class TickClock:
     TILE = 64
     #: A tile makes the tick longer; it has to make a token cheaper by this factor.
     TILE_GAIN = 0.85
+    #: What long prompts get once the streams are so far ahead that they do not miss it: a token
+    #: costs a third less than in the smallest tile.
+    LARGE_TILES = (256, 128)
+    #: How much more a token may cost in it than in the last one: it is deeper in the prompt.
+    DEEPER = 1.15
+    #: A large tile takes no longer than that, for streams cannot be further ahead.
+    MAX_AHEAD_S = 0.75
     #: While no stream decodes, a tick may take this many times the pace, or `DEFAULT_PACE_S`.
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
@@ -84,6 +91,7 @@ class TickClock:
         self._max_tick_s = max_tick_ms / 1e3
         self._slowdown = slowdown
         self._decode_s = 0.0
+        self._quiet_s = 0.0  # the same, while no prompts came in
         self._small_s = 0.0  # for each prompt token, in ticks smaller than a tile
         self._large_s = 0.0  # in others
         self._alone_s = 0.0  # in ticks without decode
@@ -102,10 +110,11 @@ class TickClock:
         pace, self._pace_s = self._pace_s, 0.0
         if n_decode and pace:
             lead = self._lead_s + pace - seconds
-            self._lead_s = max(-self.ALONE * pace, min(lead, pace))
+            self._lead_s = max(-self.ALONE * pace, min(lead, max(pace, self.MAX_AHEAD_S)))
         if n_prefill == 0:
             self._decode_s = self._average(self._decode_s, seconds)
             if not pace:  # no prompts
+                self._quiet_s = self._average(self._quiet_s, seconds)
                 self._lead_s = 0.0
                 self._forget()
         elif n_prefill >= self.MIN_TOKENS:
@@ -115,7 +124,8 @@ class TickClock:
             if n_prefill + n_decode < self.TILE:
                 self._small_s = self._average(self._small_s, rest / n_prefill)
             else:
-                self._large_s = self._average(self._large_s, rest / n_prefill)
+                # A long tick says enough by itself, and the next one is deeper in the prompt.
+                self._large_s = self._average(self._large_s, rest / n_prefill, 2 * self.WEIGHT)
 
     def _forget(self) -> None:
         """Between prompts, forget what depends on how deep in a prompt it was measured."""
@@ -125,14 +135,14 @@ class TickClock:
                 self._small_s = 0.0
         self._in_tiles = False
 
-    def _average(self, old: float, new: float) -> float:
-        return old + self.WEIGHT * (new - old) if old else new
+    def _average(self, old: float, new: float, weight: float = WEIGHT) -> float:
+        return old + weight * (new - old) if old else new
 
     def _target(self) -> float:
         """The pace while as many prompts come in as streams decode, or fewer."""
         # Where a tick that only decodes is already long, prompts get as much time again.
-        least = 2.0 if self._max_tick_s else self._slowdown
-        return max(self._max_tick_s, least * self._decode_s) or self.DEFAULT_PACE_S
+        wanted = self._max_tick_s or self._slowdown * self._quiet_s
+        return max(wanted, 2 * self._decode_s) or self.DEFAULT_PACE_S
 
     def prompt_tokens(self, pending: Sequence[int], n_decode: int, budget: int) -> int:
         """How many prompt tokens the next tick is to have; 0: streams are behind their pace.
@@ -147,15 +157,36 @@ class TickClock:
         self._pace_s = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
         if len(pending) > n_decode and sum(pending) <= min(n_alone, budget):
             return sum(pending)
+        time = self._pace_s + self._lead_s - self._decode_s
+        fitting = self._fitting(min(time, self._pace_s - self._decode_s))
+        if fitting < min(self.LARGE_TILES) and (tile := self._large_tile(sum(pending))):
+            is_ahead = self._seconds(tile) <= time
+            return self._no_rest(tile - n_decode, pending, budget) if is_ahead else 0
         least = self.MIN_TOKENS
         # A tile also shows what tiles cost, where that is not known.
         if not self._large_s or self._large_s < self._small_s * self.TILE_GAIN:
             least = max(least, self.TILE - n_decode)
-        fitting = self._fitting(self._pace_s + min(0.0, self._lead_s) - self._decode_s)
         if fitting < least and self._lead_s < 0:
             return 0
         self._in_tiles = self._in_tiles or (fitting < least and least > self.MIN_TOKENS)
-        return min(budget, max(least, fitting))
+        return self._no_rest(max(least, fitting), pending, budget)
+
+    def _large_tile(self, n_pending: int) -> int:
+        """Find the largest tile that a long prompt may have; 0: none."""
+        if not self._large_s:
+            return 0
+        tiles = [tile for tile in self.LARGE_TILES if tile < n_pending]
+        return max((n for n in tiles if self._seconds(n) < self.MAX_AHEAD_S), default=0)
+
+    def _seconds(self, tile: int) -> float:
+        return tile * self._large_s * self.DEEPER
+
+    def _no_rest(self, n_tokens: int, pending: Sequence[int], budget: int) -> int:
+        """Leave nothing that is smaller than a tile: that could cost more than all of this tick."""
+        n_pending = sum(pending)
+        if n_tokens >= self.TILE // 2 and n_pending - n_tokens < self.TILE:
+            n_tokens = n_pending
+        return min(budget, n_tokens)
 
     def _fitting(self, time: float) -> int:
         """How many tokens fit into a time, in a large tick or else a small one; 0: unknown."""
