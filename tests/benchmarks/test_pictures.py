@@ -156,7 +156,7 @@ def test_the_curves_of_a_model(tmp_path: Path) -> None:
 
 def test_the_caption_says_what_was_measured_on_what(tmp_path: Path) -> None:
     caption = pictures.caption_of(load(saved(tmp_path)))
-    for part in ("cores", "Models: m.", "-t 2 -np 8", "Medians of 3 rounds"):
+    for part in ("cores", "Models: m.", "with -np 8", "Medians of 3 rounds"):
         assert part in caption
 
 
