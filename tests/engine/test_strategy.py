@@ -113,6 +113,7 @@ def test_a_long_prompt_gets_a_large_tile_once_streams_are_far_enough_ahead() -> 
         n_waits, ahead = n_waits + 1, ahead + 0.040
     assert n_tokens == 252 and n_waits == 7
     assert ahead + 0.050 >= 0.010 + 0.252 * clock.DEEPER
+    assert clock.prompt_tokens([252 + 63], 4, 2048) == 0, "not enough for the rest of it, too"
     clock.observe(252, 4, 0.010 + 0.252 * 4)  # so dear that it would take too long
     n_tokens = 0
     while not n_tokens:

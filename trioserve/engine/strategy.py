@@ -160,8 +160,8 @@ class TickClock:
         time = self._pace_s + self._lead_s - self._decode_s
         fitting = self._fitting(min(time, self._pace_s - self._decode_s))
         if fitting < min(self.LARGE_TILES) and (tile := self._large_tile(sum(pending))):
-            is_ahead = self._seconds(tile) <= time
-            return self._no_rest(tile - n_decode, pending, budget) if is_ahead else 0
+            n_tokens = self._no_rest(tile - n_decode, pending, budget)
+            return n_tokens if self._seconds(n_tokens) <= time else 0
         least = self.MIN_TOKENS
         # A tile also shows what tiles cost, where that is not known.
         if not self._large_s or self._large_s < self._small_s * self.TILE_GAIN:
@@ -176,10 +176,11 @@ class TickClock:
         if not self._large_s:
             return 0
         tiles = [tile for tile in self.LARGE_TILES if tile < n_pending]
-        return max((n for n in tiles if self._seconds(n) < self.MAX_AHEAD_S), default=0)
+        with_rest = [n for n in tiles if self._seconds(n + self.TILE) < self.MAX_AHEAD_S]
+        return max(with_rest, default=0)
 
-    def _seconds(self, tile: int) -> float:
-        return tile * self._large_s * self.DEEPER
+    def _seconds(self, n_tokens: int) -> float:
+        return n_tokens * self._large_s * self.DEEPER
 
     def _no_rest(self, n_tokens: int, pending: Sequence[int], budget: int) -> int:
         """Leave nothing that is smaller than a tile: that could cost more than all of this tick."""
