@@ -17,9 +17,9 @@ class BatchStrategy(Protocol):
 
     @property
     def pace(self) -> float:
-        """Seconds in which readers of streams are to get the tokens of the next tick, each.
+        """Seconds between two tokens of a stream, as its reader is to get them; 0: as they come.
 
-        Between ticks of different lengths this hides the long ones. 0: as they come.
+        It is that of the tick that `share` was called for, and hides how uneven ticks are.
         """
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
@@ -281,7 +281,7 @@ class AnswersFirst:
 
     @property
     def pace(self) -> float:
-        """None: what decodes is not held up."""
+        """0: prompts wait for the streams."""
         return 0.0
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:

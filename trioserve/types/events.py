@@ -172,8 +172,8 @@ class Chunk:
     """Newly generated output.
 
     `text` is always whole characters; it may be empty while a character, or what may become a
-    stop string, is held back. `tokens` are those generated since the last chunk. `pace` is the
-    seconds that readers should take for it, so that they do not see which ticks were long; 0: none.
+    stop string, is held back. `tokens` are those generated since the last chunk. `pace` is
+    the seconds until the reader should get the next one, which hides how long ticks are; 0: none.
     """
 
     task_id: int
