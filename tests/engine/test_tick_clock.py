@@ -1,0 +1,165 @@
+"""How many prompt tokens streams allow in a tick."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trioserve.engine.prefill_costs import TILE, PrefillCosts
+from trioserve.engine.tick_clock import SLOWDOWN, TickClock
+
+
+def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.200)
+    clock.observe(100, 4, 0.300)  # 1 ms a token more
+    assert clock.prompt_tokens([300], 4, 2048) == 200
+
+
+def test_prompts_get_a_tile_where_that_is_cheaper_a_token() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    clock.observe(16, 4, 0.180)  # 10 ms a token more: deep in a prompt
+    assert clock.prompt_tokens([128], 4, 20) == 20
+    assert clock.prompt_tokens([128], 4, 2048) == 60  # a tile, to see what it costs
+    clock.observe(60, 4, 0.080)  # 1 ms
+    assert clock.prompt_tokens([128], 4, 2048) == 0
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([128], 4, 2048) == 60
+
+
+def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    clock.observe(16, 4, 0.180)
+    clock.observe(60, 4, 0.560)  # 9 ms
+    assert clock.prompt_tokens([3000], 4, 2048) == 16
+
+
+def test_no_prompt_ends_with_less_than_a_tile() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([123], 4, 2048) == 123
+    assert clock.prompt_tokens([123], 4, 100) == 100
+    assert clock.prompt_tokens([125], 4, 2048) == 60
+
+
+def test_after_a_long_tick_streams_get_what_they_have_missed() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.010)
+    shares = []
+    for seconds in (0.170, 0.010, 0.010, 0.010, 0.050):
+        shares.append(clock.prompt_tokens([128], 4, 2048))
+        assert clock.pace == pytest.approx(0.05)
+        clock.observe(shares[-1], 4, seconds)
+    assert shares[0] and not any(shares[1:4]) and shares[4]  # five tokens in 250 ms
+    clock.observe(0, 4, 0.010)
+    assert clock.pace == 0.0, "no more prompts"
+
+
+def test_a_long_prompt_gets_a_large_tile_once_streams_are_far_enough_ahead() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.010)
+    clock.prompt_tokens([3000], 4, 2048)
+    clock.observe(60, 4, 0.070)  # 1 ms a token
+    n_waits, ahead = 0, -0.020
+    while not (n_tokens := clock.prompt_tokens([3000], 4, 2048)):
+        clock.observe(0, 4, 0.010)
+        n_waits, ahead = n_waits + 1, ahead + 0.040
+    assert n_tokens == 252 and n_waits == 7
+    assert ahead + 0.050 >= 0.010 + 0.252 * PrefillCosts.DEEPER
+    assert clock.prompt_tokens([252 + 63], 4, 2048) == 0, "not enough for the rest of it, too"
+    clock.observe(252, 4, 0.010 + 0.252 * 4)  # so dear that it would take too long
+    n_tokens = 0
+    while not n_tokens:
+        n_tokens = clock.prompt_tokens([3000], 4, 2048)
+        clock.observe(n_tokens, 4, 0.010 + n_tokens * 0.003)
+    assert n_tokens == 124
+
+
+def test_the_pace_follows_the_streams() -> None:
+    clock = TickClock(0.0)
+    assert clock.prompt_tokens([3000], 4, 2048) and clock.pace == clock.DEFAULT_PACE_S
+    for decode_s in (0.010, 0.200):
+        for _ in range(30):
+            clock.observe(0, 4, decode_s)
+        clock.prompt_tokens([3000], 4, 2048)
+        assert clock.pace == pytest.approx(SLOWDOWN * decode_s, rel=0.01)
+
+
+@given(
+    decode_s=st.floats(0.001, 0.5),
+    token_s=st.floats(0.0001, 0.05),
+    tile_gain=st.floats(0.2, 1.0),
+    n_decode=st.integers(1, 8),
+)
+def test_streams_keep_their_pace_and_prompts_come_to_an_end(
+    decode_s: float, token_s: float, tile_gain: float, n_decode: int
+) -> None:
+    clock = TickClock(0.0)
+    for _ in range(3):
+        clock.observe(0, n_decode, decode_s)
+    left, n_ticks, seconds, longest = 2000, 0, 0.0, 0.0
+    while left:
+        n = min(left, clock.prompt_tokens([left], n_decode, 512))
+        gain = tile_gain if n + n_decode >= TILE else 1.0
+        tick = decode_s + n * token_s * gain
+        longest = max(longest, tick)
+        clock.observe(n, n_decode, tick)
+        left, n_ticks, seconds = left - n, n_ticks + 1, seconds + tick
+        assert n_ticks < 100_000
+    # Unless a tick had the fewest tokens that it may have, and took longer than ten tokens do.
+    if longest < clock.ALONE * SLOWDOWN * decode_s:
+        assert seconds <= n_ticks * SLOWDOWN * decode_s + longest
+
+
+def test_the_next_prompt_is_not_taken_for_as_dear_as_the_end_of_the_last() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 4, 0.020)
+    for seconds in (0.080, 0.140, 0.260):  # the deeper, the dearer: 1, 2 and 4 ms a token
+        while not clock.prompt_tokens([128], 4, 2048):
+            clock.observe(0, 4, 0.020)
+        clock.observe(60, 4, seconds)
+    clock.observe(0, 4, 0.020)
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([128], 4, 2048) == 60
+    clock.observe(60, 4, 0.050)  # 0.5 ms again
+    clock.observe(0, 4, 0.020)
+    assert clock.prompt_tokens([128], 4, 2048) == 60
+
+
+def test_a_quick_machine_goes_on_with_large_ticks() -> None:
+    clock = TickClock(50.0)
+    clock.observe(512, 0, 0.025)
+    clock.observe(0, 4, 0.010)
+    assert clock.prompt_tokens([3000], 4, 2048) > 512
+
+
+def test_a_tick_is_longer_where_more_wait_for_their_first_token_than_for_their_next() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 1, 0.010)
+    clock.observe(100, 0, 0.100)  # 1 ms a token
+    shares = [clock.prompt_tokens([900] * n, 1, 2048) for n in (7, 20)]
+    assert shares == [340, 490]
+    assert clock.prompt_tokens([32] * 4, 4, 2048) == 40
+
+
+def test_short_prompts_that_come_together_are_prefilled_together() -> None:
+    clock = TickClock(50.0)
+    clock.observe(0, 1, 0.010)
+    clock.observe(100, 0, 0.100)
+    assert clock.prompt_tokens([60] * 7, 1, 2048) == 420
+    assert clock.prompt_tokens([60] * 7, 1, 400) == 340  # not all of them fit
+    assert clock.prompt_tokens([18] * 7, 7, 2048) == 40  # as many would be held up
+    clock.observe(0, 7, 0.010)
+    assert clock.prompt_tokens([60] * 7, 1, 2048) == 420  # it is still known what they cost
+
+
+def test_the_clock_follows_a_machine_that_slows_down() -> None:
+    clock = TickClock(50.0)
+    for _ in range(30):
+        clock.observe(100, 0, 0.100)
+    assert clock.prompt_tokens([128], 1, 2048) == 50
+    for _ in range(30):
+        clock.observe(100, 0, 0.200)
+    assert clock.prompt_tokens([128], 1, 2048) in (24, 25)
