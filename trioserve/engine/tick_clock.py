@@ -101,7 +101,7 @@ class TickClock:
         if not self._costs.knows_tiles:
             return 0
         tiles = [tile for tile in self.LARGE_TILES if tile < n_pending]
-        in_time = [n for n in tiles if self._costs.in_tiles(n + TILE) < self.MAX_AHEAD_S]
+        in_time = [n for n in tiles if self._costs.large_seconds(n + TILE) < self.MAX_AHEAD_S]
         return max(in_time, default=0)
 
 
