@@ -23,7 +23,7 @@ def start(backend: ScriptedBackend | None = None, **params: object) -> tuple[Har
 
 def propose(harness: Harness, slot: Slot, draft: str | list[int]) -> None:
     tokens = draft.encode() if isinstance(draft, str) else draft
-    harness.engine._scheduler.propose(slot, tuple(tokens))
+    harness.engine._scheduler.propose([(slot, tuple(tokens))])
     harness.engine.check_integrity()
 
 
@@ -118,6 +118,26 @@ def test_drafts_share_the_logits_that_are_no_slots_own() -> None:
     assert slot.n_pending == 6
     harness.run()
     assert (harness.text(1), harness.text(2)) == ("HELLO WORLD", "OTHER TEXT")
+
+
+def test_drafts_that_are_given_together_are_cut_from_the_last() -> None:
+    backend = ScriptedBackend(n_slots=4)
+    backend.n_outputs = 12
+    harness, slot = start(backend)
+    harness.submit(2, "other text")
+    harness.submit(3, "third one")
+    harness.tick()
+    scheduler = harness.engine._scheduler
+    others = scheduler.slots[1:3]
+    assert scheduler.rows_for_drafts() == 8
+    assert scheduler.propose([(slot, b"LLO W"), (others[0], b"THER T"), (others[1], b"HI")]) == 8
+    assert [each.n_pending - 1 for each in scheduler.slots[:3]] == [5, 3, 0]
+    assert scheduler.rows_for_drafts() == 0
+    assert scheduler.propose([(slot, b"LL"), (others[1], b"HIRD ONE")]) == 0  # one gives three
+    assert [each.n_pending - 1 for each in scheduler.slots[:3]] == [2, 3, 3]
+    harness.run()
+    texts = [harness.text(task_id) for task_id in (1, 2, 3)]
+    assert texts == ["HELLO WORLD", "OTHER TEXT", "THIRD ONE"]
 
 
 def test_a_draft_ends_where_the_sequence_does() -> None:

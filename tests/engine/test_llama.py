@@ -130,7 +130,8 @@ def test_drafts_change_nothing_but_the_number_of_ticks(bench: Bench, n_right: in
         for slot in scheduler.slots:
             if slot.in_decode:
                 n_said = len(bench.tokens[1])
-                scheduler.propose(slot, [*alone.tokens[n_said : n_said + n_right], 5])  # 5: wrong
+                draft = [*alone.tokens[n_said : n_said + n_right], 5]  # 5: wrong
+                scheduler.propose([(slot, draft)])
     assert alone.is_said_by(bench.tokens[1])
     n_decodes = bench.engine.status().counters.decodes - counters.decodes
     assert n_decodes <= 2 + len(alone.tokens) // (n_right + 1)

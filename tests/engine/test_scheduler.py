@@ -249,7 +249,7 @@ class EngineMachine(RuleBasedStateMachine):
             if slot.run is not None and slot.in_decode:
                 n_said = slot.run.n_output
                 draft = self.whole(slot.run.task.id)[n_said : n_said + n_right] + "?" * n_wrong
-                self.engine._scheduler.propose(slot, tuple(draft.encode()))
+                self.engine._scheduler.propose([(slot, tuple(draft.encode()))])
         self.engine.check_integrity()
 
     @rule()

@@ -145,28 +145,30 @@ class Scheduler:
 
     # -- drafts
 
-    def room_for_draft(self, slot: Slot) -> int:
-        """How many tokens a draft for a slot in decode may have.
+    def rows_for_drafts(self) -> int:
+        """How many rows of the batch no draft has yet; each slot has another one of its own.
 
-        Every slot has a row of the batch whose logits are its own; drafts share the others. There
-        is none where a sequence cannot be cut, nor while reasoning may have to be closed.
+        0 where sequences cannot be cut.
         """
-        run = slot.run
-        assert run is not None and slot.in_decode
-        if not self.cache.can_cut or run.forced or not run.is_free:
+        if not self.cache.can_cut:
             return 0
-        drafts = [other.run.draft for other in self.slots if other.run is not None]
-        n_others = sum(map(len, drafts)) - len(run.draft)
-        rows = self.n_outputs - len(self.slots) - n_others
-        return max(0, min(rows, self.n_ctx_seq - len(run.keys) - 1))
+        n_drafted = sum(len(slot.run.draft) for slot in self.slots if slot.run is not None)
+        return self.n_outputs - len(self.slots) - n_drafted
 
-    def propose(self, slot: Slot, tokens: Sequence[TokenId]) -> None:
-        """Give a slot in decode a draft: guesses of its next tokens, checked in the next tick.
+    def propose(self, drafts: Sequence[tuple[Slot, Sequence[TokenId]]]) -> int:
+        """Give slots in decode drafts: guesses of their next tokens, checked in the next tick.
 
-        It is cut to the room that there is.
+        They are cut to the room that there is, the last ones first. Returns how many rows more
+        the tick has.
         """
-        assert slot.run is not None
-        slot.run.draft = list(tokens[: self.room_for_draft(slot)])
+        n_rows = n_left = self.rows_for_drafts()
+        for slot, tokens in drafts:
+            assert slot.run is not None
+            n_left += len(slot.run.draft)
+            n_tokens = min(n_left, slot.room_for_draft(self.n_ctx_seq))
+            slot.run.draft = list(tokens[:n_tokens])
+            n_left -= len(slot.run.draft)
+        return n_rows - n_left
 
     def roll_back(self, slot: Slot, n_cells: int) -> None:
         """Take the last cells out of a sequence: the end of a draft that was not accepted."""
@@ -383,9 +385,7 @@ class Scheduler:
             if slot.run is None or slot.seq is None:
                 continue
             assert slot.n_held <= self.n_ctx_seq
-            assert slot.seq.root == slot.run.task.root, (
-                "computed for others, or with other adapters"
-            )
+            assert slot.seq.root == slot.run.task.root, "the cache is another key's or adapter's"
             assert slot.run.keys[: slot.n_held] == slot.seq.held, "the cache is another text's"
             assert slot.n_pending >= 1, "nothing left to decode"
             assert slot.in_decode or not slot.run.draft

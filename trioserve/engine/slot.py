@@ -60,6 +60,15 @@ class Slot:
         run = self.run
         return 0 if run is None else len(run.keys) + len(run.draft) - self.n_held
 
+    def room_for_draft(self, n_ctx: int) -> int:
+        """How many tokens a draft may have in decode, in a sequence of `n_ctx` tokens.
+
+        None while the next token is forced, or reasoning may have to be closed.
+        """
+        run = self.run
+        assert run is not None and self.in_decode
+        return 0 if run.forced or not run.is_free else max(0, n_ctx - len(run.keys) - 1)
+
     def up_to_place(self, n_cells: int) -> int:
         """Shorten a chunk of the prompt to end where a checkpoint is made."""
         if self.run is None or not self.run.places:

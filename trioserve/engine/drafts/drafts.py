@@ -233,7 +233,8 @@ class Drafts:
         is_free, step_s = self._drafters[i].is_free, self._drafters[i].step_s
         if is_free:
             self._make_guesses(i, streams, [MAX_GUESS] * len(streams))
-        limits = [self._limit(stream, i) for stream in streams]
+        most = self._scheduler.rows_for_drafts()
+        limits = [min(most, self._limit(stream, i)) for stream in streams]
         chances = [stream.known.guesses[i].acceptance.probability for stream in streams]
         if is_free and not self._balance.is_good:  # others are asked seldom where they do not pay
             limits = [0] * len(limits)
@@ -247,19 +248,18 @@ class Drafts:
                 elif limits[place] and guess.probe():
                     lengths[place] = min(PROBE, limits[place])
             self._make_guesses(i, streams, lengths)
-        n_drafted, left = 0, []
+        drafts, left = [], []
         for stream, length in zip(streams, lengths, strict=True):
             draft = stream.known.guesses[i].tokens[:length]
             if draft:
-                self._scheduler.propose(stream.slot, draft)
-                n_drafted += len(stream.run.draft)
+                drafts.append((stream.slot, draft))
             else:
                 left.append(stream)
-        return n_drafted, left
+        return self._scheduler.propose(drafts), left
 
     def _limit(self, stream: _Stream, i: int) -> int:
-        """The most tokens of a draft that there is room for, or a guess."""
-        room = min(self._scheduler.room_for_draft(stream.slot), stream.run.n_left - 1)
+        """The most tokens of a draft that its text has room for, or a guess."""
+        room = min(stream.slot.room_for_draft(self._scheduler.n_ctx_seq), stream.run.n_left - 1)
         draft_max = stream.run.task.params.draft_max
         if draft_max >= 0:
             room = min(room, draft_max)
