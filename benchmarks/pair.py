@@ -17,7 +17,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -31,6 +31,11 @@ from benchmarks.targets import Target, TargetError, ask, tokens_per_word
 from benchmarks.wire import Shape
 
 _COUNTERS = ("draft_tokens_total", "accepted_tokens_total")
+#: How many tokens were guessed, and how many of the guesses were right.
+DRAFT_METRICS = (
+    Metric("drafted / token", "", digits=2),
+    Metric("accepted / drafted", "", more_is_better=True, digits=2),
+)
 
 
 @attrs.frozen
@@ -39,22 +44,23 @@ class Drafted:
 
     streams: Streams
 
-    metrics = (
-        *Streams.metrics,
-        Metric("drafted / token", "", digits=2),
-        Metric("accepted / drafted", "", more_is_better=True, digits=2),
-    )
+    metrics = (*Streams.metrics, *DRAFT_METRICS)
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once."""
-        before = counted(target)
-        sample = self.streams.measure(target, seed)
-        drafted, accepted = (b - a for a, b in zip(before, counted(target), strict=True))
-        if sample.numbers.get("tokens"):
-            sample.numbers["drafted / token"] = drafted / sample.numbers["tokens"]
-        if drafted:
-            sample.numbers["accepted / drafted"] = accepted / drafted
-        return sample
+        return counting(target, lambda: self.streams.measure(target, seed))
+
+
+def counting(target: Target, measure: Callable[[], Sample]) -> Sample:
+    """Measure, and add the `DRAFT_METRICS` to the numbers."""
+    before = counted(target)
+    sample = measure()
+    drafted, accepted = (b - a for a, b in zip(before, counted(target), strict=True))
+    if sample.numbers.get("tokens"):
+        sample.numbers["drafted / token"] = drafted / sample.numbers["tokens"]
+    if drafted:
+        sample.numbers["accepted / drafted"] = accepted / drafted
+    return sample
 
 
 def counted(target: Target) -> list[float]:
