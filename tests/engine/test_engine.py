@@ -55,6 +55,27 @@ def test_the_bell_rings_once_a_tick() -> None:
     assert harness.rings == harness.engine.status().counters.ticks
 
 
+@pytest.mark.parametrize(
+    ("tick_ms", "sizes"),
+    [(10, [1, 3, 3, 3, 2]), (16, [1, 2, 2, 2, 2, 2, 1]), (20, [1] * 12), (50, [1] * 12)],
+)
+def test_tokens_leave_together_and_none_waits_longer_than_the_interval(
+    tick_ms: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(flush_interval=0.033)
+    monkeypatch.setattr(
+        "trioserve.engine.loop.monotonic", lambda: harness.backend.n_decodes * tick_ms / 1e3
+    )
+    harness.submit(1, "twelve bytes", max_tokens=12)
+    together = []
+    work_left = True
+    while work_left:
+        before = len(harness.text(1))
+        work_left = harness.tick()
+        together.append(len(harness.text(1)) - before)
+    assert [n for n in together if n] == sizes
+
+
 def test_slots_go_from_idle_to_prefill_to_decode_to_idle() -> None:
     harness = Harness(ScriptedBackend(n_batch=8))
     harness.submit(1, "x" * 20, max_tokens=2)

@@ -178,10 +178,10 @@ class ModelConfig(DraftConfig):
     max_tick_ms: float = _context(0.0, "--max-tick-ms TRIOSERVE_MAX_TICK_MS", min=0,
         help="milliseconds that a stream's token takes on average while prompts are processed "
         "beside it; 0 = four times as long as without prompts")
-    stream_interval_ms: float = _context(10.0,
+    stream_interval_ms: float = _context(33.0,
         "--stream-interval-ms TRIOSERVE_STREAM_INTERVAL_MS", min=0,
         help="tokens generated within this number of milliseconds are sent as one event, except "
-        "the first and the last of a request; 0 = send each token on its own")
+        "the first and the last of a request, which never wait; 0 = send each token on its own")
     cache_seqs: int = _context(-1, "--cache-seqs TRIOSERVE_CACHE_SEQS", min=-1, max=255,
         help="number of KV sequences to keep for later prompts, in addition to those of the slots; "
         "-1 = 32 with a unified KV cache, otherwise none")

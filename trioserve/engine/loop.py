@@ -53,7 +53,7 @@ class Loop(abc.ABC):
         backend: the model.
         notify: called, from the engine's thread, once after each tick that left events in the
             outbox, and when the engine has failed. It must not block.
-        flush_interval: seconds within which events leave together that are not urgent.
+        flush_interval: seconds that events which are not urgent wait at most, to leave together.
     """
 
     def __init__(
@@ -151,14 +151,17 @@ class Loop(abc.ABC):
                 self._obey(command)
             except Exception as error:
                 self._break(error)
+        began = monotonic()
         if self._has_tick and not self._stopping:
-            self.heartbeat = monotonic()
+            self.heartbeat = began
             try:
                 self._tick()
             except Exception as error:
                 self._break(error)
         work_left = self._has_tick
-        if self._urgent or not work_left or monotonic() >= self._next_flush:
+        now = monotonic()
+        after_next_tick = now + (now - began)  # if it takes as long as this one
+        if self._urgent or not work_left or after_next_tick > self._next_flush:
             self._flush()
         return work_left
 
