@@ -317,7 +317,7 @@ class Engine(Loop):
         n_right = self.drafts.settle(slot, new[: len(draws) - 1]) if run.draft else 0
         run.n_ahead = max(0, len(new) - n_right - 1)
         if chunk is not None:
-            self._fresh.append(chunk)
+            self._fresh.append(run.with_drafts(chunk))
             if len(chunk.tokens) == run.n_output:
                 self._urgent = self._is_first = True
         if run.finish_reason is not None:

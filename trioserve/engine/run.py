@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from time import monotonic
 
+import attrs
+
 from trioserve.engine.backend import Sampler
 from trioserve.engine.text.detokenizer import Detokenizer
 from trioserve.engine.text.indent import IndentStop
 from trioserve.engine.text.reasoning import ReasoningTracker
 from trioserve.types import (
     CellKey,
+    Chunk,
     Finished,
     FinishReason,
     Progress,
@@ -207,6 +210,12 @@ class Run:
             truncated=self.truncated,
             slot_id=slot_id,
         )
+
+    def with_drafts(self, chunk: Chunk) -> Chunk:
+        """Tell the reader of a chunk what became of the drafts so far."""
+        if not self.n_drafted:
+            return chunk
+        return attrs.evolve(chunk, drafts=(self.n_drafted, self.n_accepted))
 
     def timings(self) -> Timings:
         """Sum up the times so far."""

@@ -188,6 +188,7 @@ def _join(chunks: list[Chunk]) -> Chunk:
         "".join([each.text for each in chunks]),
         tuple(itertools.chain.from_iterable([each.tokens for each in chunks])),
         tuple(itertools.chain.from_iterable([each.probs for each in chunks])),
+        drafts=max([each.drafts for each in chunks]),
     )
 
 
@@ -198,6 +199,7 @@ class ChatChunk:
     deltas: tuple[Delta, ...]
     tokens: tuple[TokenId, ...]
     probs: tuple[TokenProbs, ...] = ()
+    drafts: tuple[int, int] = (0, 0)  # as in `Chunk`
 
 
 class ChatStream:
@@ -247,7 +249,8 @@ class ChatStream:
             return last
         event = await self.stream.__anext__()
         if isinstance(event, Chunk):
-            return self._chunk(self._parser.feed(event.text), event.tokens, event.probs)
+            chunk = self._chunk(self._parser.feed(event.text), event.tokens, event.probs)
+            return attrs.evolve(chunk, drafts=event.drafts) if any(event.drafts) else chunk
         if isinstance(event, Finished) and (deltas := self._parser.finish()):
             self._last = event
             return self._chunk(deltas, (), ())

@@ -174,6 +174,7 @@ class Chunk:
     `text` is always whole characters; it may be empty while a character, or what may become a
     stop string, is held back. `tokens` are those generated since the last chunk. `pace` is
     the seconds until the reader should get the next one, which hides how long ticks are; 0: none.
+    `drafts` are `Timings.draft_n` and `draft_n_accepted` so far; zeros say that nothing is new.
     """
 
     task_id: int
@@ -181,6 +182,7 @@ class Chunk:
     tokens: tuple[TokenId, ...]
     probs: tuple[TokenProbs, ...] = ()
     pace: float = 0.0
+    drafts: tuple[int, int] = (0, 0)
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from tests.support.tick_costs import FlatCosts, SteepCosts
 from trioserve.engine import DraftRequest
 from trioserve.engine.drafts.costs import TickCosts
 from trioserve.testing import ScriptedBackend
-from trioserve.types import CellKey, TokenId
+from trioserve.types import CellKey, Chunk, TokenId
 
 
 class ScriptedDrafter:
@@ -75,6 +75,8 @@ def test_a_free_drafter_is_asked_when_its_last_guess_was_used_up_or_wrong() -> N
     assert harness.text(1) == "HELLO WORLD"
     timings = harness.finish(1).timings
     assert (timings.draft_n, timings.draft_n_accepted) == (5, 3)
+    told = [event.drafts for event in harness.events[1] if isinstance(event, Chunk)]
+    assert [drafts for drafts in told if any(drafts)] == [(3, 1), (5, 3), (5, 3)]
 
 
 def test_a_drafter_forgets_a_slot_whose_run_is_another_one() -> None:

@@ -216,6 +216,13 @@ class LiveTimings:
         self._clock = clock
         self._prompt = Progress(0, n_prompt, 0, 0, 0.0)
         self._first: float | None = None
+        self.n_predicted = 0
+        self._drafts = (0, 0)
+
+    def on_output(self, n_tokens: int, drafts: tuple[int, int]) -> None:
+        """Note new tokens, and how many were drafted and accepted so far; zeros: none anew."""
+        self.n_predicted += n_tokens
+        self._drafts = max(self._drafts, drafts)
 
     def on_progress(self, value: Progress) -> None:
         """Note how far the prompt is."""
@@ -234,8 +241,8 @@ class LiveTimings:
             written["timings"] = timings(so_far)
         return written
 
-    def at(self, n_predicted: int) -> Timings:
-        """The timings now that so many tokens are there."""
+    def now(self) -> Timings:
+        """The timings so far, when there is output."""
         now = self._clock()
         if self._first is None:
             self._first = now
@@ -243,6 +250,8 @@ class LiveTimings:
             cache_n=self._prompt.cached,
             prompt_n=self._prompt.total - self._prompt.cached,
             prompt_ms=self._prompt.time_ms,
-            predicted_n=n_predicted,
+            predicted_n=self.n_predicted,
             predicted_ms=(now - self._first) * 1e3,
+            draft_n=self._drafts[0],
+            draft_n_accepted=self._drafts[1],
         )

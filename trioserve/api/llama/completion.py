@@ -149,7 +149,6 @@ class Output:
     ) -> None:
         self._server, self._request, self._params = server, request, params
         self._index, self._prompt = index, prompt
-        self._n_predicted = 0
         self._has_new_line = False
         self._timings = writers.LiveTimings(len(prompt), monotonic)
 
@@ -167,11 +166,11 @@ class Output:
             self._timings.on_progress(event)
             extra = self._timings.with_progress(event, timed=self._request.timings_per_token)
             return self._partial("", ()) | extra
-        self._n_predicted += len(event.tokens)
+        self._timings.on_output(len(event.tokens), event.drafts)
         self._has_new_line = self._has_new_line or "\n" in event.text
         part = self._partial(event.text, event.tokens) | self._probs(event.probs)
         if self._request.timings_per_token:
-            part["timings"] = writers.timings(self._timings.at(self._n_predicted))
+            part["timings"] = writers.timings(self._timings.now())
         return part
 
     def is_silent(self, event: Progress | Chunk | Finished) -> bool:
@@ -188,7 +187,7 @@ class Output:
             "tokens": tokens,
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": self._n_predicted,
+            "tokens_predicted": self._timings.n_predicted,
             "tokens_evaluated": len(self._prompt),
         }
 

@@ -168,7 +168,6 @@ class _Choice:
         self._echo = final_message_deltas(request.messages) if request.continuation.echo else ()
         self._began = False
         self._called = False
-        self._n_predicted = 0
         self._probs: list[TokenProbs] = []  # of tokens whose text is held back
 
     def note(self, event: Progress) -> None:
@@ -183,7 +182,7 @@ class _Choice:
 
     def chunk(self, event: ChatChunk) -> str:
         """Write what is new."""
-        self._n_predicted += len(event.tokens)
+        self._live.on_output(len(event.tokens), event.drafts)
         self._probs += event.probs
         deltas = [*self._begin(), *map(self._delta, event.deltas)]
         if not deltas:
@@ -226,7 +225,7 @@ class _Choice:
         choice = self._choice(delta, probs)
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
-        live = writers.timings(self._live.at(self._n_predicted))
+        live = writers.timings(self._live.now())
         return self._frame.chunk(choice, timings=live)
 
     def _choice(self, delta: str, more: str = "") -> str:
@@ -278,7 +277,6 @@ class CompletionEvents:
         self._n_prompts = [len(prompt) for prompt in prompts]
         self._echoes = list(echoes)
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
-        self._n_predicted = [0] * len(prompts)
         self._live = [writers.LiveTimings(n, monotonic) for n in self._n_prompts]
         self._timings = [Timings()] * len(prompts)  # known at the end
 
@@ -305,14 +303,14 @@ class CompletionEvents:
         return self._frame.chunk("", usage=usage).encode() + sse.DONE
 
     def _chunk(self, index: int, event: Chunk) -> str:
-        self._n_predicted[index] += len(event.tokens)
+        self._live[index].on_output(len(event.tokens), event.drafts)
         if not event.text and not event.probs:
             return ""
         choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.probs))
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
-        live = self._live[index].at(self._n_predicted[index])
-        return self._frame.chunk(choice, timings=writers.timings(live))
+        live = writers.timings(self._live[index].now())
+        return self._frame.chunk(choice, timings=live)
 
     def _logprobs(self, index: int, probs: Sequence[TokenProbs]) -> dict[str, Any] | None:
         if not probs:

@@ -207,7 +207,6 @@ class ResponseEvents:
     def __init__(self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> None:
         self._builder, self._chat = builder, chat
         self._live = writers.LiveTimings(n_prompt, monotonic)
-        self._n_predicted = 0
         self._n_events = 0
 
     def encode(self, index: int, event: sse.Event) -> bytes:
@@ -216,9 +215,9 @@ class ResponseEvents:
         extra: dict[str, Any] = {}
         if isinstance(event, ChatChunk):
             events += self._builder.add(event)
-            self._n_predicted += len(event.tokens)
+            self._live.on_output(len(event.tokens), event.drafts)
             if self._chat.timings_per_token:
-                extra["timings"] = writers.timings(self._live.at(self._n_predicted))
+                extra["timings"] = writers.timings(self._live.now())
         elif isinstance(event, Finished):
             events += self._builder.finish(event)
             extra["timings"] = writers.timings(event.timings)
