@@ -18,6 +18,7 @@ from .config import (
 )
 from .errors import (
     AbandonedError as AbandonedError,
+    AmbiguousModelError as AmbiguousModelError,
     AuthenticationError as AuthenticationError,
     BackendMismatchError as BackendMismatchError,
     BridgeError as BridgeError,
@@ -48,6 +49,7 @@ from .errors import (
     TooManyRequestsError as TooManyRequestsError,
     TrioServeError as TrioServeError,
     UnavailableError as UnavailableError,
+    UnknownModelError as UnknownModelError,
     UnsupportedFieldError as UnsupportedFieldError,
 )
 from .server import (

@@ -82,6 +82,18 @@ class InputTooLongError(ContextLengthExceededError):
         self.n_ctx = limit
 
 
+class UnknownModelError(InvalidRequestError):
+    """There is no model of the name in the request."""
+
+    code = "model_not_found"
+
+
+class AmbiguousModelError(InvalidRequestError):
+    """The name in the request is a part of the names of several models."""
+
+    code = "model_ambiguous"
+
+
 class NotSupportedError(TrioServeError):
     """The request asks for something that this server, or the loaded model, does not do."""
 

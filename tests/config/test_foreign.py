@@ -20,7 +20,7 @@ def test_what_is_not_there_yet_is_refused(flag: str) -> None:
 
 def test_what_is_not_there_yet_is_refused_with_the_reason() -> None:
     assert refused("--mmproj", "x").endswith("does not have yet: only text input is supported")
-    assert refused(LLAMA_ARG_MODELS_DIR="x").endswith("does not have yet: a server has one model")
+    assert refused(LLAMA_ARG_TOOLS="x").endswith("does not have yet: the server runs no tools")
 
 
 @pytest.mark.parametrize("flag", sorted(foreign.NO_EFFECT))

@@ -187,6 +187,35 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_flag(argv: list[str], messa
     assert refused(*argv).startswith(message)
 
 
+def test_the_words_make_the_same_command_line_again() -> None:
+    argv = [
+        "-c",
+        "512",
+        "--lora=a",
+        "--lora",
+        "b,c",
+        "-nr",
+        "--jinja",
+        "--keep",
+        "1",
+        "--keep",
+        "2",
+    ]
+    argv += ["--control-vector-layer-range", "2", "5", "--config", "/dev/null"]
+    parsed = parse(argv, {})
+    assert parsed.words == {
+        "ctx_size": ("--ctx-size", "512"),
+        "lora": ("--lora", "a", "--lora", "b,c"),
+        "repack": ("-nr",),
+        "jinja": ("--jinja",),
+        "n_keep": ("--keep", "2"),
+        "control_vector_layer_range": ("--control-vector-layer-range", "2,5"),
+    }
+    assert parsed.file == "/dev/null"
+    again = [word for words in parsed.words.values() for word in words]
+    assert parse(again, {}).config == parsed.config
+
+
 @pytest.mark.parametrize(
     ("flag", "near"),
     [("--prot", "--port"), ("--modle", "--model"), ("--flash-atn", "--flash-attn")],

@@ -17,6 +17,7 @@ from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import header
 from trioserve.llama.model import Model
+from trioserve.models import gguf as gguf_files
 
 INT, FLOAT = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32
 Entry = tuple[Any, gguf.GGUFValueType]
@@ -87,7 +88,7 @@ def test_what_is_overridden_is_not_looked_at(
 def test_a_good_file_has_no_problem(tmp_path: Path) -> None:
     path = write_decoder(tmp_path / "model.gguf")
     header.check(path)
-    with header.read(path) as found:
+    with gguf_files.read(path) as found:
         assert found.text("general.architecture") == "llama"
         assert found.numbers("llama.block_count") == [2]
         assert found.numbers("general.architecture") == []

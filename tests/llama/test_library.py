@@ -176,6 +176,14 @@ def test_errors_are_kept_for_the_thread_that_made_them() -> None:
     assert library.reason([]) == "llama.cpp does not say why"
 
 
+def test_one_can_listen_to_what_is_logged() -> None:
+    library._on_log(2, b"before", None)
+    with library.listen() as heard:
+        log((2, "one "), (5, "line\n"), (4, "another"))
+    log((2, "after\n"))
+    assert heard == ["one line", "another"]
+
+
 def test_a_load_that_fails_is_logged(recorder: Recorder, tmp_path: Path) -> None:
     path = tmp_path / "half.gguf"
     path.write_bytes(BUNDLED.read_bytes()[:20_000])

@@ -323,8 +323,10 @@ def test_a_container_has_what_its_limit_leaves(
     (home / "memory.stat").write_text(f"anon 5\n{cache} 100\n")
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
     assert machine.free_memory() == 400
+    assert machine.memory_limit() == 1000
     (home / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
     assert (machine.free_memory() or 0) > 1000
+    assert machine.memory_limit() is None
 
 
 def test_without_proc_it_is_all_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,18 +9,21 @@ from importlib.metadata import version
 
 from trioserve import llama
 from trioserve._version import __version__
+from trioserve.cli.commands import COMMANDS
 from trioserve.config.parse import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
 from trioserve.config.table import BY_NAME, FLAGS, GROUPS, Flag
 
 _COLUMN = 30
 
 _HEAD = """\
-usage: trioserve [flags]
+usage: trioserve [command] [flags]
 
 An LLM server: it serves a GGUF model over HTTP with the APIs of OpenAI, Anthropic and llama-server.
 Without -m, it serves a small bundled model. Flags have the names that they have in llama-server.
 An environment variable in parentheses does the same as its flag; if both are set, the flag wins.
 """
+
+_COMMANDS_HEAD = "\nCommands (trioserve COMMAND --help tells more)\n"
 
 _TAIL = f"""
   {CONFIG_FLAG} FILE               read a TOML file; its keys are the long flags without the dashes,
@@ -39,7 +42,8 @@ complete -o default -W '{words}' trioserve
 def help_text(width: int | None = None) -> str:
     """Every flag, in groups, folded to `width` columns (those of the terminal, at most 100)."""
     width = width or min(shutil.get_terminal_size((100, 24)).columns, 100)
-    parts = [_HEAD]
+    parts = [_HEAD, _COMMANDS_HEAD]
+    parts += [_columns(f"  {name}", one.help, width) + "\n" for name, one in COMMANDS.items()]
     for group in GROUPS:
         lines = [_entry(one, width) for one in FLAGS if one.group == group]
         parts.append(f"\n{group}\n" + "\n".join(lines) + "\n")
@@ -76,6 +80,11 @@ def _entry(flag: Flag, width: int) -> str:
     if flag.variable:
         notes.append(flag.variable)
     text = flag.help + (f" ({'; '.join(notes)})" if notes else "")
+    return _columns(left, text, width)
+
+
+def _columns(left: str, text: str, width: int) -> str:
+    """Put a text beside what it explains, or below it where that is long."""
     lines = textwrap.wrap(text, max(width - _COLUMN, 20), break_long_words=False)
     if len(left) + 2 <= _COLUMN:
         lines[0] = left.ljust(_COLUMN) + lines[0]
@@ -118,5 +127,5 @@ def devices_text() -> str:
 
 
 def completion_text() -> str:
-    """A line for bash that completes flags, and names of files after them."""
-    return _COMPLETION.format(words=" ".join([*BY_NAME, CONFIG_FLAG, *ACTIONS]))
+    """A line for bash that completes commands, flags, and names of files after them."""
+    return _COMPLETION.format(words=" ".join([*COMMANDS, *BY_NAME, CONFIG_FLAG, *ACTIONS]))

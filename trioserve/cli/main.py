@@ -1,5 +1,7 @@
 """The command ``trioserve``: read the flags, and do what they ask for.
 
+If the first word is no flag, it is one of `trioserve.cli.commands`.
+
 Exit codes: 0 after a signal and a drain, 1 when the server cannot start, 2 when a flag or variable
 is wrong. A second signal ends the process at once.
 """
@@ -13,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from trioserve.cli import help as texts
+from trioserve.cli import commands, help as texts
 from trioserve.cli.malloc import limit_arenas
 from trioserve.cli.serving import serve
 from trioserve.config import logs
@@ -51,8 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is without the name of the program. Returns the exit code."""
     _open_standard_files()
     limit_arenas()
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        parsed = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        if words and not words[0].startswith("-"):
+            name = words.pop(0)
+            commands.check(name)
+            if name != commands.SERVE:
+                return commands.run(name, words, os.environ)
+        parsed = parse(words, os.environ)
         if (text := _TEXTS.get(parsed.action)) is not None:
             print(text(), end="")
             return 0

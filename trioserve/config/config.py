@@ -16,6 +16,7 @@ from trioserve.config.model import ModelConfig
 from trioserve.config.option import option
 from trioserve.errors import ConfigError
 
+_models = partial(option, group="Models")
 _server = partial(option, group="Server")
 _network = partial(option, group="Network")
 _limit = partial(option, group="Limits")
@@ -43,6 +44,12 @@ def _check_api_key_priority(config: Config) -> None:
     ):
         raise ConfigError(f"api_key_priority must be integers between 0 and 100, at most one for "
                           f"each of {n_keys} API keys, not {priorities!r}")  # fmt: skip
+
+
+def _check_models_match(config: Config) -> None:
+    if not {"exact", "case", "part"}.issuperset(config.models_match):
+        raise ConfigError(f"models_match must be some of exact, case and part, "
+                          f"not {','.join(config.models_match)!r}")  # fmt: skip
 
 
 def _check_slot_save_path(config: Config) -> None:
@@ -96,8 +103,29 @@ class Config(ModelConfig):
     CHECKS = (
         *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
         _check_slot_save_path, _check_certificate, _check_api_prefix, _check_routes, _check_cors,
-        _check_ping_interval,
+        _check_ping_interval, _check_models_match,
     )
+
+    # -- Models
+    models_dir: str | None = _models(None, "--models-dir LLAMA_ARG_MODELS_DIR",
+        help="directory of GGUF files to choose from, instead of one model; what belongs together "
+        "is in a folder of its own")
+    models_preset: str | None = _models(None, "--models-preset LLAMA_ARG_MODELS_PRESET",
+        help="INI file with a section of flags for each model, and [*] for all of them")
+    models_max: int = _models(4, "--models-max LLAMA_ARG_MODELS_MAX", min=0,
+        help="number of models that are loaded at the same time; 0 = no limit")
+    models_memory: int = _models(0, "--models-memory TRIOSERVE_MODELS_MEMORY", min=0,
+        help="MiB of memory for all models that are loaded, by llama.cpp's estimate; 0 = no limit")
+    models_autoload: bool = _models(True,
+        "--models-autoload | --no-models-autoload LLAMA_ARG_MODELS_AUTOLOAD",
+        help="load a model when a request names it")
+    models_match: tuple[str, ...] = _models(("case", "part"),
+        "--models-match TRIOSERVE_MODELS_MATCH",
+        help="how a name in a request may differ from that of a model, separated by commas; case = "
+        "in its case, part = by being a part of that name only, exact = not at all")
+    models_default: str | None = _models(None, "--models-default TRIOSERVE_MODELS_DEFAULT",
+        help="name of the model for requests that name none, or none that is there; without it, "
+        "these are refused with status 400")
 
     # -- Server
     host: str = _server("127.0.0.1", "--host LLAMA_ARG_HOST",

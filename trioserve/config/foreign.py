@@ -34,7 +34,6 @@ NO_EFFECT: Mapping[str, str] = {
     "-no-ag": "the server runs no tools",
     "--no-ui-mcp-proxy": "there is no such proxy",
     "--no-webui-mcp-proxy": "there is no such proxy",
-    "--no-models-autoload": "the server has only one model",
     "--no-spec-draft-backend-sampling": "drafts are sampled on the CPU anyway",
     "-sps": "a prompt always reuses the longest prefix in any slot or kept sequence",
     "--slot-prompt-similarity": "a prompt always reuses the longest prefix in any slot or kept "
@@ -143,11 +142,6 @@ _FLAGS = """
 --mcp-servers-config LLAMA_ARG_MCP_SERVERS_CONFIG
 --mcp-servers-json LLAMA_ARG_MCP_SERVERS_JSON
 -ag --agent | -no-ag --no-agent LLAMA_ARG_AGENT
-# a server has one model
---models-dir LLAMA_ARG_MODELS_DIR
---models-preset LLAMA_ARG_MODELS_PRESET
---models-max LLAMA_ARG_MODELS_MAX
---models-autoload | --no-models-autoload LLAMA_ARG_MODELS_AUTOLOAD
 # a draft is one line of guesses, not a tree
 --spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
 # drafts that are accepted at random make an output that is wrong

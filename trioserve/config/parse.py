@@ -44,11 +44,17 @@ CONFIG_VARIABLE = "TRIOSERVE_CONFIG"
 
 @attrs.frozen(kw_only=True)
 class Parsed:
-    """What a command line asks for. `notes` are sentences that a person should see."""
+    """What a command line asks for. `notes` are sentences that a person should see.
+
+    `words` are those that set each field, with the longest name of the flag, and `file` is what
+    `CONFIG_FLAG` or its variable names: with them, another command line can be made.
+    """
 
     config: Config
     action: Action = "serve"
     notes: tuple[str, ...] = ()
+    words: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    file: str | None = None
 
 
 def config_from(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
@@ -93,7 +99,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     values = toml.read(path, notes) if path else {}
     values |= environment.read(others, notes)
     config = _build(values | line.values)
-    return Parsed(config=config, action=line.action, notes=tuple(notes))
+    return Parsed(
+        config=config, action=line.action, notes=tuple(notes), words=line.fields, file=path
+    )
 
 
 def _build(values: Mapping[str, Any]) -> Config:
@@ -113,6 +121,7 @@ class _CommandLine:
 
     def __init__(self, notes: list[str]) -> None:
         self.values: dict[str, Any] = {}
+        self.fields: dict[str, tuple[str, ...]] = {}
         self.action: Action = "serve"
         self.file: str | None = None
         self._notes = notes
@@ -151,10 +160,13 @@ class _CommandLine:
             if flag.field in _TWO_VALUES and value is None and "," not in text:
                 text = f"{text},{self._value(name, None)}"
             flag.put_text(self.values, text, name)
+            words = flag.words(text)
         elif value is None:
             flag.put(self.values, flag.off if name in flag.negative else flag.on)
+            words = (name,)
         else:
             raise ConfigError(f"{name} takes no value")
+        self.fields[flag.field] = (*(self.fields.get(flag.field, ()) if flag.adds else ()), *words)
 
     def _value(self, name: str, value: str | None) -> str:
         if value is not None:

@@ -85,6 +85,22 @@ class Flag:
             raise ConfigError(f"{source}: {error}") from None
         self.put(values, value)
 
+    def words(self, text: str) -> tuple[str, ...]:
+        """Return what sets the field to this text on a command line.
+
+        For a switch the text is a word for on or off. Where no flag says no, there are no words.
+
+        Raises:
+            ValueError: it is another word.
+        """
+        if self.read is not None:
+            return (self.names[-1], text)
+        if text in TRUE_WORDS:
+            return (self.names[-1],)
+        if text in FALSE_WORDS:
+            return self.negative[-1:]
+        raise ValueError(f"must be true or false, not {text!r}")
+
     def _validate(self, value: Any) -> None:
         """Run the validator of the field, so that an error can say where the value is from."""
         name = self.field.removeprefix("sampling.")
@@ -206,7 +222,7 @@ _OTHER_FLAGS = (
 #: The headings that flags are listed under, in their order.
 GROUPS = (
     "Model", "Context and threads", "Drafts", "Long contexts", "Devices", "Sampling", "Chat",
-    "Embeddings", "Server", "Network", "Limits", "Logs",
+    "Embeddings", "Models", "Server", "Network", "Limits", "Logs",
 )  # fmt: skip
 
 #: Every flag; within a group in the order of the fields of `Config`.

@@ -203,7 +203,8 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
     for name in _POSITIONS:
         setattr(params, name, getattr(config, name))
     params.no_perf = True
-    _check_memory(model, config, params)
+    if model.has_weights:  # otherwise the cache does not exist either
+        _check_memory(model, config, params)
     return params
 
 

@@ -24,6 +24,10 @@ _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_dev_get": (ctypes.c_void_p, (ctypes.c_size_t,)),
     "ggml_backend_dev_name": (ctypes.c_char_p, (ctypes.c_void_p,)),
     "ggml_backend_dev_description": (ctypes.c_char_p, (ctypes.c_void_p,)),
+    "ggml_backend_dev_memory": (
+        None,
+        (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
+    ),
     "ggml_backend_dev_type": (ctypes.c_int, (ctypes.c_void_p,)),
     "ggml_backend_dev_buffer_type": (ctypes.c_void_p, (ctypes.c_void_p,)),
     "ggml_backend_buft_name": (ctypes.c_char_p, (ctypes.c_void_p,)),
@@ -93,6 +97,13 @@ def devices() -> tuple[Device, ...]:
             )
         )
     return tuple(found)
+
+
+def memory_of(device: Device) -> tuple[int, int]:
+    """Return how many bytes of a device's memory are free, and how many it has; 0: unknown."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _ggml("ggml_backend_dev_memory")(device.handle, ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
 
 
 # -- the parameters of a model

@@ -11,7 +11,8 @@ import ctypes
 import re
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,6 +143,7 @@ class _Lines(threading.local):
         self.level = 0
         self.parts: list[str] = []
         self.errors: deque[str] = deque(maxlen=16)
+        self.heard: list[str] | None = None
         self.are_expected: Callable[[], bool] = bool  # by default they never are
 
     def add(self, level: int, text: str) -> None:
@@ -158,6 +160,8 @@ class _Lines(threading.local):
         if line.strip("."):  # a line of dots is a progress bar; `progress` reports that
             if self.level == 4:
                 self.errors.append(line)
+            if self.heard is not None:
+                self.heard.append(line)
             self.write(_LEVELS.get(self.level, "debug"), line)
 
     def write(self, level: str, line: str) -> None:
@@ -206,6 +210,19 @@ def start(numa: str = "none") -> None:
 def expect_errors(are_expected: Callable[[], bool]) -> None:
     """Have what llama.cpp logs in this thread be no news while a function says so."""
     _lines.are_expected = are_expected
+
+
+@contextmanager
+def listen() -> Iterator[list[str]]:
+    """Collect the lines that llama.cpp logs in this thread, of every level."""
+    _lines.flush()
+    heard: list[str] = []
+    _lines.heard = heard
+    try:
+        yield heard
+    finally:
+        _lines.flush()
+        _lines.heard = None
 
 
 def take_errors() -> list[str]:

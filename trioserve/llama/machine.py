@@ -9,6 +9,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
+_NO_LIMIT = 2**60  # version 1 of cgroups has a number for none
 
 
 def physical_cores() -> int:
@@ -84,12 +85,18 @@ def free_memory() -> int | None:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (AttributeError, OSError, ValueError):
             return None
-    left = _left_in_cgroup()
-    return free if left is None else min(free, left)
+    found = _cgroup_memory()
+    return free if found is None else min(free, found[1])
 
 
-def _left_in_cgroup() -> int | None:
-    """Return the bytes that the memory limit of the container leaves; None: no limit."""
+def memory_limit() -> int | None:
+    """Return how many bytes the container may use; None: no limit."""
+    found = _cgroup_memory()
+    return None if found is None or found[0] > _NO_LIMIT else found[0]
+
+
+def _cgroup_memory() -> tuple[int, int] | None:
+    """Return the memory limit of the container, and the bytes that it leaves; None: no limit."""
     for limit, usage, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -103,7 +110,7 @@ def _left_in_cgroup() -> int | None:
             stat = dict(
                 line.split() for line in (path.parent / "memory.stat").read_text().splitlines()
             )
-            return max(0, int(text) - used + int(stat.get(cache, 0)))
+            return int(text), max(0, int(text) - used + int(stat.get(cache, 0)))
         except (OSError, ValueError):
             continue
     return None

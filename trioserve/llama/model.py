@@ -16,7 +16,7 @@ from trioserve.llama import devices, header, library
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.vocab import Vocab
-from trioserve.models import resolve
+from trioserve.models import gguf, resolve
 from trioserve.types import ModelInfo
 
 Progress = Callable[[float], bool]
@@ -34,8 +34,11 @@ class Model:
     `handle` is llama.cpp's pointer. May be closed in any thread, once nobody uses it.
     """
 
-    def __init__(self, handle: Any, path: Path, config: ModelConfig) -> None:
+    def __init__(
+        self, handle: Any, path: Path, config: ModelConfig, *, has_weights: bool = True
+    ) -> None:
         self.handle: Any = handle
+        self.has_weights = has_weights
         self._swa_full = config.swa_full
         try:
             self.metadata = _metadata(handle) | devices.overridden(config)
@@ -47,8 +50,13 @@ class Model:
             raise
 
     @classmethod
-    def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> Model:
+    def load(
+        cls, config: ModelConfig, *, progress: Progress | None = None, weights: bool = True
+    ) -> Model:
         """Load the file that `config.model` names, or the bundled one.
+
+        Without `weights`, nothing can be computed with it, nor with a context of it: both say how
+        much memory they would take, but take next to none.
 
         Raises:
             ModelLoadError: it is missing, not a GGUF, cut short, too large, damaged, of a kind that
@@ -58,9 +66,10 @@ class Model:
         path = resolve(config.model)
         check_file(path)
         header.check(path, devices.overridden(config))
-        _check_size(path, config)
-        handle = _load_weights(path, config, progress)
-        return cls(handle, path, config)
+        if weights:
+            _check_size(path, config)
+        handle = _load_weights(path, config, progress, weights)
+        return cls(handle, path, config, has_weights=weights)
 
     def close(self) -> None:
         """Free the weights. Closing twice is fine."""
@@ -118,7 +127,7 @@ class Model:
         """
         if int(self.metadata.get("split.count", 1)) > 1:
             return True
-        with header.read(Path(self.info.path)) as found:
+        with gguf.read(Path(self.info.path)) as found:
             return found.has_tensor(names)
 
     def _check_kind(self, path: Path) -> None:
@@ -208,12 +217,14 @@ def _check_size(path: Path, config: ModelConfig) -> None:
         )
 
 
-def _load_weights(path: Path, config: ModelConfig, progress: Progress | None) -> Any:
+def _load_weights(path: Path, config: ModelConfig, progress: Progress | None, weights: bool) -> Any:
     """Load the weights and return llama.cpp's pointer. llama.cpp logs why it fails."""
     params = lib.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
     params.load_mode = _LOAD_MODES[config.load_mode]
     params.check_tensors = config.check_tensors
+    if not weights:
+        params.no_alloc, params.load_mode = True, _LOAD_MODES["none"]
     kept = devices.place(params, config)
     raised: list[BaseException] = []
     cancelled = False

@@ -1,0 +1,164 @@
+"""The commands beside serving: how they are found, and what each says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.gguf_models import write_decoder
+from trioserve.cli.commands import COMMANDS
+from trioserve.cli.main import main
+from trioserve.cli.units import bytes_text, count_text, duration_text
+from trioserve.models import BUNDLED
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("LLAMA_CACHE", raising=False)
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    """What a command prints on standard output."""
+    assert main(argv) == code
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> str:
+    """What a command says when it fails."""
+    assert main(argv) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("trioserve: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("trioserve: ").rstrip("\n")
+
+
+# -- finding a command
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--help")
+    for name, command in COMMANDS.items():
+        assert f"\n  {name} " in text
+        assert command.help.split()[0] in text
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "serve"])
+def test_each_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    text = said(capsys, name, "--help")
+    assert text.startswith(f"usage: trioserve {name} ")
+    assert said(capsys, name, "-h") == text
+
+
+def test_serve_takes_the_flags_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "serve", "--help") == said(capsys, "--help")
+    assert complaint(capsys, "serve", "--prot", "1").startswith("--prot is not a flag")
+
+
+def test_what_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "shwo") == "'shwo' is not a command; did you mean show?"
+    assert complaint(capsys, "xyzzy") == "'xyzzy' is not a command; see trioserve --help"
+    assert complaint(capsys, "x.gguf") == "'x.gguf' is not a command; name a model with -m"
+    assert complaint(capsys, str(BUNDLED)).endswith("name a model with -m")
+
+
+# -- show
+
+
+def test_show_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "show")
+    assert text.startswith(f"{BUNDLED}\n")
+    rows = dict(line.strip().split("  ", 1) for line in text.splitlines()[1:])
+    assert rows["size"].strip() == bytes_text(BUNDLED.stat().st_size)
+    assert rows["context"].strip() == "4096 tokens"
+    assert "of 4096 tokens" in rows["memory"]
+    assert rows["memory"].endswith("are free")
+    assert said(capsys, "show", "bundled").startswith(f"{BUNDLED}\n")
+
+
+def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = (
+        json.loads(said(capsys, "show", "--json", "-c", size)) for size in ("512", "2048")
+    )
+    assert small["path"] == str(BUNDLED)
+    assert small["memory"]["n_ctx"] == 512
+    assert large["memory"]["cache"] == pytest.approx(4 * small["memory"]["cache"], rel=0.02)
+    assert small["problem"] is None
+
+
+def test_show_a_template(capsys: pytest.CaptureFixture[str]) -> None:
+    template = said(capsys, "show", "bundled", "--template")
+    assert template == json.loads(said(capsys, "show", "--json"))["template"]
+    assert "messages" in template
+
+
+def test_show_a_file_and_a_model_of_a_directory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = write_decoder(tmp_path / "small.gguf")
+    by_path = json.loads(said(capsys, "show", str(path), "--json"))
+    by_name = json.loads(said(capsys, "show", "SMALL", "--json", "--models-dir", str(tmp_path)))
+    by_flag = json.loads(said(capsys, "show", "--json", "-m", str(path)))
+    for one in (by_path, by_name, by_flag):
+        assert (one["path"], one["architecture"]) == (str(path), "llama")
+
+
+def test_show_what_cannot_be_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    path.write_bytes(BUNDLED.read_bytes()[: BUNDLED.stat().st_size // 2])
+    text = said(capsys, "show", str(path), code=1)
+    assert "is cut short at" in text.splitlines()[-1]
+
+
+def test_show_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "There is no model 'none'" in complaint(capsys, "show", "none", code=1)
+    path = tmp_path / "text.gguf"
+    path.write_text("a text that is long enough", encoding="utf-8")
+    assert "it is not a GGUF file" in complaint(capsys, "show", str(path), code=1)
+
+
+# -- numbers
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (99.94 * 2**20, "99.9 MiB"),
+        (241.4 * 2**20, "241 MiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_bytes_for_people(size: float, text: str) -> None:
+    assert bytes_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(7, "7"), (999, "999"), (12_345, "12.3 K"), (268_098_176, "268 M"), (671e9, "671 B")],
+)
+def test_counts_for_people(number: float, text: str) -> None:
+    assert count_text(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 seconds"),
+        (1.2, "1 second"),
+        (59, "59 seconds"),
+        (60, "1 minute"),
+        (290, "5 minutes"),
+        (7200, "2 hours"),
+        (100_000, "1 day"),
+    ],
+)
+def test_lengths_of_time_for_people(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

@@ -1,0 +1,171 @@
+"""`trioserve doctor`: what it finds, and what it says to do."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from pathlib import Path
+
+import attrs
+import pytest
+
+from trioserve.cli.commands import doctor
+from trioserve.cli.main import main
+from trioserve.llama import devices, machine
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("LLAMA_CACHE", raising=False)
+
+
+@attrs.frozen
+class Report:
+    """What the command has printed, by the things that it looks at."""
+
+    code: int
+    lines: list[str]
+
+    def about(self, thing: str) -> list[str]:
+        """The lines on a thing, each with its advice."""
+        found: list[str] = []
+        for line in self.lines:
+            if line.startswith(" ") and found and found[-1]:
+                found[-1] += f" {line.strip()}"
+            else:
+                is_ours = line[9:].startswith(thing)
+                found.append(f"{line[:9].strip()}: {line[23:]}" if is_ours else "")
+        return list(filter(None, found))
+
+
+@pytest.fixture
+def diagnose(capsys: pytest.CaptureFixture[str]):
+    def run(*argv: str) -> Report:
+        code = main(["doctor", "--port", "0", *argv])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return Report(code, out.splitlines())
+
+    return run
+
+
+def test_a_machine_that_is_fine(diagnose) -> None:
+    report = diagnose("-c", "512")
+    assert report.code == 0
+    for thing in ("trioserve", "llama.cpp", "device", "cores", "memory", "model", "address"):
+        assert report.about(thing), thing
+    assert report.about("model")[0].startswith("ok: bundled.gguf needs ")
+    assert report.about("models") == ["ok: 0 to choose from, and the bundled one"]
+
+
+def test_a_model_that_does_not_fit(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**20)
+    report = diagnose()
+    assert report.code == 1
+    (model,) = [line for line in report.about("model") if "bundled.gguf" in line]
+    assert model.startswith("problem: ")
+    assert "which is more than there is -> set a smaller --ctx-size" in model
+    assert report.about("memory") == ["ok: 1.0 MiB are free"]
+
+
+def test_a_container_with_a_limit(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_memory", lambda: 100 * 2**20)
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**30)
+    report = diagnose("-c", "256")
+    assert report.about("memory") == ["ok: 100 MiB are free; the container's limit is 1.0 GiB"]
+
+
+def test_a_model_that_is_read_again_and_again(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trioserve.llama import estimate
+
+    found = estimate.Estimate(weights=10 * 2**30, cache=2**20, compute=2**20, n_ctx=256)
+    monkeypatch.setattr(estimate, "measure", lambda _: found)
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**30)
+    report = diagnose()
+    assert report.code == 0
+    assert "the file will be read again and again" in report.about("model")[0]
+
+
+def test_a_model_that_cannot_be_loaded(diagnose, tmp_path: Path) -> None:
+    report = diagnose("-m", str(tmp_path / "none.gguf"))
+    assert report.code == 1
+    assert "does not exist" in report.about("model")[0]
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["doctor", "--port", str(port)]) == 1
+    out = capsys.readouterr().out
+    assert f"problem  address       cannot listen on 127.0.0.1:{port}: Address already" in out
+
+
+def test_a_socket_is_removed_again(diagnose, tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    assert diagnose("--host", str(path)).about("address") == [f"ok: {path} is free"]
+    assert not path.exists()
+
+
+def test_a_server_that_is_open_to_all(diagnose) -> None:
+    report = diagnose("--host", "0.0.0.0")
+    assert report.code == 0
+    assert "whoever reaches this machine" in report.about("address")[1]
+    assert len(diagnose("--host", "0.0.0.0", "--api-key", "x").about("address")) == 1
+
+
+def test_a_gpu_that_is_not_used(diagnose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    gpus = ((tmp_path / "nvidiactl", "an NVIDIA", "GGML_CUDA"), (tmp_path / "kfd", "an AMD", "X"))
+    monkeypatch.setattr(doctor, "_GPUS", gpus)
+    cpu = devices.Device(devices.devices()[0].handle, "CPU", "a CPU", is_cpu=True)
+    monkeypatch.setattr(devices, "devices", lambda: (cpu,))
+    lines = diagnose().about("device")
+    assert lines[0] == "ok: CPU: a CPU"
+    assert lines[1].startswith("warning: there is an NVIDIA GPU here, but llama.cpp is not built")
+    assert "-DGGML_CUDA=on" in lines[1]
+    assert len(lines) == 2
+
+
+def test_a_gpu_that_is_used(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = devices.Device(0, "CUDA0", "a GPU", is_cpu=False)
+    monkeypatch.setattr(devices, "devices", lambda: (gpu,))
+    monkeypatch.setattr(devices, "memory_of", lambda _: (2**33, 2**34))
+    assert diagnose().about("device") == ["ok: CUDA0: a GPU, 8.0 GiB of 16.0 GiB free"]
+
+
+def test_a_container_with_little(diagnose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 0.5)
+    (tmp_path / "pids.max").write_text("20\n")
+    monkeypatch.setattr(doctor, "_PIDS", (tmp_path / "none", tmp_path / "pids.max"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    report = diagnose("--load-mode", "mlock")
+    assert report.code == 1
+    assert report.about("cores")[0].startswith("warning: ")
+    assert "the container's limit is 0.5 CPUs" in report.about("cores")[0]
+    descriptors, threads, locked = report.about("limits")
+    assert descriptors.startswith("warning: the process may have 100 descriptors")
+    assert threads.startswith("problem: the container may have 20 threads")
+    assert locked.startswith("problem: the process may lock 100 bytes, and the model has")
+
+
+def test_more_threads_than_cores(diagnose) -> None:
+    (cores,) = diagnose("-t", "500").about("cores")
+    assert cores.startswith("warning: ")
+    assert "-> set --threads to" in cores
+
+
+def test_folders(diagnose, tmp_path: Path) -> None:
+    (found,) = diagnose("--slot-save-path", str(tmp_path)).about("folders")
+    assert found.startswith(f"ok: --slot-save-path {tmp_path}: ")
+
+
+def test_models_that_cannot_be_read(diagnose, tmp_path: Path) -> None:
+    report = diagnose("--models-dir", str(tmp_path / "none"))
+    assert report.code == 1
+    assert "cannot be read: No such file" in report.about("models")[0]
+
+
+def test_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--prot", "1"]) == 2
+    assert "did you mean --port?" in capsys.readouterr().err

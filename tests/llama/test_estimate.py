@@ -1,0 +1,124 @@
+"""How much memory a model will need, told without loading it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import gguf_models, tiny_models
+from tests.support.lora_files import make_lora
+from trioserve.config import Config
+from trioserve.errors import BackendMismatchError, ModelLoadError
+from trioserve.llama import context, estimate as module, library
+from trioserve.llama.context import Context, generation_params
+from trioserve.llama.embedding import embedding_params
+from trioserve.llama.estimate import estimate, measure
+from trioserve.llama.library import lib
+from trioserve.llama.model import Model
+from trioserve.models import BUNDLED
+
+
+def really(config: Config) -> tuple[int, int, int]:
+    """What llama.cpp allocates for the model and its context."""
+    params_of = embedding_params if config.serves_embeddings else generation_params
+    with Model.load(config) as model, library.listen() as lines:
+        with Context(model, params_of(model, config)):
+            pass
+        return (lib.llama_model_size(model.handle), *module._sizes(lines))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"ctx_size": 512, "parallel": 2},
+        {"ctx_size": 1024, "kv_unified": False, "cache_type_k": "q8_0", "flash_attn": "on"},
+        {"ubatch_size": 64, "repack": False},
+    ],
+)
+def test_it_is_what_is_allocated(fields: dict[str, object]) -> None:
+    config = Config(threads=1, **fields)
+    found = measure(config)
+    assert (found.weights, found.cache, found.compute) == really(config)
+    assert found.cache > 0
+    assert found.compute > 0
+    assert found.n_ctx == (config.ctx_size or 4096)
+    assert estimate(config) == found.total == found.weights + found.cache + found.compute
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mamba2", "granitehybrid", "deepseek2"])
+def test_of_every_kind_of_memory(tmp_path: Path, name: str) -> None:
+    config = Config(model=str(tiny_models.write_generating(tmp_path, name)), threads=1)
+    found = measure(config)
+    assert (found.weights, found.cache, found.compute) == really(config)
+    assert found.cache > 0
+
+
+def test_of_embeddings(tmp_path: Path) -> None:
+    path = gguf_models.write_bert(tmp_path / "bert.gguf").path
+    config = Config(model=str(path), embeddings=True, threads=1)
+    found = measure(config)
+    assert (found.weights, found.cache, found.compute) == really(config)
+    assert found.cache == 0
+
+
+def test_draft_models_and_adapters_are_counted(tmp_path: Path) -> None:
+    alone = measure(Config(threads=1))
+    both = measure(Config(threads=1, spec_draft_model=str(BUNDLED)))
+    assert both.weights == 2 * alone.weights
+    assert both.cache > alone.cache
+    adapter = make_lora(tmp_path / "a.gguf")
+    with_adapter = measure(Config(threads=1, lora=(str(adapter),)))
+    assert with_adapter.weights == alone.weights + adapter.stat().st_size
+
+
+def test_what_does_not_fit_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "free_memory", lambda: 2**20)
+    config = Config(threads=1)
+    assert measure(config).cache > 2**20
+    with pytest.raises(ModelLoadError, match="does not fit"), Model.load(config) as model:
+        generation_params(model, config)
+
+
+def test_a_context_that_cannot_even_be_counted() -> None:
+    with pytest.raises(ModelLoadError, match="context of 2147483392 tokens does not fit"):
+        measure(Config(threads=1, ctx_size=2**31 - 257))
+
+
+def test_a_file_that_cannot_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_text("this is a text, and no model at all", encoding="utf-8")
+    with pytest.raises(ModelLoadError, match="is not a GGUF file"):
+        measure(Config(model=str(path)))
+
+
+def test_a_log_without_sizes_is_not_taken_for_nothing() -> None:
+    with pytest.raises(BackendMismatchError, match="does not log the sizes"):
+        module._sizes(["llama_kv_cache: size =   12.00 MiB (  4096 cells,   4 layers"])
+
+
+MEASURE = """
+import resource
+from pathlib import Path
+from trioserve.config import Config
+from trioserve.llama.estimate import measure
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+measure(Config(threads=1))  # what is loaded once
+before = resident()
+found = measure(Config(threads=1, ctx_size=2**20))
+print(found.cache, resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_next_to_nothing_is_allocated() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True)
+    cache, grown = map(int, done.stdout.splitlines()[-1].split())
+    assert cache > 2**29
+    assert grown < cache / 4

@@ -1,0 +1,181 @@
+"""All models that there are: what wins over what, and what a reload changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from trioserve.config import Config
+from trioserve.config.parse import parse
+from trioserve.errors import ConfigError
+from trioserve.models import BUNDLED
+from trioserve.models.catalog import (
+    Catalog,
+    CatalogChanges,
+    ModelEntry,
+    Source,
+    environment_of_children,
+)
+
+
+def catalog(tmp_path: Path, *argv: str, preset: str = "", **environ: str) -> Catalog:
+    (tmp_path / "models").mkdir(exist_ok=True)
+    (tmp_path / "models.ini").write_text(preset, encoding="utf-8")
+    return Catalog(
+        models_dir=tmp_path / "models",
+        models_preset=tmp_path / "models.ini",
+        own_args=argv,
+        environ=environ,
+    )
+
+
+def local(tmp_path: Path, name: str) -> Path:
+    path = tmp_path / "models" / f"{name}.gguf"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"123")
+    return path
+
+
+def config(entry: ModelEntry, environ: Mapping[str, str] = {}) -> Config:
+    """What the flags of an entry amount to."""
+    return parse(entry.args, environ).config
+
+
+def test_the_bundled_model_is_always_there() -> None:
+    made = Catalog()
+    assert list(made.entries) == ["bundled"]
+    entry = made.find(None)
+    assert (entry.source, entry.path, entry.size) == (
+        Source.BUNDLED,
+        BUNDLED,
+        BUNDLED.stat().st_size,
+    )
+    assert entry.args == ("--model", str(BUNDLED), "--alias", "bundled")
+
+
+def test_what_wins_over_what(tmp_path: Path) -> None:
+    local(tmp_path, "m")
+    preset = "[*]\nc = 2\nub = 2\nb = 2\nnp = 2\n[m]\nub = 3\nb = 3\nnp = 3\n"
+    file = tmp_path / "config.toml"
+    file.write_text("ctx-size = 1\ntop-k = 1\nthreads = 1\njinja = false\nport = 99\n")
+    environ = {"LLAMA_ARG_TOP_K": "4", "LLAMA_ARG_BATCH": "4", "LLAMA_ARG_CTX_SIZE": "4"}
+    made = catalog(
+        tmp_path, "--config", str(file), "-np", "5", "--port", "80", preset=preset, **environ
+    )
+    found = config(made.entries["m"])
+    assert (found.threads, found.jinja) == (1, False)  # the file
+    assert found.sampling.top_k == 4  # a variable
+    assert found.ctx_size == 2  # of all presets
+    assert (found.ubatch_size, found.batch_size) == (3, 3)  # of the section
+    assert found.parallel == 5  # the command line
+    assert found.port == Config().port
+    assert config(made.entries["bundled"]).ubatch_size == 2
+
+
+def test_a_switch_that_is_on_for_all_can_be_off_for_one(tmp_path: Path) -> None:
+    local(tmp_path, "m")
+    made = catalog(tmp_path, preset="[*]\nmetrics = true\n[m]\nmetrics = false\n")
+    assert not config(made.entries["m"]).metrics_endpoint
+    assert config(made.entries["bundled"]).metrics_endpoint
+
+
+def test_flags_that_add_up_are_kept_together(tmp_path: Path) -> None:
+    made = catalog(tmp_path, "--lora", "a", "--lora", "b", "--no-jinja", "--keep=3")
+    found = config(made.entries["bundled"])
+    assert (found.lora, found.jinja, found.n_keep) == (("a", "b"), False, 3)
+
+
+def test_a_model_of_the_command_line_is_not_that_of_all(tmp_path: Path) -> None:
+    made = catalog(
+        tmp_path, "-m", "x.gguf", "-a", "name", "--log-file", "x.log", LLAMA_ARG_ALIAS="y"
+    )
+    entry = made.entries["bundled"]
+    assert (config(entry).model, config(entry).aliases) == (str(BUNDLED), ("bundled",))
+    assert config(entry).log_file is None
+
+
+def test_settings_of_the_router(tmp_path: Path) -> None:
+    local(tmp_path, "m")
+    local(tmp_path, "n")
+    preset = "[*]\nstop-timeout = 1\n[m]\nstop-timeout = 7\nload-on-startup = 1\nmmproj = p.gguf\n"
+    made = catalog(tmp_path, preset=preset)
+    entry = made.entries["m"]
+    assert (entry.stop_timeout, entry.load_on_startup) == (7, True)
+    assert entry.mmproj == Path("p.gguf")
+    assert (made.entries["n"].stop_timeout, made.entries["n"].load_on_startup) == (1, False)
+    assert Catalog().entries["bundled"].stop_timeout == 10
+
+
+@pytest.mark.parametrize(
+    ("preset", "problem"),
+    [
+        ("[new]\nc = 1\n", r"\[new\] is no model that is here, so it needs one of the keys model"),
+        ("[a]\nmodel = x\nalias = b\n[b]\nmodel = y\n", "'b' is a name of two models, 'a' and 'b'"),
+        ("[a]\nmodel = x\nalias = z\n[b]\nmodel = y\nalias = z\n", "'z' is a name of two models"),
+        ("[*]\nalias = z\n[a]\nmodel = x\n", "'z' is a name of two models"),
+    ],
+)
+def test_presets_that_cannot_be(tmp_path: Path, preset: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        catalog(tmp_path, preset=preset)
+
+
+def test_the_default_has_to_be_there(tmp_path: Path) -> None:
+    assert Catalog(default="bundled").find("gpt-5").name == "bundled"
+    with pytest.raises(ConfigError, match="models_default: there is no model 'none'"):
+        Catalog(default="none")
+
+
+def test_a_reload_tells_what_is_different(tmp_path: Path) -> None:
+    gone, stays, replaced = (local(tmp_path, name) for name in ("gone", "stays", "replaced"))
+    made = catalog(tmp_path, preset="[p]\nmodel = x\nalias = old\n[q]\nmodel = y\n")
+    assert made.reload() == CatalogChanges()
+    gone.unlink()
+    local(tmp_path, "new")
+    os.utime(replaced, (1, 1))
+    preset = "[p]\nmodel = x\nalias = old\nc = 5\n[q]\nmodel = y\n"
+    (tmp_path / "models.ini").write_text(preset, encoding="utf-8")
+    assert made.reload() == CatalogChanges(
+        added=frozenset({"new"}),
+        changed=frozenset({"replaced", "p"}),
+        removed=frozenset({"gone"}),
+    )
+    assert list(made.entries) == ["new", "p", "q", "replaced", "stays", "bundled"]
+    assert stays.exists()
+
+
+def test_a_reload_that_fails_changes_nothing(tmp_path: Path) -> None:
+    made = catalog(tmp_path, preset="[p]\nmodel = x\n")
+    before = made.entries
+    (tmp_path / "models.ini").write_text("[p]\nmodel\n", encoding="utf-8")
+    with pytest.raises(ConfigError):
+        made.reload()
+    assert made.entries == before
+
+
+def test_it_is_made_of_a_configuration(tmp_path: Path) -> None:
+    local(tmp_path, "m")
+    flags = ("--models-dir", str(tmp_path / "models"), "--models-match", "exact", "-np", "3")
+    parsed = parse((*flags, "--models-default", "m"), {}).config
+    made = Catalog.of(parsed, flags, {"LLAMA_ARG_CTX_SIZE": "512"})
+    assert made.find("M").name == made.find(None).name == "m"
+    assert (config(made.find("m")).parallel, config(made.find("m")).ctx_size) == (3, 512)
+
+
+def test_variables_are_handed_on_once() -> None:
+    environ = {
+        "PATH": "/bin",
+        "HF_ENDPOINT": "http://hub",
+        "LLAMA_ARG_CTX_SIZE": "1",
+        "LLAMA_ARG_NO_JINJA": "1",
+        "LLAMA_API_KEY": "secret",
+        "TRIOSERVE_CONFIG": "x.toml",
+        "AIP_MODE": "PREDICTION",
+    }
+    assert environment_of_children(environ) == {"PATH": "/bin", "HF_ENDPOINT": "http://hub"}
+    made = Catalog(environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "1"})
+    assert "secret" not in made.entries["bundled"].args
+    assert not config(made.entries["bundled"]).jinja

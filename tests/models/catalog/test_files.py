@@ -1,0 +1,101 @@
+"""Which files of a directory are models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trioserve.errors import ConfigError
+from trioserve.models.catalog.files import models_in
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+
+def found(folder: Path) -> dict[str, list[str]]:
+    return {
+        one.name: [str(path.relative_to(folder)) for path in one.files] for one in models_in(folder)
+    }
+
+
+def test_the_directory_of_llama_servers_documentation(tmp_path: Path) -> None:
+    parts = [f"Kimi/Kimi-IQ1_S-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    make(
+        tmp_path,
+        "llama-3.2-1b-Q4_K_M.gguf",
+        "gemma-3-4b-it-Q8_0/gemma.gguf",
+        "gemma-3-4b-it-Q8_0/mmproj-F16.gguf",
+        *parts,
+    )
+    assert found(tmp_path) == {
+        "llama-3.2-1b-Q4_K_M": ["llama-3.2-1b-Q4_K_M.gguf"],
+        "gemma-3-4b-it-Q8_0": ["gemma-3-4b-it-Q8_0/gemma.gguf"],
+        "Kimi": parts,
+    }
+    by_name = {one.name: one for one in models_in(tmp_path)}
+    assert by_name["gemma-3-4b-it-Q8_0"].mmproj == tmp_path / "gemma-3-4b-it-Q8_0/mmproj-F16.gguf"
+    assert by_name["Kimi"].mmproj is None
+
+
+def test_what_is_no_model_is_left_out(tmp_path: Path) -> None:
+    make(
+        tmp_path,
+        "readme.md",
+        "x.gguf.incomplete",
+        "._x.gguf",
+        "mmproj-x.gguf",
+        "mtp-x.gguf",
+        "dflash-x.gguf",
+        ".hidden/x.gguf",
+        "empty/notes.txt",
+        "only/mmproj.gguf",
+    )
+    assert found(tmp_path) == {}
+
+
+def test_several_models_in_a_folder_are_told_apart(tmp_path: Path) -> None:
+    make(tmp_path, "qwen/a-Q4.gguf", "qwen/a-Q8.GGUF", "qwen/deeper/b.gguf")
+    assert found(tmp_path) == {"qwen/a-Q4": ["qwen/a-Q4.gguf"], "qwen/a-Q8": ["qwen/a-Q8.GGUF"]}
+
+
+def test_parts_beside_other_files(tmp_path: Path) -> None:
+    make(tmp_path, "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "a.gguf")
+    assert found(tmp_path) == {
+        "a": ["a.gguf"],
+        "big": ["big-00001-of-00002.gguf", "big-00002-of-00002.gguf"],
+    }
+
+
+def test_a_missing_part_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(tmp_path, "big-00001-of-00003.gguf", "big-00003-of-00003.gguf")
+    assert found(tmp_path) == {}
+    path = tmp_path / "big-00001-of-00003.gguf"
+    assert caplog.messages == [f"{path} is left out, for big-00002-of-00003.gguf is missing"]
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    make(tmp_path, "elsewhere/x.bin", "models/y.txt")
+    (tmp_path / "models" / "x.gguf").symlink_to(tmp_path / "elsewhere" / "x.bin")
+    (tmp_path / "models" / "gone.gguf").symlink_to(tmp_path / "nowhere")
+    assert found(tmp_path / "models") == {"x": ["x.gguf"]}
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"models_dir: .* cannot be read: No such file"):
+        models_in(tmp_path / "none")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_cannot_be_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, "a.gguf", "secret/b.gguf")
+    (tmp_path / "secret").chmod(0)
+    assert found(tmp_path) == {"a": ["a.gguf"]}
+    assert "cannot be read: Permission denied" in caplog.text

@@ -1,0 +1,113 @@
+"""Which model a name means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trioserve.errors import AmbiguousModelError, UnknownModelError
+from trioserve.models.catalog import ModelEntry, Source
+from trioserve.models.catalog.names import find
+
+ALL = ("case", "part")
+
+
+def entry(
+    name: str, *aliases: str, source: Source = Source.CACHE, hidden: bool = False
+) -> ModelEntry:
+    return ModelEntry(
+        name=name, source=source, args=(), path=Path("x"), aliases=aliases, hidden=hidden
+    )
+
+
+ENTRIES = {
+    one.name: one
+    for one in (
+        entry("Qwen/Qwen3-4B-GGUF:Q4_K_M"),
+        entry("Qwen/Qwen3-8B-GGUF:Q8_0"),
+        entry("ggml-org/gemma-3-GGUF:Q2_K"),
+        entry("ggml-org/gemma-3-GGUF:Q8_0"),
+        entry("org/phi-GGUF:IQ4_XS"),
+        entry("org/phi-GGUF:Q2_K"),
+        entry("local", "gpt-4", "Small"),
+        entry("bundled", source=Source.BUNDLED),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("local", "local"),
+        ("gpt-4", "local"),
+        ("bundled", "bundled"),
+        ("local:latest", "local"),
+        ("LOCAL", "local"),
+        ("small", "local"),
+        ("qwen/qwen3-4b-gguf:q4_k_m", "Qwen/Qwen3-4B-GGUF:Q4_K_M"),
+        ("ggml-org/gemma-3-GGUF", "ggml-org/gemma-3-GGUF:Q8_0"),
+        ("org/phi-GGUF:latest", "org/phi-GGUF:IQ4_XS"),
+        ("qwen3-8b", "Qwen/Qwen3-8B-GGUF:Q8_0"),
+        ("phi-GGUF:Q2", "org/phi-GGUF:Q2_K"),
+        ("undle", "bundled"),
+    ],
+)
+def test_a_name_is_found(name: str, found: str) -> None:
+    assert find(ENTRIES, name, ALL).name == found
+
+
+def test_each_step_can_be_left_out() -> None:
+    for name, steps in (("LOCAL", ("part",)), ("qwen3-8b", ("case",)), ("LOCAL", ())):
+        if name == "LOCAL" and "part" in steps:
+            assert find(ENTRIES, name, steps).name == "local"  # it is a part of itself
+        else:
+            with pytest.raises(UnknownModelError):
+                find(ENTRIES, name, steps)
+
+
+def test_an_exact_name_wins_over_one_in_another_case() -> None:
+    entries = {name: entry(name) for name in ("model", "MODEL", "Model")}
+    assert find(entries, "MODEL", ALL).name == "MODEL"
+    with pytest.raises(AmbiguousModelError, match="'mODEL' may be any of 3: model, MODEL, Model"):
+        find(entries, "mODEL", ALL)
+
+
+def test_a_part_of_several_names_is_refused() -> None:
+    with pytest.raises(AmbiguousModelError) as caught:
+        find(ENTRIES, "qwen3", ALL)
+    assert caught.value.message == (
+        "The model 'qwen3' may be any of 2: Qwen/Qwen3-4B-GGUF:Q4_K_M, Qwen/Qwen3-8B-GGUF:Q8_0."
+    )
+    assert (caught.value.status, caught.value.param) == (400, "model")
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    entries = {f"model-{i:02}": entry(f"model-{i:02}") for i in range(25)}
+    with pytest.raises(UnknownModelError) as caught:
+        find(entries, "none", ALL)
+    assert caught.value.message.startswith("There is no model 'none'. The models are: model-00, ")
+    assert caught.value.message.endswith("model-19, and 5 more.")
+    assert (caught.value.status, caught.value.code) == (400, "model_not_found")
+
+
+def test_the_default_is_for_unknown_names_and_for_none() -> None:
+    for name in ("o3", "", None):
+        assert find(ENTRIES, name, ALL, "gpt-4").name == "local"
+    assert find(ENTRIES, "bundled", ALL, "local").name == "bundled"
+
+
+def test_no_name_is_fine_if_there_is_one_model() -> None:
+    bundled = entry("bundled", source=Source.BUNDLED)
+    assert find({"bundled": bundled}, None, ALL) is bundled
+    one = {"bundled": bundled, "a": entry("a"), "b": entry("b", hidden=True)}
+    assert find(one, None, ALL).name == "a"
+    with pytest.raises(UnknownModelError, match=r"names no model\. The models are: "):
+        find(ENTRIES, None, ALL)
+
+
+def test_a_hidden_model_is_found_by_its_whole_name_only() -> None:
+    entries = {"preset": entry("preset"), "org/x:Q8_0": entry("org/x:Q8_0", hidden=True)}
+    assert find(entries, "org/x:Q8_0", ALL).name == "org/x:Q8_0"
+    with pytest.raises(UnknownModelError, match="The models are: preset"):
+        find(entries, "org/x", ALL)

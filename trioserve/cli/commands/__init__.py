@@ -1,0 +1,104 @@
+"""The commands of ``trioserve``: what the first word asks for, if it is no flag.
+
+Each has a module here with ``run(argv, environ)``, which returns the exit code; it is imported only
+when its command is given. ``serve`` has none: it is what ``trioserve`` does without a command.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+import attrs
+
+from trioserve.config.foreign import did_you_mean
+from trioserve.errors import ConfigError, TrioServeError
+
+SERVE = "serve"
+
+
+@attrs.frozen
+class Command:
+    """A command: what may follow its name, and what it does, in a line and in a few."""
+
+    usage: str
+    help: str
+    details: str = ""
+
+
+COMMANDS: Mapping[str, Command] = {
+    SERVE: Command("[flags]", "serve a model, or several; the same as without a command"),
+    "ps": Command(
+        "[--url URL] [--all] [flags]",
+        "list the models that a running server has loaded",
+        "Asks the server that the flags and variables describe, or the one at URL.\n\n"
+        "  --url URL    address of the server, such as http://127.0.0.1:8080\n"
+        "  --all        list the other models of the server, too\n",
+    ),
+    "show": Command(
+        "[MODEL] [--json] [--template] [flags]",
+        "tell what is in a model file, and how much memory it will need here",
+        "MODEL is the path of a GGUF file, or the name of a model as the server would list it.\n"
+        "Flags such as --ctx-size and --parallel change how much memory is needed.\n\n"
+        "  --json       print an object in JSON\n"
+        "  --template   print the chat template only\n",
+    ),
+    "doctor": Command(
+        "[flags]",
+        "look for what would keep a server with these flags from working well",
+        "Exit code 1 if there is a problem, and 0 otherwise.\n",
+    ),
+}
+
+
+def check(name: str) -> None:
+    """Check that there is such a command.
+
+    Raises:
+        ConfigError: there is not.
+    """
+    if name in COMMANDS:
+        return
+    if Path(name).suffix == ".gguf" or Path(name).exists():
+        raise ConfigError(f"{name!r} is not a command; name a model with -m")
+    hint = did_you_mean(name, COMMANDS) or "; see trioserve --help"
+    raise ConfigError(f"{name!r} is not a command{hint}")
+
+
+def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command other than `SERVE`, and return its exit code.
+
+    Args:
+        name: of the command.
+        argv: what follows it.
+        environ: the environment variables.
+    """
+    if "--help" in argv or "-h" in argv:
+        command = COMMANDS[name]
+        print(f"usage: trioserve {name} {command.usage}\n\n{_sentence(command)}", end="")
+        return 0
+    try:
+        code: int = import_module(f"{__name__}.{name}").run(argv, environ)
+    except TrioServeError as error:
+        print(f"trioserve: {error.message}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return code
+
+
+def _sentence(command: Command) -> str:
+    text = f"{command.help[0].upper()}{command.help[1:]}.\n"
+    return f"{text}{command.details}"
+
+
+def take(argv: Sequence[str], *switches: str) -> tuple[list[str], set[str]]:
+    """Take switches of a command out of its words; returns the other words, and those found."""
+    return [word for word in argv if word not in switches], {*switches} & {*argv}
+
+
+def take_name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Take the first word if it is no flag; returns it, and the others."""
+    if argv and not argv[0].startswith("-"):
+        return argv[0], list(argv[1:])
+    return None, list(argv)

@@ -1,0 +1,270 @@
+"""``trioserve doctor``: what would keep a server with these flags from working well.
+
+Each check looks at one thing, says what it has found, and, where that is not fine, what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from importlib.metadata import version
+from pathlib import Path
+
+import attrs
+
+from trioserve import llama
+from trioserve._version import __version__
+from trioserve.cli.sockets import open_sockets
+from trioserve.cli.units import bytes_text
+from trioserve.config import Config
+from trioserve.config.parse import parse
+from trioserve.errors import TrioServeError
+from trioserve.models import resolve
+from trioserve.models.catalog import Catalog, Source
+
+if sys.platform != "win32":
+    import resource
+
+#: Descriptors that a server should be able to have; each connection takes one.
+_ENOUGH_DESCRIPTORS = 1024
+
+#: Threads and processes that a server should be able to start beside those for computing.
+_ENOUGH_THREADS = 64
+
+#: What tells that there is a GPU, and how llama.cpp is built for it.
+_GPUS = (
+    (Path("/dev/nvidiactl"), "an NVIDIA", "GGML_CUDA"),
+    (Path("/dev/kfd"), "an AMD", "GGML_HIP"),
+)
+_PIDS = (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids/pids.max"))
+
+
+class Level(Enum):
+    """How bad it is: fine, works but could be better, does not work."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@attrs.frozen
+class Finding:
+    """What a check has found: a thing, a sentence about it, and what to do."""
+
+    level: Level
+    about: str
+    text: str
+    advice: str = ""
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        ConfigError: a flag or a variable is wrong.
+    """
+    config = parse(argv, environ).config
+    findings = []
+    for check in CHECKS:
+        for one in check(config, argv, environ):
+            findings.append(one)
+            print(f"{one.level.value.ljust(9)}{one.about.ljust(14)}{one.text}")
+            if one.advice:
+                print(f"{'':9}{'':14}-> {one.advice}")
+    return 1 if any(one.level is Level.PROBLEM for one in findings) else 0
+
+
+_Check = Callable[[Config, Sequence[str], Mapping[str, str]], Iterator[Finding]]
+
+
+def _versions(*_others: object) -> Iterator[Finding]:
+    python = f"Python {platform.python_version()} on {platform.machine()} {platform.system()}"
+    yield Finding(Level.OK, "trioserve", f"{__version__}, {python}")
+    try:
+        llama.check_library()
+    except TrioServeError as error:
+        yield Finding(Level.PROBLEM, "llama.cpp", error.message, "pip install -U llama-cpp-python")
+        return
+    from trioserve.llama import devices
+
+    installed = version("llama-cpp-python")
+    yield Finding(Level.OK, "llama.cpp", f"llama-cpp-python {installed}: {devices.versions()}")
+
+
+def _devices(*_others: object) -> Iterator[Finding]:
+    from trioserve.llama import devices
+
+    try:
+        found = devices.devices()
+    except TrioServeError:
+        return  # said above
+    for one in found:
+        free, total = devices.memory_of(one)
+        memory = "" if one.is_cpu else f", {bytes_text(free)} of {bytes_text(total)} free"
+        yield Finding(Level.OK, "device", f"{one.name}: {one.description}{memory}")
+    if all(one.is_cpu for one in found):
+        for path, kind, setting in _GPUS:
+            if path.exists():
+                yield Finding(
+                    Level.WARNING, "device",
+                    f"there is {kind} GPU here, but llama.cpp is not built for it",
+                    f'CMAKE_ARGS="-D{setting}=on" pip install --force-reinstall --no-deps '
+                    "--no-cache-dir --no-binary llama-cpp-python llama-cpp-python",
+                )  # fmt: skip
+
+
+def _cores(config: Config, *_others: object) -> Iterator[Finding]:
+    from trioserve.llama import machine
+
+    cores, quota = machine.physical_cores(), machine.cpu_quota()
+    granted = "" if quota is None else f", and the container's limit is {quota:g} CPUs"
+    text = f"{cores} physical cores may be used{granted}"
+    if quota is not None and quota < 1:
+        yield Finding(
+            Level.WARNING, "cores", text, "grant at least 1 CPU, or each token waits for its turn"
+        )
+    elif config.threads > (most := len(machine.allowed_cpus())):
+        yield Finding(
+            Level.WARNING, "cores", f"{text}; --threads {config.threads} is more than there are",
+            f"set --threads to {min(cores, most)} or less, or leave it out",
+        )  # fmt: skip
+    else:
+        yield Finding(Level.OK, "cores", text)
+
+
+def _model(config: Config, *_others: object) -> Iterator[Finding]:
+    """Whether the model can be loaded, and fits into the memory."""
+    from trioserve.llama import machine
+    from trioserve.llama.estimate import measure
+
+    free, limit = machine.free_memory(), machine.memory_limit()
+    limited = "" if limit is None else f"; the container's limit is {bytes_text(limit)}"
+    known = "unknown" if free is None else f"{bytes_text(free)} are free"
+    yield Finding(Level.OK, "memory", f"{known}{limited}")
+    path = resolve(config.model)
+    try:
+        need = measure(config)
+    except TrioServeError as error:
+        yield Finding(Level.PROBLEM, "model", error.message, "trioserve show tells more")
+        return
+    free = _free_for_model(free)
+    text = f"{path.name} needs {bytes_text(need.total)} for {need.n_ctx} tokens of context"
+    smaller = "set a smaller --ctx-size, or take a file with a smaller quantization"
+    if free is None or need.total <= free:
+        yield Finding(Level.OK, "model", text)
+    elif need.cache + need.compute > free:
+        yield Finding(Level.PROBLEM, "model", f"{text}, which is more than there is", smaller)
+    else:
+        yield Finding(
+            Level.WARNING, "model", f"{text}; the file will be read again and again", smaller
+        )
+
+
+def _free_for_model(in_ram: int | None) -> int | None:
+    """Return the bytes for a model: those of the RAM and of the GPUs."""
+    from trioserve.llama import devices
+
+    gpus = [devices.memory_of(one)[0] for one in devices.devices() if not one.is_cpu]
+    return None if in_ram is None else in_ram + sum(gpus)
+
+
+def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Which models there are to choose from."""
+    try:
+        catalog = Catalog.of(config, argv, environ)
+    except TrioServeError as error:
+        yield Finding(Level.PROBLEM, "models", error.message)
+        return
+    found = [one for one in catalog.entries.values() if one.source is not Source.BUNDLED]
+    yield Finding(Level.OK, "models", f"{len(found)} to choose from, and the bundled one")
+
+
+def _port(config: Config, *_others: object) -> Iterator[Finding]:
+    try:
+        with open_sockets(config):
+            pass
+    except TrioServeError as error:
+        yield Finding(
+            Level.PROBLEM, "address", error.message,
+            "end what listens there (ss -ltnp tells what it is), or set another --port",
+        )  # fmt: skip
+    else:
+        where = config.host if config.host.endswith(".sock") else f"{config.host}:{config.port}"
+        yield Finding(Level.OK, "address", f"{where} is free")
+    if not config.api_keys and not _is_private(config.host):
+        yield Finding(
+            Level.WARNING, "address", "whoever reaches this machine can use the server",
+            "set --api-key, or leave --host out",
+        )  # fmt: skip
+
+
+def _is_private(host: str) -> bool:
+    return all(
+        one.strip() in ("127.0.0.1", "::1", "localhost") or one.strip().endswith(".sock")
+        for one in host.split(",")
+    )
+
+
+def _limits(config: Config, *_others: object) -> Iterator[Finding]:
+    if sys.platform == "win32":
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = "any number of" if hard == resource.RLIM_INFINITY else str(hard)
+    text = f"the process may have {number} descriptors"
+    if hard != resource.RLIM_INFINITY and hard < _ENOUGH_DESCRIPTORS:
+        yield Finding(
+            Level.WARNING, "limits", f"{text}, and each connection takes one",
+            "ulimit -Hn 65536, LimitNOFILE=65536 (systemd) or --ulimit nofile=65536 (Docker)",
+        )  # fmt: skip
+    else:
+        yield Finding(Level.OK, "limits", text)
+    if (threads := _max_threads()) is not None and threads < _ENOUGH_THREADS:
+        yield Finding(
+            Level.PROBLEM, "limits", f"the container may have {threads} threads and processes",
+            f"--pids-limit {_ENOUGH_THREADS * 8} (Docker), or pids.max of the cgroup",
+        )  # fmt: skip
+    _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    size = resolve(config.model).stat().st_size if resolve(config.model).is_file() else 0
+    if "mlock" in config.load_mode and locked != resource.RLIM_INFINITY and locked < size:
+        yield Finding(
+            Level.PROBLEM, "limits",
+            f"the process may lock {bytes_text(locked)}, and the model has {bytes_text(size)}",
+            "ulimit -l unlimited, LimitMEMLOCK=infinity (systemd), or another --load-mode",
+        )  # fmt: skip
+
+
+def _max_threads() -> int | None:
+    for path in _PIDS:
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError):
+            continue  # there is no such limit
+    return None
+
+
+def _folders(config: Config, *_others: object) -> Iterator[Finding]:
+    """Folders that the server writes to: whether it may, and how much room there is."""
+    for flag, name in (
+        ("--slot-save-path", config.slot_save_path),
+        ("--log-prompts-dir", config.log_prompts_dir),
+    ):
+        if name is None or not Path(name).is_dir():
+            continue
+        if os.access(name, os.W_OK | os.X_OK):
+            free = bytes_text(shutil.disk_usage(name).free)
+            yield Finding(Level.OK, "folders", f"{flag} {name}: {free} are free")
+        else:
+            yield Finding(
+                Level.PROBLEM, "folders", f"{flag} {name} cannot be written to",
+                f"chmod u+wx {name}, or name another one",
+            )  # fmt: skip
+
+
+#: In this order.
+CHECKS: tuple[_Check, ...] = (
+    _versions, _devices, _cores, _model, _models, _port, _limits, _folders,
+)  # fmt: skip

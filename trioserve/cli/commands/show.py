@@ -1,0 +1,100 @@
+"""``trioserve show``: what is in a model file, and how much memory it will need here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trioserve.cli.commands import take, take_name
+from trioserve.cli.units import bytes_text, count_text
+from trioserve.config import Config
+from trioserve.config.parse import parse
+from trioserve.errors import TrioServeError, UnknownModelError
+from trioserve.models import resolve
+from trioserve.models.catalog import Catalog, GgufSummary, describe, environment_of_children
+
+_COLUMN = 16
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        TrioServeError: there is no such model, or its file cannot be read.
+    """
+    words, switches = take(argv, "--json", "--template")
+    name, flags = take_name(words)
+    config = _config(name, flags, environ)
+    summary = describe(resolve(config.model))
+    if "--template" in switches:
+        print(summary.template, end="")
+        return 0
+    try:
+        memory, problem = _memory(config), ""
+    except TrioServeError as error:
+        memory, problem = {}, error.message
+    if "--json" in switches:
+        print(json.dumps(_plain(summary) | {"memory": memory or None, "problem": problem or None}))
+    else:
+        print(_text(summary, memory, problem), end="")
+    return 1 if problem else 0
+
+
+def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """Make the configuration of a server of the model with this name, or of this file."""
+    if name is None or Path(name).is_file():
+        model = () if name is None else ("--model", name)
+        return parse([*flags, *model], environ).config
+    entry = Catalog.of(parse(flags, environ).config, flags, environ).find(name)
+    if entry.path is None:
+        raise UnknownModelError(f"The model {entry.name} is not on this machine yet.")
+    return parse(entry.args, environment_of_children(environ)).config
+
+
+def _memory(config: Config) -> dict[str, int | None]:
+    """Estimate what a server of the model needs, and see what there is."""
+    from trioserve.llama.estimate import measure
+    from trioserve.llama.machine import free_memory
+
+    found = measure(config)
+    return {**attrs.asdict(found), "total": found.total, "free": free_memory()}
+
+
+def _plain(summary: GgufSummary) -> dict[str, Any]:
+    return attrs.asdict(summary) | {"path": str(summary.path)}
+
+
+def _text(summary: GgufSummary, memory: Mapping[str, int | None], problem: str) -> str:
+    lines = [str(summary.path)]
+    rows = [*_rows(summary), ("memory", problem or _memory_text(memory))]
+    lines += [f"  {name.ljust(_COLUMN)}{text}" for name, text in rows if text]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(summary: GgufSummary) -> Iterator[tuple[str, str]]:
+    yield "name", summary.name
+    yield "architecture", summary.architecture
+    experts = f", {summary.n_experts_used} of {summary.n_experts} experts"
+    yield "parameters", count_text(summary.n_params) + (experts if summary.n_experts else "")
+    yield "quantization", summary.quantization
+    files = f" in {summary.n_files} files" if summary.n_files > 1 else ""
+    yield "size", bytes_text(summary.size) + files
+    yield "context", f"{summary.n_ctx_train} tokens"
+    yield "layers", f"{summary.n_layer}, {summary.n_embd} wide"
+    yield "vocabulary", f"{summary.n_vocab} tokens"
+    yield "chat template", f"{len(summary.template)} characters" if summary.template else "none"
+    yield "licence", " ".join(filter(None, (summary.licence, summary.licence_link))) or "not named"
+    yield "languages", ", ".join(summary.languages)
+
+
+def _memory_text(memory: Mapping[str, int | None]) -> str:
+    parts = {name: bytes_text(size or 0) for name, size in memory.items()}
+    text = (
+        f"{parts['total']}: {parts['weights']} for the weights, {parts['cache']} for the context "
+        f"of {memory['n_ctx']} tokens, {parts['compute']} for computing"
+    )
+    return text if memory["free"] is None else f"{text}; {parts['free']} are free"

@@ -1,0 +1,110 @@
+"""How much memory a model will need: llama.cpp's own estimate, without loading the weights.
+
+llama.cpp makes the model and its context with buffers that do not exist, and logs how large they
+would be. It has a function for that, too, but of C++, whose result ctypes cannot read.
+
+A file that llama.cpp cannot bear ends the process. A server that must not end does this in another.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+
+from trioserve.config import ModelConfig
+from trioserve.errors import BackendMismatchError, ModelLoadError
+from trioserve.llama import library
+from trioserve.llama.context import Context, generation_params
+from trioserve.llama.draft.loading import draft_config
+from trioserve.llama.embedding import embedding_params
+from trioserve.llama.library import lib
+from trioserve.llama.machine import free_memory
+from trioserve.llama.model import Model, gib
+from trioserve.models.gguf import total_size
+
+_MIB = 2**20
+#: Bytes that llama.cpp allocates for a cell of the KV cache, beside its keys and values.
+_CELL = 64
+_BUFFER = re.compile(r"(compute|output) buffer size = +([\d.]+) MiB")
+#: Of a KV cache or a recurrent state: its cells follow, or nothing does.
+_CACHE = re.compile(r"\bsize = +([\d.]+) MiB( \( *\d+ cells|$)")
+
+
+@attrs.frozen(kw_only=True)
+class Estimate:
+    """Bytes: of the weights, of the KV cache or what a model has in its place, and of the rest.
+
+    `n_ctx` is the number of tokens that the cache has room for.
+    """
+
+    weights: int
+    cache: int
+    compute: int
+    n_ctx: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.cache + self.compute
+
+
+def estimate(config: ModelConfig) -> int:
+    """Return how many bytes a server with this configuration will need; see `measure`."""
+    return measure(config).total
+
+
+def measure(config: ModelConfig) -> Estimate:
+    """Estimate what a server with this configuration will need, on all devices together.
+
+    That is the model with its context, its draft model and its adapters. Prompts that are kept in
+    RAM come on top, up to `config.cache_ram`. Blocks, for about as long as it takes to read the
+    vocabulary.
+
+    Raises:
+        ModelLoadError: the file or the context cannot be used.
+        BackendMismatchError: the installed llama.cpp is not one we can use.
+    """
+    params_of = embedding_params if config.serves_embeddings else generation_params
+    with Model.load(config, weights=False) as model:
+        params = params_of(model, config)
+        _check_cells(params.n_ctx)
+        with library.listen() as lines, Context(model, params) as context:
+            draft = None
+            if config.spec_draft_model is not None:
+                draft = draft_config(config, context)
+            n_ctx = context.n_ctx
+        cache, compute = _sizes(lines)
+        weights = lib.llama_model_size(model.handle)
+    weights += total_size(Path(path) for path, _ in config.lora_files)
+    if draft is not None:
+        other = measure(draft)
+        weights, cache, compute = (
+            weights + other.weights, cache + other.cache, compute + other.compute
+        )  # fmt: skip
+    return Estimate(weights=weights, cache=cache, compute=compute, n_ctx=n_ctx)
+
+
+def _check_cells(n_ctx: int) -> None:
+    """Refuse a context whose cells alone, without what they hold, would fill the memory."""
+    free = free_memory()
+    if free is not None and n_ctx * _CELL > free / 2:
+        raise ModelLoadError(
+            f"A context of {n_ctx} tokens does not fit into {gib(free)} of memory."
+        )
+
+
+def _sizes(lines: list[str]) -> tuple[int, int]:
+    """Read the log of making a context: the bytes of the cache, and those to compute with."""
+    cache = compute = 0.0
+    has_compute = False
+    for line in lines:
+        if (buffer := _BUFFER.search(line)) is not None:
+            compute += float(buffer[2])
+            has_compute |= buffer[1] == "compute"
+        elif "buffer size" not in line and (found := _CACHE.search(line)) is not None:
+            cache += float(found[1])
+    if not has_compute:
+        raise BackendMismatchError("The installed llama.cpp does not log the sizes of its buffers.")
+    return int(cache * _MIB), int(compute * _MIB)

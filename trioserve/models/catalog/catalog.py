@@ -1,0 +1,237 @@
+"""`Catalog`: all models that a server can offer, by their names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import attrs
+
+from trioserve.config import Config, readers
+from trioserve.errors import ConfigError
+from trioserve.models import BUNDLED
+from trioserve.models.catalog import names, presets
+from trioserve.models.catalog.entry import CatalogChanges, ModelEntry, Source
+from trioserve.models.catalog.files import models_in
+from trioserve.models.catalog.options import Options, of_all, without
+from trioserve.models.catalog.presets import Preset
+from trioserve.models.gguf import parts_of, total_size
+
+BUNDLED_NAME = "bundled"
+
+_STOP_TIMEOUT = 10.0  # as llama-server's
+
+#: Fields that say which model it is.
+_WHICH = frozenset({"model", "hf_repo", "hf_file", "model_url"})
+
+
+@attrs.frozen
+class _Found:
+    """A model before presets: where it is from, and its files."""
+
+    source: Source
+    files: tuple[Path, ...]
+    mmproj: Path | None = None
+
+
+class Catalog:
+    """The bundled model, those of the hub's cache and of a directory, and those of presets.
+
+    A model that is in several has what the last of them says. What was set for all models is
+    merged into each one's flags: a preset wins over a configuration file and over variables, its
+    section over ``[*]``, and the command line over all. Making and reloading a catalog reads
+    directories, so it blocks; the entries may be looked at by any thread at any time.
+
+    Args:
+        models_dir: a directory of GGUF files.
+        models_preset: an INI file.
+        cache_dir: the hub's cache; None: where it usually is.
+        own_args: the command line, whose flags go to all models.
+        environ: the variables, which go to all models, too.
+        match: the steps of `find` beside exact names.
+        default: the name of the model for requests that name none, or none that there is.
+
+    Raises:
+        ConfigError: the directory or the presets cannot be used, a name is there twice, or there
+            is no default model of that name.
+    """
+
+    def __init__(
+        self,
+        *,
+        models_dir: Path | None = None,
+        models_preset: Path | None = None,
+        cache_dir: Path | None = None,
+        own_args: Sequence[str] = (),
+        environ: Mapping[str, str] = MappingProxyType({}),
+        match: Collection[str] = ("case", "part"),
+        default: str | None = None,
+    ) -> None:
+        self._models_dir = models_dir
+        self._models_preset = models_preset
+        self._cache_dir = cache_dir
+        self._below, self._above = of_all(own_args, environ)
+        self._match = frozenset(match)
+        self._default = default
+        self._reloading = threading.Lock()
+        self._entries = self._read()
+        if default is not None and all(
+            default not in (one.name, *one.aliases) for one in self._entries.values()
+        ):
+            raise ConfigError(f"models_default: there is no model {default!r}")
+
+    @classmethod
+    def of(
+        cls, config: Config, own_args: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+    ) -> Catalog:
+        """Make the catalog that a configuration asks for.
+
+        Raises:
+            ConfigError: as the class.
+        """
+        return cls(
+            models_dir=None if config.models_dir is None else Path(config.models_dir),
+            models_preset=None if config.models_preset is None else Path(config.models_preset),
+            own_args=own_args,
+            environ=environ,
+            match=config.models_match,
+            default=config.models_default,
+        )
+
+    @property
+    def entries(self) -> Mapping[str, ModelEntry]:
+        """The models by name, in the order of their names, the bundled one last."""
+        return MappingProxyType(self._entries)
+
+    def find(self, name: str | None) -> ModelEntry:
+        """Find the model that a request names; see `trioserve.models.catalog.names`.
+
+        Raises:
+            UnknownModelError: there is no such model.
+            AmbiguousModelError: the name may mean several.
+        """
+        return names.find(self._entries, name, self._match, self._default)
+
+    def reload(self) -> CatalogChanges:
+        """Look again at everything; returns what is different. Blocks.
+
+        Raises:
+            ConfigError: as for the class; the entries then stay as they were.
+        """
+        with self._reloading:
+            before, now = self._entries, self._read()
+            self._entries = now
+        both = before.keys() & now.keys()
+        return CatalogChanges(
+            added=frozenset(now.keys() - before.keys()),
+            changed=frozenset(name for name in both if not now[name].runs_like(before[name])),
+            removed=frozenset(before.keys() - now.keys()),
+        )
+
+    def _read(self) -> dict[str, ModelEntry]:
+        known = {BUNDLED_NAME: _Found(Source.BUNDLED, (BUNDLED,))}
+        if self._models_dir is not None:
+            known |= {
+                one.name: _Found(Source.DIRECTORY, one.files, one.mmproj)
+                for one in models_in(self._models_dir)
+            }
+        everywhere = Preset()
+        sections: Mapping[str, Preset] = {}
+        if self._models_preset is not None:
+            everywhere, sections = presets.read(self._models_preset)
+        builder = _Builder(self._below, self._above, everywhere, self._cache_dir)
+        entries = [
+            builder.entry(name, known.get(name), sections.get(name))
+            for name in known.keys() | sections.keys()
+        ]
+        entries.sort(key=lambda one: (one.source is Source.BUNDLED, one.name.casefold()))
+        _check_names(entries)
+        return {
+            one.name: attrs.evolve(
+                one, hidden=one.source is Source.CACHE and one.path in builder.copied
+            )
+            for one in entries
+        }
+
+
+class _Builder:
+    """Makes entries of what was found and of the presets. `copied`: files of presets that hide."""
+
+    def __init__(
+        self, below: Options, above: Options, everywhere: Preset, cache_dir: Path | None
+    ) -> None:
+        self._below = below
+        self._above = above
+        everywhere = attrs.evolve(everywhere, options=without(everywhere.options, _WHICH))
+        self._everywhere = everywhere
+        self._cache_dir = cache_dir
+        self.copied: set[Path | None] = set()
+
+    def entry(self, name: str, found: _Found | None, section: Preset | None) -> ModelEntry:
+        """Make the entry of a name.
+
+        Raises:
+            ConfigError: it is a section that does not say which model it is.
+        """
+        own = section or Preset()
+        preset = own.over(self._everywhere)
+        if own.options.keys() & _WHICH:
+            found, which = self._named(own.options), dict[str, tuple[str, ...]]()
+        elif found is not None:
+            which = {"model": ("--model", str(found.files[0]))}
+        else:
+            raise ConfigError(f"models_preset: [{name}] is no model that is here, so it needs one "
+                              "of the keys model, hf-repo and model-url")  # fmt: skip
+        options = {**self._below, **preset.options, **which, **self._above}
+        aliases = tuple(one for one in readers.names(_value(options, "alias")) if one != name)
+        options["alias"] = ("--alias", ",".join((name, *aliases)))
+        path = found.files[0] if found is not None else None
+        if preset.dedup and section is not None:
+            self.copied.add(path)
+        mmproj = found.mmproj if found is not None else None
+        return ModelEntry(
+            name=name,
+            source=Source.PRESET if section is not None or found is None else found.source,
+            args=tuple(word for words in options.values() for word in words),
+            path=path,
+            aliases=aliases,
+            tags=readers.names(_value(options, "tags")),
+            mmproj=Path(preset.mmproj) if preset.mmproj else mmproj,
+            size=total_size(found.files) if found is not None else 0,
+            version=None if path is None else _version(path),
+            load_on_startup=bool(preset.load_on_startup),
+            stop_timeout=_STOP_TIMEOUT if preset.stop_timeout is None else preset.stop_timeout,
+        )
+
+    def _named(self, options: Options) -> _Found | None:
+        """Find the files that a preset names; None if they are not here yet."""
+        if path := _value(options, "model"):
+            return _Found(Source.PRESET, parts_of(Path(path)))
+        return None
+
+
+def _value(options: Options, field: str) -> str:
+    """Return what a field is set to, as it was written; empty if it is not."""
+    return "".join(options.get(field, ())[1:])
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # loading it says why
+    return status.st_mtime_ns, status.st_size
+
+
+def _check_names(entries: Sequence[ModelEntry]) -> None:
+    """Raise ConfigError if a name or an alias is there twice."""
+    owners: dict[str, str] = {}
+    for one in entries:
+        for name in {one.name, *one.aliases}:
+            if (other := owners.setdefault(name, one.name)) != one.name:
+                raise ConfigError(
+                    f"models_preset: {name!r} is a name of two models, {other!r} and {one.name!r}"
+                )

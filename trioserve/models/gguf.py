@@ -1,0 +1,238 @@
+"""GGUF files: which belong together, and what the header of one says of itself and its tensors.
+
+Headers are read without llama.cpp, so that looking at a file can neither load a library nor end
+the process. No more than the header is read.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import attrs
+
+from trioserve.errors import ModelLoadError
+
+_MAGIC = b"GGUF"
+_FIXED = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of entries
+_LENGTH = struct.Struct("<Q")
+_KIND = struct.Struct("<I")
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+#: GGUF's types of numbers, by their numbers in the file, as `struct` writes them.
+_NUMBERS: Mapping[int, str] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+_WIDTHS = {kind: struct.calcsize(f"<{code}") for kind, code in _NUMBERS.items()} | {_BOOL: 1}
+_MAX_DIMENSIONS = 4
+
+#: The name of a part of a model, without its ending.
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})", re.IGNORECASE)
+
+#: Bytes that are read at once, and that a header may have: those of large vocabularies have 20 MB.
+_BLOCK = 2**20
+_MAX_HEADER = 2**28
+
+
+@attrs.frozen
+class Tensor:
+    """A tensor of the file: its name, its shape, and ggml's number for its type."""
+
+    name: bytes
+    shape: tuple[int, ...]
+    kind: int
+
+
+@attrs.frozen
+class _Value:
+    """Where a value is: the kind of each item, how many there are, and whether it is a list."""
+
+    kind: int
+    start: int
+    count: int = 1
+    is_list: bool = False
+
+
+class _Bytes:
+    """The beginning of a file, read as far as somebody asks for it."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file = file
+        self._path = path
+        self.data = bytearray()
+        self.at = 0
+
+    def take(self, size: int) -> bytes:
+        start = self.skip(size)
+        return bytes(self.data[start : self.at])
+
+    def skip(self, size: int) -> int:
+        """Go on by so many bytes; returns where they begin."""
+        start, self.at = self.at, self.at + size
+        if self.at > len(self.data):
+            self._read_to(self.at)
+        return start
+
+    def number(self, form: struct.Struct) -> int:
+        value: int = form.unpack_from(self.data, self.skip(form.size))[0]
+        return value
+
+    def text(self) -> bytes:
+        # llama.cpp reads texts as C does: to the first null.
+        return self.take(self.number(_LENGTH)).partition(b"\0")[0]
+
+    def skip_texts(self, count: int) -> None:
+        # A vocabulary has hundreds of thousands: this is the loop that takes the time.
+        data, at, unpack, size = self.data, self.at, _LENGTH.unpack_from, _LENGTH.size
+        for _ in range(count):
+            if at + size > len(data):
+                self._read_to(at + size)
+            at += size + unpack(data, at)[0]
+        self.at = at
+        self.skip(0)
+
+    def wrong(self, why: str) -> ModelLoadError:
+        return ModelLoadError(f"The model file {self._path} cannot be read: {why}.")
+
+    def _read_to(self, end: int) -> None:
+        if end > _MAX_HEADER:
+            raise self.wrong(f"its header is larger than {_MAX_HEADER} bytes")
+        while len(self.data) < end:
+            try:
+                more = self._file.read(max(_BLOCK, end - len(self.data)))
+            except OSError as error:
+                raise self.wrong(error.strerror or str(error)) from error
+            if not more:
+                raise self.wrong(f"it ends within its header, at {len(self.data)} bytes")
+            self.data += more
+
+
+class Header:
+    """What a GGUF file says of itself: numbers, texts, and the names of its tensors.
+
+    Made by `read`, which closes the file.
+    """
+
+    def __init__(self, source: _Bytes) -> None:
+        self._source = source
+        magic, version, self._n_tensors, n_entries = _FIXED.unpack(source.take(_FIXED.size))
+        if magic != _MAGIC:
+            raise source.wrong(f"it is not a GGUF file, for it begins with {magic!r}")
+        if not 2 <= version < 2**16:
+            raise source.wrong(f"version {version} of GGUF is not supported")
+        self._values: dict[str, _Value] = {}
+        for _ in range(n_entries):
+            key = source.text().decode(errors="replace")
+            self._values.setdefault(key, self._pass_value())  # llama.cpp finds the first
+        self._tensors_at = source.at
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Read the list of the tensors.
+
+        Raises:
+            ModelLoadError: it is damaged.
+        """
+        source = self._source
+        source.at = self._tensors_at
+        for _ in range(self._n_tensors):
+            name = source.text()
+            n_dimensions = source.number(_KIND)
+            if n_dimensions > _MAX_DIMENSIONS:
+                raise source.wrong(f"a tensor has {n_dimensions} dimensions")
+            shape = tuple(source.number(_LENGTH) for _ in range(n_dimensions))
+            yield Tensor(name, shape, source.number(_KIND))
+            source.skip(_LENGTH.size)  # where the tensor is
+
+    def has_tensor(self, names: Sequence[bytes]) -> bool:
+        """Whether the file has one of these tensors."""
+        return any(one.name in names for one in self.tensors())
+
+    def text(self, key: str) -> str:
+        """Return a text; empty if there is none."""
+        value = self._values.get(key)
+        if value is None or value.is_list or value.kind != _STRING:
+            return ""
+        self._source.at = value.start
+        return self._source.text().decode(errors="replace")
+
+    def numbers(self, key: str) -> list[float]:
+        """Return a number, or a list of numbers; empty if the key has neither."""
+        value = self._values.get(key)
+        if value is None or value.kind not in _NUMBERS:
+            return []
+        form = f"<{value.count}{_NUMBERS[value.kind]}"
+        return list(struct.unpack_from(form, self._source.data, value.start))
+
+    def number(self, key: str) -> float | None:
+        """Return the number, or of a list of numbers the largest one; None if there is none."""
+        return max(self.numbers(key), default=None)
+
+    def count(self, key: str) -> int:
+        """How many items the list has; 0 if there is none."""
+        value = self._values.get(key)
+        return value.count if value is not None and value.is_list else 0
+
+    def texts(self, key: str) -> list[bytes] | None:
+        """Return a list of texts; None if there is none."""
+        value = self._values.get(key)
+        if value is None or not value.is_list or value.kind != _STRING:
+            return None
+        self._source.at = value.start
+        return [self._source.text() for _ in range(value.count)]
+
+    def _pass_value(self) -> _Value:
+        source = self._source
+        kind, count, is_list = source.number(_KIND), 1, False
+        if kind == _ARRAY:
+            kind, count, is_list = source.number(_KIND), source.number(_LENGTH), True
+        value = _Value(kind, source.at, count, is_list)
+        if kind == _STRING:
+            source.skip_texts(count)
+        elif kind in _WIDTHS:
+            source.skip(_WIDTHS[kind] * count)
+        else:
+            raise source.wrong(f"it has a value of the unknown type {kind}")
+        return value
+
+
+@contextmanager
+def read(path: Path) -> Iterator[Header]:
+    """Read the header of a file.
+
+    Raises:
+        ModelLoadError: it is not there, or no GGUF file, or its header is damaged.
+    """
+    try:
+        file = path.open("rb")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ModelLoadError(f"The model file {path} cannot be read: {why}.") from error
+    with file:
+        yield Header(_Bytes(file, path))
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """Return all files of a model by its first one, whether they exist or not."""
+    part = PART.fullmatch(path.stem)
+    if part is None:
+        return (path,)
+    stem, count = part["stem"], int(part["count"])
+    names = (f"{stem}-{i:05}-of-{count:05}{path.suffix}" for i in range(1, count + 1))
+    return tuple(path.with_name(name) for name in names)
+
+
+def total_size(files: Iterable[Path]) -> int:
+    """Add up the sizes of the files; one that is missing counts as 0."""
+    total = 0
+    for path in files:
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue
+    return total
