@@ -27,7 +27,7 @@ from benchmarks.wire import understand
 PHASES = ("prefill", "decode")
 
 
-class _Slots:
+class Slots:
     """A kept connection that asks whether a slot is busy."""
 
     def __init__(self, target: Target, timeout: float) -> None:
@@ -113,7 +113,7 @@ class Cancel:
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once. The numbers come from what was cancelled in the phase that is meant."""
         started = time.perf_counter()
-        slots = _Slots(target, self.clear_after)
+        slots = Slots(target, self.clear_after)
         try:
             whole: list[Outcome] = []
             while len(whole) < 3:
@@ -131,7 +131,7 @@ class Cancel:
                 wait = max(0.01, rng.uniform(0.1, 0.7) * prefill)
                 events = 0 if self.phase == "prefill" else rng.randrange(3, 20)
                 request = self._request(f"{seed} {tries}")
-                closed = _cut(target.address, request, wait, events, self.clear_after)
+                closed = cut(target.address, request, wait, events, self.clear_after)
                 tries += 1
                 if closed is not None:
                     times.append(slots.wait_idle(self.clear_after) - closed)
@@ -164,7 +164,7 @@ class Cancel:
         return Sample(numbers=numbers, requests=tries, notes=tuple(notes))
 
 
-def _cut(
+def cut(
     address: Address, request: Request, wait: float, events: int, timeout: float
 ) -> float | None:
     """Send a request and close its connection; return when, or None where it was too late.

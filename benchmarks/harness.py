@@ -28,7 +28,7 @@ class Flags:
     Each has its own defaults for the rest: that is how people start it.
     """
 
-    model: Path
+    model: Path | None  # None: the commands say which
     threads: int | None = None  # None: what each server takes by default
     slots: int = 8
     more: tuple[str, ...] = ()  # for both, as they are

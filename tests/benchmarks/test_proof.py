@@ -153,7 +153,7 @@ def test_a_request_is_cut_off_while_it_decodes() -> None:
         thread.start()
         address = target_of(f"http://127.0.0.1:{listener.getsockname()[1]}").address
         request = Shape(api="completion").request("x")
-        assert cancel._cut(address, request, 10.0, 2, 10.0) is not None
+        assert cancel.cut(address, request, 10.0, 2, 10.0) is not None
         thread.join(10)
     assert closed.is_set()
 
@@ -161,12 +161,12 @@ def test_a_request_is_cut_off_while_it_decodes() -> None:
 def test_what_can_not_be_cut_off() -> None:
     request = Shape(api="completion").request("x")
     with serving_bytes(ANSWER) as address:  # it has ended by then
-        assert cancel._cut(address, request, 10.0, 0, 10.0) is None
+        assert cancel.cut(address, request, 10.0, 0, 10.0) is None
     with (
         serving_bytes(plain("400 Bad Request", {})) as address,
         pytest.raises(ValueError, match="400"),
     ):
-        cancel._cut(address, request, 10.0, 0, 10.0)
+        cancel.cut(address, request, 10.0, 0, 10.0)
 
 
 def test_the_time_beyond_a_tick() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import httpx
 import hypercorn
@@ -20,9 +21,8 @@ from trioserve.testing import ScriptedBackend, scripted
 
 
 def hypercorn_config() -> hypercorn.Config:
-    """Any free port, no access log, and a short farewell."""
+    """No access log, and a short farewell."""
     config = hypercorn.Config()
-    config.bind = ["127.0.0.1:0"]
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
     config.graceful_timeout = 0.5
@@ -30,12 +30,13 @@ def hypercorn_config() -> hypercorn.Config:
 
 
 @asynccontextmanager
-async def serving(app: QuartTrio) -> AsyncIterator[str]:
+async def serving(app: QuartTrio, bind: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Serve an app; gives its base URL. The model may still be loading."""
-    stop = trio.Event()
+    stop, config = trio.Event(), hypercorn_config()
+    config.bind = [bind]
     async with trio.open_nursery() as nursery:
         binds = await nursery.start(
-            partial(hypercorn.trio.serve, app, hypercorn_config(), shutdown_trigger=stop.wait)
+            partial(hypercorn.trio.serve, app, config, shutdown_trigger=stop.wait)
         )
         yield str(binds[0])
         stop.set()
@@ -85,3 +86,16 @@ async def read_response(stream: trio.SocketStream) -> httpx.Response:
             if body.endswith(b"}}"):
                 return httpx.Response(int(head.split()[1]), content=body)
     raise AssertionError(data)
+
+
+@asynccontextmanager
+async def child_app(
+    path: Path, backend: ScriptedBackend | None = None, **config: object
+) -> AsyncIterator[Service]:
+    """Serve a scripted backend on a Unix socket, as the process of a model does."""
+    config.setdefault("stream_interval_ms", 0)
+    app = create_app(Config(**config), load=scripted(backend or ScriptedBackend()))
+    service = app.extensions["trioserve"]
+    async with serving(app, f"unix:{path}"):
+        await service.wait_loaded()
+        yield service

@@ -16,10 +16,10 @@ from trioserve.api.base import (
     auth,
     cors,
     errors,
+    intake,
     openapi,
     rate_limits,
     request,
-    service,
     sites,
     tcp,
 )
@@ -43,7 +43,7 @@ from trioserve.api.llama import (
     slots,
 )
 from trioserve.api.openai import chat as openai, embeddings
-from trioserve.api.openai.responses import routes as responses
+from trioserve.api.openai.responses import errors as responses_errors, routes as responses
 from trioserve.api.streams import routes as streams
 from trioserve.config import Config
 
@@ -58,7 +58,7 @@ def install(app: QuartTrio, served: Service) -> None:
     # Stopping waits for the inference thread, which a long tick can hold.
     app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    service.attach(app, served)
+    intake.attach(app, served)
     app.config[ANSWERING] = served.n_answering
     app.config[MEMORY] = lambda: served.memory
     tcp.install()
@@ -67,7 +67,7 @@ def install(app: QuartTrio, served: Service) -> None:
     sites.install(app)
     rate_limits.install(app)
     auth.install(app)
-    errors.install(app, [anthropic_errors.SHAPE])
+    errors.install(app, [anthropic_errors.SHAPE, responses_errors.SHAPE])
     pages.install(app)
     for module in (
         admin,

@@ -12,7 +12,7 @@ from quart import Blueprint, Quart, request, send_file
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import NotFound
 
-from trioserve.api.base.service import current_service, service_of
+from trioserve.api.base.intake import current_intake, intake_of
 from trioserve.errors import NotFoundError
 
 blueprint = Blueprint("pages", __name__)
@@ -28,7 +28,7 @@ def _index() -> bytes:
 @blueprint.get("/")
 async def index() -> Response:
     """Serve the page, unless ``--no-ui`` or ``--path`` says otherwise."""
-    config = current_service().config
+    config = current_intake().config
     if config.static_path is not None:
         return await _file(config.static_path, "index.html")
     if not config.ui:
@@ -57,7 +57,7 @@ def install(app: Quart) -> None:
     """Serve the files of ``--path`` where there is no route. To be done after the check of keys."""
 
     async def static() -> Response | None:
-        directory = service_of(app).config.static_path
+        directory = intake_of(app).config.static_path
         is_free = isinstance(request.routing_exception, NotFound)
         if directory is None or not is_free or request.method not in ("GET", "HEAD"):
             return None

@@ -46,7 +46,8 @@ def configure(app: QuartTrio, config: Config) -> None:
         if path in taken and path != "/health":
             raise ConfigError(f"{path} is a route of the server, and cannot be another one")
     if config.health_route and config.health_route not in taken:
-        app.add_url_rule(config.health_route, "vertex_health", app.view_functions["admin.ready"])
+        health = next(rule.endpoint for rule in app.url_map.iter_rules() if rule.rule == "/health")
+        app.add_url_rule(config.health_route, "vertex_health", app.view_functions[health])
     if config.predict_route:
         formats = _formats(app)
 

@@ -144,10 +144,14 @@ class Hold:
         self._budget.take(self.n_bytes, self.owner, n_bytes)
         self.n_bytes += n_bytes
 
+    def shrink_to(self, n_bytes: int) -> None:
+        """Hold only so much of it."""
+        self._budget.give_back(self.n_bytes - n_bytes, self.owner)
+        self.n_bytes = n_bytes
+
     def release(self) -> None:
         """Hold nothing. Doing so twice is fine."""
-        self._budget.give_back(self.n_bytes, self.owner)
-        self.n_bytes = 0
+        self.shrink_to(0)
 
     def belongs_to(self, owner: str) -> None:
         """Count what is held, and what will be, for an owner."""

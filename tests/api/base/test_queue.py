@@ -341,6 +341,17 @@ async def test_the_time_begins_before_the_body() -> None:
             assert b"504" in await stream.receive_some()
 
 
+@pytest.mark.parametrize(
+    ("waited", "status"), [("0.5", 200), ("100.25", 504), ("nan", 200), ("-100", 200), ("", 200)]
+)
+async def test_the_time_at_a_proxy_counts(waited: str, status: int) -> None:
+    body = {"prompt": "a", "n_predict": 2, "timeout": 50}
+    async with client_of() as client:
+        headers = {"X-Request-Waited": waited}
+        answer = await client.post("/completion", json=body, headers=headers)
+        assert answer.status_code == status
+
+
 async def test_the_time_of_a_parked_request_begins_when_it_is_posted() -> None:
     async with client_of() as client:
         body = {**CHAT, "timeout": 0.05}

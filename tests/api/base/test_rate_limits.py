@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,7 +12,7 @@ import pytest
 import trio
 
 from tests.support.clients import client_and_service, client_of
-from tests.support.http_server import serving_script
+from tests.support.http_server import child_app, serving_script
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
@@ -122,3 +123,34 @@ async def test_too_many_retries_are_an_error_of_the_sdk() -> None:
 
         with pytest.raises(openai.RateLimitError):
             await trio.to_thread.run_sync(call)
+
+
+async def test_a_proxy_at_a_unix_socket_names_the_addresses(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.sock"
+    transport = httpx.AsyncHTTPTransport(uds=str(path))
+    async with (
+        child_app(path, rate_limit_requests=1),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+
+        async def ask(address: str) -> int:
+            headers = {"X-Forwarded-For": address}
+            answer = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            return answer.status_code
+
+        assert [await ask(each) for each in ("1.1.1.1", "2.2.2.2, 3.3.3.3")] == [200, 200]
+        assert [await ask(each) for each in ("1.1.1.1", "3.3.3.3")] == [429, 429]
+        assert await ask("2.2.2.2") == 200
+
+
+async def test_what_a_client_says_of_its_address_does_not_count() -> None:
+    async with client_of(rate_limit_requests=1) as client:
+        statuses = [
+            (
+                await client.post(
+                    "/v1/chat/completions", json=CHAT, headers={"X-Forwarded-For": address}
+                )
+            ).status_code
+            for address in ("1.1.1.1", "2.2.2.2")
+        ]
+        assert statuses == [200, 429]

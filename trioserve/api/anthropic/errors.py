@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trioserve.api.base import sse
 from trioserve.api.base.errors import ErrorShape, message_of
 from trioserve.errors import TrioServeError
 
@@ -54,4 +55,9 @@ def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
     }
 
 
-SHAPE = ErrorShape(_applies_to, body, _SCHEMA)
+def event(written: Mapping[str, Any], n_before: int = 0) -> bytes:
+    """Write the body of an error as the last event of a stream."""
+    return b"event: error\n" + sse.event(written)
+
+
+SHAPE = ErrorShape(_applies_to, body, _SCHEMA, event)

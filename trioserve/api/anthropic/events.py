@@ -280,4 +280,4 @@ def _write(event: Event) -> bytes:
 def last_event(error: Exception) -> bytes:
     """Make the event that ends a stream which had begun."""
     known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
-    return _write(anthropic_errors.body(known, current_request_id()))
+    return anthropic_errors.event(anthropic_errors.body(known, current_request_id()))

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from quart import Quart, request
 
+from trioserve.api.base.intake import intake_of
 from trioserve.api.base.request import current_request
-from trioserve.api.base.service import service_of
 from trioserve.errors import AuthenticationError
 
 #: Routes that need no key, as in llama-server; and the page, which holds no secrets.
@@ -42,7 +42,7 @@ def install(app: Quart) -> None:
     """Refuse requests without a valid key, once the configuration has keys."""
 
     async def check() -> None:
-        keys = service_of(app).config.api_keys
+        keys = intake_of(app).config.api_keys
         # By the rule, not by the path: a path may lead out of its beginning again.
         rule = request.url_rule.rule if request.url_rule is not None else ""
         if not keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):

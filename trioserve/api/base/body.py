@@ -54,6 +54,18 @@ async def read_json() -> Any:
     return await _read(parse_json)
 
 
+async def read_whole(look: Callable[[bytes], _T]) -> tuple[bytes, _T]:
+    """Read the body of the current request as it came, and what a function finds in it.
+
+    Raises:
+        TrioServeError: from `look`, which may run in a thread; or as `read_json`.
+    """
+    found = await _read(lambda data: (data, look(data)))
+    held = cast(Request, request._get_current_object()).held  # type: ignore[attr-defined]
+    held.shrink_to(len(found[0]))  # what else was made of it is gone
+    return found
+
+
 async def _read(parse: Callable[[bytes], _T]) -> _T:
     current = cast(Request, request._get_current_object())  # type: ignore[attr-defined]
     data = await current.get_data(cache=False)

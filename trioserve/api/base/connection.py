@@ -17,6 +17,7 @@ keeps that, and mends four things around it:
 from __future__ import annotations
 
 import math
+import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from trioserve.server.dispatch import Mailbox
     from trioserve.server.memory import Hold
 
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
+
 _log = structlog.stdlib.get_logger("trioserve.api")
 
 #: `app.config` key: seconds that one send may take before the client is cut off.
@@ -54,6 +57,9 @@ ANSWERING = "TRIOSERVE_ANSWERING"
 
 #: `app.config` key: gives the `MemoryBudget` that requests share.
 MEMORY = "TRIOSERVE_MEMORY"
+
+#: The header in which a proxy says for how many seconds a request has waited there already.
+WAITED_HEADER = "X-Request-Waited"
 
 #: Seconds in which a client may go on sending a body that nobody reads, after the response.
 LINGER = 2.0
@@ -73,7 +79,8 @@ class Beat:
 class Request(TrioRequest):
     """A request with what belongs to its response.
 
-    `arrived` is when its head had been read (`trio.current_time`). `api_key` is the valid key that
+    `arrived` is when its head had been read (`trio.current_time`), here or at a proxy that says in
+    `WAITED_HEADER` how long ago that was. `api_key` is the valid key that
     it showed; empty when none was needed. `limited_as` is whose rate limits it counts for, once it
     was counted. `held` is what it takes of the memory that requests may have, and `overload` is why
     its body was not kept. `resources` is unwound after the response, in the request's own task.
@@ -217,7 +224,7 @@ class Connection(TrioASGIHTTPConnection):
             self.scope = {**self.scope, "root_path": prefix, "path": path}
         request = self._create_request_from_scope(send)
         assert isinstance(request, Request)
-        request.arrived = trio.current_time()
+        request.arrived = trio.current_time() - _waited(request.headers.get(WAITED_HEADER, ""))
         self._answered = False  # there is a response, maybe of a body that is still on its way
         self._received = trio.Event()  # the whole body, or the client's farewell
         timeout = self.app.config.get(SEND_TIMEOUT) or math.inf
@@ -226,7 +233,7 @@ class Connection(TrioASGIHTTPConnection):
         request.mailboxes = []
         request.resources = AsyncExitStack()
         request.held = self.app.config[MEMORY]().hold()
-        with _counted(self.app.config[ANSWERING]), request.held:
+        with counted(self.app.config[ANSWERING]), request.held:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.handle_messages, nursery, request, receive)
                 nursery.start_soon(sender.watch)
@@ -301,12 +308,18 @@ class Connection(TrioASGIHTTPConnection):
 
 
 @contextmanager
-def _counted(counter: AsyncValue[int]) -> Iterator[None]:
+def counted(counter: AsyncValue[int]) -> Iterator[None]:
+    """Count the block for as long as it lasts."""
     counter.value += 1
     try:
         yield
     finally:
         counter.value -= 1
+
+
+def _waited(value: str) -> float:
+    """Read seconds; 0 when they are none. A client can only make its own time shorter."""
+    return float(value) if _SECONDS.fullmatch(value) else 0.0
 
 
 def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:

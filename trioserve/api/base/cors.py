@@ -14,7 +14,7 @@ from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import rate_limits
-from trioserve.api.base.service import service_of
+from trioserve.api.base.intake import intake_of
 from trioserve.config import Config
 
 #: Seconds that a browser may remember the answer to a preflight request.
@@ -55,7 +55,7 @@ def install(app: Quart) -> None:
         return None
 
     async def mark(response: Response) -> Response:
-        config = service_of(app).config
+        config = intake_of(app).config
         response.headers.add("Vary", "Origin")
         origin = allowed(request.headers.get("Origin", ""), config)
         if not origin:

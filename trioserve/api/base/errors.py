@@ -35,18 +35,31 @@ _log = structlog.stdlib.get_logger("trioserve.api")
 _NAME = "trioserve.errors"  # in `app.extensions`: the shapes
 
 
+def _plain_event(body: Mapping[str, Any], n_before: int) -> bytes:
+    return sse.event(body)
+
+
 @attrs.frozen
 class ErrorShape:
-    """The form that errors have on the routes of a family."""
+    """The form that errors have on the routes of a family.
+
+    `event` writes a body as the last event of a stream, after so many others.
+    """
 
     applies_to: Callable[[str], bool]  # a path
     body: Callable[[TrioServeError, str], dict[str, Any]]  # of an error and the id of its request
-    schema: Mapping[str, Any]  # of the body, as JSON Schema
+    schema: Mapping[str, Any] | None = None  # of the body, as JSON Schema; none: the common one
+    event: Callable[[Mapping[str, Any], int], bytes] = _plain_event
 
 
 def shapes_of(app: Quart) -> Sequence[ErrorShape]:
     """The shapes that an app has beside the common one."""
     return cast(Sequence[ErrorShape], app.extensions[_NAME])
+
+
+def shape_of(path: str) -> ErrorShape:
+    """The shape of the errors on a path of the current app."""
+    return next((each for each in shapes_of(current_app) if each.applies_to(path)), _COMMON)
 
 
 class InternalError(TrioServeError):
@@ -64,6 +77,9 @@ def body(error: TrioServeError) -> dict[str, Any]:
     if isinstance(error, ContextLengthExceededError):
         fields |= {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
     return {"error": fields}
+
+
+_COMMON = ErrorShape(lambda path: True, lambda error, request_id: body(error))
 
 
 def message_of(error: TrioServeError, request_id: str) -> str:
@@ -93,10 +109,8 @@ def response(error: TrioServeError) -> Response:
     headers = {}
     if isinstance(error, TooManyRequestsError | MemoryFullError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    shape = next((each for each in shapes_of(current_app) if each.applies_to(request.path)), None)
-    written = body(error) if shape is None else shape.body(error, current_request_id())
     return Response(
-        sse.encode(written),
+        sse.encode(shape_of(request.path).body(error, current_request_id())),
         status=error.status,
         headers=headers,
         content_type="application/json",

@@ -21,8 +21,8 @@ from trioserve._version import __version__
 from trioserve.api.base import json_schema
 from trioserve.api.base.auth import PUBLIC, PUBLIC_RULES
 from trioserve.api.base.errors import shapes_of
+from trioserve.api.base.intake import current_intake
 from trioserve.api.base.request import json_response
-from trioserve.api.base.service import current_service
 from trioserve.errors import TrioServeError
 
 blueprint = Blueprint("openapi", __name__)
@@ -79,7 +79,7 @@ async def serve() -> Response:
     """Describe the API."""
     described = current_app.extensions.get(_NAME)
     if described is None:
-        described = describe(current_app, with_keys=bool(current_service().config.api_keys))
+        described = describe(current_app, with_keys=bool(current_intake().config.api_keys))
         current_app.extensions[_NAME] = described
     return json_response(described | {"servers": [{"url": request.root_path or "/"}]})
 
@@ -95,7 +95,7 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
     schemas = {
         cls.__name__: json_schema.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
     }
-    errors = [_ERROR, *(shape.schema for shape in shapes_of(app))]
+    errors = [_ERROR, *(shape.schema for shape in shapes_of(app) if shape.schema is not None)]
     return {
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": __version__},

@@ -34,7 +34,7 @@ def admit(current: Request) -> str:
         RateLimitError: the client has no request left in this minute.
     """
     if not current.limited_as:
-        current.limited_as = current.api_key or current.remote_addr or "-"
+        current.limited_as = current.api_key or _address_of(current)
         _limits().admit(current.limited_as)
     return current.limited_as
 
@@ -49,6 +49,13 @@ def install(app: Quart) -> None:
         return response
 
     app.after_request(show)
+
+
+def _address_of(current: Request) -> str:
+    """The address of a client. Who connects to a Unix socket is a proxy, which names it."""
+    if current.scope.get("client") is None:
+        return current.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or "-"
+    return current.remote_addr or "-"
 
 
 def _limits() -> RateLimits:

@@ -31,6 +31,9 @@ MAX_ENDED = 1024
 #: Starts a response within the request that comes to read it.
 Start: TypeAlias = Callable[[], Awaitable[EventStream]]
 
+#: What is said of the id of a completion that is not running here.
+NOT_RUNNING = "no active completion for this id"
+
 
 class ConflictError(TrioServeError):
     """The stream is being read by somebody else."""

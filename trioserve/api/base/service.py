@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import structlog
 import trio
 from quart import Quart, current_app
-from trio_util import AsyncValue
 
 from trioserve.api.base.body import read_body_as
+from trioserve.api.base.intake import Intake, intake_of
 from trioserve.api.base.registry import Responses
 from trioserve.config import Config
 from trioserve.errors import (
@@ -28,14 +28,11 @@ _log = structlog.stdlib.get_logger("trioserve.api")
 
 _T = TypeVar("_T")
 
-#: Where an app has its service: `app.extensions[NAME]`.
-NAME = "trioserve"
-
 #: Seconds in which clients are told that the engine has failed, before the service ends.
 _FAREWELL = 3.0
 
 
-class Service:
+class Service(Intake):
     """Holds the `Server` of an app, which answers while the model is still loading.
 
     Making one loads nothing; `run` does.
@@ -46,14 +43,10 @@ class Service:
     """
 
     def __init__(self, config: Config | None = None, *, load: Loader | None = None) -> None:
-        self.config = config or Config()
+        super().__init__(config or Config())
         self.responses = Responses()
         #: Why there is no server: the model cannot be loaded, or the engine broke.
         self.failure: TrioServeError | None = None
-        self.n_connections = 0  # that are served
-        self.n_refused = 0  # connections that are being told that there are too many
-        self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
-        self._early_memory = MemoryBudget(self.config.max_request_memory)
         self._load = load
         self._server: Server | None = None
         self._scope = trio.CancelScope()
@@ -64,7 +57,7 @@ class Service:
     @property
     def memory(self) -> MemoryBudget:
         """What requests may hold; before the model is loaded, a budget of its own."""
-        return self._early_memory if self._server is None else self._server.memory
+        return self._own_memory if self._server is None else self._server.memory
 
     @property
     def server(self) -> Server:
@@ -157,14 +150,9 @@ class Service:
             await self._ended.wait()
 
 
-def attach(app: Quart, service: Service) -> None:
-    """Make `service` the one of an app."""
-    app.extensions[NAME] = service
-
-
 def service_of(app: Quart) -> Service:
     """The service of an app."""
-    service = app.extensions[NAME]
+    service = intake_of(app)
     assert isinstance(service, Service)
     return service
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from quart import Quart, request
 
 from trioserve.api.base import cors
-from trioserve.api.base.service import service_of
+from trioserve.api.base.intake import intake_of
 from trioserve.config import Config
 from trioserve.errors import PermissionDeniedError
 
@@ -68,7 +68,7 @@ def install(app: Quart) -> None:
     """Refuse what comes from other sites. To be done before keys are looked at."""
 
     async def check() -> None:
-        config, authority = service_of(app).config, request.headers.get("Host", "")
+        config, authority = intake_of(app).config, request.headers.get("Host", "")
         if request.path in OPEN:
             return
         server = request.scope.get("server") or ("",)  # none: a Unix socket

@@ -30,7 +30,7 @@ from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.descriptors import max_connections
-from trioserve.api.base.service import NAME, Service
+from trioserve.api.base.intake import NAME, Intake
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class HTTP1(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Refuse a request by its head. Raises InvalidRequestError."""
-        if _service_in(self.app) is None:
+        if _intake_in(self.app) is None:
             await super()._check_protocol(event)
             return
         if event.http_version not in (b"1.0", b"1.1"):
@@ -78,7 +78,7 @@ class HTTP1(H11Protocol):
             raise InvalidRequestError("The target of the request is neither a path nor a URL.")
 
     async def _create_stream(self, request: h11.Request) -> None:
-        if _service_in(self.app) is not None:
+        if _intake_in(self.app) is not None:
             request = h11.Request(
                 method=request.method,
                 target=request.target,
@@ -106,12 +106,12 @@ class TCPConnection(TCPServer):
 
     async def run(self) -> None:
         """Talk to the client until one of the two has had enough."""
-        service = _service_in(self.app)
+        intake = _intake_in(self.app)
         try:
-            if service is None:
+            if intake is None:
                 await super().run()
             else:
-                await self._serve(service)
+                await self._serve(intake)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client went away
         except* Exception as group:
@@ -119,15 +119,15 @@ class TCPConnection(TCPServer):
         finally:
             await self._close()
 
-    async def _serve(self, service: Service) -> None:
-        if service.n_connections >= (service.config.max_connections or max_connections()):
-            await self._refuse(service)
+    async def _serve(self, intake: Intake) -> None:
+        if intake.n_connections >= (intake.config.max_connections or max_connections()):
+            await self._refuse(intake)
             return
-        service.n_connections += 1
+        intake.n_connections += 1
         try:
             await super().run()
         finally:
-            service.n_connections -= 1
+            intake.n_connections -= 1
 
     async def protocol_send(self, event: Event) -> None:
         """Send what the protocol says. What comes while the connection is being closed is lost."""
@@ -143,10 +143,10 @@ class TCPConnection(TCPServer):
         self._client_has_gone = True
         await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
 
-    async def _refuse(self, service: Service) -> None:
+    async def _refuse(self, intake: Intake) -> None:
         """Say that there are too many connections, whatever the client is about to ask."""
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
-        is_plain, waits = hasattr(stream, "send_eof"), service.n_refused < _MAX_REFUSED
+        is_plain, waits = hasattr(stream, "send_eof"), intake.n_refused < _MAX_REFUSED
         if not waits and not is_plain:
             return  # TLS would wait for the client
         error = UnavailableError("The server has as many connections as it takes.")
@@ -155,7 +155,7 @@ class TCPConnection(TCPServer):
             f"HTTP/1.1 {error.status} \r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        service.n_refused += 1
+        intake.n_refused += 1
         try:
             with trio.move_on_after(_CLOSE_TIMEOUT):
                 await stream.send_all(head.encode() + body)
@@ -164,7 +164,7 @@ class TCPConnection(TCPServer):
                 if waits:  # unread bytes would make a reset of the close
                     await stream.receive_some(2**16)
         finally:
-            service.n_refused -= 1
+            intake.n_refused -= 1
 
     async def _close(self) -> None:
         with trio.move_on_after(_CLOSE_TIMEOUT, shield=True):
@@ -179,8 +179,8 @@ def _is_target(target: str) -> bool:
     return target.startswith(("/", "http://", "https://", "*"))
 
 
-def _service_in(app: Any) -> Service | None:
-    """The service of an app as Hypercorn wraps it, if it is one of ours."""
+def _intake_in(app: Any) -> Intake | None:
+    """The intake of an app as Hypercorn wraps it, if it is one of ours."""
     extensions: dict[str, Any] = getattr(getattr(app, "app", None), "extensions", {})
     return extensions.get(NAME)
 

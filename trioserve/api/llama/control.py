@@ -9,13 +9,13 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.body import read_body
 from trioserve.api.base.fields import structure
 from trioserve.api.base.openapi import takes
+from trioserve.api.base.registry import NOT_RUNNING
 from trioserve.api.base.request import current_request, json_response
 from trioserve.api.base.service import current_responses, current_server
 from trioserve.errors import InvalidRequestError
 
 blueprint = Blueprint("control", __name__)
 
-_NOT_RUNNING = "no active completion for this id"
 _NOT_ENABLED = "reasoning control not enabled for this completion"
 
 
@@ -38,7 +38,7 @@ async def control() -> Response:
         raise InvalidRequestError("unknown control action", param="action")
     response = current_responses().find(request.id, current_request().api_key)
     if response is None or not (live := response.live):
-        return _refuse(_NOT_RUNNING)
+        return _refuse(NOT_RUNNING)
     if request.action == "cancel":
         response.cancel()
         return json_response({"success": True})
@@ -48,7 +48,7 @@ async def control() -> Response:
     if any([await server.end_reasoning(stream) for stream in live]):
         return json_response({"success": True})
     ended = all(stream.mailbox.ended for stream in live)  # meanwhile; else the model has none
-    return _refuse(_NOT_RUNNING if ended else _NOT_ENABLED)
+    return _refuse(NOT_RUNNING if ended else _NOT_ENABLED)
 
 
 def _refuse(message: str) -> Response:

@@ -13,6 +13,7 @@ from typing import Any
 from trioserve.api.base import errors, sse, writers
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.request import current_request_id
+from trioserve.api.openai.responses.errors import as_event
 from trioserve.api.openai.responses.items import (
     CallItem,
     Event,
@@ -239,14 +240,8 @@ class ResponseEvents:
     def fail(self, error: Exception) -> bytes:
         """Write what ends a stream that had begun: the response as it failed, and the error."""
         known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
-        body = errors.body(known)
-        flat = {
-            "code": known.code or known.type,
-            "message": body["error"]["message"],
-            "param": known.param,
-        }
         events = self._builder.fail(known) if self._builder.begun else []
-        return b"".join(map(self._write, [*events, {"type": "error", **flat, **body}]))
+        return b"".join(map(self._write, [*events, as_event(errors.body(known))]))
 
     def _write(self, event: Event) -> bytes:
         kind = event["type"]
