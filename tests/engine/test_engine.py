@@ -55,6 +55,26 @@ def test_the_bell_rings_once_a_tick() -> None:
     assert harness.rings == harness.engine.status().counters.ticks
 
 
+def test_a_split_cache_gets_the_sequences_of_a_batch_in_order() -> None:
+    harness = Harness(ScriptedBackend(n_slots=4, n_ctx=400, n_ctx_seq=100))
+    orders = []
+
+    def note(backend: ScriptedBackend) -> None:
+        orders.append([seq for _, _, seq, _ in backend.batch.rows])
+
+    harness.backend.on_decode = note
+    # What a slot goes on with is the sequence that fits, which need not have the slot's number.
+    for task_id, prompt in enumerate(("abcd" * 9, "bcda" * 9, "cdab" * 9, "dabc" * 9) * 2):
+        harness.submit(task_id, prompt if task_id < 4 else prompt[::-1][:9] + prompt)
+    harness.run()
+    for task_id in (14, 13, 11, 12):
+        harness.submit(task_id, ("abcd", "bcda", "cdab", "dabc")[task_id - 11] * 9)
+        harness.tick()
+    harness.run()
+    assert max(len(set(order)) for order in orders) == 4
+    assert all(order == sorted(order) for order in orders)
+
+
 @pytest.mark.parametrize(
     ("tick_ms", "sizes"),
     [(10, [1, 3, 3, 3, 2]), (16, [1, 2, 2, 2, 2, 2, 1]), (20, [1] * 12), (50, [1] * 12)],

@@ -24,7 +24,8 @@ from trioserve.models import BUNDLED
 def really(config: Config) -> tuple[int, int, int]:
     """What llama.cpp allocates for the model and its context."""
     params_of = embedding_params if config.serves_embeddings else generation_params
-    with Model.load(config) as model, library.listen() as lines:
+    lines: list[str] = []
+    with Model.load(config) as model, library.listening(lines.append):
         with Context(model, params_of(model, config)):
             pass
         return (lib.llama_model_size(model.handle), *module._sizes(lines))

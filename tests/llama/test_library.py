@@ -178,7 +178,8 @@ def test_errors_are_kept_for_the_thread_that_made_them() -> None:
 
 def test_one_can_listen_to_what_is_logged() -> None:
     library._on_log(2, b"before", None)
-    with library.listen() as heard:
+    heard: list[str] = []
+    with library.listening(heard.append):
         log((2, "one "), (5, "line\n"), (4, "another"))
     log((2, "after\n"))
     assert heard == ["one line", "another"]

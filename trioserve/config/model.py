@@ -116,7 +116,8 @@ class ModelConfig(DraftConfig):
         "-ngl --gpu-layers --n-gpu-layers LLAMA_ARG_N_GPU_LAYERS", min=-1,
         help="number of layers to keep on the GPU, if llama.cpp was built for one; -1 = all")
     load_mode: str = _model("auto", "-lm --load-mode LLAMA_ARG_LOAD_MODE", choices=_LOAD_MODES,
-        help="how the model file is read into memory")
+        help="how the model file is read into memory; auto = read it into huge pages where Linux "
+        "has them and twice its size is free, otherwise map it")
     check_tensors: bool = _model(False, "--check-tensors | --no-check-tensors",
         help="check the weights for invalid values")
     lora: tuple[str, ...] = _model((), "--lora",

@@ -11,7 +11,7 @@ from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot, arrival, lowest_priority
 from trioserve.engine.strategy import BatchStrategy
-from trioserve.engine.work import Plan, Steps, Work
+from trioserve.engine.work import Plan, Work
 from trioserve.types import Adapters, CacheRoot, SlotState, TokenId
 
 #: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
@@ -352,7 +352,7 @@ class Scheduler:
             else:
                 steps.append(slot)
         if not prompts:
-            return Plan(Steps.of(steps), drafts)
+            return Plan.of(steps, drafts, by_sequence=not self.cache.unified)
         prompts.sort(key=arrival)
         pending = [slot.n_pending for slot in prompts]
         # Streams that decode in another turn are held up by this tick, too.
@@ -366,7 +366,7 @@ class Scheduler:
             for slot, n_cells in zip(prompts, shares, strict=True)
             if n_cells
         ]
-        return Plan(Steps.of(steps), drafts + parts)
+        return Plan.of(steps, drafts + parts, by_sequence=not self.cache.unified)
 
     # -- the truth about itself
 

@@ -81,6 +81,20 @@ class Plan:
     steps: Steps
     others: Sequence[Work]  # drafts, and parts of prompts
 
+    @classmethod
+    def of(cls, steps: list[Slot], others: list[Work], *, by_sequence: bool) -> Plan:
+        """Make a plan: one token each of `steps`, and others.
+
+        With `by_sequence`, the rows of a batch are in the order of their sequences. In a split KV
+        cache, llama.cpp computes those together whose sequences have consecutive numbers.
+        """
+        if not by_sequence:
+            return cls(Steps.of(steps), others)
+        if not others:
+            return cls(Steps.of(sorted(steps, key=_sequence)), others)
+        pieces = [*others, *(Work(slot, 1, in_decode=True) for slot in steps)]
+        return cls(Steps.of([]), sorted(pieces, key=lambda piece: _sequence(piece.slot)))
+
     def __len__(self) -> int:
         """Count the slots in it."""
         return len(self.steps.slots) + len(self.others)
@@ -114,3 +128,8 @@ class Plan:
         cache.append_each(self.steps.seqs, self.steps.keys)
         for piece in self.others:
             piece.note(cache)
+
+
+def _sequence(slot: Slot) -> int:
+    assert slot.seq is not None
+    return slot.seq.id

@@ -21,6 +21,7 @@ from trioserve.errors import (
 )
 from trioserve.llama import library
 from trioserve.llama.batch import Batch
+from trioserve.llama.huge_pages import HugePages
 from trioserve.llama.interrupt import Interrupt
 from trioserve.llama.library import lib
 from trioserve.llama.machine import allowed_cpus, cpu_quota, free_memory, physical_cores
@@ -82,7 +83,14 @@ class Context:
         library.take_errors()
         self._interrupt = Interrupt()
         self._interrupt.install(params)
-        handle = lib.llama_init_from_model(model.handle, params)
+        pages = HugePages()
+
+        def on_line(line: str) -> None:
+            if "KV buffer size" in line:  # it is allocated, and will be filled with zeros
+                pages.advise()
+
+        with library.listening(on_line):
+            handle = lib.llama_init_from_model(model.handle, params)
         if handle is None:
             why = library.reason(library.take_errors())
             raise ModelLoadError(f"The context for {model.info.path} cannot be made: {why}.")

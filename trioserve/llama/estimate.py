@@ -70,7 +70,8 @@ def measure(config: ModelConfig) -> Estimate:
     with Model.load(config, weights=False) as model:
         params = params_of(model, config)
         _check_cells(params.n_ctx)
-        with library.listen() as lines, Context(model, params) as context:
+        lines: list[str] = []
+        with library.listening(lines.append), Context(model, params) as context:
             draft = None
             if config.spec_draft_model is not None:
                 draft = draft_config(config, context)

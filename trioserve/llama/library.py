@@ -143,8 +143,8 @@ class _Lines(threading.local):
         self.level = 0
         self.parts: list[str] = []
         self.errors: deque[str] = deque(maxlen=16)
-        self.heard: list[str] | None = None
         self.are_expected: Callable[[], bool] = bool  # by default they never are
+        self.listeners: list[Callable[[str], object]] = []
 
     def add(self, level: int, text: str) -> None:
         if level != _CONTINUED:
@@ -160,8 +160,8 @@ class _Lines(threading.local):
         if line.strip("."):  # a line of dots is a progress bar; `progress` reports that
             if self.level == 4:
                 self.errors.append(line)
-            if self.heard is not None:
-                self.heard.append(line)
+            for listener in self.listeners:
+                listener(line)
             self.write(_LEVELS.get(self.level, "debug"), line)
 
     def write(self, level: str, line: str) -> None:
@@ -213,16 +213,18 @@ def expect_errors(are_expected: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def listen() -> Iterator[list[str]]:
-    """Collect the lines that llama.cpp logs in this thread, of every level."""
+def listening(listener: Callable[[str], object]) -> Iterator[None]:
+    """Call a function with each line that llama.cpp logs in this thread, of every level.
+
+    That is at the moment when llama.cpp logs it. The function must not raise.
+    """
     _lines.flush()
-    heard: list[str] = []
-    _lines.heard = heard
+    _lines.listeners.append(listener)
     try:
-        yield heard
+        yield
     finally:
         _lines.flush()
-        _lines.heard = None
+        _lines.listeners.remove(listener)
 
 
 def take_errors() -> list[str]:

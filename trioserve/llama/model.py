@@ -12,7 +12,7 @@ from typing import Any
 
 from trioserve.config import ModelConfig
 from trioserve.errors import ModelLoadError
-from trioserve.llama import devices, header, library
+from trioserve.llama import devices, header, huge_pages, library
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.vocab import Vocab
@@ -206,31 +206,44 @@ def check_file(path: Path) -> None:
 def _check_size(path: Path, config: ModelConfig) -> None:
     """Refuse weights that are read, not mapped, and larger than the memory that is free."""
     free = free_memory()
-    if config.load_mode in _MAPPED or free is None:
+    if config.load_mode in _MAPPED or free is None or _may_offload(config):
         return
-    if lib.llama_supports_gpu_offload() and config.n_gpu_layers != 0:
-        return
-    if (size := path.stat().st_size) > free:
+    if (size := gguf.total_size(gguf.parts_of(path))) > free:
         raise ModelLoadError(
             f"The model file {path} has {gib(size)}, but only {gib(free)} of memory are free; "
             "load_mode 'mmap' needs less."
         )
 
 
+def _may_offload(config: ModelConfig) -> bool:
+    return bool(lib.llama_supports_gpu_offload()) and config.n_gpu_layers != 0
+
+
+def _load_mode(path: Path, config: ModelConfig) -> str:
+    """Choose how to load: into huge pages if these are to be had, and the memory is half empty."""
+    if config.load_mode != "auto" or not huge_pages.available() or _may_offload(config):
+        return config.load_mode
+    free, size = free_memory(), gguf.total_size(gguf.parts_of(path))
+    return "none" if free is not None and 2 * size <= free else "auto"
+
+
 def _load_weights(path: Path, config: ModelConfig, progress: Progress | None, weights: bool) -> Any:
     """Load the weights and return llama.cpp's pointer. llama.cpp logs why it fails."""
     params = lib.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
-    params.load_mode = _LOAD_MODES[config.load_mode]
+    params.load_mode = _LOAD_MODES[_load_mode(path, config)]
     params.check_tensors = config.check_tensors
     if not weights:
         params.no_alloc, params.load_mode = True, _LOAD_MODES["none"]
     kept = devices.place(params, config)
+    pages = huge_pages.HugePages()
     raised: list[BaseException] = []
     cancelled = False
 
     def on_progress(share: float, _data: object) -> bool:
         nonlocal cancelled
+        if share == 0:  # memory is there for all weights, and none is read
+            pages.advise()
         if progress is not None and not cancelled:
             try:
                 cancelled = not progress(share)

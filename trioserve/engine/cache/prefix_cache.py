@@ -63,7 +63,7 @@ class PrefixCache:
         self._clock = 0
         #: In a cache that is split by sequence, a copy moves data and a kept sequence takes the
         #: place of a running one; in a unified one both are nearly free.
-        self._unified = backend.unified
+        self.unified = backend.unified
         can_swap_out = backend.unified and backend.can_cut and ram_limit > 0
         self.max_idle = max_idle if can_swap_out else None
 
@@ -126,7 +126,7 @@ class PrefixCache:
         for seq in kept:
             if len(seq.held) == length:
                 return seq  # it goes on where it ended, and nothing is lost
-        if length >= self.min_shared and (self._unified or not kept):
+        if length >= self.min_shared and (self.unified or not kept):
             others = [seq for seq in self._held.idle() if seq not in holders]
             if others:
                 return self._copy(holders[0], length, others)

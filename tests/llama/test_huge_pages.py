@@ -1,0 +1,100 @@
+"""Huge pages for weights and KV cache."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trioserve.config import Config
+from trioserve.llama import huge_pages, model
+from trioserve.llama.huge_pages import HugePages
+from trioserve.models import BUNDLED
+
+MB = 2**20
+
+needs_huge_pages = pytest.mark.skipif(
+    not huge_pages.available(), reason="the system gives no huge pages"
+)
+
+
+def huge_bytes(address: int) -> int:
+    """Read how much of the mapping at an address is in huge pages."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if "-" in name and not name.endswith(":"):
+            start, end = (int(each, 16) for each in name.split("-"))
+            here = start <= address < end
+        elif here and name == "AnonHugePages:":
+            return int(rest[0]) * 1024
+    return 0
+
+
+@needs_huge_pages
+@pytest.mark.parametrize("advised", [True, False])
+def test_what_is_allocated_gets_huge_pages(advised: bool) -> None:
+    pages = HugePages()
+    with mmap.mmap(-1, 32 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        if advised:
+            pages.advise()
+        memory[:] = bytes(32 * MB)
+        view = ctypes.c_char.from_buffer(memory)
+        address = ctypes.addressof(view) + 16 * MB
+        del view
+        always = "[always]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        assert (huge_bytes(address) > 0) == (advised or always)
+
+
+@needs_huge_pages
+def test_nothing_is_asked_for_twice() -> None:
+    pages = HugePages()
+    pages.advise()
+    with mmap.mmap(-1, 32 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        pages.advise()
+        memory[:1] = b"x"
+
+
+@pytest.mark.parametrize("text", ["always madvise [never]", None])
+def test_a_system_without_them(
+    text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "enabled").write_text(text)
+    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
+    assert not huge_pages.available()
+    HugePages().advise()
+    assert model._load_mode(BUNDLED, Config()) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("load_mode", "free", "chosen"),
+    [
+        ("auto", 2 * BUNDLED.stat().st_size, "none"),
+        ("auto", 2 * BUNDLED.stat().st_size - 1, "auto"),
+        ("auto", None, "auto"),
+        ("mmap", 10**12, "mmap"),
+    ],
+)
+def test_weights_are_read_where_twice_their_size_is_free(
+    load_mode: str, free: int | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huge_pages, "available", lambda: True)
+    monkeypatch.setattr(model, "free_memory", lambda: free)
+    assert model._load_mode(BUNDLED, Config(load_mode=load_mode)) == chosen
+
+
+@given(st.lists(st.integers(0, 60), unique=True), st.lists(st.integers(0, 60), unique=True))
+def test_ranges_without_others(edges: list[int], other_edges: list[int]) -> None:
+    ranges, others = (
+        list(zip(sorted(each)[::2], sorted(each)[1::2], strict=False))
+        for each in (edges, other_edges)
+    )
+    left = huge_pages._without(ranges, others)
+    numbers = [n for start, end in left for n in range(start, end)]
+    excluded = {n for start, end in others for n in range(start, end)}
+    assert numbers == [n for start, end in ranges for n in range(start, end) if n not in excluded]
+    assert all(start < end for start, end in left)
