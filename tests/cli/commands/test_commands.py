@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,12 @@ def test_show_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     path = tmp_path / "text.gguf"
     path.write_text("a text that is long enough", encoding="utf-8")
     assert "it is not a GGUF file" in complaint(capsys, "show", str(path), code=1)
+
+
+def test_a_reader_that_has_enough() -> None:
+    command = f"{sys.executable} -m trioserve show --json | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
 # -- numbers

@@ -166,6 +166,15 @@ def test_models_that_cannot_be_read(diagnose, tmp_path: Path) -> None:
     assert "cannot be read: No such file" in report.about("models")[0]
 
 
+def test_what_is_left_out_of_the_models(diagnose, tmp_path: Path) -> None:
+    (tmp_path / "big-00001-of-00002.gguf").touch()
+    report = diagnose("--models-dir", str(tmp_path))
+    assert report.code == 0
+    left_out, others = report.about("models")
+    assert left_out.endswith("is left out, for big-00002-of-00002.gguf is missing")
+    assert others == "ok: 0 to choose from, and the bundled one"
+
+
 def test_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--prot", "1"]) == 2
     assert "did you mean --port?" in capsys.readouterr().err

@@ -6,6 +6,7 @@ when its command is given. ``serve`` has none: it is what ``trioserve`` does wit
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import attrs
 
+from trioserve.config import Config, logs
 from trioserve.config.foreign import did_you_mean
 from trioserve.errors import ConfigError, TrioServeError
 
@@ -81,6 +83,10 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     try:
         code: int = import_module(f"{__name__}.{name}").run(argv, environ)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads this has enough: that is how pipes end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except TrioServeError as error:
         print(f"trioserve: {error.message}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -90,6 +96,12 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _sentence(command: Command) -> str:
     text = f"{command.help[0].upper()}{command.help[1:]}.\n"
     return f"{text}{command.details}"
+
+
+def hush(config: Config) -> None:
+    """Log nothing, unless the flags ask for a level: what a command has to say, it prints."""
+    level = "off" if config.log_level == Config().log_level else config.log_level
+    logs.configure(attrs.evolve(config, log_level=level, log_file=None))
 
 
 def take(argv: Sequence[str], *switches: str) -> tuple[list[str], set[str]]:

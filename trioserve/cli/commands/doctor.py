@@ -5,6 +5,7 @@ Each check looks at one thing, says what it has found, and, where that is not fi
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
@@ -18,6 +19,7 @@ import attrs
 
 from trioserve import llama
 from trioserve._version import __version__
+from trioserve.cli.commands import hush
 from trioserve.cli.sockets import open_sockets
 from trioserve.cli.units import bytes_text
 from trioserve.config import Config
@@ -68,6 +70,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         ConfigError: a flag or a variable is wrong.
     """
     config = parse(argv, environ).config
+    hush(config)
     findings = []
     for check in CHECKS:
         for one in check(config, argv, environ):
@@ -174,13 +177,40 @@ def _free_for_model(in_ram: int | None) -> int | None:
 
 def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Which models there are to choose from."""
+    warnings = _Warnings()
     try:
-        catalog = Catalog.of(config, argv, environ)
+        with warnings:
+            catalog = Catalog.of(config, argv, environ)
     except TrioServeError as error:
         yield Finding(Level.PROBLEM, "models", error.message)
         return
+    for text in warnings.texts:
+        yield Finding(Level.WARNING, "models", text)
     found = [one for one in catalog.entries.values() if one.source is not Source.BUNDLED]
     yield Finding(Level.OK, "models", f"{len(found)} to choose from, and the bundled one")
+
+
+class _Warnings(logging.Handler):
+    """Collects what the catalog logs, as long as a block lasts."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        self._logger = logging.getLogger("trioserve.models.catalog")
+
+    def __enter__(self) -> None:
+        self._before = self._logger.level, self._logger.propagate
+        self._logger.setLevel(logging.WARNING)
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        level, self._logger.propagate = self._before
+        self._logger.setLevel(level)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
 
 
 def _port(config: Config, *_others: object) -> Iterator[Finding]:

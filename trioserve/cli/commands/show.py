@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.cli.commands import take, take_name
+from trioserve.cli.commands import hush, take, take_name
 from trioserve.cli.units import bytes_text, count_text
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -29,6 +29,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     words, switches = take(argv, "--json", "--template")
     name, flags = take_name(words)
     config = _config(name, flags, environ)
+    hush(config)
     summary = describe(resolve(config.model))
     if "--template" in switches:
         print(summary.template, end="")
