@@ -27,7 +27,13 @@ from .errors import (
     DeadlineExceededError as DeadlineExceededError,
     DecodeError as DecodeError,
     DecodeInterruptedError as DecodeInterruptedError,
+    DiskFullError as DiskFullError,
     EngineError as EngineError,
+    GatedModelError as GatedModelError,
+    HashMismatchError as HashMismatchError,
+    HubError as HubError,
+    HubNotFoundError as HubNotFoundError,
+    HubUnavailableError as HubUnavailableError,
     InputTooLongError as InputTooLongError,
     InvalidRequestError as InvalidRequestError,
     KVCacheFullError as KVCacheFullError,
@@ -50,6 +56,7 @@ from .errors import (
     TrioServeError as TrioServeError,
     UnavailableError as UnavailableError,
     UnknownModelError as UnknownModelError,
+    UnknownQuantError as UnknownQuantError,
     UnsupportedFieldError as UnsupportedFieldError,
 )
 from .server import (

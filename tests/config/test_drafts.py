@@ -56,7 +56,6 @@ def test_values_that_cannot_be() -> None:
 @pytest.mark.parametrize(
     ("flag", "why"),
     [
-        ("--spec-draft-hf", "models are not downloaded"),
         ("--draft-p-split", "a draft is one line of guesses, not a tree"),
         ("--spec-synth-len", "drafts that are accepted at random make an output that is wrong"),
         ("--cpu-mask-draft", "threads are left to the operating system"),

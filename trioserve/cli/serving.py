@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from trioserve.cli.downloading import fetch
 from trioserve.cli.garbage import keep_collecting
 from trioserve.cli.loading import load
 from trioserve.cli.sockets import open_sockets, url_of
 from trioserve.config import Config
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.models import resolve
+from trioserve.models.fetch import is_local
 
 if TYPE_CHECKING:
     import hypercorn
@@ -70,9 +72,10 @@ def _check_files(config: Config) -> None:
     """
     from trioserve.llama.model import check_file
 
-    check_file(resolve(config.model))
-    if config.spec_draft_model is not None:
-        check_file(resolve(config.spec_draft_model))
+    if is_local(config):  # the others are looked for, and may be downloaded, while the port is open
+        check_file(resolve(config.model))
+        if config.spec_draft_model is not None:
+            check_file(resolve(config.spec_draft_model))
     if config.static_path is not None and not Path(config.static_path).is_dir():
         raise ConfigError(f"--path: {config.static_path} is not a directory")
     if config.ssl_cert_file is not None:
@@ -96,6 +99,7 @@ async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
 
     app = create_app(config, load=load)
     service: Service = app.extensions["trioserve"]
+    service.fetch = fetch
     stop = trio.Event()
     hypercorn_config = _hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
@@ -108,7 +112,7 @@ async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
             )
             for each in listening:
                 url = url_of(each, secure=config.ssl_cert_file is not None) + config.api_prefix
-                _log.info("listening", url=url, model=config.model or "bundled")
+                _log.info("listening", url=url, model=config.model_named or "bundled")
         watching.cancel_scope.cancel()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
 
 import attrs
 
 from trioserve.config.option import option
+from trioserve.config.source import SourceConfig
 from trioserve.config.values import parse_placement
 from trioserve.errors import ConfigError
 
@@ -23,7 +22,11 @@ def _check_draft_model(config: DraftConfig) -> None:
     if config.spec_draft_n_min > config.spec_draft_n_max:
         raise ConfigError(f"spec_draft_n_min must be at most spec_draft_n_max, "
                           f"which is {config.spec_draft_n_max}")  # fmt: skip
-    if config.spec_draft_model is not None:
+    if config.spec_draft_model is not None and config.spec_draft_hf is not None:
+        raise ConfigError(
+            "spec_draft_hf names a draft model, so spec_draft_model cannot do it, too"
+        )
+    if config.has_draft_model:
         return
     for field in attrs.fields(DraftConfig):
         if field.name.startswith("spec_draft") and getattr(config, field.name) != field.default:
@@ -50,7 +53,7 @@ def _check_types(config: DraftConfig) -> None:
                               f"have: {_FOREIGN_DRAFT_TYPES[name]}")  # fmt: skip
         if name not in DRAFT_TYPES:
             raise ConfigError(f"spec_type must be of {', '.join(DRAFT_TYPES)}, not {name!r}")
-    if "draft-simple" in config.spec_type and config.spec_draft_model is None:
+    if "draft-simple" in config.spec_type and not config.has_draft_model:
         raise ConfigError("spec_type 'draft-simple' needs spec_draft_model")
     if config.spec_ngram_mod_n_min > config.spec_ngram_mod_n_max:
         raise ConfigError(f"spec_ngram_mod_n_min must be at most spec_ngram_mod_n_max, "
@@ -61,15 +64,14 @@ def _check_types(config: DraftConfig) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class DraftConfig:
+class DraftConfig(SourceConfig):
     """How drafts are made. Names are llama-server's.
 
     Raises:
         ConfigError: a value cannot be used; the message names the field.
     """
 
-    #: Run in their order when an object is made.
-    CHECKS: ClassVar[tuple[Callable[[Any], None], ...]] = (_check_types, _check_draft_model)
+    CHECKS = (*SourceConfig.CHECKS, _check_types, _check_draft_model)
 
     spec_type: tuple[str, ...] = _draft(("none",), "--spec-type LLAMA_ARG_SPEC_TYPE",
         help="what to guess the next tokens from, so that one tick can check several: "
@@ -88,7 +90,10 @@ class DraftConfig:
     spec_draft_model: str | None = _draft(None,
         "-md --model-draft --spec-draft-model LLAMA_ARG_SPEC_DRAFT_MODEL",
         help="path of a GGUF file with a small model of the same vocabulary, which guesses what "
-        "the model says next")
+        "the model says next; or a model on the hub, as for --hf-repo")
+    spec_draft_hf: str | None = _draft(None,
+        "--spec-draft-hf -hfd -hfrd --hf-repo-draft LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+        help="such a model on the hub, as for --hf-repo")
     spec_draft_n_max: int = _draft(16,
         "--spec-draft-n-max LLAMA_ARG_SPEC_DRAFT_N_MAX", min=1, max=1024,
         help="maximum number of tokens in a draft of the draft model; most drafts are shorter, for "
@@ -134,9 +139,14 @@ class DraftConfig:
     # fmt: on
 
     @property
+    def has_draft_model(self) -> bool:
+        """Whether there is a draft model."""
+        return self.spec_draft_model is not None or self.spec_draft_hf is not None
+
+    @property
     def draft_types(self) -> tuple[str, ...]:
         """The types of speculative decoding to use, in the order in which they are asked."""
         types = [name for name in self.spec_type if name not in ("none", "draft-simple")]
-        if self.spec_draft_model is not None:
+        if self.has_draft_model:
             types.append("draft-simple")
         return tuple(dict.fromkeys(types))

@@ -25,7 +25,6 @@ NO_EFFECT: Mapping[str, str] = {
     "--no-perf": "timings are always measured",
     "-e": "escapes are always processed",
     "--escape": "escapes are always processed",
-    "--offline": "nothing is downloaded anyway",
     "--no-mmproj": "only text input is supported",
     "--no-mmproj-auto": "only text input is supported",
     "--mmproj-offload": "only text input is supported",
@@ -63,26 +62,8 @@ _FLAGS = """
 --spec-draft-backend-sampling | --no-spec-draft-backend-sampling LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING
 # an output would depend on what the cache holds; see docs/configuration.md
 --cache-reuse LLAMA_ARG_CACHE_REUSE
-# models are not downloaded; name a file with -m
--cl --cache-list
--mu --model-url LLAMA_ARG_MODEL_URL
+# models come from the hub or from an address; see -hf and -mu
 -dr --docker-repo LLAMA_ARG_DOCKER_REPO
--hf -hfr --hf-repo LLAMA_ARG_HF_REPO
--hff --hf-file LLAMA_ARG_HF_FILE
--hft --hf-token
---spec-draft-hf -hfd -hfrd --hf-repo-draft LLAMA_ARG_SPEC_DRAFT_HF_REPO
---offline LLAMA_ARG_OFFLINE
---embd-gemma-default
---fim-qwen-1.5b-default
---fim-qwen-3b-default
---fim-qwen-7b-default
---fim-qwen-7b-spec
---fim-qwen-14b-spec
---fim-qwen-30b-default
---gpt-oss-20b-default
---gpt-oss-120b-default
---vision-gemma-4b-default
---vision-gemma-12b-default
 # threads are left to the operating system; use taskset and nice
 -C --cpu-mask
 -Cr --cpu-range

@@ -73,7 +73,7 @@ def _check_pooling(config: ModelConfig) -> None:
         raise ConfigError(f"reranking needs pooling 'rank', not {config.pooling!r}")
     if config.pooling != "auto" and not config.serves_embeddings:
         raise ConfigError("pooling has no effect without embeddings or reranking")
-    if config.spec_draft_model is not None and config.serves_embeddings:
+    if config.has_draft_model and config.serves_embeddings:
         raise ConfigError("spec_draft_model has no effect on embeddings and reranking")
     if config.draft_types and config.serves_embeddings:
         raise ConfigError("spec_type has no effect on embeddings and reranking")
@@ -105,8 +105,6 @@ class ModelConfig(DraftConfig):
     )
 
     # -- Model
-    model: str | None = _model(None, "-m --model LLAMA_ARG_MODEL",
-        help="path of a GGUF file; without it, the bundled model is served")
     alias: str | None = _model(None, "-a --alias LLAMA_ARG_ALIAS",
         help="names of the model in the API, separated by commas; responses carry the first; "
         "by default the name of the file")

@@ -15,6 +15,7 @@ import attrs
 from trioserve.config import readers
 from trioserve.config.config import Config
 from trioserve.config.option import split_names
+from trioserve.config.presets import PRESETS
 from trioserve.errors import ConfigError, InvalidRequestError
 from trioserve.types import SamplingParams
 
@@ -59,6 +60,7 @@ class Flag:
     off: Any = False
     choices: tuple[str, ...] | None = None
     adds: bool = False  # using it twice adds up; otherwise the last one counts
+    sets: Mapping[str, Any] = {}  # fields that a preset sets when it is switched on
 
     @property
     def default(self) -> Any:
@@ -67,7 +69,10 @@ class Flag:
 
     def put(self, values: dict[str, Any], value: Any) -> None:
         """Set the field in `values`, or add to it."""
-        values[self.field] = (*values.get(self.field, ()), *value) if self.adds else value
+        if self.sets:
+            values.update(self.sets if value else {})
+        else:
+            values[self.field] = (*values.get(self.field, ()), *value) if self.adds else value
 
     def put_text(self, values: dict[str, Any], text: str, source: str) -> None:
         """Read text, and set the field to it.
@@ -219,15 +224,29 @@ _OTHER_FLAGS = (
 )
 # fmt: on
 
+
+def _preset(name: str, about: str, fields: Mapping[str, Any]) -> Flag:
+    settings = ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in fields.items())
+    help = f"{about}; the same as {settings}"
+    return _flag("hf_repo", name, group="Presets", read=None, sets=fields, help=help)
+
+
 #: The headings that flags are listed under, in their order.
 GROUPS = (
     "Model", "Context and threads", "Drafts", "Long contexts", "Devices", "Sampling", "Chat",
-    "Embeddings", "Models", "Server", "Network", "Limits", "Logs",
+    "Embeddings", "Models", "Server", "Network", "Limits", "Logs", "Presets",
 )  # fmt: skip
 
 #: Every flag; within a group in the order of the fields of `Config`.
 FLAGS: tuple[Flag, ...] = tuple(
-    sorted((*_flags_of_fields(), *_OTHER_FLAGS), key=lambda flag: GROUPS.index(flag.group))
+    sorted(
+        (
+            *_flags_of_fields(),
+            *_OTHER_FLAGS,
+            *(_preset(name, about, fields) for name, (about, fields) in PRESETS.items()),
+        ),
+        key=lambda flag: GROUPS.index(flag.group),
+    )
 )
 
 BY_NAME: Mapping[str, Flag] = {name: one for one in FLAGS for name in (*one.names, *one.negative)}

@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trioserve.errors import InvalidRequestError, ModelLoadError
+
+if TYPE_CHECKING:
+    from trioserve.models.hub import HubReference
 
 #: A small chat model, for a first run and for tests.
 BUNDLED: Path = Path(__file__).with_name("bundled.gguf")
 
 
 def resolve(reference: str | None) -> Path:
-    """Return the file that `Config.model` refers to: a path; none: the bundled model."""
-    return BUNDLED if reference is None else Path(reference)
+    """Return the file that `Config.model` refers to.
+
+    It is a path, or a model of the hub that is in the cache; none: the bundled model.
+
+    Raises:
+        ModelLoadError: it is a model of the hub that is not in the cache.
+    """
+    if reference is None:
+        return BUNDLED
+    on_hub = hub_reference(reference)
+    if on_hub is None:
+        return Path(reference)
+    from trioserve.models.hub import find
+
+    model = find(on_hub)
+    if model is None:
+        raise ModelLoadError(
+            f"{reference} is neither a file nor a model in the cache; for one from the hub, run "
+            f"trioserve pull {reference}."
+        )
+    return model.files[0]
+
+
+def hub_reference(text: str) -> HubReference | None:
+    """Read the name of a model on the hub; None if it is the path of a file."""
+    if text.endswith(".gguf") or Path(text).exists():
+        return None
+    from trioserve.models.hub.reference import HubReference
+
+    try:
+        return HubReference.parse(text)
+    except InvalidRequestError:
+        return None

@@ -26,6 +26,7 @@ from trioserve.engine import (
 )
 from trioserve.engine.loop import Loop
 from trioserve.errors import ModelLoadError
+from trioserve.models.fetch import fetch
 from trioserve.server.bridge import open_bridge
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.drafters import ngram_drafters
@@ -52,13 +53,15 @@ Driver = Callable[[Loop], AbstractAsyncContextManager[None]]
 async def running_engine(
     config: Config, load: Loader, drive: Driver, on_progress: Callable[[float], None]
 ) -> AsyncIterator[tuple[Loop, Dispatcher]]:
-    """Load a model and run its engine as long as a block lasts.
+    """Load a model and run its engine as long as a block lasts. It is downloaded, if it must be.
 
     Raises:
+        HubError: from the download.
         ModelLoadError: from the loader.
         ConfigError: there is no such strategy.
         BridgeError: the system has no descriptors left.
     """
+    config = await fetch(config)
     strategy = load_strategy(config.strategy, config.max_tick_ms)
     if not config.cont_batching:
         strategy = AnswersFirst(strategy)

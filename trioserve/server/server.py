@@ -51,6 +51,7 @@ class Server:
 
     Raises:
         ModelLoadError: on entry, when the model cannot be loaded.
+        HubError: on entry, when it cannot be downloaded.
         BridgeError: on entry, when the system has no descriptors left.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import structlog
@@ -19,6 +19,7 @@ from trioserve.errors import (
     TrioServeError,
     UnavailableError,
 )
+from trioserve.models.fetch import fetch
 from trioserve.server import Server
 from trioserve.server.concurrency import alongside
 from trioserve.server.lifecycle import Loader
@@ -47,6 +48,8 @@ class Service(Intake):
         self.responses = Responses()
         #: Why there is no server: the model cannot be loaded, or the engine broke.
         self.failure: TrioServeError | None = None
+        #: Finds the files of the models, and downloads those that are not there.
+        self.fetch: Callable[[Config], Awaitable[Config]] = fetch
         self._load = load
         self._server: Server | None = None
         self._scope = trio.CancelScope()
@@ -102,12 +105,13 @@ class Service(Intake):
 
         Raises:
             ModelLoadError: the model cannot be loaded. Written to the log, and kept in `failure`.
+            HubError: it cannot be downloaded; likewise.
             EngineError: the engine has failed, and the configuration says that this is the end.
             TrioServeError: whatever else ends the server, in the same way.
         """
-        server = Server(self.config) if self._load is None else Server(self.config, load=self._load)
         try:
             with self._scope:
+                server = self._make_server(await self.fetch(self.config))
                 async with server, alongside(self.responses.keep_expiring):
                     self._server = server
                     self._loaded.set()
@@ -121,6 +125,9 @@ class Service(Intake):
             self._server = None
             self._stopping = True
             self._ended.set()
+
+    def _make_server(self, config: Config) -> Server:
+        return Server(config) if self._load is None else Server(config, load=self._load)
 
     async def _until_failure(self, server: Server) -> None:
         """Wait until the engine has failed, and clients have been told; then raise its failure."""

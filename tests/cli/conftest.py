@@ -1,0 +1,5 @@
+"""Tests with a hub."""
+
+from tests.hub.fixtures import cache, hub
+
+__all__ = ["cache", "hub"]

@@ -1,0 +1,64 @@
+"""What is said while a model is downloaded."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.support.command import Terminal
+from trioserve.cli import downloading
+from trioserve.cli.downloading import reporting
+from trioserve.models.hub import Progress
+
+
+def at(done: int, total: int = 2_000_000_000, name: str = "m-Q8_0.gguf") -> Progress:
+    url = f"https://hub/user/repo/resolve/main/{name}?x=1"
+    return Progress(url=url, done=done, total=total, all_done=done, all_total=total)
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 1000, 10))
+    monkeypatch.setattr(downloading, "monotonic", lambda: next(seconds))
+
+
+def test_progress_on_a_terminal_is_a_bar() -> None:
+    stream = Terminal()
+    with reporting(stream) as report:
+        report(at(0))
+        report(at(500_000_000))
+        report(at(2_000_000_000))
+    assert stream.getvalue().split("\r") == [
+        "",
+        "m-Q8_0.gguf: [                    ]   0% of 2.00 GB, 0.0 MB/s\x1b[K",
+        "m-Q8_0.gguf: [#####               ]  25% of 2.00 GB, 50.0 MB/s, 0:30 left\x1b[K",
+        "m-Q8_0.gguf: [####################] 100% of 2.00 GB, 100.0 MB/s\x1b[K",
+        "\x1b[K",
+    ]
+
+
+def test_long_names_and_long_times_are_made_short() -> None:
+    stream = Terminal()
+    with reporting(stream) as report:
+        report(at(0, 10**12))
+        report(at(10**9, 10**12, "x" * 50 + "-Q8_0.gguf"))
+    assert f"{'x' * 18}…{'x' * 11}-Q8_0.gguf: [" in stream.getvalue()
+    assert "2:46:30 left" in stream.getvalue()
+
+
+def test_progress_elsewhere_is_a_log_line_each_tenth() -> None:
+    with capture_logs() as lines, reporting(io.StringIO()) as report:
+        for done in (0, 250_000_000, 290_000_000, 450_000_000, 2_000_000_000):
+            report(at(done))
+    assert [line["percent"] for line in lines] == [10, 20, 100]
+    assert lines[0]["file"] == "m-Q8_0.gguf"
+
+
+def test_a_size_that_nobody_knows_is_no_percentage() -> None:
+    stream = Terminal()
+    with reporting(stream) as report:
+        report(at(0, 0))
+        report(at(10**9, 0))
+    assert "m-Q8_0.gguf: 1.00 GB, 100.0 MB/s\x1b[K" in stream.getvalue()

@@ -1,0 +1,105 @@
+"""Models at an address: `--model-url`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.hub.server import Hub
+from trioserve.errors import HubError, HubUnavailableError
+from trioserve.models.hub import Progress, url as urls
+
+MODEL = random.Random(0).randbytes(2**20 + 5)
+NEWER = random.Random(1).randbytes(2**20 + 5)
+
+
+def ignore(progress: Progress) -> None:
+    """Nobody looks."""
+
+
+async def pulled(url: str, path: Path | None = None) -> Path:
+    with trio.fail_after(20):
+        return await urls.pull(url, path, token=None, on_progress=ignore)
+
+
+@pytest.fixture
+def address(hub: Hub) -> str:
+    hub.add("user/repo", {"m-Q8_0.gguf": MODEL})
+    return f"{hub.cdn_url}/user/repo/m-Q8_0.gguf"
+
+
+async def test_a_model_arrives_in_the_cache_of_llama_cpp(address: str, tmp_path: Path) -> None:
+    path = await pulled(f"{address}?download=true")
+    assert path == tmp_path / "cache" / "llama.cpp" / "m-Q8_0.gguf"
+    assert path.read_bytes() == MODEL
+    assert {one.name for one in path.parent.iterdir()} == {"m-Q8_0.gguf", "m-Q8_0.gguf.etag"}
+
+
+async def test_a_model_arrives_at_a_path(address: str, tmp_path: Path) -> None:
+    path = tmp_path / "models" / "mine.gguf"
+    assert await pulled(address, path) == path
+    assert path.read_bytes() == MODEL
+
+
+async def test_it_is_downloaded_again_when_it_has_changed(hub: Hub, address: str) -> None:
+    path = await pulled(address)
+    n_asked = len(hub.downloads())
+    await pulled(address)
+    assert len(hub.downloads()) == n_asked + 1  # which looks at the ETag, and reads no further
+    hub.add("user/repo", {"m-Q8_0.gguf": NEWER})
+    assert await pulled(address) == path
+    assert path.read_bytes() == NEWER
+
+
+async def test_what_is_left_of_another_version_is_not_continued(hub: Hub, address: str) -> None:
+    hub.hold_after = 300_000
+    with trio.CancelScope() as scope, pytest.raises(trio.Cancelled):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pulled, address)
+            await trio.to_thread.run_sync(hub.holding.wait, 10)
+            scope.cancel()
+            await trio.sleep_forever()
+    hub.hold_after = None
+    hub.go_on.set()
+    hub.add("user/repo", {"m-Q8_0.gguf": NEWER})
+    assert (await pulled(address)).read_bytes() == NEWER
+
+
+async def test_all_parts_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+    parts = {f"m-0000{i}-of-00002.gguf": MODEL[:5000] + bytes([i]) for i in (1, 2)}
+    hub.add("user/repo", parts)
+    path = await pulled(f"{hub.cdn_url}/user/repo/m-00001-of-00002.gguf")
+    assert {one.name for one in path.parent.glob("*.gguf")} == set(parts)
+
+
+async def test_from_the_hub_itself_the_hash_is_checked(hub: Hub, address: str) -> None:
+    hub.n_wrong = 2  # the first is only asked for
+    with pytest.raises(HubError, match="arrived damaged"):
+        await pulled(f"{hub.url}/user/repo/resolve/main/m-Q8_0.gguf")
+
+
+async def test_without_the_server_what_is_there_is_served(hub: Hub, address: str) -> None:
+    path = await pulled(address)
+    gone = address.replace(hub.cdn_url, "http://127.0.0.1:9")
+    assert await pulled(gone) == path
+    path.unlink()
+    with pytest.raises(HubUnavailableError, match="cannot be reached"):
+        await pulled(gone)
+
+
+async def test_the_token_of_the_hub_is_not_for_others(
+    hub: Hub, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    await pulled(address)
+    assert all("Authorization" not in one.headers for one in hub.asked)
+
+
+async def test_addresses_that_are_wrong(hub: Hub) -> None:
+    with pytest.raises(HubError, match="is not the address of a GGUF file"):
+        await pulled(f"{hub.cdn_url}/user/repo/README.md")
+    with pytest.raises(HubError, match="answers with status 404"):
+        await pulled(f"{hub.cdn_url}/user/nothing/m.gguf")

@@ -1,0 +1,124 @@
+"""What a configuration names becomes files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.hub.server import Hub
+from trioserve.config import Config
+from trioserve.errors import HubError, InvalidRequestError, ModelLoadError
+from trioserve.models import BUNDLED, hub_reference, resolve
+from trioserve.models.fetch import fetch, is_local
+
+
+@pytest.fixture(autouse=True)
+def _full_hub(hub: Hub) -> None:
+    hub.add("user/repo", {"m-Q4_K_M.gguf": b"four" * 500, "m-Q8_0.gguf": b"eight" * 500})
+    hub.add("user/draft", {"d-Q8_0.gguf": b"draft" * 500})
+
+
+async def test_files_stay_as_they_are(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "user" / "repo"
+    folder.mkdir(parents=True)
+    for config in (Config(), Config(model="x/y.gguf"), Config(model=str(folder))):
+        assert is_local(config)
+        assert await fetch(config) is config
+    assert hub.asked == []
+
+
+async def test_a_model_of_the_hub_becomes_a_file_with_an_alias() -> None:
+    config = await fetch(Config(hf_repo="user/repo", port=1))
+    assert config.model is not None
+    assert Path(config.model).read_bytes() == b"four" * 500
+    assert (config.alias, config.hf_repo, config.port) == ("user/repo:Q4_K_M", None, 1)
+    assert is_local(config)
+    assert (await fetch(Config(hf_repo="user/repo", alias="mine"))).alias == "mine"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hf_repo": "user/repo:Q8_0"},
+        {"hf_repo": "user/repo", "hf_file": "m-Q8_0.gguf"},
+        {"model": "user/repo:q8_0"},
+        {"model": "hf.co/user/repo:Q8_0"},
+    ],
+)
+async def test_the_ways_to_name_a_model(fields: dict[str, str]) -> None:
+    config = await fetch(Config(**fields))
+    assert (config.model or "").endswith("m-Q8_0.gguf")
+
+
+async def test_a_draft_model_of_the_hub() -> None:
+    config = await fetch(Config(spec_draft_hf="user/draft"))
+    assert config.model is None
+    assert (config.spec_draft_model or "").endswith("d-Q8_0.gguf")
+    assert config.draft_types == ("draft-simple",)
+    assert (await fetch(Config(spec_draft_model="user/draft"))).spec_draft_model == (
+        config.spec_draft_model
+    )
+
+
+async def test_what_is_in_the_cache_is_taken_without_asking(hub: Hub) -> None:
+    first = await fetch(Config(hf_repo="user/repo"))
+    hub.asked.clear()
+    assert await fetch(Config(hf_repo="user/repo")) == first
+    assert (await fetch(Config(hf_repo="user/repo", offline=True))).model == first.model
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+async def test_nothing_is_downloaded_offline(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    if by_variable:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for fields in ({"hf_repo": "user/repo"}, {"model_url": f"{hub.cdn_url}/user/repo/m.gguf"}):
+        with pytest.raises(ModelLoadError, match=r"is not in the cache, and nothing is downloaded"):
+            await fetch(Config(**fields, offline=not by_variable))
+    assert hub.asked == []
+
+
+async def test_a_model_at_an_address(hub: Hub, tmp_path: Path) -> None:
+    url = f"{hub.cdn_url}/user/repo/m-Q8_0.gguf"
+    config = await fetch(Config(model_url=url))
+    assert Path(config.model or "").read_bytes() == b"eight" * 500
+    again = await fetch(Config(model_url=url, offline=True))
+    assert again.model == config.model
+    there = await fetch(Config(model_url=url, model=str(tmp_path / "x.gguf")))
+    assert there.model == str(tmp_path / "x.gguf")
+
+
+async def test_names_that_are_wrong() -> None:
+    with pytest.raises(InvalidRequestError, match="is not a model on the hub"):
+        await fetch(Config(hf_repo="nonsense"))
+    with pytest.raises(HubError, match="has no user/nothing"):
+        await fetch(Config(hf_repo="user/nothing"))
+    with pytest.raises(ModelLoadError, match=r"There is no file user/nothing, and .* has no user"):
+        await fetch(Config(model="user/nothing"))
+
+
+async def test_resolving_finds_what_is_in_the_cache() -> None:
+    with pytest.raises(ModelLoadError, match="run trioserve pull user/repo"):
+        resolve("user/repo")
+    config = await fetch(Config(hf_repo="user/repo"))
+    assert str(resolve("user/repo")) == config.model
+    assert resolve(None) == BUNDLED
+
+
+def test_what_may_be_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "x").touch()
+    for text in ("models/x", "models/y.gguf", "/models/y", "./models/y", "y"):
+        assert hub_reference(text) is None
+    assert hub_reference("models/y") is not None
+
+
+async def test_nothing_of_a_token_is_logged() -> None:
+    with capture_logs() as lines:
+        await fetch(Config(hf_repo="user/repo", hf_token="hf_secret"))
+    assert "hf_secret" not in str(lines)

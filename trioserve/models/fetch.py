@@ -1,0 +1,122 @@
+"""`fetch`: downloads the models that a configuration names, so that it names files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import attrs
+import trio
+
+from trioserve.config import ModelConfig
+from trioserve.errors import HubError, ModelLoadError
+from trioserve.models import hub_reference
+
+if TYPE_CHECKING:
+    from trioserve.models.hub import HubReference, Progress
+
+_Config = TypeVar("_Config", bound=ModelConfig)
+
+
+def is_local(config: ModelConfig) -> bool:
+    """Whether the files of the models are named, and none has to be looked for."""
+    named = (config.model, config.spec_draft_model)
+    return (
+        config.hf_repo is config.model_url is config.spec_draft_hf is None
+        and not any(text is not None and hub_reference(text) for text in named)
+    )  # fmt: skip
+
+
+async def fetch(
+    config: _Config, on_progress: Callable[[Progress], None] = lambda progress: None
+) -> _Config:
+    """Find the models that a configuration names, and download those that are not there.
+
+    A model of the hub that is in the cache is taken as it is, even if the hub has a newer one. A
+    model at an address is asked for each time, and downloaded again when it has changed.
+
+    Args:
+        config: what to serve.
+        on_progress: told how far a download is, several times a second.
+
+    Returns:
+        the configuration with paths in the place of names. Without an alias of its own, a model of
+        the hub has its name there as its alias.
+
+    Raises:
+        HubError: a model cannot be downloaded.
+        ModelLoadError: it would have to be, and the configuration says that nothing is.
+    """
+    if is_local(config):
+        return config
+    files = _Files(config, on_progress)
+    if config.model_url is not None:
+        config = attrs.evolve(config, model=await files.at(config.model_url), model_url=None)
+    else:
+        path, name = await files.of(config.model, config.hf_repo, config.hf_file)
+        alias = config.alias or name
+        config = attrs.evolve(config, model=path, alias=alias, hf_repo=None, hf_file=None)
+    path, _ = await files.of(config.spec_draft_model, config.spec_draft_hf)
+    return attrs.evolve(config, spec_draft_model=path, spec_draft_hf=None)
+
+
+class _Files:
+    """Finds files, or downloads them."""
+
+    def __init__(self, config: ModelConfig, on_progress: Callable[[Progress], None]) -> None:
+        from trioserve.models.hub import environment
+
+        self._config = config
+        self._on_progress = on_progress
+        self._offline = config.offline or environment.is_offline()
+
+    async def of(
+        self, text: str | None, on_hub: str | None, file: str | None = None
+    ) -> tuple[str | None, str | None]:
+        """The path of what two fields name, and its name if it is a model of the hub."""
+        from trioserve.models.hub import HubReference
+
+        if on_hub is not None:
+            return await self._model(HubReference.parse(on_hub, file=file))
+        reference = None if text is None else hub_reference(text)
+        if reference is None:
+            return text, None
+        try:
+            return await self._model(reference)
+        except HubError as error:
+            raise ModelLoadError(
+                f"There is no file {text}, and no such model can be downloaded: {error.message}"
+            ) from error
+
+    async def at(self, url: str) -> str:
+        """The path of what is at an address."""
+        from trioserve.models.hub import url as urls
+
+        path = None if self._config.model is None else Path(self._config.model)
+        if self._offline:
+            path = urls.place_of(url, path)
+            if not await trio.Path(path).is_file():
+                self._refuse(url)
+            return str(path)
+        found = await urls.pull(
+            url, path, token=self._config.hf_token, on_progress=self._on_progress
+        )
+        return str(found)
+
+    async def _model(self, reference: HubReference) -> tuple[str, str]:
+        from trioserve.models import hub
+
+        model = await trio.to_thread.run_sync(hub.find, reference)
+        if model is None:
+            if self._offline:
+                self._refuse(str(reference))
+            model = await hub.pull(
+                reference, token=self._config.hf_token, on_progress=self._on_progress
+            )
+        return str(model.files[0]), model.name
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ModelLoadError(
+            f"{what} is not in the cache, and nothing is downloaded (--offline or HF_HUB_OFFLINE)."
+        )

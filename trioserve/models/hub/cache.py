@@ -1,0 +1,276 @@
+"""The cache of downloaded models, in the layout of huggingface_hub, which llama.cpp has too.
+
+::
+
+    CACHE/.locks/models--user--name/HASH.lock
+    CACHE/models--user--name/blobs/HASH                 the contents of a file
+    CACHE/models--user--name/blobs/HASH.incomplete      what there is of them yet
+    CACHE/models--user--name/snapshots/COMMIT/FILE      a link to a blob
+    CACHE/models--user--name/refs/main                  the newest commit
+
+The links of a model are made when all of its files are there, and the ref after them, so there is
+no moment at which another program could take a part for the whole. All of this blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+from filelock import FileLock
+
+from trioserve.errors import HubError, HubNotFoundError, UnknownQuantError
+from trioserve.models.hub.choice import (
+    GgufName,
+    choose,
+    choose_first,
+    models_in,
+    parts_of,
+    projector_beside,
+)
+from trioserve.models.hub.environment import default_cache_dir
+from trioserve.models.hub.lock import try_lock
+from trioserve.models.hub.partial import disk_errors
+from trioserve.models.hub.reference import HubReference, is_repo
+
+_PREFIX = "models--"
+
+
+@attrs.frozen(kw_only=True)
+class HubModel:
+    """A model in the cache, with all of its files."""
+
+    name: str  # "user/repo:QUANT"
+    files: tuple[Path, ...]  # all parts, the first one first
+    mmproj: Path | None  # the projector for images, if it is in the cache
+    size: int  # of `files` together, in bytes
+
+
+@attrs.frozen
+class RepoFolder:
+    """What the cache has of one repository."""
+
+    cache: Path
+    repo: str
+
+    @property
+    def path(self) -> Path:
+        """The folder of the repository."""
+        return self.cache / (_PREFIX + self.repo.replace("/", "--"))
+
+    def blob(self, digest: str) -> Path:
+        """Where the contents of a file are, or will be."""
+        return self.path / "blobs" / digest
+
+    def lock(self, digest: str) -> Path:
+        """The lock that whoever downloads a blob holds."""
+        return self.cache / ".locks" / self.path.name / f"{digest}.lock"
+
+    def file(self, commit: str, path: str) -> Path:
+        """Where a file of a commit is, or will be."""
+        return self.path / "snapshots" / commit / path
+
+    def link(self, commit: str, path: str, digest: str) -> Path:
+        """Give a blob its name in a commit; returns the path of that name."""
+        link, blob = self.file(commit, path), self.blob(digest)
+        with disk_errors(link):
+            if link.is_file() and (link.is_symlink() or not blob.is_file()):
+                return link
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)  # it led to nothing
+            try:
+                link.symlink_to(os.path.relpath(blob, link.parent))
+            except FileExistsError:  # somebody else has just made it
+                pass
+            except OSError:
+                os.replace(blob, link)  # where there are no links, a file has only this name
+        return link
+
+    def set_ref(self, branch: str, commit: str) -> None:
+        """Note which commit is the newest of a branch."""
+        ref = self.path / "refs" / branch
+        with disk_errors(ref):
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            new = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+            new.write_text(commit)
+            os.replace(new, ref)
+
+    def snapshots(self) -> list[Path]:
+        """The folders of the commits: that of main first, then the newest ones."""
+        try:
+            found = [one for one in (self.path / "snapshots").iterdir() if one.is_dir()]
+            found.sort(key=lambda one: one.stat().st_mtime, reverse=True)
+        except OSError:
+            return []
+        try:
+            main = (self.path / "refs" / "main").read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            main = ""
+        return sorted(found, key=lambda one: one.name != main)
+
+    def models(self) -> Iterator[tuple[str, HubModel]]:
+        """The complete models, with the path of each in the repository; newer commits first."""
+        for snapshot in self.snapshots():
+            paths = _files_in(snapshot)
+            for path in models_in(paths):
+                if (model := self._model(snapshot, paths, path)) is not None:
+                    yield path, model
+
+    def model(self, commit: str, path: str) -> HubModel | None:
+        """The model whose first part this file is; None if not all of it is there."""
+        snapshot = self.file(commit, "")
+        return self._model(snapshot, _files_in(snapshot), path)
+
+    def by_path(self) -> dict[str, HubModel]:
+        """The complete models by their paths in the repository, as the newest commits have them."""
+        found: dict[str, HubModel] = {}
+        for path, model in self.models():
+            found.setdefault(path, model)
+        return found
+
+    def unlink(self, is_gone: Callable[[str], bool]) -> None:
+        """Delete files from all commits, and the blobs that no file links to any more."""
+        links = [snapshot / path for snapshot in self.snapshots() for path in _files_in(snapshot)]
+        gone = [link for link in links if is_gone(self._path_of(link))]
+        blobs = {_target_of(link) for link in gone}
+        for link in gone:
+            link.unlink()
+        kept = {_target_of(link) for link in links if link.is_symlink()}
+        for blob in blobs - kept:
+            if blob.parent == self.path / "blobs":
+                blob.unlink(missing_ok=True)
+
+    def _path_of(self, link: Path) -> str:
+        """The path in the repository of a file in a snapshot."""
+        return "/".join(link.relative_to(self.path / "snapshots").parts[1:])
+
+    def _model(self, snapshot: Path, paths: list[str], path: str) -> HubModel | None:
+        try:
+            parts = choose(paths, HubReference(self.repo, file=path))
+        except HubNotFoundError:  # a part is missing
+            return None
+        files = tuple(snapshot / part for part in parts)
+        name = GgufName.read(path)
+        quant = name and name.quant
+        projector = projector_beside(paths, path)
+        try:
+            size = sum(file.stat().st_size for file in files)
+        except OSError:  # somebody deletes it just now
+            return None
+        return HubModel(
+            name=self.repo if quant is None else f"{self.repo}:{quant}",
+            files=files,
+            mmproj=None if projector is None else snapshot / projector,
+            size=size,
+        )
+
+
+def cached_models(folder: Path | None = None) -> list[HubModel]:
+    """The models in the cache that are complete, by name.
+
+    Of several with one name, that of the newest commit counts.
+    """
+    found: dict[str, HubModel] = {}
+    for repo in _repos(folder or default_cache_dir()):
+        for _, model in repo.models():
+            found.setdefault(model.name, model)
+    return sorted(found.values(), key=lambda model: model.name.lower())
+
+
+def find(reference: HubReference, folder: Path | None = None) -> HubModel | None:
+    """Find a model in the cache; None if it is not there, or not all of it."""
+    repo = RepoFolder(folder or default_cache_dir(), reference.repo)
+    if reference.file is not None:
+        found = (repo.model(one.name, reference.file) for one in repo.snapshots())
+        return next(filter(None, found), None)
+    models = repo.by_path()
+    try:
+        return models[choose_first(list(models), reference)]
+    except HubNotFoundError:
+        return None
+
+
+def remove(reference: HubReference, folder: Path | None = None) -> HubModel:
+    """Delete a model from the cache; returns what it was.
+
+    Blobs that another commit shares with it stay. What unfinished downloads of the repository have
+    left goes, too; if it is all that there is, the model that is returned has no files.
+
+    Raises:
+        HubNotFoundError: it is not there, or there are several and the reference names none.
+        HubError: it cannot be deleted.
+    """
+    repo = RepoFolder(folder or default_cache_dir(), reference.repo)
+    models = repo.by_path()
+    with disk_errors(repo.path):
+        if not models:
+            return HubModel(name=reference.repo, files=(), mmproj=None, size=_clear(repo))
+        first = choose_first(list(models), reference)
+        names = sorted({model.name for model in models.values()})
+        if reference.quant is reference.file is None and len(names) > 1:
+            raise UnknownQuantError(
+                f"There are several models of {reference.repo}: {', '.join(names)}. Name one.",
+                param="model",
+            )
+        gone = parts_of(first)
+        is_last = len(models) == 1
+        repo.unlink(lambda path: path in gone or (is_last and path.endswith(".gguf")))
+        _clear(repo)
+    return models[first]
+
+
+def _clear(repo: RepoFolder) -> int:
+    """Delete what nobody needs: unfinished downloads, and a folder without files.
+
+    Returns:
+        the bytes that were freed.
+
+    Raises:
+        HubNotFoundError: there is nothing to delete.
+    """
+    if not repo.path.is_dir():
+        raise HubNotFoundError(f"{repo.repo} is not in the cache.")
+    size = 0
+    for path in (repo.path / "blobs").glob("*.incomplete"):
+        lock = FileLock(repo.lock(path.name.partition(".")[0]), thread_local=False)
+        if not try_lock(lock):
+            raise HubError(f"{repo.repo} is being downloaded.")
+        try:
+            size += path.stat().st_size
+            path.unlink()
+        finally:
+            lock.release()
+    if not any(_files_in(snapshot) for snapshot in repo.snapshots()):
+        shutil.rmtree(repo.path)
+        shutil.rmtree(repo.lock("").parent, ignore_errors=True)  # which are empty files
+    return size
+
+
+def _repos(cache: Path) -> Iterator[RepoFolder]:
+    try:
+        names = sorted(entry.name for entry in cache.iterdir())
+    except OSError:  # there is no cache yet
+        return
+    for name in names:
+        repo = name.removeprefix(_PREFIX).replace("--", "/")
+        if name.startswith(_PREFIX) and is_repo(repo):
+            yield RepoFolder(cache, repo)
+
+
+def _files_in(snapshot: Path) -> list[str]:
+    """The files of a commit whose contents are there, as paths in the repository."""
+    return sorted(
+        path.relative_to(snapshot).as_posix()
+        for path in snapshot.rglob("*")
+        if path.is_file()  # a link whose blob is gone is none
+    )
+
+
+def _target_of(link: Path) -> Path:
+    """What a link leads to, one step further; for a file, its own path."""
+    if not link.is_symlink():
+        return link
+    return Path(os.path.normpath(link.parent / link.readlink()))

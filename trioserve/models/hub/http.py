@@ -1,0 +1,317 @@
+"""GET over HTTP: redirects, the token, proxies, and one kind of error for a connection that fails.
+
+The token goes to the hub and nowhere else. The hub redirects to other hosts for the contents of
+large files, with addresses that are signed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpcore
+import trio
+
+from trioserve._version import __version__
+from trioserve.errors import GatedModelError, HubError, HubNotFoundError, HubUnavailableError
+
+_MAX_REDIRECTS = 10
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+#: Statuses that another try may not meet again, besides 5xx.
+_PASSING = (408, 425, 429)
+
+#: Headers of the hub's redirects, about the file that they lead to.
+_LINKED = ("x-linked-etag",)
+
+#: Seconds to connect, and between two pieces of an answer.
+_TIMEOUTS = {"connect": 10.0, "read": 30.0, "write": 30.0, "pool": None}
+
+#: Bytes that are handed over at once, and how long they are waited for.
+_BATCH = 2**20
+_BATCH_SECONDS = 0.2
+_MAX_JSON = 64 * 2**20
+
+#: How often a question is asked again after a failure, and after how many seconds first.
+_ATTEMPTS = 3
+FIRST_WAIT = 0.5
+
+_FAILURES = (
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.ProxyError,
+    httpcore.TimeoutException,
+)
+
+
+class Answer:
+    """The answer to a GET, whose body is still to be read."""
+
+    def __init__(self, url: str, response: httpcore.Response, linked: Mapping[str, str]) -> None:
+        self.url = url  # after redirects
+        self.status = response.status
+        #: Names are in lower case. Those in `_LINKED` may be from a redirect that led here.
+        self.headers: Mapping[str, str] = dict(linked) | {
+            name.decode("ascii").lower(): value.decode("latin-1")
+            for name, value in response.headers
+        }
+        self._body = response.aiter_stream()
+        self._begun = False
+        self._failure: HubUnavailableError | None = None
+
+    @property
+    def length(self) -> int | None:
+        """How many bytes the body has, if the server says so."""
+        text = self.headers.get("content-length", "")
+        return int(text) if text.isdecimal() else None
+
+    async def batch(self) -> list[bytes]:
+        """Read about a megabyte, or what comes within a moment; nothing at the end.
+
+        Raises:
+            HubUnavailableError: the connection is lost. What came before it was returned.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._begun = True
+        chunks: list[bytes] = []
+        try:
+            await self._fill(chunks)
+        except HubUnavailableError as error:
+            if not chunks:
+                raise
+            self._failure = error
+        return chunks
+
+    async def _fill(self, chunks: list[bytes]) -> None:
+        n_bytes = 0
+        until = trio.current_time() + _BATCH_SECONDS
+        with _one_error(self.url):
+            async for chunk in self._body:
+                chunks.append(chunk)
+                n_bytes += len(chunk)
+                if n_bytes >= _BATCH or trio.current_time() >= until:
+                    break
+
+    async def abandon(self) -> None:
+        """Read no further.
+
+        The body is a generator in generators. Being cancelled ends them all, which closing the
+        outermost does not.
+        """
+        if self._begun:
+            with suppress(HubUnavailableError), trio.CancelScope() as scope, _one_error(self.url):
+                scope.cancel()
+                async for _ in self._body:
+                    pass
+
+
+class HttpClient:
+    """Asks the hub, and the hosts that it redirects to. Use `open_client`."""
+
+    def __init__(
+        self, pool: httpcore.AsyncConnectionPool, endpoint: str, token: str | None
+    ) -> None:
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise HubError("The token for the hub has characters that no token has.")
+        self.endpoint = endpoint
+        self._pool = pool
+        self._origin = _origin(endpoint)
+        self._token = token
+
+    @asynccontextmanager
+    async def get(
+        self, url: str, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Answer]:
+        """Send a GET and follow redirects; the answer may have any other status.
+
+        Raises:
+            HubUnavailableError: the server cannot be reached, or the connection is lost.
+            HubError: the address cannot be used, or redirects lead nowhere.
+        """
+        linked: dict[str, str] = {}
+        async with AsyncExitStack() as stack:
+            for _ in range(_MAX_REDIRECTS):
+                response = await stack.enter_async_context(self._send(url, headers or {}))
+                answer = Answer(url, response, linked)
+                location = answer.headers.get("location")
+                if answer.status not in _REDIRECTS or location is None:
+                    break
+                linked |= {name: value for name, value in answer.headers.items() if name in _LINKED}
+                await stack.aclose()
+                url = urljoin(url, location)
+            else:
+                raise HubError(f"{_host(url)} redirects again and again.")
+            try:
+                yield answer
+            finally:
+                await answer.abandon()
+
+    @asynccontextmanager
+    async def _send(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpcore.Response]:
+        origin = _origin(url)
+        sent = {
+            "User-Agent": f"trioserve/{__version__}",
+            "Accept-Encoding": "identity",  # sizes, ranges and hashes are those of the file
+            **headers,
+        }
+        if self._token is not None and origin == self._origin:
+            sent["Authorization"] = f"Bearer {self._token}"
+        # What a URL must not hold is escaped; what is escaped stays as it is.
+        request = self._pool.stream(
+            "GET",
+            quote(url, safe="%/:?#[]@!$&'()*+,;=~"),
+            headers=list(sent.items()),
+            extensions={"timeout": _TIMEOUTS},
+        )
+        with _one_error(url):
+            async with request as response:
+                yield response
+
+    async def json(self, url: str, repo: str) -> tuple[Any, Answer]:
+        """Ask the hub's API about a repository, again if it fails.
+
+        Raises:
+            HubError: one of its family, which says what is wrong.
+        """
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return await self._json(url, repo)
+            except HubUnavailableError as error:
+                if error.retry_after is not None:
+                    raise  # it asks for more patience than this
+            await trio.sleep(FIRST_WAIT * attempt)
+        return await self._json(url, repo)
+
+    async def _json(self, url: str, repo: str) -> tuple[Any, Answer]:
+        async with self.get(url, {"Accept": "application/json"}) as answer:
+            self.check(answer, repo)
+            body = bytearray()
+            while batch := await answer.batch():
+                body += b"".join(batch)
+                if len(body) > _MAX_JSON:
+                    raise HubError(f"{_host(url)} sends more than a list of files.")
+        try:
+            return await trio.to_thread.run_sync(json.loads, body), answer
+        except (ValueError, RecursionError):
+            raise HubError(
+                f"{_host(url)} does not answer as the hub does; look at HF_ENDPOINT."
+            ) from None
+
+    def check(self, answer: Answer, what: str) -> None:
+        """Raise the error that the status stands for, if it is not 2xx.
+
+        Args:
+            answer: the answer.
+            what: what was asked for: ``user/repo``, or a path below it.
+        """
+        status, host = answer.status, _host(answer.url)
+        if 200 <= status < 300:
+            return
+        if _origin(answer.url) == self._origin:
+            self._check_access(answer, what)
+        expired = status == 403  # a signed address that is too old; the hub signs another one
+        if status in _PASSING or status >= 500 or expired:
+            after = answer.headers.get("retry-after", "")
+            why = "gets too many requests" if status == 429 else f"answers with status {status}"
+            raise HubUnavailableError(
+                f"{host} {why}; try again later.",
+                retry_after=float(after) if after.isdecimal() else None,
+            )
+        raise HubError(f"{host} answers with status {status}.")
+
+    def _check_access(self, answer: Answer, what: str) -> None:
+        """Look at the statuses that say who may have what."""
+        status, host = answer.status, _host(answer.url)
+        if status == 404:
+            raise HubNotFoundError(f"{host} has no {what}.")
+        if status == 403 or answer.headers.get("x-error-code") == "GatedRepo":
+            page = f"{self.endpoint}/{'/'.join(what.split('/')[:2])}"
+            how = (
+                "your token has no access"
+                if self._token
+                else "then give a token of yours with --hf-token or HF_TOKEN"
+            )
+            raise GatedModelError(f"{what} is gated: accept its terms at {page}; {how}.")
+        if status == 401:
+            but = (
+                "it does not accept your token"
+                if self._token
+                else "it is private and needs a token (--hf-token or HF_TOKEN)"
+            )
+            raise HubNotFoundError(f"{host} has no {what}, or {but}.")
+
+
+@asynccontextmanager
+async def open_client(endpoint: str, token: str | None) -> AsyncIterator[HttpClient]:
+    """Make a client for a hub; leaving the block closes its connections."""
+    certificates = None  # made when they are needed
+    if endpoint.startswith("https:"):  # which takes a while
+        certificates = await trio.to_thread.run_sync(httpcore.default_ssl_context)
+    proxy = _proxy(endpoint)
+    async with httpcore.AsyncConnectionPool(ssl_context=certificates, proxy=proxy) as pool:
+        yield HttpClient(pool, endpoint, token)
+
+
+def _proxy(endpoint: str) -> httpcore.Proxy | None:
+    """The proxy that the environment names (``HTTPS_PROXY``, ``NO_PROXY``, ...)."""
+    scheme = _origin(endpoint)[0]
+    url = getproxies().get(scheme)
+    if not url or proxy_bypass(_host(endpoint)):
+        return None
+    proxy = urlsplit(url)
+    address = f"{proxy.scheme}://{_host(url)}"
+    if proxy.scheme not in ("http", "https"):
+        raise HubError(f"The proxy {address} is not one for HTTP.")
+    if proxy.username is None:
+        return httpcore.Proxy(address)
+    return httpcore.Proxy(address, auth=(unquote(proxy.username), unquote(proxy.password or "")))
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port.
+
+    Raises:
+        HubError: it is no address of a web server.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise HubError(f"{url[:200]!r} is not an address that begins with http:// or https://.")
+    return parts.scheme, parts.hostname, port or {"http": 80, "https": 443}[parts.scheme]
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+@contextmanager
+def _one_error(url: str) -> Iterator[None]:
+    """Turn the ways in which a connection can fail into one."""
+    try:
+        yield
+    except httpcore.ConnectError as error:
+        raise HubUnavailableError(f"{_host(url)} cannot be reached: {_reason(error)}.") from error
+    except httpcore.TimeoutException as error:
+        raise HubUnavailableError(f"{_host(url)} does not answer in time.") from error
+    except _FAILURES as error:
+        raise HubUnavailableError(f"The connection to {_host(url)} is lost.") from error
+
+
+def _reason(error: BaseException | None) -> str:
+    """What the system says of a connection that could not be made."""
+    while error is not None:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        else:
+            error = error.__cause__ or error.__context__
+    return "it does not answer"
