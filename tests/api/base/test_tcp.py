@@ -11,6 +11,7 @@ import pytest
 import trio
 from hypercorn.events import RawData, Updated
 from structlog.testing import capture_logs
+from trio.testing import wait_all_tasks_blocked
 
 from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, answer_to, send_all_mutated
 from tests.support.http_server import connected, post, serving_script
@@ -126,6 +127,30 @@ async def test_an_answer_that_comes_while_the_connection_is_being_closed() -> No
             connection.protocol = Mock(handle=AsyncMock())
             nursery.start_soon(connection.protocol_send, RawData(b"an answer"))
             nursery.start_soon(connection._close)
+
+
+async def test_a_stream_over_http_1_0_has_no_chunks() -> None:
+    async with serving_script() as (url, _):
+        body = b'{"prompt": "a", "n_predict": 2, "stream": true}'
+        request = post("/completion", body).replace(b"HTTP/1.1", b"HTTP/1.0")
+        answer = await answer_to(url, request)
+        _, _, events = answer.partition(b"\r\n\r\n")
+        assert events.startswith(b"data: {")
+        assert events.endswith(b"}\n\n")
+
+
+async def test_what_the_system_does_not_take_at_once_is_sent_in_parts() -> None:
+    ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
+    long = bytes(range(256)) * 2**14
+    received = b""
+    async with ours, theirs, trio.open_nursery() as nursery:
+        connection = TCPConnection(Mock(), Mock(), Mock(), Mock(), ours)
+        nursery.start_soon(connection.protocol_send, RawData(long))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(connection.protocol_send, RawData(b"the end"))
+        while len(received) < len(long) + 7:
+            received += await theirs.receive_some()
+    assert received == long + b"the end"
 
 
 async def test_a_response_that_ends_after_its_client_has_gone_keeps_nothing_open() -> None:

@@ -12,10 +12,13 @@ that one does, and in addition:
 - The descriptor is closed when the client has gone. Hypercorn keeps it for the rest of the
   keep-alive timeout.
 - Beyond ``--max-connections`` a client gets status 503.
+- An event of a stream costs half as much.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,7 +27,8 @@ import hypercorn.protocol
 import hypercorn.trio.run
 import structlog
 import trio
-from hypercorn.events import Closed, Updated
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Body
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
@@ -35,6 +39,8 @@ from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableErr
 
 if TYPE_CHECKING:
     from hypercorn.events import Event
+    from hypercorn.protocol.events import Event as StreamEvent
+    from hypercorn.typing import H11SendableEvent
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
@@ -53,7 +59,13 @@ def install() -> None:
 
 
 class HTTP1(H11Protocol):
-    """HTTP/1.1 without upgrades, and without requests that can be read in two ways."""
+    """HTTP/1.1 without upgrades, and without requests that can be read in two ways.
+
+    Of a body in chunks, it writes the chunks itself: they are the events of streams, and h11 takes
+    10 µs for each.
+    """
+
+    _in_chunks = False  # whether the body of the response that is being sent is
 
     async def handle(self, event: Event) -> None:
         """Take what the client sent. A request that is refused ends the connection."""
@@ -63,6 +75,25 @@ class HTTP1(H11Protocol):
             if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
                 await self._respond(error)
             await self.send(Closed())
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send a part of a response."""
+        writing = self._in_chunks and self.connection.our_state is h11.SEND_BODY
+        if writing and isinstance(event, Body):
+            await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(event.data), event.data)))
+        else:
+            await super().stream_send(event)
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        try:
+            data = self.connection.send(event)
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        if isinstance(event, h11.Response):
+            self._in_chunks = b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
+        await self.send(RawData(data=data))
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Refuse a request by its head. Raises InvalidRequestError."""
@@ -131,12 +162,30 @@ class TCPConnection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         """Send what the protocol says. What comes while the connection is being closed is lost."""
+        if isinstance(event, RawData):
+            if not (rest := self._send_now(event.data)):
+                return
+            event = RawData(data=rest)
         if self._client_has_gone and isinstance(event, Updated):
             return  # a response has ended, and there is no next request to wait for
         try:
             await super().protocol_send(event)
         except trio.BusyResourceError:  # `send_eof` is at work: only one task sends at a time
             await self.protocol.handle(Closed())
+
+    def _send_now(self, data: bytes) -> bytes:
+        """Give the system what it takes at once; returns the rest.
+
+        Mostly it takes all. Then the lock and the two turns of the event loop, which Hypercorn and
+        Trio take for it, would be half of what an event costs.
+        """
+        stream: Any = self.stream
+        if sys.platform == "win32" or not hasattr(stream, "socket") or self.send_lock.locked():
+            return data  # under TLS the bytes are others
+        try:
+            return data[os.write(stream.socket.fileno(), data) :]
+        except OSError:
+            return data  # it is full or closed, which Hypercorn finds, too
 
     async def _read_data(self) -> None:
         await super()._read_data()
