@@ -170,7 +170,10 @@ def own_fields(path: str, description: Any) -> Mapping[str, Any]:
 
 
 def api() -> str:
-    """A table of llama-server's routes, then the fields of each, then the routes that are ours."""
+    """A table of llama-server's routes, then the fields of each, then the routes that are ours.
+
+    Of these it has the fields that no table above has.
+    """
     data, description = reference(), described()
     head = "| route | what it is | |\n|---|---|---|\n"
     rows = [
@@ -180,13 +183,16 @@ def api() -> str:
     parts = ["## Routes\n\n" + head + "".join(rows)]
     parts += [_fields_of(one, data, description) for one in data["routes"] if "fields" in one]
     known = {path for one in data["routes"] for path in one["paths"]}
+    told = set(re.findall(r"`([^`]+)`", "".join(parts)))
     ours = [
-        f"| `{method.upper()} {path}` | {operation['summary']} |\n"
+        f"| `{name}` | {operation['summary']} | "
+        f"{', '.join(f'`{one}`' for one in own_fields(name, description) if one not in told)} |\n"
         for path, methods in description["paths"].items()
         for method, operation in methods.items()
-        if f"{method.upper()} {path}" not in known
+        if (name := f"{method.upper()} {path}") not in known
     ]
-    parts.append("## Routes that are ours\n\n| route | what it is |\n|---|---|\n" + "".join(ours))
+    head = "| route | what it is | fields that are not above |\n|---|---|---|\n"
+    parts.append("## Routes that are ours\n\n" + head + "".join(ours))
     return "\n".join(parts)
 
 

@@ -134,6 +134,11 @@ def _anthropic(source: random.Random) -> dict[str, Any]:
     return _common(source) | {"messages": _messages(source), "max_tokens": 32}
 
 
+def _ollama(source: random.Random) -> dict[str, Any]:
+    options = {"num_predict": 32, "stop": ["\n\n"]}
+    return _common(source) | {"messages": _messages(source), "stream": False, "options": options}
+
+
 def _infill(source: random.Random) -> dict[str, Any]:
     gap = {"input_prefix": text(source), "input_suffix": text(source), "n_predict": 16}
     return _common(source) | gap
@@ -163,6 +168,7 @@ _GENERATING = (
     _Route(4, "/completion", _llama, b'"stop":true'),
     _Route(4, "/v1/responses", _responses, b"event: response."),
     _Route(4, "/v1/messages", _anthropic, b"message_stop"),
+    _Route(2, "/api/chat", _ollama, b'"done":true'),
     _Route(2, "/infill", _infill, b'"stop":true'),
 )
 
@@ -174,6 +180,8 @@ _OTHERS: tuple[tuple[int, str, str, Callable[[random.Random], Any] | None, set[i
     (1, "POST", "/v1/messages/count_tokens", _anthropic, {200}),
     (1, "POST", "/v1/chat/completions/input_tokens", chat_body, {200}),
     (1, "GET", "/v1/models", None, {200}),
+    (1, "GET", "/api/tags", None, {200}),
+    (1, "GET", "/api/ps", None, {200}),
     (1, "GET", "/props", None, {200}),
     (1, "POST", "/props", lambda source: {}, {200}),
     (2, "GET", "/slots", None, {200}),

@@ -29,7 +29,7 @@ def answering(text: str | Callable[[str], str], **settings: Any) -> ScriptedBack
     return ScriptedBackend(script, **settings)
 
 
-def noting(text: str) -> tuple[ScriptedBackend, list[str]]:
+def noting(text: str, **settings: Any) -> tuple[ScriptedBackend, list[str]]:
     """A backend that answers each chat with a text, and the list of the prompts that it gets."""
     prompts: list[str] = []
 
@@ -37,7 +37,7 @@ def noting(text: str) -> tuple[ScriptedBackend, list[str]]:
         prompts.append(prompt)
         return text
 
-    return answering(script), prompts
+    return answering(script, **settings), prompts
 
 
 def endless(on_decode: Callable[[ScriptedBackend], None] | None = None) -> ScriptedBackend:

@@ -1,9 +1,9 @@
 """The HTTP routes: they turn JSON into calls of `Server`, and its answers into JSON and SSE.
 
-`openai`, `anthropic` and `llama` each have the routes of one family of APIs: their handlers read
-the request, call the server and write the answer. `base` is what they share. `streams` has chats
-for an `EventSource`, and `pages` the files that the server serves. `install` puts all of it into an
-app.
+`openai`, `anthropic`, `ollama` and `llama` each have the routes of one family of APIs: their
+handlers read the request, call the server and write the answer. `base` is what they share.
+`streams` has chats for an `EventSource`, and `pages` the files that the server serves. `install`
+puts all of it into an app.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ from trioserve.api.llama import (
     rerank,
     slots,
 )
+from trioserve.api.ollama import (
+    embed as ollama_embeddings,
+    errors as ollama_errors,
+    models as ollama_models,
+    routes as ollama,
+)
 from trioserve.api.openai import chat as openai, embeddings
 from trioserve.api.openai.responses import errors as responses_errors, routes as responses
 from trioserve.api.streams import routes as streams
@@ -67,7 +73,7 @@ def install(app: QuartTrio, served: Service) -> None:
     sites.install(app)
     rate_limits.install(app)
     auth.install(app)
-    errors.install(app, [anthropic_errors.SHAPE, responses_errors.SHAPE])
+    errors.install(app, [anthropic_errors.SHAPE, responses_errors.SHAPE, ollama_errors.SHAPE])
     pages.install(app)
     for module in (
         admin,
@@ -75,6 +81,9 @@ def install(app: QuartTrio, served: Service) -> None:
         control,
         responses,
         anthropic,
+        ollama,
+        ollama_embeddings,
+        ollama_models,
         llama,
         infill,
         embeddings,

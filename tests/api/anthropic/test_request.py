@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jiter
 import pytest
 from hypothesis import given, strategies as st
 
 from tests.support.anthropic_api import ASK, WEATHER
 from tests.support.scripts import HI
-from trioserve.api.anthropic.events import read_input
 from trioserve.api.anthropic.messages import read_messages, sign
 from trioserve.api.anthropic.request import (
     BUDGET_TOKENS,
@@ -350,21 +348,3 @@ def test_whatever_is_wrong_is_told(data: st.DataObject) -> None:
     else:
         assert problem is not None
         assert problem.param is not None and problem.param in problem.message
-
-
-# -- the arguments of a call
-
-
-@given(st.dictionaries(st.text(max_size=3), JSON), st.data())
-def test_arguments_cut_short_are_read_as_the_sdk_reads_them(
-    value: dict[str, Any], data: st.DataObject
-) -> None:
-    text = json.dumps(value, ensure_ascii=data.draw(st.booleans()))
-    assert read_input(text) == value
-    cut = text[: data.draw(st.integers(1, len(text)))]
-    assert read_input(cut) == jiter.from_json(cut.encode(), partial_mode=True)
-
-
-def test_arguments_with_a_number_too_long_for_python() -> None:
-    assert read_input('{"n": ' + "1" * 5000 + "}") == {"n": "1" * 5000}
-    assert read_input("") == {}

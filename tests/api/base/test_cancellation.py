@@ -66,6 +66,7 @@ async def _request(
         ("/completion", {"prompt": "some text", "n_predict": 2, "stream": True}),
         ("/v1/messages", CHAT | {"stream": True}),
         ("/v1/messages", CHAT),
+        ("/api/chat", CHAT),
     ],
     ids=[
         "chat stream",
@@ -75,6 +76,7 @@ async def _request(
         "completion",
         "message stream",
         "message",
+        "lines",
     ],
 )
 async def test_cancellation_at_every_await_leaves_nothing(path: str, body: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ next one begins.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ import attrs
 from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.base import errors, sse
+from trioserve.api.base.arguments import read_arguments
 from trioserve.api.base.request import current_request_id
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -110,7 +110,7 @@ def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
     for block, parts in zip(blocks, grown, strict=True):
         text = "".join(parts)
         if block["type"] == "tool_use":
-            block["input"] = read_input(text)
+            block["input"] = read_arguments(text)
         else:
             block[block["type"]] = text
     return blocks
@@ -121,46 +121,6 @@ _GROWS_BY = {
     "thinking_delta": "thinking",
     "input_json_delta": "partial_json",
 }
-
-
-# -- the arguments of a call
-
-
-def read_input(text: str) -> Any:
-    """Read the arguments of a call. Of those cut short, take what is complete, as the SDKs do."""
-    head, closing = _cut(text)
-    for candidate in (text, text + closing, head):
-        try:
-            return json.loads(candidate, parse_int=_integer)
-        except ValueError:
-            continue
-    return {}  # it was cut before there was anything
-
-
-def _integer(digits: str) -> int | str:
-    return int(digits) if len(digits) < 4000 else digits  # Python refuses longer ones
-
-
-def _cut(text: str) -> tuple[str, str]:
-    """Cut JSON after its last complete member, closed; and tell what would close all of it."""
-    open_: list[str] = []
-    at, closing = 0, ""
-    in_string = escaped = False
-    for i, character in enumerate(text):
-        if in_string:
-            in_string = escaped or character != '"'
-            escaped = not escaped and character == "\\"
-        elif character == '"':
-            in_string = True
-        elif character in "{[":
-            open_.append("}" if character == "{" else "]")
-            at, closing = i + 1, "".join(reversed(open_))
-        elif character in "}]":
-            open_.pop()
-            at, closing = i + 1, "".join(reversed(open_))
-        elif character == ",":
-            at, closing = i, "".join(reversed(open_))
-    return text[:at] + closing, "".join(reversed(open_))
 
 
 # -- messages

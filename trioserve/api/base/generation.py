@@ -21,7 +21,9 @@ from trioserve.api.base.service import current_responses, current_server, curren
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import check_copies
+from trioserve.server.infill import Gap, missing_tokens
 from trioserve.server.stream import ChatStream, Stream
+from trioserve.server.tokens import PromptLike
 from trioserve.types import GenerationParams
 
 _R = TypeVar("_R")
@@ -65,6 +67,23 @@ async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:
         return parse(body)
 
     return await read_body_as(parse_chat)
+
+
+async def gap_prompt(
+    server: Server, prefix: PromptLike, suffix: str, params: GenerationParams
+) -> PromptLike:
+    """Make the prompt that fills the gap between two texts, for a field that is called `suffix`.
+
+    Raises:
+        InvalidRequestError: the model cannot fill gaps.
+    """
+    if missing := missing_tokens(server.model.vocab):
+        raise InvalidRequestError(
+            f"'suffix' needs a model that fills gaps, and this one does not: {missing}.",
+            param="suffix",
+        )
+    gap = Gap(prefix=prefix, suffix=suffix)
+    return await server.parts.infill.prompt_for(gap, params.max_tokens)
 
 
 async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_S]:

@@ -57,18 +57,23 @@ _ANYTHING: Mapping[str, Any] = {"schema": {}}
 
 
 def takes(
-    request_class: type | None, *, query: Mapping[str, str] | None = None
+    request_class: type | None,
+    *,
+    query: Mapping[str, str] | None = None,
+    streams: str = "text/event-stream",
 ) -> Callable[[_Handler], _Handler]:
     """Tell of a handler what body it reads: an attrs class for `fields.structure`, or none.
 
     Args:
         request_class: the class that is made from the body.
         query: the parameters in the URL that the handler reads, with what each does.
+        streams: the type of its answer where the body asks for a stream.
     """
 
     def tell(handler: _Handler) -> _Handler:
         handler.takes = request_class  # type: ignore[attr-defined]
         handler.query = dict(query or {})  # type: ignore[attr-defined]
+        handler.streams = streams  # type: ignore[attr-defined]
         return handler
 
     return tell
@@ -136,7 +141,7 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
         body = {"schema": {"$ref": json_schema.COMPONENTS + request_class.__name__}}
         operation["requestBody"] = {"required": True, "content": {"application/json": body}}
         if "stream" in json_schema.of_fields(request_class):
-            kinds["text/event-stream"] = _ANYTHING
+            kinds[handler.streams] = _ANYTHING  # type: ignore[attr-defined]
     operation["responses"] = {
         "2XX": {"description": "What was asked for.", "content": kinds},
         **{status: {"$ref": f"#/components/responses/{status}"} for status in _errors()},

@@ -201,6 +201,7 @@ class EventStream:
     on_error: OnError
     pings: Pings
     tells_start: bool = False  # the client wants to know when its prompt is begun
+    content_type: str = "text/event-stream"
 
 
 async def respond(request: Request, events: EventStream) -> Response:
@@ -215,7 +216,7 @@ async def respond(request: Request, events: EventStream) -> Response:
     pings = events.pings
     first = await _first(events)
     request.beat = Beat(pings.interval, pings.waiting.comment)
-    return Response(_write(events, first), headers=HEADERS, content_type="text/event-stream")
+    return Response(_write(events, first), headers=HEADERS, content_type=events.content_type)
 
 
 def _is_long(event: Event) -> bool:

@@ -18,6 +18,7 @@ from trioserve.api.base.generation import (
     admit,
     counted_tokens,
     event_stream,
+    gap_prompt,
     is_to_be_pending,
     open_streams,
     read_chat,
@@ -37,10 +38,8 @@ from trioserve.api.openai.events import (
 from trioserve.api.openai.request import CompletionRequest
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
-from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import best_of
-from trioserve.server.infill import Gap, missing_tokens
 from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.server.tokens import PromptLike
 from trioserve.types import GenerationParams
@@ -208,13 +207,7 @@ async def _prompts(
 ) -> Sequence[PromptLike]:
     if not request.suffix:
         return request.prompts
-    if missing := missing_tokens(server.model.vocab):
-        raise InvalidRequestError(
-            f"'suffix' needs a model that fills gaps, and this one does not: {missing}.",
-            param="suffix",
-        )
-    gaps = [Gap(prefix=prompt, suffix=request.suffix) for prompt in request.prompts]
-    return [await server.parts.infill.prompt_for(gap, params.max_tokens) for gap in gaps]
+    return [await gap_prompt(server, each, request.suffix, params) for each in request.prompts]
 
 
 def _echo(server: Server, request: CompletionRequest, index: int, prompt: tuple[int, ...]) -> str:

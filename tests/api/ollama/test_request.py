@@ -1,0 +1,200 @@
+"""What requests to Ollama's routes may hold: each field has an effect, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import ollama
+import pytest
+
+from tests.support.docs_pages import ROOT
+from tests.support.scripts import HI
+from trioserve.api.base.fields import fields_of
+from trioserve.api.ollama.options import FIXED, Options
+from trioserve.api.ollama.request import (
+    NEUTRAL,
+    NEUTRAL_IN_GENERATE,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+)
+from trioserve.chat.params import ChatParams
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.types import GenerationParams, Grammar, SamplingParams
+
+
+def names_of(cls: Any) -> set[str]:
+    return {name for field in fields_of(cls) for name in field.names}
+
+
+@pytest.mark.parametrize(
+    ("cls", "theirs", "neutral"),
+    [
+        (OllamaChatRequest, ollama._types.ChatRequest, NEUTRAL),
+        (OllamaGenerateRequest, ollama._types.GenerateRequest, NEUTRAL_IN_GENERATE),
+    ],
+)
+def test_every_field_of_ollama_s_client_is_known(cls: Any, theirs: Any, neutral: Any) -> None:
+    assert (
+        theirs.model_fields.keys() - names_of(cls) - neutral.keys() - {"format", "keep_alive"}
+        == set()
+    )
+
+
+def test_every_option_of_ollama_s_client_is_known_and_documented() -> None:
+    known = names_of(Options) | FIXED.keys()
+    assert ollama.Options.model_fields.keys() - known == set()
+    page = (ROOT / "docs" / "ollama.md").read_text(encoding="utf-8")
+    for name in known:
+        assert f"`{name}`" in page
+
+
+def test_each_option_is_a_parameter() -> None:
+    given = {
+        "seed": 5,
+        "temperature": 0.5,
+        "top_k": 6,
+        "top_p": 0.7,
+        "min_p": 0.1,
+        "typical_p": 0.8,
+        "repeat_last_n": 9,
+        "repeat_penalty": 1.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0.75,
+        "mirostat": 1,
+        "mirostat_tau": 4.0,
+        "mirostat_eta": 0.2,
+        "num_predict": 10,
+        "num_keep": 11,
+        "stop": ["a", "b"],
+    }
+    request = OllamaChatRequest.parse({"options": given | {"num_ctx": 8}})
+    assert request.options.n_ctx == 8
+    params = request.given_params()
+    names = {"num_predict": "max_tokens", "num_keep": "n_keep"}
+    assert params == {names.get(name, name): value for name, value in given.items()} | {
+        "stop": ("a", "b")
+    }
+    fields = {*attrs.fields_dict(GenerationParams), *attrs.fields_dict(SamplingParams)}
+    assert params.keys() <= fields
+
+
+def test_options_win_and_null_is_nothing() -> None:
+    body = {
+        "seed": 1,
+        "stop": ["x"],
+        "top_k": 3,
+        "options": {"seed": 2, "stop": "y", "top_p": None},
+    }
+    assert OllamaChatRequest.parse(body).given_params() == {"seed": 2, "stop": ("y",), "top_k": 3}
+
+
+@pytest.mark.parametrize(("given", "limit"), [(5, 5), (0, -1), (-1, -1), (-2, -1)])
+def test_the_number_of_tokens(given: int, limit: int) -> None:
+    request = OllamaGenerateRequest.parse({"options": {"num_predict": given}})
+    assert request.given_params() == {"max_tokens": limit}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_an_option_that_is_a_flag_is_refused(name: str) -> None:
+    flag, _ = FIXED[name]
+    with pytest.raises(UnsupportedFieldError, match=flag or "leave it out") as caught:
+        OllamaChatRequest.parse({"options": {name: 3}})
+    assert caught.value.param == f"options.{name}"
+    assert f"'options.{name}'" in caught.value.message
+    OllamaChatRequest.parse({"options": {name: None}})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_gpu": -1, "main_gpu": 0, "num_thread": 0, "use_mmap": True, "use_mlock": False},
+        {"numa": False, "embedding_only": False, "low_vram": False, "logits_all": False},
+        {"vocab_only": False, "penalize_newline": True, "tfs_z": 1.0, "nobody_knows_this": 7},
+    ],
+)
+def test_an_option_that_asks_for_nothing_is_taken(given: dict[str, Any]) -> None:
+    assert OllamaChatRequest.parse({"options": given}).given_params() == {}
+
+
+@pytest.mark.parametrize(
+    ("cls", "body", "param"),
+    [
+        (OllamaChatRequest, {"options": {"top_k": "a"}}, "options.top_k"),
+        (OllamaChatRequest, {"options": {"num_ctx": 0}}, "options.num_ctx"),
+        (OllamaChatRequest, {"options": []}, "options"),
+        (OllamaChatRequest, {"format": "xml"}, "format"),
+        (OllamaChatRequest, {"format": 5}, "format"),
+        (OllamaChatRequest, {"think": 1}, "think"),
+        (OllamaChatRequest, {"think": ""}, "think"),
+        (OllamaChatRequest, {"top_logprobs": 3}, "top_logprobs"),
+        (OllamaChatRequest, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (OllamaChatRequest, {"truncate": True}, "truncate"),
+        (OllamaChatRequest, {"n": 2}, "n"),
+        (OllamaChatRequest, {"queue_comments": True}, "queue_comments"),
+        (OllamaChatRequest, {"_debug_render_only": True}, "_debug_render_only"),
+        (OllamaGenerateRequest, {"images": ["aGk="]}, "images"),
+        (OllamaGenerateRequest, {"template": "{{ .Prompt }}"}, "template"),
+        (OllamaGenerateRequest, {"context": [1, 2]}, "context"),
+        (OllamaGenerateRequest, {"width": 512}, "width"),
+        (OllamaGenerateRequest, {"raw": True, "system": "Be brief."}, "system"),
+        (OllamaGenerateRequest, {"raw": True, "suffix": "b"}, "suffix"),
+        (OllamaGenerateRequest, {"raw": True, "think": True}, "think"),
+        (OllamaGenerateRequest, {"suffix": "b", "system": "Be brief."}, "system"),
+        (OllamaGenerateRequest, {"suffix": "b", "think": "low"}, "think"),
+    ],
+)
+def test_what_is_wrong_is_named(cls: Any, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        cls.parse({"messages": HI, "prompt": "a"} | body)
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
+
+
+def test_what_ollama_s_clients_send_for_nothing_is_taken() -> None:
+    OllamaChatRequest.parse({"messages": HI, "tools": [], "format": "", "options": {}})
+    OllamaGenerateRequest.parse(
+        {"prompt": "a", "system": "", "template": "", "suffix": "", "context": [], "images": []}
+    )
+
+
+def test_the_format_of_an_answer() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert OllamaChatRequest.parse({"format": "json"}).grammar == Grammar("json_object")
+    grammar = OllamaGenerateRequest.parse({"format": schema}).grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.param) == ("json_schema", "format")
+    assert OllamaChatRequest.parse({"format": ""}).grammar is None
+
+
+@pytest.mark.parametrize(
+    ("think", "expected"),
+    [
+        (None, ChatParams(template_kwargs={"a": 1})),
+        (True, ChatParams(template_kwargs={"a": 1, "enable_thinking": True})),
+        (
+            "high",
+            ChatParams(
+                template_kwargs={"a": 1, "enable_thinking": True, "reasoning_effort": "high"}
+            ),
+        ),
+        (
+            False,
+            ChatParams(
+                template_kwargs={"a": 1, "enable_thinking": False},
+                reasoning_budget=0,
+                reasoning_message="",
+            ),
+        ),
+    ],
+)
+def test_thinking(think: Any, expected: ChatParams) -> None:
+    request = OllamaChatRequest.parse({"think": think, "chat_template_kwargs": {"a": 1}})
+    assert request.thinking_params == expected
+
+
+def test_a_prompt_is_a_chat() -> None:
+    request = OllamaGenerateRequest.parse({"prompt": "Hi", "system": "Be brief."})
+    assert request.messages == ({"role": "system", "content": "Be brief."}, *HI)
+    assert request.stream
+    assert not OllamaGenerateRequest.parse({"prompt": "Hi", "stream": False}).stream

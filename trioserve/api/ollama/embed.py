@@ -1,0 +1,170 @@
+"""Ollama's routes for embeddings: ``/api/embed``, and ``/api/embeddings`` of older clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, Self
+
+import attrs
+import trio
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.fields import MismatchError, field, json_type, strings, structure
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.request import current_context, current_request, long_response
+from trioserve.api.base.service import read_for_model
+from trioserve.api.ollama.events import nanoseconds
+from trioserve.api.ollama.options import ContextOptions, refuse_fixed
+from trioserve.errors import InputTooLongError, InvalidRequestError
+from trioserve.server import Server
+from trioserve.server.embedding_results import Array, Embeddings
+from trioserve.server.tokens import PromptLike
+from trioserve.types import TokenId
+
+blueprint = Blueprint("ollama_embeddings", __name__)
+
+#: The norms of the two routes: 1, and as the model has it.
+_EUCLIDEAN, _NONE = 2, -1
+
+
+@json_type(
+    {
+        "type": ["string", "array"],
+        "items": {"type": "string"},
+        "maxItems": limits.MAX_INPUTS,
+        "description": "A text, or a list of them.",
+    }
+)
+def _texts(value: Any) -> tuple[str, ...]:
+    """Read `input`; an empty text alone is none."""
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_INPUTS, "texts")
+        return strings(value)
+    if not isinstance(value, str):
+        raise MismatchError("a string or a list of strings")
+    return (value,) if value else ()
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class _Request:
+    """What both routes take."""
+
+    model: str | None = field(read=readers.model_name, default=None)
+    options: ContextOptions = attrs.field(factory=ContextOptions)
+    priority: int = 0
+    timeout: float | None = field(read=readers.seconds, default=None)
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        refuse_fixed(body)
+        return structure(cls, body)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class OllamaEmbedRequest(_Request):
+    """``POST /api/embed``. Without texts it loads the model."""
+
+    texts: tuple[str, ...] = field("input", read=_texts, default=())
+    truncate: bool = True
+    dimensions: int | None = field(read=readers.integer_in(1), default=None)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class OllamaEmbeddingsRequest(_Request):
+    """``POST /api/embeddings``. Without a prompt it loads the model."""
+
+    prompt: str = ""
+
+
+@blueprint.post("/api/embed")
+@takes(OllamaEmbedRequest)
+async def embed() -> Response:
+    """Make a vector of length 1 of each text; texts that are too long are cut."""
+    request, server = await read_for_model(OllamaEmbedRequest.parse, _check)
+    ready = monotonic()
+    arrived = ready - (trio.current_time() - current_request().arrived)
+    done = await _embedded(
+        server,
+        request,
+        request.texts,
+        dimensions=request.dimensions,
+        truncate=request.truncate,
+    )
+    vectors = () if done is None else done.vectors
+    head = {
+        "model": server.model.info.name,
+        "total_duration": nanoseconds(monotonic() - arrived),
+        "load_duration": nanoseconds(ready - arrived),
+        "prompt_eval_count": 0 if done is None else sum(done.n_tokens),
+    }
+    return await long_response(
+        lambda: {**head, "embeddings": sse.LazyList(_numbers, vectors)}, sum(map(len, vectors))
+    )
+
+
+@blueprint.post("/api/embeddings")
+@takes(OllamaEmbeddingsRequest)
+async def embeddings() -> Response:
+    """Make a vector of a text, with the length that the model gives it."""
+    request, server = await read_for_model(OllamaEmbeddingsRequest.parse, _check)
+    texts = [request.prompt] if request.prompt else []
+    done = await _embedded(server, request, texts, normalize=_NONE)
+    vectors = [[]] if done is None else [_numbers(each) for each in done.vectors]
+    return await long_response(lambda: {"embedding": vectors[0]}, len(vectors[0]))
+
+
+def _check(server: Server) -> None:
+    if server.parts.embedder().pooling == "none":
+        raise InvalidRequestError(
+            "This server makes a vector of each token, because its pooling is 'none', and this "
+            "route has one for each text. POST /embeddings gives them."
+        )
+
+
+def _numbers(vector: Array) -> list[float]:
+    numbers: list[float] = vector.tolist()
+    return numbers
+
+
+async def _embedded(
+    server: Server,
+    request: _Request,
+    texts: Sequence[str],
+    *,
+    normalize: int = _EUCLIDEAN,
+    dimensions: int | None = None,
+    truncate: bool = False,
+) -> Embeddings | None:
+    """Make the vectors; None where there are no texts."""
+    request.options.check(server.model.n_ctx_seq)
+    context = current_context(request.timeout)
+    prompts: Sequence[PromptLike] = texts
+    while prompts:
+        try:
+            return await server.embed(
+                prompts,
+                dimensions=dimensions,
+                normalize=normalize,
+                priority=request.priority,
+                context=context,
+            )
+        except InputTooLongError as error:
+            if not truncate:
+                raise
+            limit = error.n_ctx  # that of the context; there may be a smaller one of a batch
+            prompts = [await _cut(server, each, limit) for each in texts]
+    return None
+
+
+async def _cut(server: Server, text: str, limit: int) -> tuple[TokenId, ...]:
+    """Cut a text that has too many tokens. A token that ends every text stays the last one."""
+    tokens = await server.tokenize(text, param="input")
+    if len(tokens) <= limit:
+        return tokens
+    ending = await server.tokenize("")
+    n_last = int(tokens[-1:] == ending[-1:])
+    return tokens[: limit - n_last] + tokens[len(tokens) - n_last :]

@@ -1,0 +1,163 @@
+"""How answers are written for Ollama's clients: in parts, or whole.
+
+Each part is an object with what is new, and the last one says why the output ended and how long
+everything took, in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any, TypeAlias
+
+import attrs
+
+from trioserve.api.base import sse, writers
+from trioserve.api.base.arguments import read_arguments
+from trioserve.api.ollama.describe import rfc3339
+from trioserve.api.ollama.errors import line
+from trioserve.chat.deltas import (
+    Message,
+    MessageBuilder,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from trioserve.server.stream import ChatChunk
+from trioserve.types import Chunk, Finished, FinishReason, Progress, TokenProbs
+
+#: Writes what was said, or a part of it.
+Body: TypeAlias = Callable[[Message], dict[str, Any]]
+
+
+def chat_body(message: Message) -> dict[str, Any]:
+    """Write a message, or a part of one, for ``/api/chat``."""
+    written: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning_content:
+        written["thinking"] = message.reasoning_content
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {
+                "id": call.id,
+                "function": {"name": call.name, "arguments": read_arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return {"message": written}
+
+
+def generate_body(message: Message) -> dict[str, Any]:
+    """Write a text, or a part of one, for ``/api/generate``."""
+    written: dict[str, Any] = {"response": message.content}
+    if message.reasoning_content:
+        written["thinking"] = message.reasoning_content
+    return written
+
+
+@attrs.frozen(kw_only=True)
+class Writer:
+    """Writes the answer to one request, or its parts."""
+
+    model: str
+    body: Body
+    n_top: int  # candidates to show for each token
+    arrived: float  # when the request came (`time.monotonic`: it is written in a thread, too)
+    ready: float  # when the model was there to answer it
+
+    def part(self, message: Message, probs: Sequence[TokenProbs] = ()) -> dict[str, Any]:
+        """Write a part that is not the last one."""
+        return self._write(message, probs, {"done": False})
+
+    def last(
+        self, message: Message, finished: Finished, probs: Sequence[TokenProbs] = ()
+    ) -> dict[str, Any]:
+        """Write the last part, or all of an answer."""
+        timings = finished.timings
+        reason = "length" if finished.reason is FinishReason.LIMIT else "stop"
+        return self._write(
+            message,
+            probs,
+            {
+                "done": True,
+                "done_reason": reason,
+                "total_duration": nanoseconds(monotonic() - self.arrived),
+                "load_duration": nanoseconds(self.ready - self.arrived),
+                "prompt_eval_count": timings.cache_n + timings.prompt_n,
+                "prompt_eval_duration": nanoseconds(timings.prompt_ms / 1e3),
+                "eval_count": timings.predicted_n,
+                "eval_duration": nanoseconds(timings.predicted_ms / 1e3),
+            },
+        )
+
+    def nothing(self, reason: str) -> dict[str, Any]:
+        """Write the answer to a request that asked for no text, but to have the model loaded."""
+        return self._write(Message(), (), {"done": True, "done_reason": reason})
+
+    def _write(
+        self, message: Message, probs: Sequence[TokenProbs], end: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        head = {"model": self.model, "created_at": rfc3339(datetime.now(UTC))}
+        written = {**head, **self.body(message), **end}
+        if probs:
+            written["logprobs"] = writers.probs(probs, post_sampling=False, n_top=self.n_top)
+        return written
+
+
+def nanoseconds(seconds: float) -> int:
+    """Write a length of time. It is never 0, because clients divide by it."""
+    return max(1, round(seconds * 1e9))
+
+
+class Parts:
+    """Writes the parts of a streamed answer. A call is written when it is complete."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._call: ToolCall | None = None  # that has begun
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        """Write an event; those that say nothing are not written."""
+        if isinstance(event, Progress):
+            return b""
+        if isinstance(event, Finished):
+            return self._rest() + line(self._writer.last(Message(), event))
+        message = self._message(event)
+        is_empty = not (message.content or message.reasoning_content or message.tool_calls)
+        if is_empty and not event.probs:
+            return b""
+        return line(self._writer.part(message, event.probs))
+
+    def end(self) -> bytes:
+        """Write nothing: the last part says that it is the last."""
+        return b""
+
+    def empty(self) -> bytes:
+        """Write a part without text."""
+        return line(self._writer.part(Message()))
+
+    def _rest(self) -> bytes:
+        calls = self._complete()
+        return line(self._writer.part(Message(tool_calls=calls))) if calls else b""
+
+    def _message(self, event: Chunk | ChatChunk) -> Message:
+        if isinstance(event, Chunk):
+            return Message(event.text)
+        text = MessageBuilder()
+        calls: tuple[ToolCall, ...] = ()
+        for delta in event.deltas:
+            match delta:
+                case ToolCallStart(_, id_, name):
+                    calls += self._complete()
+                    self._call = ToolCall(id_, name, "")
+                case ToolCallArguments(_, more):
+                    assert self._call is not None
+                    self._call = attrs.evolve(self._call, arguments=self._call.arguments + more)
+                case _:
+                    calls += self._complete()
+                    text.add(delta)
+        return attrs.evolve(text.build(), tool_calls=calls)
+
+    def _complete(self) -> tuple[ToolCall, ...]:
+        call, self._call = self._call, None
+        return () if call is None else (call,)
