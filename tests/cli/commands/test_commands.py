@@ -110,6 +110,22 @@ def test_show_a_file_and_a_model_of_a_directory(
         assert (one["path"], one["architecture"]) == (str(path), "llama")
 
 
+def test_show_a_model_of_the_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    repo = tmp_path / "hub" / "models--org--x-GGUF"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("0" * 40)
+    (repo / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    path = write_decoder(repo / "snapshots" / ("0" * 40) / "x-Q8_0.gguf")
+    for argv in (["org/x-GGUF"], ["ORG/x-gguf:q8_0"], ["-hf", "org/x-GGUF"], ["-m", "org/x-GGUF"]):
+        found = json.loads(said(capsys, "show", *argv, "--json"))
+        assert (found["path"], found["problem"]) == (str(path), None)
+    missing = "is not on this machine yet; trioserve pull downloads it."
+    assert complaint(capsys, "show", "-hf", "org/y", code=1) == f"The model org/y {missing}"
+    (tmp_path / "m.ini").write_text("[y]\nhf-repo = org/y\n")
+    flags = ("--models-preset", str(tmp_path / "m.ini"))
+    assert complaint(capsys, "show", "y", *flags, code=1) == f"The model y {missing}"
+
+
 def test_show_what_cannot_be_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "half.gguf"
     path.write_bytes(BUNDLED.read_bytes()[: BUNDLED.stat().st_size // 2])

@@ -34,7 +34,7 @@ class Report:
             if line.startswith(" ") and found and found[-1]:
                 found[-1] += f" {line.strip()}"
             else:
-                is_ours = line[9:].startswith(thing)
+                is_ours = line[9:23].strip() == thing
                 found.append(f"{line[:9].strip()}: {line[23:]}" if is_ours else "")
         return list(filter(None, found))
 
@@ -63,7 +63,7 @@ def test_a_model_that_does_not_fit(diagnose, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(machine, "free_memory", lambda: 2**20)
     report = diagnose()
     assert report.code == 1
-    (model,) = [line for line in report.about("model") if "bundled.gguf" in line]
+    (model,) = report.about("model")
     assert model.startswith("problem: ")
     assert "which is more than there is -> set a smaller --ctx-size" in model
     assert report.about("memory") == ["ok: 1.0 MiB are free"]
@@ -91,6 +91,11 @@ def test_a_model_that_cannot_be_loaded(diagnose, tmp_path: Path) -> None:
     report = diagnose("-m", str(tmp_path / "none.gguf"))
     assert report.code == 1
     assert "does not exist" in report.about("model")[0]
+    report = diagnose("-hf", "org/none", "--load-mode", "mlock")
+    assert report.code == 1
+    assert report.about("model") == [
+        "problem: The model org/none is not on this machine yet; trioserve pull downloads it."
+    ]
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +161,9 @@ def test_more_threads_than_cores(diagnose) -> None:
 
 
 def test_folders(diagnose, tmp_path: Path) -> None:
-    (found,) = diagnose("--slot-save-path", str(tmp_path)).about("folders")
+    (tmp_path / "hub").mkdir()
+    cache, found = diagnose("--slot-save-path", str(tmp_path)).about("folders")
+    assert cache.startswith(f"ok: the cache of models {tmp_path}/hub: ")
     assert found.startswith(f"ok: --slot-save-path {tmp_path}: ")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,30 @@ from trioserve.models.catalog import (
     CatalogChanges,
     ModelEntry,
     Source,
+    catalog as module,
     environment_of_children,
 )
+from trioserve.models.hub import HubModel
+
+
+@pytest.fixture(autouse=True)
+def cached(monkeypatch: pytest.MonkeyPatch) -> list[HubModel]:
+    """What is in the hub's cache; a test may add to it."""
+    models: list[HubModel] = []
+
+    def find(reference: Any, _folder: Path | None) -> HubModel | None:
+        return next((one for one in models if one.name == str(reference)), None)
+
+    monkeypatch.setattr(module, "cached_models", lambda _: models)
+    monkeypatch.setattr(module, "find", find)
+    return models
+
+
+def hub_model(tmp_path: Path, name: str) -> HubModel:
+    path = tmp_path / "cache" / f"{name.replace('/', '-')}.gguf"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"12345")
+    return HubModel(name=name, files=(path,), mmproj=None, size=5)
 
 
 def catalog(tmp_path: Path, *argv: str, preset: str = "", **environ: str) -> Catalog:
@@ -56,6 +79,25 @@ def test_the_bundled_model_is_always_there() -> None:
     assert entry.args == ("--model", str(BUNDLED), "--alias", "bundled")
 
 
+def test_every_source(tmp_path: Path, cached: list[HubModel]) -> None:
+    cached.append(hub_model(tmp_path, "org/x-GGUF:Q8_0"))
+    path = local(tmp_path, "own")
+    made = catalog(tmp_path, preset="[special]\nmodel = /m/special.gguf\nalias = a, b\ntags = t")
+    assert [(one.name, one.source) for one in made.entries.values()] == [
+        ("org/x-GGUF:Q8_0", Source.CACHE),
+        ("own", Source.DIRECTORY),
+        ("special", Source.PRESET),
+        ("bundled", Source.BUNDLED),
+    ]
+    own, special = made.entries["own"], made.entries["special"]
+    assert (own.path, own.size) == (path, 3)
+    assert own.args == ("--model", str(path), "--alias", "own")
+    assert (special.path, special.size, special.version) == (Path("/m/special.gguf"), 0, None)
+    assert (special.aliases, special.tags) == (("a", "b"), ("t",))
+    assert config(special).aliases == ("special", "a", "b")
+    assert made.entries["org/x-GGUF:Q8_0"].path == cached[0].files[0]
+
+
 def test_what_wins_over_what(tmp_path: Path) -> None:
     local(tmp_path, "m")
     preset = "[*]\nc = 2\nub = 2\nb = 2\nnp = 2\n[m]\nub = 3\nb = 3\nnp = 3\n"
@@ -73,6 +115,16 @@ def test_what_wins_over_what(tmp_path: Path) -> None:
     assert found.parallel == 5  # the command line
     assert found.port == Config().port
     assert config(made.entries["bundled"]).ubatch_size == 2
+
+
+def test_a_section_adds_to_a_model_that_is_there(tmp_path: Path, cached: list[HubModel]) -> None:
+    cached.append(hub_model(tmp_path, "org/x:Q8_0"))
+    made = catalog(tmp_path, preset="[org/x:q8_0]\nc = 512\n[bundled]\nload-on-startup = true\n")
+    entry = made.entries["org/x:Q8_0"]
+    assert (entry.source, entry.path) == (Source.PRESET, cached[0].files[0])
+    assert config(entry).ctx_size == 512
+    assert made.entries["bundled"].load_on_startup
+    assert made.entries["bundled"].source is Source.PRESET
 
 
 def test_a_switch_that_is_on_for_all_can_be_off_for_one(tmp_path: Path) -> None:
@@ -97,6 +149,31 @@ def test_a_model_of_the_command_line_is_not_that_of_all(tmp_path: Path) -> None:
     assert config(entry).log_file is None
 
 
+def test_a_directory_wins_over_the_cache(tmp_path: Path, cached: list[HubModel]) -> None:
+    cached.append(hub_model(tmp_path, "same"))
+    path = local(tmp_path, "same")
+    assert catalog(tmp_path).entries["same"].path == path
+
+
+def test_a_model_of_the_hub_that_a_preset_names(tmp_path: Path, cached: list[HubModel]) -> None:
+    cached.append(hub_model(tmp_path, "org/x:Q8_0"))
+    preset = (
+        "[*]\ndedup-cache-models = 1\n[here]\nhf-repo = org/x:Q8_0\n[missing]\nhf-repo = org/y\n"
+        "[by-model]\nmodel = org/x:Q8_0\n[org/z:q4_0]\nc = 5\n[url]\nmodel-url = http://h/x.gguf\n"
+    )
+    made = catalog(tmp_path, preset=preset)
+    assert made.entries["by-model"].path == cached[0].files[0]
+    assert config(made.entries["org/z:Q4_0"]).hf_repo == "org/z:Q4_0"
+    assert made.entries["org/z:Q4_0"].path is made.entries["url"].path is None
+    here, missing = made.entries["here"], made.entries["missing"]
+    assert here.path == cached[0].files[0]
+    assert here.size == 5
+    assert missing.path is None
+    assert config(missing).hf_repo == "org/y"
+    assert made.entries["org/x:Q8_0"].hidden
+    assert not here.hidden
+
+
 def test_settings_of_the_router(tmp_path: Path) -> None:
     local(tmp_path, "m")
     local(tmp_path, "n")
@@ -115,6 +192,7 @@ def test_settings_of_the_router(tmp_path: Path) -> None:
         ("[new]\nc = 1\n", r"\[new\] is no model that is here, so it needs one of the keys model"),
         ("[a]\nmodel = x\nalias = b\n[b]\nmodel = y\n", "'b' is a name of two models, 'a' and 'b'"),
         ("[a]\nmodel = x\nalias = z\n[b]\nmodel = y\nalias = z\n", "'z' is a name of two models"),
+        ("[a]\nhf-repo = x y\n", r"\[a\] 'x y' is not a model on the hub"),
         ("[*]\nalias = z\n[a]\nmodel = x\n", "'z' is a name of two models"),
     ],
 )
@@ -175,7 +253,12 @@ def test_variables_are_handed_on_once() -> None:
         "TRIOSERVE_CONFIG": "x.toml",
         "AIP_MODE": "PREDICTION",
     }
-    assert environment_of_children(environ) == {"PATH": "/bin", "HF_ENDPOINT": "http://hub"}
+    kept = {"PATH": "/bin", "HF_ENDPOINT": "http://hub"}
+    assert environment_of_children(environ) == kept
+    assert environment_of_children({**environ, "HF_TOKEN": "t"}) == {**kept, "HF_TOKEN": "t"}
+    assert environment_of_children({"HF_TOKEN": "t"}, "u") == {"HF_TOKEN": "u"}
     made = Catalog(environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "1"})
     assert "secret" not in made.entries["bundled"].args
     assert not config(made.entries["bundled"]).jinja
+    made = Catalog(own_args=("-hft", "secret"), environ={"HF_TOKEN": "secret"})
+    assert "secret" not in made.entries["bundled"].args

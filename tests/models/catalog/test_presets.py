@@ -134,6 +134,7 @@ def test_a_flag_without_effect_is_noted(tmp_path: Path, caplog: pytest.LogCaptur
         ("stop-timeout = soon", "stop-timeout: 'soon' is not a number"),
         ("stop-timeout = -1", "stop-timeout must be a number of seconds, not -1"),
         ("stop-timeout = inf", "stop-timeout must be a number of seconds, not inf"),
+        ("hf-token = x", "hf-token: clients can see it here; set HF_TOKEN instead"),
         ("tools = all", "tools is a flag of llama-server that trioserve does not have yet: the "
             "server runs no tools"),
     ],

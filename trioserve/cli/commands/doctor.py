@@ -20,6 +20,7 @@ import attrs
 from trioserve import llama
 from trioserve._version import __version__
 from trioserve.cli.commands import hush
+from trioserve.cli.commands.local import on_disk
 from trioserve.cli.sockets import open_sockets
 from trioserve.cli.units import bytes_text
 from trioserve.config import Config
@@ -27,6 +28,7 @@ from trioserve.config.parse import parse
 from trioserve.errors import TrioServeError
 from trioserve.models import resolve
 from trioserve.models.catalog import Catalog, Source
+from trioserve.models.hub.environment import default_cache_dir
 
 if sys.platform != "win32":
     import resource
@@ -148,12 +150,13 @@ def _model(config: Config, *_others: object) -> Iterator[Finding]:
     limited = "" if limit is None else f"; the container's limit is {bytes_text(limit)}"
     known = "unknown" if free is None else f"{bytes_text(free)} are free"
     yield Finding(Level.OK, "memory", f"{known}{limited}")
-    path = resolve(config.model)
     try:
+        config = on_disk(config)
         need = measure(config)
     except TrioServeError as error:
-        yield Finding(Level.PROBLEM, "model", error.message, "trioserve show tells more")
+        yield Finding(Level.PROBLEM, "model", error.message)
         return
+    path = resolve(config.model)
     free = _free_for_model(free)
     text = f"{path.name} needs {bytes_text(need.total)} for {need.n_ctx} tokens of context"
     smaller = "set a smaller --ctx-size, or take a file with a smaller quantization"
@@ -258,13 +261,20 @@ def _limits(config: Config, *_others: object) -> Iterator[Finding]:
             f"--pids-limit {_ENOUGH_THREADS * 8} (Docker), or pids.max of the cgroup",
         )  # fmt: skip
     _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    size = resolve(config.model).stat().st_size if resolve(config.model).is_file() else 0
+    size = _model_size(config)
     if "mlock" in config.load_mode and locked != resource.RLIM_INFINITY and locked < size:
         yield Finding(
             Level.PROBLEM, "limits",
             f"the process may lock {bytes_text(locked)}, and the model has {bytes_text(size)}",
             "ulimit -l unlimited, LimitMEMLOCK=infinity (systemd), or another --load-mode",
         )  # fmt: skip
+
+
+def _model_size(config: Config) -> int:
+    try:
+        return resolve(on_disk(config).model).stat().st_size
+    except (TrioServeError, OSError):
+        return 0  # the check of the model says so
 
 
 def _max_threads() -> int | None:
@@ -276,9 +286,10 @@ def _max_threads() -> int | None:
     return None
 
 
-def _folders(config: Config, *_others: object) -> Iterator[Finding]:
+def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Folders that the server writes to: whether it may, and how much room there is."""
     for flag, name in (
+        ("the cache of models", str(default_cache_dir(environ))),
         ("--slot-save-path", config.slot_save_path),
         ("--log-prompts-dir", config.log_prompts_dir),
     ):

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from trioserve.cli.commands import hush, take, take_name
+from trioserve.cli.commands.local import on_disk
 from trioserve.cli.units import bytes_text, count_text
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -49,11 +50,13 @@ def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) 
     """Make the configuration of a server of the model with this name, or of this file."""
     if name is None or Path(name).is_file():
         model = () if name is None else ("--model", name)
-        return parse([*flags, *model], environ).config
+        return on_disk(parse([*flags, *model], environ).config)
     entry = Catalog.of(parse(flags, environ).config, flags, environ).find(name)
     if entry.path is None:
-        raise UnknownModelError(f"The model {entry.name} is not on this machine yet.")
-    return parse(entry.args, environment_of_children(environ)).config
+        raise UnknownModelError(
+            f"The model {entry.name} is not on this machine yet; trioserve pull downloads it."
+        )
+    return on_disk(parse(entry.args, environment_of_children(environ)).config)
 
 
 def _memory(config: Config) -> dict[str, int | None]:

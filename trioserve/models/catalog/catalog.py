@@ -11,14 +11,15 @@ from types import MappingProxyType
 import attrs
 
 from trioserve.config import Config, readers
-from trioserve.errors import ConfigError
-from trioserve.models import BUNDLED
+from trioserve.errors import ConfigError, InvalidRequestError
+from trioserve.models import BUNDLED, hub_reference
 from trioserve.models.catalog import names, presets
 from trioserve.models.catalog.entry import CatalogChanges, ModelEntry, Source
 from trioserve.models.catalog.files import models_in
 from trioserve.models.catalog.options import Options, of_all, without
 from trioserve.models.catalog.presets import Preset
 from trioserve.models.gguf import parts_of, total_size
+from trioserve.models.hub import HubReference, cached_models, find
 
 BUNDLED_NAME = "bundled"
 
@@ -133,6 +134,10 @@ class Catalog:
 
     def _read(self) -> dict[str, ModelEntry]:
         known = {BUNDLED_NAME: _Found(Source.BUNDLED, (BUNDLED,))}
+        known |= {
+            one.name: _Found(Source.CACHE, one.files, one.mmproj)
+            for one in cached_models(self._cache_dir)
+        }
         if self._models_dir is not None:
             known |= {
                 one.name: _Found(Source.DIRECTORY, one.files, one.mmproj)
@@ -179,9 +184,11 @@ class _Builder:
         own = section or Preset()
         preset = own.over(self._everywhere)
         if own.options.keys() & _WHICH:
-            found, which = self._named(own.options), dict[str, tuple[str, ...]]()
+            found, which = self._named(name, own.options), dict[str, tuple[str, ...]]()
         elif found is not None:
             which = {"model": ("--model", str(found.files[0]))}
+        elif hub_reference(name) is not None:
+            which = {"hf_repo": ("--hf-repo", name)}
         else:
             raise ConfigError(f"models_preset: [{name}] is no model that is here, so it needs one "
                               "of the keys model, hf-repo and model-url")  # fmt: skip
@@ -206,11 +213,21 @@ class _Builder:
             stop_timeout=_STOP_TIMEOUT if preset.stop_timeout is None else preset.stop_timeout,
         )
 
-    def _named(self, options: Options) -> _Found | None:
+    def _named(self, name: str, options: Options) -> _Found | None:
         """Find the files that a preset names; None if they are not here yet."""
-        if path := _value(options, "model"):
-            return _Found(Source.PRESET, parts_of(Path(path)))
-        return None
+        path, repository = _value(options, "model"), _value(options, "hf_repo")
+        reference = None if repository else hub_reference(path)
+        if repository:
+            try:
+                file = _value(options, "hf_file") or None
+                reference = HubReference.parse(repository, file=file)
+            except InvalidRequestError as error:
+                raise ConfigError(f"models_preset: [{name}] {error.message}") from None
+        if reference is None:
+            is_there = path and ("model_url" not in options or Path(path).exists())
+            return _Found(Source.PRESET, parts_of(Path(path))) if is_there else None
+        model = find(reference, self._cache_dir)
+        return None if model is None else _Found(Source.CACHE, model.files, model.mmproj)
 
 
 def _value(options: Options, field: str) -> str:

@@ -36,7 +36,10 @@ OF_THE_ROUTER = frozenset(
 )  # fmt: skip
 
 #: Fields that each model has of its own: set for all, they mean nothing.
-_OF_ONE_MODEL = frozenset({"model", "alias", "tags", "log_file"})
+_OF_ONE_MODEL = frozenset({"model", "hf_repo", "hf_file", "model_url", "alias", "tags", "log_file"})
+
+#: Handed on as a variable only, because everybody may see the flags of a process.
+SECRET, _TOKEN = "hf_token", "HF_TOKEN"
 
 #: What Google's Vertex AI sets for the server that clients talk to.
 _VERTEX = "AIP_MODE"
@@ -111,7 +114,7 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Options, Op
     for name, text in environ.items():
         if text and _is_ours(name) and (found := option(name, text, name)) is not None:
             lower |= [found]
-    dropped = OF_THE_ROUTER | _OF_ONE_MODEL
+    dropped = OF_THE_ROUTER | _OF_ONE_MODEL | {SECRET}
     return without(lower, dropped), without(parsed.words, dropped)
 
 
@@ -135,10 +138,17 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def environment_of_children(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out the variables that are handed on as flags, or are not handed on."""
-    return {
+def environment_of_children(
+    environ: Mapping[str, str], hf_token: str | None = None
+) -> dict[str, str]:
+    """Leave out the variables that are handed on as flags, or are not handed on.
+
+    The token for the hub is handed on as a variable, also where a flag has set it.
+    """
+    others = {
         name: text
         for name, text in environ.items()
         if name not in (CONFIG_VARIABLE, _VERTEX) and not _is_ours(name)
     }
+    token = hf_token or environ.get(_TOKEN)
+    return others if token is None else {**others, _TOKEN: token}
