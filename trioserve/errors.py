@@ -143,6 +143,12 @@ class AmbiguousModelError(InvalidRequestError):
     code = "model_ambiguous"
 
 
+class ModelNotLoadedError(InvalidRequestError):
+    """The model is not loaded, and the request or the configuration says not to load it."""
+
+    code = "model_not_loaded"
+
+
 class NotSupportedError(TrioServeError):
     """The request asks for something that this server, or the loaded model, does not do."""
 
@@ -244,6 +250,16 @@ class ModelLoadingError(UnavailableError):
 
     def __init__(self, message: str = "Loading model") -> None:
         super().__init__(message)
+
+
+class ModelFailedError(UnavailableError):
+    """The process of a model has died too often. `retry_after` is in seconds."""
+
+    code = "model_failed"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ServerClosingError(UnavailableError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
+from trioserve.cli.status import StatusPipe
 from trioserve.config import Config
 from trioserve.models import fetch as fetching
 
@@ -21,14 +22,19 @@ _log = structlog.stdlib.get_logger("trioserve")
 _BAR = 20  # characters
 
 
-async def fetch(config: Config) -> Config:
+async def fetch(status: StatusPipe, config: Config) -> Config:
     """Find the models that a configuration names, and tell how far the downloads are.
 
     Raises:
         TrioServeError: as `trioserve.models.fetch.fetch`.
     """
     with reporting(sys.stderr) as report:
-        return await fetching.fetch(config, report)
+
+        def both(progress: Progress) -> None:
+            report(progress)
+            status.progress(progress.all_done / max(progress.all_total, 1), "downloading")
+
+        return await fetching.fetch(config, both)
 
 
 @contextmanager

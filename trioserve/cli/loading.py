@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 import structlog
 
 from trioserve import llama
+from trioserve.cli.status import StatusPipe
 from trioserve.config import Config
 
 if TYPE_CHECKING:
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
 _log = structlog.stdlib.get_logger("trioserve")
 
 
-def load(config: Config, *, progress: Callable[[float], bool] | None = None) -> AnyBackend:
+def load(
+    status: StatusPipe, config: Config, *, progress: Callable[[float], bool] | None = None
+) -> AnyBackend:
     """Load the model, and tell how far it is. Runs in a worker thread."""
     report = LoadReport(config.model or "the bundled model", sys.stderr)
 
     def both(share: float) -> bool:
         report(share)
+        status.progress(share)
         return progress is None or progress(share)
 
     try:

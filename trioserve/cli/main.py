@@ -13,11 +13,14 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+import attrs
 import structlog
 
 from trioserve.cli import commands, help as texts
+from trioserve.cli.estimating import ESTIMATE, tell_estimate
 from trioserve.cli.malloc import limit_arenas
 from trioserve.cli.serving import serve
+from trioserve.cli.status import StatusPipe, take_status
 from trioserve.config import logs
 from trioserve.config.parse import parse
 from trioserve.errors import TrioServeError
@@ -54,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_files()
     limit_arenas()
     words = list(sys.argv[1:] if argv is None else argv)
+    status = StatusPipe()
     try:
+        status = take_status(os.environ)
+        if words[:1] == [ESTIMATE]:
+            return tell_estimate(status, words[1:], os.environ)
         if words and not words[0].startswith("-"):
             name = words.pop(0)
             commands.check(name)
@@ -64,13 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (text := _TEXTS.get(parsed.action)) is not None:
             print(text(), end="")
             return 0
-        logs.configure(parsed.config)
+        config = parsed.config
+        if status.is_open:
+            config = attrs.evolve(config, log_format="json")  # for who reads it
+        logs.configure(config)
     except TrioServeError as error:
+        status.tell("failed", message=error.message)
         print(f"trioserve: {error.message}", file=sys.stderr)
         return 2
     for note in parsed.notes:
         _log.warning(note)
     try:
-        return serve(parsed.config)
+        return serve(config, status)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

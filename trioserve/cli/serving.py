@@ -22,6 +22,7 @@ from trioserve.cli.downloading import fetch
 from trioserve.cli.garbage import keep_collecting
 from trioserve.cli.loading import load
 from trioserve.cli.sockets import open_sockets, url_of
+from trioserve.cli.status import StatusPipe
 from trioserve.config import Config
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.models import resolve
@@ -41,8 +42,14 @@ _BACKLOG = 1024
 _GRACE = 3.0
 
 
-def serve(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT. Blocks; returns the exit code."""
+def serve(config: Config, status: StatusPipe | None = None) -> int:
+    """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
+
+    Args:
+        config: what to serve.
+        status: where to tell how that goes; the default is nowhere.
+    """
+    status = status or StatusPipe()
     exit_code = 0
     with ExitStack() as closing:
         try:
@@ -50,6 +57,7 @@ def serve(config: Config) -> int:
             listening = closing.enter_context(open_sockets(config))
         except TrioServeError as error:
             print(f"trioserve: {error.message}", file=sys.stderr)
+            status.tell("failed", message=error.message)
             return 1
         from hypercorn.utils import LifespanFailureError
 
@@ -57,7 +65,7 @@ def serve(config: Config) -> int:
 
         raise_limit()
         try:
-            trio.run(_serve, config, listening)
+            trio.run(_serve, config, listening, status)
         except* LifespanFailureError:
             exit_code = 1  # there is no model or no engine; the service has logged why
     return exit_code
@@ -86,7 +94,7 @@ def _check_files(config: Config) -> None:
             raise ConfigError(f"the certificate or its key cannot be used: {reason}") from None
 
 
-async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
+async def _serve(config: Config, listening: Sequence[socket.socket], status: StatusPipe) -> None:
     """Serve until a signal.
 
     Raises:
@@ -97,15 +105,15 @@ async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
 
     from trioserve.app import create_app
 
-    app = create_app(config, load=load)
+    app = create_app(config, load=partial(load, status))
     service: Service = app.extensions["trioserve"]
-    service.fetch = fetch
+    service.fetch = partial(fetch, status)
     stop = trio.Event()
     hypercorn_config = _hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
         await watching.start(_until_signal, service, stop)
-        watching.start_soon(_follow_start, service)
-        watching.start_soon(_follow_failure, service)
+        watching.start_soon(_follow_start, service, status)
+        watching.start_soon(_follow_failure, service, status)
         async with trio.open_nursery() as serving:
             await serving.start(
                 partial(hypercorn.trio.serve, app, hypercorn_config, shutdown_trigger=stop.wait)
@@ -113,6 +121,7 @@ async def _serve(config: Config, listening: Sequence[socket.socket]) -> None:
             for each in listening:
                 url = url_of(each, secure=config.ssl_cert_file is not None) + config.api_prefix
                 _log.info("listening", url=url, model=config.model_named or "bundled")
+            status.tell("loading", progress=0.0)
         watching.cancel_scope.cancel()
 
 
@@ -136,10 +145,13 @@ def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hyp
     return made
 
 
-async def _follow_start(service: Service) -> None:
+async def _follow_start(service: Service, status: StatusPipe) -> None:
+    from trioserve.api.llama.admin import openai_model
+
     await service.wait_loaded()
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
+    status.tell("ready", info=openai_model(service.server))
     await keep_collecting(lambda: service.memory.n_held)
 
 
@@ -159,10 +171,11 @@ async def _until_signal(
     stop.set()
 
 
-async def _follow_failure(service: Service) -> None:
+async def _follow_failure(service: Service, status: StatusPipe) -> None:
     """End the process soon after its server has failed."""
     await service.wait_ended()
     if service.failure is not None:
+        status.tell("failed", message=service.failure.message)
         _exit_soon(1)
 
 

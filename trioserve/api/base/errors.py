@@ -22,6 +22,7 @@ from trioserve.errors import (
     InvalidRequestError,
     MemoryFullError,
     MethodNotAllowedError,
+    ModelFailedError,
     NotFoundError,
     PayloadTooLargeError,
     RequestEndedError,
@@ -107,7 +108,7 @@ def unexpected(error: BaseException) -> InternalError:
 def response(error: TrioServeError) -> Response:
     """Make the response of a request that failed before it had one."""
     headers = {}
-    if isinstance(error, TooManyRequestsError | MemoryFullError):
+    if isinstance(error, TooManyRequestsError | MemoryFullError | ModelFailedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     return Response(
         sse.encode(shape_of(request.path).body(error, current_request_id())),

@@ -42,7 +42,7 @@ async def models() -> Response:
         {
             "models": [_ollama_model(server.model.info.name)],
             "object": "list",
-            "data": [_openai_model(server)],
+            "data": [openai_model(server)],
         }
     )
 
@@ -57,10 +57,11 @@ async def model(name: str) -> Response:
             f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
             param="model",
         )
-    return json_response(_openai_model(server))
+    return json_response(openai_model(server))
 
 
-def _openai_model(server: Server) -> dict[str, Any]:
+def openai_model(server: Server) -> dict[str, Any]:
+    """Describe the one model, as lists of models have it."""
     return {
         "id": server.model.info.name,
         "aliases": list(server.config.aliases) or [server.model.info.name],

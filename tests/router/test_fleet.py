@@ -1,0 +1,521 @@
+"""A fleet of scripted processes: who gets which, and what becomes of those that die or hang."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.scripted_children import ScriptedCatalog, ScriptedLauncher, entry
+from trioserve.errors import (
+    ConfigError,
+    InvalidRequestError,
+    ModelFailedError,
+    ModelLoadError,
+    ModelNotLoadedError,
+    ServerClosingError,
+    TrioServeError,
+    UnknownModelError,
+)
+from trioserve.router.child import Watch
+from trioserve.router.deaths import MAX_DEATHS, WINDOW
+from trioserve.router.fleet import Child, Fleet
+from trioserve.router.forward import ModelProcessError
+from trioserve.router.states import FleetEvent, Status, Waiting
+
+A, B, C = entry("a"), entry("b"), entry("c")
+
+
+async def answers(path: Path) -> int:
+    await trio.lowlevel.checkpoint()
+    return 200
+
+
+def fleet_of(launcher: ScriptedLauncher, *, max_models: int = 0, max_memory: int = 0) -> Fleet:
+    return Fleet(
+        ScriptedCatalog(A, B, C),  # type: ignore[arg-type]
+        max_models=max_models,
+        max_memory=max_memory,
+        launcher=launcher,
+        watch=Watch(ask=answers),
+    )
+
+
+class Request:
+    """A request that keeps its model until it is told to end."""
+
+    def __init__(self) -> None:
+        self.child: Child | None = None
+        self.error: TrioServeError | None = None
+        self.waited: list[Waiting] = []
+        self._end = trio.Event()
+        self.ended = trio.Event()
+
+    async def run(self, fleet: Fleet, model: str) -> None:
+        try:
+            one = fleet.catalog.entries[model]
+            async with fleet.use(one, on_wait=self.waited.append) as self.child:
+                await self._end.wait()
+        except TrioServeError as error:
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def end(self) -> None:
+        self._end.set()
+
+
+class Requests:
+    """Requests as tasks of their own."""
+
+    def __init__(self, fleet: Fleet, nursery: trio.Nursery) -> None:
+        self._fleet = fleet
+        self._nursery = nursery
+
+    async def begin(self, model: str) -> Request:
+        request = Request()
+        self._nursery.start_soon(request.run, self._fleet, model)
+        await wait_all_tasks_blocked()
+        return request
+
+
+@asynccontextmanager
+async def requests_of(fleet: Fleet) -> AsyncIterator[Requests]:
+    async with trio.open_nursery() as nursery:
+        yield Requests(fleet, nursery)
+        nursery.cancel_scope.cancel()
+
+
+def status_of(fleet: Fleet, model: str) -> Status:
+    return fleet.state(model).value
+
+
+# -- starting and giving way
+
+
+async def test_a_request_starts_the_process_of_its_model_and_the_next_one_uses_it() -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher) as fleet:
+        assert status_of(fleet, "a") is Status.UNLOADED
+        async with fleet.use(A) as child:
+            assert child.pid == launcher.last("a").pid
+            assert child.info == {"id": "a"}
+            state = fleet.state("a")
+            assert (state.value, state.n_requests, state.pid) == (Status.LOADED, 1, child.pid)
+            assert state.args == (*A.args, "--host", str(child.socket_path))
+            assert child.socket_path.parent.stat().st_mode & 0o777 == 0o700
+        async with fleet.use(A) as again:
+            assert again is child
+        assert fleet.state("a").last_used is not None
+    assert not launcher.running
+    assert all(one.closed for one in launcher.started)
+    assert not child.socket_path.parent.exists()
+
+
+async def test_the_least_recently_used_model_is_stopped_and_a_busy_one_is_not() -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher, max_models=2) as fleet, requests_of(fleet) as requests:
+        busy = await requests.begin("a")
+        idle = await requests.begin("b")
+        idle.end()
+        third = await requests.begin("c")
+        assert launcher.running == ["a", "c"]
+        assert launcher.last("b").signals == [signal.SIGTERM]
+        fourth = await requests.begin("b")
+        assert fourth.child is None, "two are in use"
+        third.end()
+        await wait_all_tasks_blocked()
+        assert fourth.child is not None
+        assert launcher.running == ["a", "b"] and busy.child is not None
+
+
+async def test_a_process_that_does_not_end_is_killed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher = ScriptedLauncher(obeys=False)
+    async with fleet_of(launcher, max_models=1) as fleet:
+        async with fleet.use(A):
+            pass
+        began = trio.current_time()
+        async with fleet.use(B):
+            assert trio.current_time() - began == A.stop_timeout
+        assert launcher.last("a").signals == [signal.SIGTERM, signal.SIGKILL]
+
+
+async def test_those_who_wait_are_told_their_place_and_the_progress(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher, max_models=1) as fleet, requests_of(fleet) as requests:
+        first, second = await requests.begin("a"), await requests.begin("b")
+        third = await requests.begin("b")
+        assert second.waited == [Waiting(position=0, status=Status.UNLOADED)]
+        assert third.waited[-1] == Waiting(position=1, status=Status.UNLOADED)
+        launcher.last("a").say("loading", progress=0.5)
+        await trio.sleep(1)
+        assert first.waited[-1] == Waiting(position=0, status=Status.LOADING, progress=0.5)
+        launcher.last("a").say("ready", info={})
+        await wait_all_tasks_blocked()
+        first.end()
+        await trio.sleep(1)
+        assert third.waited[-1] == Waiting(position=1, status=Status.LOADING)
+
+
+async def test_a_request_that_leaves_while_it_waits_costs_nobody_the_place() -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher, max_models=1) as fleet, requests_of(fleet) as requests:
+        busy = await requests.begin("a")
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Request().run, fleet, "b")
+                await wait_all_tasks_blocked()
+                scope.cancel()
+        busy.end()
+        await wait_all_tasks_blocked()
+        assert launcher.running == ["a"]
+
+
+async def test_without_autoload_only_what_runs_is_used() -> None:
+    async with fleet_of(ScriptedLauncher()) as fleet:
+        with pytest.raises(ModelNotLoadedError, match="'a' is not loaded"):
+            async with fleet.use(A, autoload=False):
+                raise AssertionError
+        async with fleet.use(A):
+            pass
+        async with fleet.use(A, autoload=False) as child:
+            assert child.pid is not None
+
+
+# -- memory
+
+
+async def test_a_model_is_started_when_its_memory_is_there() -> None:
+    launcher = ScriptedLauncher(needs={"a": 6, "b": 6})
+    async with fleet_of(launcher, max_memory=10) as fleet, requests_of(fleet) as requests:
+        first, second = await requests.begin("a"), await requests.begin("b")
+        assert first.child is not None and second.child is None
+        assert fleet.state("a").memory == 6
+        first.end()
+        await wait_all_tasks_blocked()
+        assert second.child is not None and launcher.running == ["b"]
+        third = await requests.begin("c")
+        assert (
+            isinstance(third.error, ModelLoadError) and third.error.message == "The file is none."
+        )
+
+
+# -- what others ask for
+
+
+async def test_load_and_unload() -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher) as fleet, fleet.subscribe() as events:
+        await fleet.load(A)
+        with pytest.raises(InvalidRequestError, match="running already"):
+            await fleet.load(A)
+        await wait_all_tasks_blocked()
+        assert status_of(fleet, "a") is Status.LOADED
+        await fleet.unload(A)
+        await wait_all_tasks_blocked()
+        assert status_of(fleet, "a") is Status.UNLOADED
+        state = fleet.state("a")
+        assert (state.failed, state.exit_code) == (False, 0)
+        with pytest.raises(InvalidRequestError, match="is not running"):
+            await fleet.unload(A)
+        told = [events.receive_nowait() for _ in range(3)]
+    assert [one.model for one in told] == ["a"] * 3
+    assert {one.event for one in told} == {"status_change"}
+    assert [one.data for one in told] == [
+        {"status": "loading"},
+        {"status": "loaded", "info": {"id": "a"}},
+        {"status": "unloaded", "exit_code": 0},
+    ]
+
+
+async def test_to_unload_a_model_that_loads_refuses_those_who_wait() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = await requests.begin("a")
+        await fleet.unload(A)
+        await wait_all_tasks_blocked()
+        assert waiting.error is not None and "was unloaded" in waiting.error.message
+        assert launcher.last("a").signals == [signal.SIGKILL]
+        assert not fleet.state("a").failed
+
+
+async def test_models_are_loaded_on_startup() -> None:
+    launcher = ScriptedLauncher()
+    catalog = ScriptedCatalog(A, entry("early", load_on_startup=True))
+    async with Fleet(catalog, max_models=1, launcher=launcher):  # type: ignore[arg-type]
+        await wait_all_tasks_blocked()
+        assert launcher.running == ["early"]
+    catalog = ScriptedCatalog(*(entry(name, load_on_startup=True) for name in "xy"))
+    with pytest.raises(ConfigError, match="2 models are to be loaded"):
+        async with Fleet(catalog, max_models=1, launcher=launcher):  # type: ignore[arg-type]
+            raise AssertionError
+
+
+async def test_a_reload_stops_what_has_changed_or_is_gone() -> None:
+    launcher = ScriptedLauncher()
+    catalog = ScriptedCatalog(A, B, C)
+    async with (
+        Fleet(catalog, launcher=launcher) as fleet,  # type: ignore[arg-type]
+        requests_of(fleet) as requests,
+        fleet.subscribe() as events,
+    ):
+        for name in "abc":
+            (await requests.begin(name)).end()
+        await wait_all_tasks_blocked()
+        catalog.next = {"b": entry("b", stop_timeout=3.0), "c": C}
+        await fleet.reload()
+        assert launcher.running == ["c"]
+        assert status_of(fleet, "a") is Status.UNLOADED
+        async with fleet.use(catalog.entries["b"]) as child:
+            assert child.pid == launcher.last("b").pid
+        told = []
+        while events.statistics().current_buffer_used:
+            told.append(events.receive_nowait())
+    assert FleetEvent(model="*", event="models_reload") in told
+
+
+async def test_who_waits_for_a_model_that_is_gone_is_told() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    catalog = ScriptedCatalog(A, B)
+    async with (
+        Fleet(catalog, launcher=launcher) as fleet,  # type: ignore[arg-type]
+        requests_of(fleet) as requests,
+    ):
+        gone, kept = await requests.begin("a"), await requests.begin("b")
+        catalog.next = {"b": entry("b", stop_timeout=3.0)}
+        await fleet.reload()
+        await wait_all_tasks_blocked()
+        assert isinstance(gone.error, UnknownModelError)
+        launcher.last("b").say("ready", info={})
+        await wait_all_tasks_blocked()
+        assert kept.child is not None and len(launcher.started) == 3
+
+
+# -- processes that fail, die or hang
+
+
+async def test_a_model_that_cannot_be_loaded_is_an_error_for_all_who_wait() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = [await requests.begin("a") for _ in range(2)]
+        launcher.last("a").say("failed", message="The file is cut short.")
+        launcher.last("a").end(1)
+        await wait_all_tasks_blocked()
+        for one in waiting:
+            assert isinstance(one.error, ModelLoadError)
+            assert one.error.message == "The file is cut short."
+        state = fleet.state("a")
+        assert (state.value, state.failed, state.exit_code) == (Status.UNLOADED, True, 1)
+        assert state.message == "The file is cut short."
+        assert not launcher.running, "nobody wants it any more"
+
+
+async def test_a_process_that_says_nothing_has_the_end_of_its_log_told() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = await requests.begin("a")
+        launcher.last("a").write('{"level": "info", "event": "listening", "url": "x"}\nGGML_ASSERT')
+        launcher.last("a").end(-6)
+        await wait_all_tasks_blocked()
+        assert waiting.error is not None
+        assert "was ended by SIGABRT: GGML_ASSERT" in waiting.error.message
+        assert fleet.state("a").log_tail == ("listening url=x", "GGML_ASSERT")
+
+
+async def test_what_cannot_be_started_is_an_error() -> None:
+    async with fleet_of(ScriptedLauncher(refuses="Too many files are open.")) as fleet:
+        with pytest.raises(ModelLoadError, match="Too many files"):
+            async with fleet.use(A):
+                raise AssertionError
+        assert fleet.state("a").failed
+
+
+async def test_a_process_that_dies_is_started_again_and_others_go_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        hit, other = await requests.begin("a"), await requests.begin("b")
+        launcher.last("a").end(-11)
+        await wait_all_tasks_blocked()
+        assert hit.child is not None and hit.child.ended.is_set()
+        assert other.child is not None and not other.child.ended.is_set()
+        late = await requests.begin("a")
+        assert late.child is None, "not before a while"
+        await trio.sleep(1)
+        assert late.child is not None and late.child is not hit.child
+        assert launcher.running == ["b", "a"]
+        hit.end()
+        await wait_all_tasks_blocked()
+        assert fleet.state("a").n_requests == 1, "the one of the new process"
+
+
+async def test_a_model_that_dies_too_often_is_not_started_for_a_while(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        for _ in range(MAX_DEATHS):
+            async with fleet.use(A):
+                pass
+            launcher.last("a").write("it is broken\n")
+            launcher.last("a").end(-11)
+            await wait_all_tasks_blocked()
+        assert len(launcher.started) == MAX_DEATHS
+        refused = await requests.begin("a")
+        assert isinstance(refused.error, ModelFailedError)
+        assert refused.error.retry_after == WINDOW
+        assert "it is broken" in refused.error.message
+        assert fleet.state("a").log_tail == ("it is broken",)
+        await trio.sleep(WINDOW)
+        assert (await requests.begin("a")).child is not None
+
+
+async def test_a_person_may_load_a_model_that_has_failed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        for _ in range(MAX_DEATHS):
+            await requests.begin("a")
+            launcher.last("a").end(1)
+            await wait_all_tasks_blocked()
+        launcher.ready = True
+        assert isinstance((await requests.begin("a")).error, ModelFailedError)
+        await fleet.load(A)
+        assert (await requests.begin("a")).child is not None
+
+
+async def test_a_process_that_dies_as_soon_as_it_is_ready() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = await requests.begin("a")
+        launcher.last("a").say("ready", info={})
+        launcher.last("a").end(-9)
+        await wait_all_tasks_blocked()
+        assert waiting.child is not None, "its request finds out, as it would a moment later"
+        assert waiting.child.ended.is_set()
+
+
+async def test_a_process_that_hangs_is_killed(autojump_clock: trio.testing.MockClock) -> None:
+    async def hangs(path: Path) -> int:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    launcher = ScriptedLauncher()
+    catalog = ScriptedCatalog(A)
+    fleet = Fleet(catalog, launcher=launcher, watch=Watch(ask=hangs))  # type: ignore[arg-type]
+    async with fleet, fleet.use(A) as child:
+        began = trio.current_time()
+        await child.ended.wait()
+        assert trio.current_time() - began == 2 * (5 + 10)
+        assert child.message == "It does not answer within 10 seconds."
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [(503, "It says that it is stuck (status 503)."), (None, "It takes no requests.")],
+)
+async def test_a_process_that_is_stuck_is_killed(
+    answer: int | None, message: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def ask(path: Path) -> int:
+        await trio.lowlevel.checkpoint()
+        if answer is None:
+            raise ModelProcessError("It takes no requests.")
+        return answer
+
+    launcher = ScriptedLauncher()
+    catalog = ScriptedCatalog(A)
+    fleet = Fleet(catalog, launcher=launcher, watch=Watch(ask=ask))  # type: ignore[arg-type]
+    async with fleet, fleet.use(A) as child:
+        await child.ended.wait()
+        assert child.message == message
+
+
+async def test_a_process_that_never_says_anything_is_killed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with fleet_of(ScriptedLauncher(ready=False)) as fleet:
+        with pytest.raises(ModelLoadError, match="did not start within 60 seconds"):
+            async with fleet.use(A):
+                raise AssertionError
+
+
+async def test_a_status_that_is_no_json_ends_the_process() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = await requests.begin("a")
+        launcher.last("a").status.put_data(b"{nonsense\n")
+        await wait_all_tasks_blocked()
+        assert waiting.error is not None and "not JSON: '{nonsense'" in waiting.error.message
+
+
+async def test_a_model_that_sleeps_is_used_as_any_other() -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher) as fleet:
+        async with fleet.use(A):
+            pass
+        launcher.last("a").say("sleeping")
+        await wait_all_tasks_blocked()
+        assert status_of(fleet, "a") is Status.SLEEPING
+        async with fleet.use(A) as child:
+            launcher.last("a").say("ready")
+            await wait_all_tasks_blocked()
+            assert status_of(fleet, "a") is Status.LOADED
+            assert child.info == {"id": "a"}, "it is not told again"
+
+
+# -- the end
+
+
+async def test_a_drain_lets_requests_finish_and_refuses_those_who_wait() -> None:
+    launcher = ScriptedLauncher(obeys=False)
+    async with fleet_of(launcher, max_models=1) as fleet, requests_of(fleet) as requests:
+        running, waiting = await requests.begin("a"), await requests.begin("b")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.drain)
+            await wait_all_tasks_blocked()
+            assert isinstance(waiting.error, ServerClosingError)
+            assert isinstance((await requests.begin("c")).error, ServerClosingError)
+            assert launcher.last("a").signals == [signal.SIGTERM]
+            assert running.error is None
+            launcher.last("a").end(0)
+        with pytest.raises(ServerClosingError):
+            await fleet.load(A)
+
+
+async def test_a_drain_ends_in_any_case(autojump_clock: trio.testing.MockClock) -> None:
+    launcher = ScriptedLauncher(obeys=False)
+    async with fleet_of(launcher) as fleet, fleet.use(A):
+        began = trio.current_time()
+        await fleet.drain()
+        assert trio.current_time() - began == 35
+        assert not launcher.running
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
+    launcher = ScriptedLauncher()
+    with pytest.raises(ZeroDivisionError):
+        async with fleet_of(launcher) as fleet, fleet.use(A):
+            raise ZeroDivisionError
+    assert not launcher.running
+
+
+async def test_a_subscriber_that_does_not_read_is_cut_off() -> None:
+    async with fleet_of(ScriptedLauncher()) as fleet, fleet.subscribe() as events:
+        for number in range(1001):
+            fleet.tell(FleetEvent(model="a", event="status_change", data={"number": number}))
+        n_read = 0
+        async for _event in events:
+            n_read += 1
+        assert n_read == 1000

@@ -1,0 +1,218 @@
+"""Real processes, started in both ways: what they are given, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support import tiny
+from trioserve.errors import ModelLoadError
+from trioserve.router.forks import Forks, open_launcher
+from trioserve.router.launch import Launcher, Process, Spawner
+from trioserve.server.concurrency import alongside
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only")
+
+
+@asynccontextmanager
+async def started(launcher: Launcher, *argv: str) -> AsyncIterator[tuple[Process, dict[str, Any]]]:
+    """A process, with what it says of itself."""
+    process = await launcher.launch(argv)
+    try:
+        line = await process.status.receive_some()
+        yield process, json.loads(line)["info"]
+    finally:
+        process.send_signal(signal.SIGKILL)
+        with trio.CancelScope(shield=True):
+            await process.wait()
+        process.close()
+
+
+async def until_gone(pid: int) -> None:
+    """Wait until another process is no more, or a zombie."""
+    with trio.fail_after(10):
+        while is_running(pid):
+            await trio.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def n_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
+async def test_a_process_gets_its_pipes_and_a_session_of_its_own(way: str) -> None:
+    async with tiny.launcher(way) as launcher:
+        async with started(launcher):
+            pass  # so that a zygote is there
+        n_before = n_descriptors()
+        async with started(launcher, "", "--two words", "é") as (process, info):
+            assert info["pid"] == process.pid
+            assert info["parent"] == os.getpid()
+            assert info["session"] == process.pid
+            assert info["argv"] == ["", "--two words", "é"]
+            assert info["lifeline"] == "1"
+            assert info["colour"] == "green"
+            # Its pipes, and the one that it looks at all of them with.
+            assert len(info["descriptors"]) == 5
+            assert not os.get_inheritable(process.status.fileno())  # type: ignore[attr-defined]
+            log = b""
+            with trio.fail_after(10):
+                while log.count(b"\n") < 2:
+                    log += await process.log.receive_some()
+            assert log == b"on standard output\non standard error\n"
+        assert n_descriptors() == n_before
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
+async def test_a_process_ends_with_its_exit_code(way: str) -> None:
+    async with tiny.launcher(way) as launcher, started(launcher, "exit", "3") as (process, _):
+        assert await process.wait() == 3
+        assert await process.wait() == 3, "may be asked again"
+        process.send_signal(signal.SIGKILL)  # does nothing
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
+async def test_a_process_ends_by_a_signal(way: str) -> None:
+    async with tiny.launcher(way) as launcher, started(launcher) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
+async def test_a_process_ends_with_its_lifeline(way: str) -> None:
+    async with tiny.launcher(way) as launcher, started(launcher) as (process, _):
+        process._pipes.close()  # type: ignore[attr-defined]
+        assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
+async def test_what_is_cancelled_leaves_no_process(way: str) -> None:
+    async with tiny.launcher(way) as launcher:
+        async with started(launcher):
+            pass  # so that a zygote is there
+        n_before = n_descriptors()
+        pid = 0
+        with trio.CancelScope() as scope:
+            async with started(launcher, "hang") as (process, _):
+                pid = process.pid
+                scope.cancel()
+                await trio.sleep_forever()
+        assert not is_running(pid)
+        assert n_descriptors() == n_before
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
+async def test_no_process_outlives_a_router_that_is_killed(way: str) -> None:
+    router = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "tests.support.tiny_router", way],
+        stdout=subprocess.PIPE,
+        env=tiny.environment(),
+        cwd=Path(__file__).parents[2],
+    )
+    assert router.stdout is not None
+    with trio.fail_after(30):
+        waits, hangs = json.loads(await router.stdout.receive_some())
+        router.send_signal(signal.SIGKILL)
+        await router.wait()
+    try:
+        await until_gone(waits)
+        if way == "forked":
+            await until_gone(hangs)
+        assert is_running(hangs) == (way == "spawned"), "only Linux can end one that hangs"
+    finally:
+        if is_running(hangs):
+            os.kill(hangs, signal.SIGKILL)
+
+
+async def test_processes_outlive_the_zygote_and_others_are_started_without_it() -> None:
+    async with tiny.forks() as launcher, started(launcher) as (old, _):
+        zygote = launcher.pid
+        assert zygote is not None
+        os.kill(zygote, signal.SIGKILL)
+        async with started(launcher, "spawned") as (_, info):
+            assert info["argv"] == ["spawned"]
+        with trio.fail_after(30):
+            while launcher.pid in (None, zygote):
+                await trio.sleep(0.01)
+        async with started(launcher, "forked again") as (_, info):
+            assert info["argv"] == ["forked again"]
+        assert is_running(old.pid)
+
+
+async def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trioserve.router.forks._FORK_TIMEOUT", 0.1)
+    async with tiny.forks() as launcher, started(launcher):
+        zygote = launcher.pid
+        assert zygote is not None
+        os.kill(zygote, signal.SIGSTOP)
+        async with started(launcher) as (process, _):
+            assert process.pid
+        await until_gone(zygote)
+
+
+@pytest.mark.parametrize("command", [(sys.executable, "-c", "pass"), ("/no/such/program",)])
+async def test_without_a_zygote_processes_are_started_all_the_same(
+    command: tuple[str, ...],
+) -> None:
+    forks = Forks(tiny.environment(), tiny.spawner(), command)
+    async with alongside(forks.run), started(forks, "spawned") as (_, info):
+        assert info["argv"] == ["spawned"]
+        assert forks.pid is None
+
+
+async def test_a_system_without_adoption_starts_each_process_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    async with open_launcher({}) as launcher:
+        assert isinstance(launcher, Spawner)
+
+
+async def test_a_command_that_is_not_there() -> None:
+    n_before = n_descriptors()
+    with pytest.raises(ModelLoadError, match="cannot be started: No such file"):
+        await Spawner({}, ("/no/such/program",)).launch([])
+    assert n_descriptors() == n_before
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Have none left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_descriptors() + 20, hard))
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                opened.enter_context(open(os.devnull))
+        yield
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
+async def test_without_descriptors_nothing_is_started_and_none_is_lost(way: str) -> None:
+    async with tiny.launcher(way) as launcher:
+        async with started(launcher):
+            pass  # so that a zygote is there
+        n_before = n_descriptors()
+        with pytest.raises(ModelLoadError, match="Too many open files"), no_descriptors():
+            await launcher.launch([])
+        assert n_descriptors() == n_before

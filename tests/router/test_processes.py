@@ -1,0 +1,191 @@
+"""Real servers as the processes of a fleet: how they start, die, hang and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from tests.router.test_launch import is_running, until_gone
+from tests.support import tiny
+from tests.support.scripted_children import ScriptedCatalog
+from trioserve.errors import ModelLoadError
+from trioserve.models import BUNDLED
+from trioserve.models.catalog import ModelEntry, Source
+from trioserve.router.child import Child, Watch
+from trioserve.router.fleet import Fleet
+from trioserve.router.states import Status
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only")
+
+#: A request that runs until someone ends it.
+ENDLESS = {"prompt": "Once upon a time", "stream": True, "ignore_eos": True, "n_predict": -1}
+
+
+def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
+    args = ("--model", str(path), "--alias", name, "-t", "1", "-np", "2", *flags)
+    return ModelEntry(name=name, source=Source.DIRECTORY, args=args, path=path)
+
+
+@asynccontextmanager
+async def fleet_of(
+    *entries: ModelEntry, max_models: int = 4, watch: Watch | None = None
+) -> AsyncIterator[Fleet]:
+    catalog = ScriptedCatalog(*entries)
+    with trio.fail_after(120):
+        async with Fleet(catalog, max_models=max_models, watch=watch) as fleet:  # type: ignore[arg-type]
+            yield fleet
+
+
+def client_of(child: Child) -> httpx.AsyncClient:
+    transport = httpx.AsyncHTTPTransport(uds=str(child.socket_path))
+    return httpx.AsyncClient(transport=transport, base_url="http://child", timeout=60)
+
+
+async def answer(child: Child) -> dict[str, object]:
+    async with client_of(child) as client:
+        body = {"prompt": "Once", "n_predict": 4, "temperature": 0}
+        response = await client.post("/completion", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()  # type: ignore[no-any-return]
+
+
+async def restarted(fleet: Fleet, one: ModelEntry) -> None:
+    async with fleet.use(one) as child:
+        assert (await answer(child))["content"]
+
+
+async def test_it_serves_and_gives_everything_back() -> None:
+    one = entry("one")
+    async with fleet_of(one) as fleet:
+        async with fleet.use(one) as child:
+            assert (await answer(child))["model"] == "one"
+            assert child.info["id"] == "one"
+            assert fleet.state("one").info["meta"]["n_ctx"] > 0
+            assert os.getsid(child.pid or 0) == child.pid
+        await fleet.drain()
+        assert child.exit_code == 0
+        assert fleet.state("one").value is Status.UNLOADED
+        assert not child.socket_path.exists(), "it drained, and cleaned up"
+
+
+async def test_a_process_that_is_killed_costs_its_own_requests_and_comes_back() -> None:
+    one, other = entry("one"), entry("other")
+    async with fleet_of(one, other) as fleet, fleet.use(other) as unhurt:
+        async with (
+            fleet.use(one) as child,
+            client_of(child) as client,
+            client.stream("POST", "/completion", json=ENDLESS) as stream,
+        ):
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            os.kill(child.pid or 0, signal.SIGKILL)
+            with pytest.raises(httpx.HTTPError):
+                async for _line in lines:
+                    pass
+            await child.ended.wait()
+        await restarted(fleet, one)
+        assert (await answer(unhurt))["content"]
+
+
+async def test_a_process_that_hangs_is_killed_and_comes_back() -> None:
+    one = entry("one")
+    watch = Watch(interval=0.2, answer_timeout=2.0)
+    async with fleet_of(one, watch=watch) as fleet:
+        async with fleet.use(one) as child:
+            os.kill(child.pid or 0, signal.SIGSTOP)
+            await child.ended.wait()
+            assert child.message == "It does not answer within 2 seconds."
+        await restarted(fleet, one)
+
+
+async def test_a_file_that_is_broken_gone_or_back_again(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    one = entry("one", path)
+    async with fleet_of(one) as fleet:
+        path.write_bytes(BUNDLED.read_bytes()[:100_000])
+        with pytest.raises(ModelLoadError, match=r"model\.gguf"):
+            async with fleet.use(one):
+                raise AssertionError
+        shutil.copy(BUNDLED, path)
+        await restarted(fleet, one)
+        path.unlink()
+        await restarted(fleet, one)  # it is loaded, and stays so
+        await fleet.unload(one)
+        with pytest.raises(ModelLoadError, match=r"model\.gguf"):
+            async with fleet.use(one):
+                raise AssertionError
+
+
+async def test_a_file_that_is_replaced_while_it_is_loaded(tmp_path: Path) -> None:
+    """The process has the file that it began with; the next one has the new file."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(BUNDLED, path)
+    one = entry("one", path)
+    async with fleet_of(one) as fleet, fleet.use(one) as child:
+        before = (await answer(child))["content"]
+        broken = tmp_path / "new"
+        broken.write_bytes(b"GGUF")
+        broken.rename(path)
+        assert (await answer(child))["content"] == before
+
+
+async def test_requests_at_random_are_answered_by_the_right_models() -> None:
+    entries = [entry(f"model-{number}") for number in range(5)]
+    chosen = random.Random(13)
+    n_answered = 0
+
+    async def ask(fleet: Fleet, one: ModelEntry) -> None:
+        nonlocal n_answered
+        async with fleet.use(one) as child:
+            assert (await answer(child))["model"] == one.name
+            n_answered += 1
+
+    async with fleet_of(*entries, max_models=2) as fleet:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(ask, fleet, chosen.choice(entries))
+        assert n_answered == 20
+        running = [one for one in entries if fleet.state(one.name).pid is not None]
+        assert len(running) <= 2
+
+
+async def test_no_server_outlives_a_router_that_is_killed() -> None:
+    script = (
+        "import os, sys, json, trio\n"
+        "from tests.router.test_processes import entry, fleet_of\n"
+        "async def main():\n"
+        "    one, other = entry('one'), entry('other')\n"
+        "    async with fleet_of(one, other) as fleet:\n"
+        "        async with fleet.use(one) as a, fleet.use(other) as b:\n"
+        "            os.write(2, json.dumps([a.pid, b.pid]).encode())\n"
+        "            await trio.sleep_forever()\n"
+        "trio.run(main)\n"
+    )
+    router = await trio.lowlevel.open_process(
+        [sys.executable, "-c", script],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=tiny.environment(),
+        cwd=Path(__file__).parents[2],
+    )
+    assert router.stderr is not None
+    with trio.fail_after(60):
+        pids = json.loads(await router.stderr.receive_some())
+        os.kill(pids[0], signal.SIGSTOP)  # even one that hangs
+        router.send_signal(signal.SIGKILL)
+        await router.wait()
+        for pid in pids:
+            await until_gone(pid)
+    assert not any(map(is_running, pids))

@@ -1,0 +1,147 @@
+"""Processes of models that are none: a test says what they do, and time is that of the test."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+import attrs
+import trio
+import trio.testing
+
+from trioserve.errors import ModelLoadError
+from trioserve.models.catalog import CatalogChanges, ModelEntry, Source
+
+
+def entry(name: str, **fields: object) -> ModelEntry:
+    return ModelEntry(
+        name=name,
+        source=Source.DIRECTORY,
+        args=("--model", f"/models/{name}.gguf"),
+        path=Path(f"/models/{name}.gguf"),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+class ScriptedCatalog:
+    """A catalog that a test may change; `reload` tells what it has changed."""
+
+    def __init__(self, *entries: ModelEntry) -> None:
+        self.entries: dict[str, ModelEntry] = {one.name: one for one in entries}
+        self.next: dict[str, ModelEntry] | None = None
+
+    def reload(self) -> CatalogChanges:
+        before, self.entries = self.entries, self.next or self.entries
+        both = before.keys() & self.entries.keys()
+        return CatalogChanges(
+            added=frozenset(self.entries.keys() - before.keys()),
+            changed=frozenset(name for name in both if before[name] != self.entries[name]),
+            removed=frozenset(before.keys() - self.entries.keys()),
+        )
+
+
+class ScriptedProcess:
+    """A process that says and does what the test wants."""
+
+    _pids = count(1000)
+
+    def __init__(self, argv: Sequence[str], *, obeys: bool = True) -> None:
+        self.argv = argv
+        self.pid = next(self._pids)
+        self.status = trio.testing.MemoryReceiveStream()
+        self.log = trio.testing.MemoryReceiveStream()
+        self.signals: list[signal.Signals] = []
+        self.closed = False
+        self._obeys = obeys
+        self._code: int | None = None
+        self._ended = trio.Event()
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        return Path(self.argv[self.argv.index("--model") + 1]).stem
+
+    @property
+    def running(self) -> bool:
+        return self._code is None
+
+    # -- what the test has it do
+
+    def say(self, state: str, **fields: object) -> None:
+        self.status.put_data(json.dumps({"state": state, **fields}).encode() + b"\n")
+
+    def write(self, text: str) -> None:
+        self.log.put_data(text.encode())
+
+    def end(self, code: int) -> None:
+        if self._code is None:
+            self._code = code
+            self.status.put_eof()
+            self.log.put_eof()
+            self._ended.set()
+
+    # -- what the router does with it
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        assert self._code is not None
+        return self._code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._code is not None:
+            return
+        self.signals.append(number)
+        if number == signal.SIGKILL or self._obeys:
+            self.end(-9 if number == signal.SIGKILL else 0)
+
+    def close(self) -> None:
+        assert self._code is not None, "it would be left alone"
+        self.closed = True
+
+
+@attrs.define(eq=False)
+class ScriptedLauncher:
+    """Starts scripted processes.
+
+    Attributes:
+        ready: whether they are ready at once.
+        obeys: whether they end when they are told to.
+        refuses: why none can be started, if so.
+        needs: what models need, by their names, for processes that are asked that.
+        started: all processes so far, without those.
+    """
+
+    ready: bool = True
+    obeys: bool = True
+    refuses: str | None = None
+    needs: Mapping[str, int] = attrs.field(factory=dict)
+    started: list[ScriptedProcess] = attrs.field(factory=list)
+
+    async def launch(self, argv: Sequence[str]) -> ScriptedProcess:
+        await trio.lowlevel.checkpoint()
+        if self.refuses is not None:
+            raise ModelLoadError(self.refuses)
+        process = ScriptedProcess(argv, obeys=self.obeys)
+        if argv[0] == "estimate":
+            if process.model in self.needs:
+                process.say("estimated", bytes=self.needs[process.model])
+            else:
+                process.say("failed", message="The file is none.")
+            process.end(0)
+            return process
+        self.started.append(process)
+        if self.ready:
+            process.say("ready", info={"id": process.model})
+        return process
+
+    @property
+    def running(self) -> list[str]:
+        """The models of the processes that run, in the order of their start."""
+        return [one.model for one in self.started if one.running]
+
+    def last(self, model: str) -> ScriptedProcess:
+        """The process of a model that was started last."""
+        return next(one for one in reversed(self.started) if one.model == model)

@@ -1,0 +1,41 @@
+"""A process that speaks to a router as a server does, and serves nothing.
+
+It says that it is ready, with what it knows of itself. Then it does what its arguments say: ``exit
+3`` exits, ``hang`` ignores its lifeline, and without any it waits for the end of that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    info = {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "session": os.getsid(0),
+        "argv": argv,
+        "lifeline": os.environ["TRIOSERVE_LIFELINE"],
+        "colour": os.environ.get("COLOUR"),
+        "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
+    }
+    print("on standard output", flush=True)
+    print("on standard error", file=sys.stderr, flush=True)
+    line = json.dumps({"state": "ready", "info": info}) + "\n"
+    os.write(int(os.environ["TRIOSERVE_STATUS_FD"]), line.encode())
+    if argv[:1] == ["exit"]:
+        return int(argv[1])
+    if argv[:1] == ["hang"]:
+        while True:
+            signal.pause()
+    while os.read(0, 100):
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

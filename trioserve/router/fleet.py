@@ -1,0 +1,367 @@
+"""`Fleet`: the processes of many models, each of which is started when a request needs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import trio
+
+from trioserve.errors import (
+    ConfigError,
+    InvalidRequestError,
+    ModelLoadError,
+    ModelNotLoadedError,
+    ServerClosingError,
+    UnknownModelError,
+)
+from trioserve.models.catalog import Catalog, ModelEntry, environment_of_children
+from trioserve.router.child import Child, Watch
+from trioserve.router.events import Events
+from trioserve.router.forks import open_launcher
+from trioserve.router.launch import Launcher
+from trioserve.router.record import Record
+from trioserve.router.schedule import Schedule, Ticket
+from trioserve.router.states import FleetEvent, ModelState, Status, Waiting
+from trioserve.router.supervisor import Supervisor, too_often
+from trioserve.server.concurrency import alongside
+
+__all__ = ["Child", "Fleet"]
+
+#: Seconds that processes have to end after their requests, when all are drained.
+_GRACE = 5.0
+
+#: Seconds between two times that requests which wait are told where they stand.
+_NEWS_INTERVAL = 0.1
+
+#: The longest path of a folder that sockets fit into; the system has a limit of about 100 bytes.
+_MAX_FOLDER = 80
+
+
+class Fleet:
+    """The models of a catalog, each in a process of its own.
+
+    Inside ``async with Fleet(catalog) as fleet:``, ``async with fleet.use(entry) as child:`` gives
+    a process that has the model ready, and keeps it from being stopped for another model. Leaving
+    kills the processes that still run; call `drain` before to let their requests finish.
+
+    Args:
+        catalog: the models.
+        max_models: how many processes may run; 0: any number.
+        max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
+        drain_timeout: seconds that requests have to finish in `drain`.
+        launcher: starts processes; the default forks one that has imported everything, if it can.
+        watch: how processes are watched.
+
+    Raises:
+        ConfigError: on entry, when more models are to be loaded on startup than may run.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        max_models: int = 4,
+        max_memory: int = 0,
+        drain_timeout: float = 30.0,
+        launcher: Launcher | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.catalog = catalog
+        self.max_models = max_models
+        self._drain_timeout = drain_timeout
+        self._launcher = launcher
+        self._watch = watch or Watch()
+        self._schedule = Schedule(max_models=max_models, max_memory=max_memory)
+        self._events = Events()
+        self._listeners: set[_Bell] = set()  # of those who want to know where they stand
+        self._news = _Bell()
+        self._supervisor: Supervisor | None = None
+        self._closed = False
+        self._life: AbstractAsyncContextManager[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._life = self._live()
+        await self._life.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._life is not None
+        return await self._life.__aexit__(exc_type, exc, traceback)
+
+    # -- life
+
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
+        at_once = [one for one in self.catalog.entries.values() if one.load_on_startup]
+        if 0 < self.max_models < len(at_once):
+            raise ConfigError(
+                f"{len(at_once)} models are to be loaded on startup, but --models-max allows only "
+                f"{self.max_models}"
+            )
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(_socket_folder())
+            launcher = await stack.enter_async_context(self._open_launcher())
+            self._supervisor = supervisor = Supervisor(
+                self._schedule,
+                launcher,
+                self._watch,
+                folder=folder,
+                tell=self.tell,
+                changed=self._news.ring,
+            )
+            for entry in at_once:
+                supervisor.record(entry)
+                self._schedule.want(entry.name)
+            await stack.enter_async_context(alongside(supervisor.run))
+            await stack.enter_async_context(alongside(self._tell_waiting))
+            await supervisor.running.wait()
+            stack.callback(self._close)
+            yield
+
+    def _open_launcher(self) -> AbstractAsyncContextManager[Launcher]:
+        if self._launcher is not None:
+            return nullcontext(self._launcher)
+        return open_launcher(environment_of_children(os.environ))
+
+    async def _tell_waiting(self) -> None:
+        """Have those who wait look where they stand, when that may have changed."""
+        while True:
+            await self._news.wait()
+            for bell in list(self._listeners):
+                bell.ring()
+            await trio.sleep(_NEWS_INTERVAL)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._parts.close(ServerClosingError())
+
+    async def drain(self) -> None:
+        """Take nothing new, have all processes finish their requests, and wait for their end.
+
+        What is left after `drain_timeout` is killed.
+        """
+        self._close()
+        children = [one.child for one in self._parts.records.values() if one.child is not None]
+        for child in children:
+            child.stop(self._drain_timeout + _GRACE)
+        for child in children:
+            await child.finished.wait()
+
+    @property
+    def _parts(self) -> Supervisor:
+        """Raises ServerClosingError before the fleet is entered."""
+        if self._supervisor is None:
+            raise ServerClosingError
+        return self._supervisor
+
+    # -- what requests do
+
+    @asynccontextmanager
+    async def use(
+        self,
+        entry: ModelEntry,
+        *,
+        autoload: bool = True,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> AsyncIterator[Child]:
+        """Wait until a model is ready, and keep it for the length of the block.
+
+        Args:
+            entry: the model, from the catalog.
+            autoload: whether it may be started for this.
+            on_wait: called with where the request stands, at first and when that changes.
+
+        Raises:
+            ModelNotLoadedError: it is not loaded, and may not be.
+            ModelLoadError: it cannot be loaded.
+            ModelFailedError: its processes have died too often.
+            ServerClosingError: the fleet is closing.
+        """
+        record = self._usable(entry, autoload)
+        bell = _Bell()
+        child = None
+
+        def changed() -> None:
+            nonlocal child
+            child = record.child  # now: it may have died before the request goes on
+            bell.ring()
+
+        ticket = self._schedule.join(entry.name, changed)
+        try:
+            if not ticket.granted:
+                self._parts.turn()
+                await self._until_granted(ticket, bell, on_wait)
+            record.use()
+            assert child is not None
+            yield child
+        finally:
+            record.use()
+            self._schedule.leave(ticket)
+            self._parts.turn()
+
+    def _usable(self, entry: ModelEntry, autoload: bool) -> Record:
+        """The record of a model that may be used. Raises as `use`."""
+        if self._closed:
+            raise ServerClosingError
+        record = self._parts.record(entry)
+        runs = record.child is not None and not record.child.asked
+        if not runs and not autoload:
+            raise ModelNotLoadedError(f"The model {entry.name!r} is not loaded.", param="model")
+        if not runs and record.deaths.wait_s(trio.current_time()):
+            raise too_often(record)
+        return record
+
+    async def _until_granted(
+        self, ticket: Ticket, bell: _Bell, on_wait: Callable[[Waiting], None] | None
+    ) -> None:
+        if on_wait is not None:
+            self._listeners.add(bell)
+        try:
+            while not ticket.granted:
+                if ticket.error is not None:
+                    raise ticket.error.with_traceback(None)
+                if on_wait is not None:
+                    on_wait(self._waiting(ticket))
+                await bell.wait()
+        finally:
+            self._listeners.discard(bell)
+
+    def _waiting(self, ticket: Ticket) -> Waiting:
+        record = self._parts.records[ticket.model]
+        is_next = self._schedule.is_loading(ticket.model)
+        return Waiting(
+            position=self._schedule.position(ticket),
+            status=record.status if is_next else Status.UNLOADED,
+            progress=record.progress if is_next else None,
+        )
+
+    # -- what others ask for
+
+    async def load(self, entry: ModelEntry) -> None:
+        """Begin to load a model. One that has failed gets another chance.
+
+        Raises:
+            InvalidRequestError: it is loaded already, or will be.
+            ServerClosingError: the fleet is closing.
+        """
+        if self._closed:
+            raise ServerClosingError
+        record = self._parts.record(entry)
+        if record.child is not None and not record.child.asked:
+            raise InvalidRequestError(f"The model {entry.name!r} is running already.")
+        record.deaths.forget()
+        self._schedule.release(entry.name)
+        self._schedule.want(entry.name)
+        self._parts.turn()
+
+    async def unload(self, entry: ModelEntry) -> None:
+        """Begin to stop a model, which gets its `stop_timeout`. One that still loads is killed.
+
+        Raises:
+            InvalidRequestError: it is not running, and nobody waits for it.
+        """
+        record = self._parts.record(entry)
+        if record.child is None and not self._schedule.is_queued(entry.name):
+            raise InvalidRequestError(f"The model {entry.name!r} is not running.")
+        error = ModelLoadError(f"The model {entry.name!r} was unloaded before it was ready.")
+        if self._schedule.unload(entry.name, error):
+            self._parts.stop(record)
+        self._parts.turn()
+
+    async def reload(self) -> None:
+        """Read the catalog again, and wait until what has changed or is gone is not running.
+
+        A model that has changed is started again for those who wait for it.
+
+        Raises:
+            ConfigError: as `Catalog.reload`.
+        """
+        changes = await trio.to_thread.run_sync(self.catalog.reload)
+        ending = []
+        for name in changes.changed | changes.removed:
+            record = self._parts.records.get(name)
+            if record is None:
+                continue  # nobody has asked for it yet
+            record.deaths.forget()
+            self._schedule.forget(name)
+            if name in changes.removed:
+                gone = UnknownModelError(f"The model {name!r} is no longer there.", param="model")
+                must_stop = self._schedule.unload(name, gone)
+                del self._parts.records[name]
+            else:
+                record.entry = self.catalog.entries[name]
+                must_stop = self._schedule.stop(name)
+            if must_stop:
+                self._parts.stop(record)
+            if record.child is not None:
+                ending.append(record.child)
+        self._parts.turn()
+        for child in ending:
+            await child.finished.wait()
+        self.tell(FleetEvent(model="*", event="models_reload"))
+
+    # -- what is to be seen
+
+    def state(self, name: str) -> ModelState:
+        """A model as it is now."""
+        record = self._parts.records.get(name)
+        if record is None:
+            return ModelState()
+        return record.state(
+            n_requests=self._schedule.n_users(name),
+            n_waiting=sum(1 for _ in self._schedule.waiting(name)),
+            memory=self._schedule.need_of(name),
+        )
+
+    def subscribe(self) -> AbstractAsyncContextManager[trio.MemoryReceiveChannel[FleetEvent]]:
+        """Receive what happens from now on, for the length of a block."""
+        return self._events.subscribe()
+
+    def tell(self, event: FleetEvent) -> None:
+        """Tell those who have subscribed of an event that is not the fleet's own."""
+        self._events.tell(event)
+
+
+class _Bell:
+    """Wakes a task. Rings that come before it waits count as one."""
+
+    def __init__(self) -> None:
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    async def wait(self) -> None:
+        await self._rung.wait()
+        self._rung = trio.Event()
+
+
+@contextmanager
+def _socket_folder() -> Iterator[Path]:
+    """A folder for sockets that only we may enter, for the length of a block."""
+    path = tempfile.mkdtemp(prefix="trioserve-")
+    if len(path) > _MAX_FOLDER:
+        os.rmdir(path)
+        path = tempfile.mkdtemp(prefix="trioserve-", dir="/tmp")
+    try:
+        yield Path(path)
+    finally:
+        shutil.rmtree(path)

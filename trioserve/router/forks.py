@@ -1,0 +1,230 @@
+"""Starting the processes of models as forks of one that waits; see `trioserve.router.zygote`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import attrs
+import structlog
+import trio
+
+from trioserve.errors import ModelLoadError
+from trioserve.router import zygote
+from trioserve.router.launch import (
+    Launcher,
+    Pipes,
+    Process,
+    Spawner,
+    open_pipes,
+    with_package,
+)
+from trioserve.server.concurrency import alongside
+
+_log = structlog.stdlib.get_logger("trioserve.router")
+
+#: Seconds that a zygote has to begin, and that a fork may take.
+_START_TIMEOUT = 60.0
+_FORK_TIMEOUT = 10.0
+
+#: Seconds until a zygote that has died is replaced; twice as many for each one that did not begin.
+_RESTART_DELAY = 1.0
+_MAX_RESTART_DELAY = 300.0
+
+_COMMAND = (sys.executable, "-P", "-m", "trioserve.cli.zygote")
+
+#: What another process says of its end when it is not known.
+_UNKNOWN_END = 255
+
+
+@asynccontextmanager
+async def open_launcher(environ: Mapping[str, str]) -> AsyncIterator[Launcher]:
+    """The best way to start processes with an environment, as long as a block lasts."""
+    spawner = Spawner(environ)
+    if not adopt_orphans():
+        yield spawner
+        return
+    forks = Forks(environ, spawner)
+    async with alongside(forks.run):
+        yield forks
+
+
+def adopt_orphans() -> bool:
+    """Have the system give us the orphans of our children. Returns whether it does."""
+    if not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+class Forks:
+    """Starts processes as forks of a zygote, and without one while none is there.
+
+    Args:
+        environ: their environment.
+        spawner: starts processes in the other way.
+        command: starts a zygote; the number of its socket is added.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str], spawner: Launcher, command: Sequence[str] = _COMMAND
+    ) -> None:
+        self._environ = environ
+        self._spawner = spawner
+        self._command = command
+        self._decided = trio.Event()  # there is a zygote, or it has failed
+        self._one_at_a_time = trio.Lock()
+        self._orders: trio.socket.SocketType | None = None
+        self._zygote: trio.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process that others are forked from, if there is one."""
+        return self._zygote.pid if self._zygote is not None else None
+
+    async def run(self) -> None:
+        """Keep a zygote until cancelled. One that dies is replaced."""
+        delay = _RESTART_DELAY
+        while True:
+            try:
+                began = await self._keep_one()
+            except OSError as error:
+                began = False
+                _log.warning(
+                    "the process that others are forked from cannot be started",
+                    reason=error.strerror,
+                )
+            self._decided.set()
+            delay = _RESTART_DELAY if began else min(2 * delay, _MAX_RESTART_DELAY)
+            await trio.sleep(delay)
+
+    async def _keep_one(self) -> bool:
+        """Start a zygote, and wait until it has died. When cancelled, it ends.
+
+        Returns whether it had begun.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with trio.socket.from_stdlib_socket(ours) as orders, theirs:
+            process = await trio.lowlevel.open_process(
+                [*self._command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=with_package(self._environ),
+                start_new_session=True,
+            )
+            theirs.close()
+            began = False
+            try:
+                with trio.move_on_after(_START_TIMEOUT):
+                    began = await orders.recv(len(zygote.READY)) == zygote.READY
+                if began:
+                    self._zygote, self._orders = process, orders
+                    self._decided.set()
+                    await process.wait()
+            finally:
+                self._zygote, self._orders = None, None
+                process.kill()
+                with trio.CancelScope(shield=True):
+                    code = await process.wait()
+        _log.warning("the process that others are forked from has ended", exit_code=code)
+        return began
+
+    async def launch(self, argv: Sequence[str]) -> Process:
+        """See `Launcher.launch`."""
+        await self._decided.wait()
+        async with self._one_at_a_time:
+            forked = None if self._orders is None else await self._fork(self._orders, argv)
+        return forked or await self._spawner.launch(argv)
+
+    async def _fork(self, orders: trio.socket.SocketType, argv: Sequence[str]) -> Process | None:
+        """Have a process forked; None if there is no zygote any more. Raises ModelLoadError."""
+        with open_pipes() as pipes:
+            pid = await self._order(orders, argv, pipes)
+            if pid is not None:
+                return _Forked(pid, os.pidfd_open(pid), pipes)
+            pipes.close()
+        return None
+
+    async def _order(
+        self, orders: trio.socket.SocketType, argv: Sequence[str], pipes: Pipes
+    ) -> int | None:
+        """Order a fork; returns its number, or None if there is no zygote any more.
+
+        Cannot be cancelled, because the answer would then be taken for that of the next order.
+
+        Raises:
+            ModelLoadError: the system does not allow another process.
+        """
+        descriptors = array("i", [pipes.stdin, pipes.status_end, pipes.log_end])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+        answer = b""
+        with (
+            trio.move_on_after(_FORK_TIMEOUT, shield=True),
+            contextlib.suppress(
+                OSError, trio.ClosedResourceError
+            ),  # it has died; `_keep_one` says so
+        ):
+            await orders.sendmsg([json.dumps(list(argv)).encode()], ancillary)
+            answer = await orders.recv(32)
+        if answer == zygote.FAILED:
+            raise ModelLoadError("The process of the model cannot be started: too many processes.")
+        if answer:
+            return int(answer)
+        self._orders = None
+        if self._zygote is not None:
+            self._zygote.kill()
+        return None
+
+
+@attrs.define(eq=False)
+class _Forked:
+    """A process that was forked from the zygote, and that we adopted."""
+
+    pid: int
+    _descriptor: int
+    _pipes: Pipes
+    _code: int | None = None
+
+    @property
+    def status(self) -> trio.abc.ReceiveStream:
+        return self._pipes.status
+
+    @property
+    def log(self) -> trio.abc.ReceiveStream:
+        return self._pipes.log
+
+    async def wait(self) -> int:
+        if self._code is None:
+            await trio.lowlevel.wait_readable(self._descriptor)
+            self._code = self._reap()
+        return self._code
+
+    def _reap(self) -> int:
+        try:
+            ended = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
+        except ChildProcessError:
+            return _UNKNOWN_END  # somebody else in this program waits for all processes
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._pipes.close()

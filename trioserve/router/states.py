@@ -1,0 +1,66 @@
+"""What a fleet tells of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import attrs
+
+
+class Status(StrEnum):
+    """What a model does, in the words of llama-server."""
+
+    UNLOADED = "unloaded"
+    DOWNLOADING = "downloading"
+    LOADING = "loading"
+    LOADED = "loaded"
+    SLEEPING = "sleeping"
+
+
+@attrs.frozen(kw_only=True)
+class ModelState:
+    """A model as it is now."""
+
+    value: Status = Status.UNLOADED
+    #: The flags of its process; none while there is no process.
+    args: tuple[str, ...] = ()
+    pid: int | None = None
+    #: The share that is loaded, 0.0 to 1.0, while it loads.
+    progress: float | None = None
+    #: What its process said of the model when it was ready, in the form of ``/v1/models``.
+    info: Mapping[str, Any] = attrs.field(factory=dict)
+    #: Whether its last process ended without being asked to, and what is known of that.
+    failed: bool = False
+    exit_code: int | None = None
+    message: str | None = None
+    log_tail: tuple[str, ...] = ()
+    #: When a request last began or ended, in seconds since the epoch.
+    last_used: float | None = None
+    n_requests: int = 0
+    n_waiting: int = 0
+    #: Bytes that it needs, by estimate; only known where there is a limit.
+    memory: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class FleetEvent:
+    """Something happened to a model, as ``/models/sse`` tells it. The model ``*`` means all."""
+
+    model: str
+    event: str
+    data: Mapping[str, Any] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Waiting:
+    """Where a request stands that waits for its model.
+
+    `position` counts the waiting requests that are before it. `progress` is the share of the model
+    that is loaded, once it is this model's turn.
+    """
+
+    position: int
+    status: Status
+    progress: float | None = None

@@ -1,0 +1,194 @@
+"""Starting, stopping and restarting processes, as a schedule and what becomes of them demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from trioserve.errors import ModelFailedError, ModelLoadError, TrioServeError
+from trioserve.models.catalog import ModelEntry
+from trioserve.router.child import Child, Report, Watch, estimate
+from trioserve.router.deaths import MAX_DEATHS
+from trioserve.router.launch import Launcher
+from trioserve.router.record import Record
+from trioserve.router.schedule import Schedule
+from trioserve.router.states import FleetEvent, Status
+
+_log = structlog.stdlib.get_logger("trioserve.router")
+
+
+class Supervisor:
+    """Does what a schedule decides. Call `turn` whenever something has changed there.
+
+    Args:
+        schedule: decides.
+        launcher: starts processes.
+        watch: how they are watched.
+        folder: where their sockets are.
+        tell: hears of what happens.
+        changed: called when those who wait may stand elsewhere.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        launcher: Launcher,
+        watch: Watch,
+        *,
+        folder: Path,
+        tell: Callable[[FleetEvent], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.records: dict[str, Record] = {}
+        self._schedule = schedule
+        self._launcher = launcher
+        self._watch = watch
+        self._folder = folder
+        self._tell = tell
+        self._changed = changed
+        self.running = trio.Event()
+        self._n_children = 0
+        self._nursery: trio.Nursery | None = None
+        self._closed = False
+
+    async def run(self) -> None:
+        """Have processes until cancelled, which kills them. Sets `running` at first."""
+        async with trio.open_nursery() as self._nursery:
+            self.running.set()
+            self.turn()
+            await trio.sleep_forever()
+
+    def close(self, error: TrioServeError) -> None:
+        """Start nothing any more, and refuse all who wait."""
+        self._closed = True
+        for name in self.records:
+            self._schedule.unload(name, error)
+
+    def record(self, entry: ModelEntry) -> Record:
+        """What is known of a model."""
+        return self.records.setdefault(entry.name, Record(entry))
+
+    def turn(self) -> None:
+        """Do what is to be done now."""
+        if self._nursery is None or self._closed:
+            return
+        decision = self._schedule.decide()
+        for name in decision.stop:
+            self.stop(self.records[name])
+        for name in decision.start:
+            self._start(self._nursery, self.records[name])
+        for name in decision.estimate:
+            self._nursery.start_soon(self._estimate, self.records[name])
+        if self._schedule.has_waiting:
+            self._changed()
+
+    def stop(self, record: Record) -> None:
+        """Have a process end: when its requests have, or at once if it is not ready."""
+        if record.child is not None:
+            record.child.stop(record.entry.stop_timeout if record.is_ready else 0.0)
+
+    # -- one process
+
+    def _start(self, nursery: trio.Nursery, record: Record) -> None:
+        self._n_children += 1
+        child = Child(record.entry.name, self._folder / f"{self._n_children}.sock", self._watch)
+        record.begin(child)
+        self._announce(record)
+        nursery.start_soon(self._attend, record, child)
+
+    async def _attend(self, record: Record, child: Child) -> None:
+        """Have a process from its start to its end."""
+        try:
+            await child.run(self._launcher, record.args, partial(self._told, record))
+        except ModelLoadError as error:
+            child.message = error.message
+        finally:
+            self._ended(record, child)
+            child.finished.set()
+
+    def _told(self, record: Record, report: Report) -> None:
+        """A process has told its state."""
+        name = record.entry.name
+        data: dict[str, Any] = {}
+        match report.get("state"):
+            case "downloading" | "loading" as state:
+                record.status, record.progress = Status(state), report.get("progress")
+                data = {"progress": _progress(record)}
+            case "ready":
+                record.status, record.progress, record.is_ready = Status.LOADED, None, True
+                record.info = report.get("info", record.info)
+                data = {"info": report["info"]} if "info" in report else {}
+                self._schedule.ready(name)
+            case "sleeping":
+                record.status = Status.SLEEPING
+                self._schedule.asleep(name)
+            case "ended":
+                self._schedule.dying(name)  # the rest when all that it wrote has been read
+                return
+            case _:
+                return  # it has failed, and will end
+        self._announce(record, data)
+        self.turn()
+
+    def _ended(self, record: Record, child: Child) -> None:
+        """A process has ended: see who has to know, and whether there is to be another one."""
+        name, was_ready = record.entry.name, record.is_ready
+        record.end(child)
+        self._schedule.gone(name, ModelLoadError(child.last_words()))
+        self._announce(record, {"exit_code": child.exit_code})
+        if record.failed and not self._closed:
+            _log.error("the process of a model has ended", model=name, reason=record.message,
+                       exit_code=child.exit_code)  # fmt: skip
+            self._recover(record, was_ready)
+        self.turn()
+
+    def _recover(self, record: Record, was_ready: bool) -> None:
+        """Start a process again that has died, unless that happens too often."""
+        name = record.entry.name
+        delay = record.deaths.note(trio.current_time())
+        if delay is None:
+            self._schedule.refuse(name, too_often(record))
+        elif was_ready and self._nursery is not None:
+            self._schedule.hold(name)
+            self._schedule.want(name)
+            self._nursery.start_soon(self._release, name, delay)
+
+    async def _release(self, name: str, delay: float) -> None:
+        await trio.sleep(delay)
+        self._schedule.release(name)
+        self.turn()
+
+    async def _estimate(self, record: Record) -> None:
+        """Find out what memory a model needs."""
+        entry = record.entry
+        try:
+            need = await estimate(self._launcher, entry.name, entry.args)
+        except ModelLoadError as error:
+            self._schedule.not_estimated(entry.name, error)
+        else:
+            self._schedule.estimated(entry.name, need)
+        self.turn()
+
+    def _announce(self, record: Record, data: Mapping[str, Any] | None = None) -> None:
+        about = {"status": record.status.value, **(data or {})}
+        self._tell(FleetEvent(model=record.entry.name, event="status_change", data=about))
+
+
+def too_often(record: Record) -> ModelFailedError:
+    """The error of a model whose processes have died too often."""
+    wait_s = record.deaths.wait_s(trio.current_time())
+    return ModelFailedError(
+        f"The model {record.entry.name!r} has failed {MAX_DEATHS} times within a minute, so it is "
+        f"not started again for another {wait_s:.0f} seconds. {record.message}",
+        retry_after=wait_s,
+    )
+
+
+def _progress(record: Record) -> dict[str, Any]:
+    """How far a model is loaded, in the form of llama-server."""
+    return {"stages": ["text_model"], "current": "text_model", "value": record.progress}

@@ -1,0 +1,129 @@
+"""The process that becomes the processes of models: it has imported everything, and waits.
+
+Importing takes a second, and what is imported takes 100 MB. A fork takes milliseconds and shares
+the memory. It is safe because this process has one thread, no event loop and no model.
+
+An order comes over a socket: a JSON object with the arguments, and with it the three descriptors of
+the pipes of `trioserve.router.launch`. The answer has the number of the process. The end of the
+socket is the end of this process. Linux only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+
+from trioserve.router.launch import LIFELINE_VARIABLE, STATUS_VARIABLE
+
+#: The largest order, in bytes.
+MAX_ORDER = 128 * 1024
+
+#: Sent once everything is imported.
+READY = b"ready"
+
+#: The answer to an order that could not be carried out.
+FAILED = b"0"
+
+#: Of prctl: the signal for when the parent dies; to be the parent of orphans.
+_PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+#: The descriptor of the status in the processes of models.
+_STATUS = 3
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def wait_for_orders(orders: socket.socket) -> list[str] | None:
+    """Fork a process for each order.
+
+    Returns in each of these processes, with its arguments, to be what was ordered; and in this
+    process once there are no more orders, with None.
+    """
+    router = os.getppid()
+    gc.collect()
+    gc.freeze()  # so that looking for garbage does not copy the memory that is shared
+    orders.send(READY)
+    while True:
+        message, descriptors, _flags, _address = socket.recv_fds(orders, MAX_ORDER, 3)
+        if not message:
+            return None
+        read_end, write_end = os.pipe()
+        if _fork_twice(write_end):
+            for each in (read_end, write_end, orders.detach()):
+                os.close(each)
+            _join_router(router)
+            return _become(json.loads(message), descriptors)
+        for each in (write_end, *descriptors):
+            os.close(each)
+        orders.send(os.read(read_end, 32) or FAILED)
+        os.close(read_end)
+
+
+def _fork_twice(answers: int) -> bool:
+    """Fork a child that leaves a child of its own to the router, which adopts orphans.
+
+    So the router can wait for it, and this process may die without harm. The number of the
+    grandchild is written to a descriptor. Returns True in the grandchild and False here.
+    """
+    try:
+        middle = os.fork()
+    except OSError:
+        return False  # too many processes, or too little memory; no answer says so
+    if middle:
+        os.waitpid(middle, 0)
+        return False
+    try:
+        last = os.fork()
+        if last == 0:
+            return True
+        os.write(answers, str(last).encode())
+    except OSError:
+        os._exit(1)
+    os._exit(0)
+
+
+def _join_router(router: int) -> None:
+    """Wait until we are the router's child, and die with it from then on."""
+    deadline = time.monotonic() + 5.0
+    while os.getppid() != router:
+        if time.monotonic() > deadline:
+            os._exit(1)  # the router has died
+        time.sleep(0.0005)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != router:
+        os._exit(1)
+    os.setsid()
+
+
+def _become(argv: Sequence[str], descriptors: Sequence[int]) -> list[str]:
+    """Take the pipes into use; returns the arguments."""
+    stdin, status, log = descriptors
+    # Out of the way first, because one of them may be where another belongs.
+    stdin, status, log = (_move_up(each) for each in (stdin, status, log))
+    for old, new in ((stdin, 0), (log, 1), (log, 2), (status, _STATUS)):
+        os.dup2(old, new, inheritable=new < _STATUS)
+    for each in (stdin, status, log):
+        os.close(each)
+    os.environ[STATUS_VARIABLE] = str(_STATUS)
+    os.environ[LIFELINE_VARIABLE] = "1"
+    return list(argv)
+
+
+def _move_up(descriptor: int) -> int:
+    """Make a descriptor one of 10 or more."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(descriptor)
+    return moved
