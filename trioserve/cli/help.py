@@ -31,6 +31,7 @@ _TAIL = f"""
   -h, --help                  print this help and exit
   --version                   print the versions and exit
   --list-devices              list the devices that models can run on, and exit
+  -cl, --cache-list           list the models in the cache, and exit
   --completion-bash           print a script for bash that completes flags, and exit
 """
 

@@ -17,6 +17,7 @@ import attrs
 import structlog
 
 from trioserve.cli import commands, help as texts
+from trioserve.cli.commands import listing
 from trioserve.cli.estimating import ESTIMATE, tell_estimate
 from trioserve.cli.malloc import limit_arenas
 from trioserve.cli.serving import serve
@@ -33,6 +34,7 @@ _TEXTS: Mapping[str, Callable[[], str]] = {
     "version": texts.version_text,
     "list-devices": texts.devices_text,
     "completion-bash": texts.completion_text,
+    "cache-list": listing.text,
 }
 
 

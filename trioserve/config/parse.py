@@ -25,7 +25,7 @@ _FOR_THE_COMMAND = frozenset(
     {"host", "port", "reuse_port", "ssl_cert_file", "ssl_key_file", "keep_alive_timeout"}
 )
 
-Action = Literal["serve", "help", "version", "list-devices", "completion-bash"]
+Action = Literal["serve", "help", "version", "list-devices", "completion-bash", "cache-list"]
 
 #: Flags that ask for something else than to serve.
 ACTIONS: Mapping[str, Action] = {
@@ -35,6 +35,8 @@ ACTIONS: Mapping[str, Action] = {
     "--version": "version",
     "--list-devices": "list-devices",
     "--completion-bash": "completion-bash",
+    "-cl": "cache-list",
+    "--cache-list": "cache-list",
 }
 
 #: The flag and the variable that name the configuration file.

@@ -28,10 +28,24 @@ class Command:
     usage: str
     help: str
     details: str = ""
+    module: str = ""  # if it is not called as the command, which is a word of Python
 
 
 COMMANDS: Mapping[str, Command] = {
     SERVE: Command("[flags]", "serve a model, or several; the same as without a command"),
+    "pull": Command(
+        "[MODEL ...] [flags]",
+        "download models from the hub into the cache, or what is new of them",
+        "MODEL is USER/REPO or USER/REPO:QUANT. The flags that name a model work, too: --hf-file,\n"
+        "--model-url, or --gpt-oss-20b-default and the like. What was begun is continued.\n",
+    ),
+    "list": Command("", "list the models in the cache", module="listing"),
+    "rm": Command(
+        "MODEL ...",
+        "delete models from the cache",
+        "MODEL is a name that trioserve list has. Without a quantization, it must be the only one\n"
+        "of its repository. What unfinished downloads of the repository have left goes, too.\n",
+    ),
     "ps": Command(
         "[--url URL] [--all] [flags]",
         "list the models that a running server has loaded",
@@ -82,7 +96,7 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"usage: trioserve {name} {command.usage}\n\n{_sentence(command)}", end="")
         return 0
     try:
-        code: int = import_module(f"{__name__}.{name}").run(argv, environ)
+        code: int = import_module(f"{__name__}.{COMMANDS[name].module or name}").run(argv, environ)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads this has enough: that is how pipes end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

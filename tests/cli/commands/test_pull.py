@@ -1,0 +1,85 @@
+"""`trioserve pull`, `list` and `rm`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hub.server import Hub
+from trioserve.cli.main import main
+from trioserve.models.hub import cached_models
+
+REPO = "user/repo"
+MODEL = b"eight" * 500
+
+
+@pytest.fixture(autouse=True)
+def _full_hub(hub: Hub) -> None:
+    hub.add(REPO, {"m-Q8_0.gguf": MODEL, "m-F16.gguf": b"half" * 500, "mmproj-F16.gguf": b"see"})
+    hub.add("user/draft", {"d-Q8_0.gguf": b"draft" * 500})
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    return tuple(capsys.readouterr())  # type: ignore[return-value]
+
+
+def test_models_are_pulled_listed_and_deleted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", REPO, "user/repo:f16", "user/draft"]) == 0
+    out, _ = said(capsys)
+    model, half, _draft = out.splitlines()
+    assert model.startswith("user/repo:Q8_0: 2.4 KiB in /")
+    assert half.startswith("user/repo:F16: ")
+    assert main(["list"]) == 0
+    out, _ = said(capsys)
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert head == ["NAME", "SIZE", "DOWNLOADED"]
+    assert [row[:3] for row in rows] == [
+        ["user/draft:Q8_0", "2.4", "KiB"],
+        ["user/repo:F16", "2.0", "KiB"],
+        ["user/repo:Q8_0", "2.4", "KiB"],
+    ]
+    assert main(["rm", "user/repo:q8_0", "user/draft"]) == 0
+    assert said(capsys)[0] == "deleted user/repo:Q8_0: 2.4 KiB\ndeleted user/draft:Q8_0: 2.4 KiB\n"
+    assert [model.name for model in cached_models()] == ["user/repo:F16"]
+
+
+def test_a_file_an_address_and_a_draft_model(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.gguf"
+    assert main(["pull", "-mu", f"{hub.cdn_url}/user/repo/m-Q8_0.gguf", "-m", str(path)]) == 0
+    assert path.read_bytes() == MODEL
+    assert main(["pull", REPO, "--hf-file", "m-F16.gguf", "-hfd", "user/draft"]) == 0
+    assert [model.name for model in cached_models()] == ["user/draft:Q8_0", "user/repo:F16"]
+
+
+def test_a_list_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert said(capsys)[0] == "NAME  SIZE  DOWNLOADED\n"
+    assert main(["-cl"]) == 0
+    assert said(capsys)[0] == "NAME  SIZE  DOWNLOADED\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        (["pull"], 2, "name a model, such as"),
+        (["pull", "--offline", REPO], 2, "'user/repo' is not a flag"),
+        (["pull", REPO, "--offline"], 2, "pull is there to download"),
+        (["pull", "nonsense"], 1, "'nonsense' is not a model on the hub"),
+        (["pull", "user/nothing"], 1, "has no user/nothing"),
+        (["pull", "user/repo:Q2_K"], 1, "no model with the quantization Q2_K; it has Q8_0, F16"),
+        (["list", "x"], 2, "list takes no flags and no names, such as 'x'"),
+        (["rm"], 2, "rm takes the names of models"),
+        (["rm", "--all"], 2, "rm takes the names of models"),
+        (["rm", "user/repo"], 1, "user/repo is not in the cache"),
+    ],
+)
+def test_what_goes_wrong_is_a_sentence(
+    argv: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == code
+    out, err = said(capsys)
+    assert out == ""
+    assert err.startswith("trioserve: ") and text in err and err.count("\n") == 1

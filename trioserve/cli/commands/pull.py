@@ -1,0 +1,64 @@
+"""``trioserve pull``: downloads models into the cache."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+import trio
+
+from trioserve.cli.downloading import reporting
+from trioserve.cli.units import bytes_text
+from trioserve.config import Config, logs
+from trioserve.config.parse import parse
+from trioserve.errors import ConfigError
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        TrioServeError: a model cannot be downloaded.
+    """
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    flags = argv[len(names) :]
+    if names:
+        configs = [parse([*flags, "--hf-repo", name], environ).config for name in names]
+    else:
+        configs = [parse(flags, environ).config]
+    logs.configure(configs[0])
+    for config in configs:
+        if config.offline:
+            raise ConfigError("pull is there to download, so --offline cannot be used with it")
+        if config.hf_repo is config.model_url is None:
+            raise ConfigError("name a model, such as trioserve pull ggml-org/gemma-3-4b-it-GGUF")
+    try:
+        for config in configs:
+            trio.run(_pull, config)
+    except KeyboardInterrupt:
+        print("trioserve: interrupted; the next pull goes on from here", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+async def _pull(config: Config) -> None:
+    from trioserve.models import hub
+    from trioserve.models.hub import url as urls
+
+    with reporting(sys.stderr) as report:
+        if config.model_url is not None:
+            path = None if config.model is None else Path(config.model)
+            pulled = await urls.pull(
+                config.model_url, path, token=config.hf_token, on_progress=report
+            )
+            report.end()
+            print(pulled)
+        for name, file in ((config.hf_repo, config.hf_file), (config.spec_draft_hf, None)):
+            if name is not None:
+                reference = hub.HubReference.parse(name, file=file)
+                model = await hub.pull(reference, token=config.hf_token, on_progress=report)
+                report.end()
+                print(f"{model.name}: {bytes_text(model.size)} in {model.files[0]}")
