@@ -6,6 +6,7 @@ A family of routes may have a form of its own, which `install` is told.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -51,6 +52,7 @@ class ErrorShape:
     body: Callable[[TrioServeError, str], dict[str, Any]]  # of an error and the id of its request
     schema: Mapping[str, Any] | None = None  # of the body, as JSON Schema; none: the common one
     event: Callable[[Mapping[str, Any], int], bytes] = _plain_event
+    status: Callable[[TrioServeError], int] = operator.attrgetter("status")
 
 
 def shapes_of(app: Quart) -> Sequence[ErrorShape]:
@@ -110,9 +112,10 @@ def response(error: TrioServeError) -> Response:
     headers = {}
     if isinstance(error, TooManyRequestsError | MemoryFullError | ModelFailedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    shape = shape_of(request.path)
     return Response(
-        sse.encode(shape_of(request.path).body(error, current_request_id())),
-        status=error.status,
+        sse.encode(shape.body(error, current_request_id())),
+        status=shape.status(error),
         headers=headers,
         content_type="application/json",
     )

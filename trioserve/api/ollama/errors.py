@@ -7,7 +7,7 @@ from typing import Any
 
 from trioserve.api.base import sse
 from trioserve.api.base.errors import ErrorShape, message_of
-from trioserve.errors import TrioServeError
+from trioserve.errors import TrioServeError, UnknownModelError
 
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -30,5 +30,10 @@ def line(value: Any, n_before: int = 0) -> bytes:
     return f"{sse.encode(value)}\n".encode()
 
 
-SHAPE = ErrorShape(_applies_to, body, _SCHEMA, line)
-"""How Ollama's clients get errors; the statuses are those of all routes."""
+def status(error: TrioServeError) -> int:
+    """The status of an error. Clients pull a model for which they get a 404."""
+    return 404 if isinstance(error, UnknownModelError) else error.status
+
+
+SHAPE = ErrorShape(_applies_to, body, _SCHEMA, line, status)
+"""How Ollama's clients get errors; but for one, the statuses are those of all routes."""

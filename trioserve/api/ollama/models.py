@@ -18,7 +18,7 @@ from trioserve.api.base.service import current_server
 from trioserve.api.ollama import describe
 from trioserve.api.ollama.lines import CONTENT_TYPE
 from trioserve.api.ollama.request import can_think
-from trioserve.errors import NotFoundError, NotSupportedError
+from trioserve.errors import NotSupportedError, UnknownModelError
 from trioserve.server import Server
 from trioserve.server.infill import missing_tokens
 
@@ -156,11 +156,11 @@ def check_name(server: Server, name: str) -> None:
     """Refuse a name that the model does not have. The tag "latest" says nothing.
 
     Raises:
-        NotFoundError: it is the name of another model.
+        UnknownModelError: it is the name of another model.
     """
     names = {server.model.info.name, *server.config.aliases}
     if name not in names and name.removesuffix(":latest") not in names:
-        raise NotFoundError(
+        raise UnknownModelError(
             f"Model {name!r} not found; the model here is {server.model.info.name!r}.",
             param="model",
         )
