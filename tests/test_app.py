@@ -26,6 +26,7 @@ class SlowLoader:
     """Loads a scripted backend when told to, or gives up as llama.cpp does."""
 
     def __init__(self) -> None:
+        self.has_begun = threading.Event()
         self.may_finish = threading.Event()
         self.gave_up = False
         self.backend = ScriptedBackend()
@@ -33,6 +34,7 @@ class SlowLoader:
     def __call__(
         self, config: Config, *, progress: Callable[[float], bool] | None = None
     ) -> Backend:
+        self.has_begun.set()
         while not self.may_finish.wait(0.005):
             if progress is not None and not progress(0.5):
                 self.gave_up = True
@@ -95,6 +97,7 @@ async def test_drain_while_the_model_loads() -> None:
     app = create_app(Config(), load=loader)
     with trio.fail_after(10):
         async with serving(app):
+            await trio.to_thread.run_sync(loader.has_begun.wait)
             await app.extensions["trioserve"].drain()
     assert loader.gave_up
 

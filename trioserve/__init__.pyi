@@ -52,6 +52,7 @@ from .errors import (
     RateLimitError as RateLimitError,
     RequestEndedError as RequestEndedError,
     ServerClosingError as ServerClosingError,
+    ServerSleepingError as ServerSleepingError,
     StalledReaderError as StalledReaderError,
     TemplateError as TemplateError,
     TooManyRequestsError as TooManyRequestsError,
@@ -62,8 +63,10 @@ from .errors import (
     UnsupportedFieldError as UnsupportedFieldError,
 )
 from .server import (
+    Models as Models,
     RequestContext as RequestContext,
     Server as Server,
+    ServerState as ServerState,
 )
 from .server.embedding_results import (
     Embeddings as Embeddings,

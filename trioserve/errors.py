@@ -262,6 +262,13 @@ class ModelFailedError(UnavailableError):
         self.retry_after = retry_after
 
 
+class ServerSleepingError(UnavailableError):
+    """The model is not in memory, and what was called does not load it. `Server.awake` does."""
+
+    def __init__(self, message: str = "The server sleeps: its model is not in memory") -> None:
+        super().__init__(message)
+
+
 class ServerClosingError(UnavailableError):
     """The server drains: what runs may finish, and nothing new is taken."""
 

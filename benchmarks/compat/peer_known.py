@@ -17,7 +17,6 @@ LATER: tuple[tuple[str, str], ...] = (
     (r"test_proxy\.py|cors_proxy", "the proxy of the page"),
     (r"test_tools_builtin\.py|tools_enabled", "built-in tools"),
     (r"test_speculative\.py", "speculative decoding"),
-    (r"test_sleep\.py", "sleeping"),
 )
 
 #: Patterns of tests in which `match_regex` looks at what a grammar or a template forces.

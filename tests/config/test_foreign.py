@@ -12,7 +12,7 @@ from trioserve.config.parse import ACTIONS, parse
 from trioserve.config.table import FLAGS
 
 
-@pytest.mark.parametrize("flag", ["--sleep-idle-seconds"])
+@pytest.mark.parametrize("flag", ["--no-escape"])
 def test_what_is_not_there_yet_is_refused(flag: str) -> None:
     wanted = f"{flag} is a flag of llama-server that trioserve does not have yet"
     assert refused(flag, "x") == wanted

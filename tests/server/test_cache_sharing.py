@@ -146,7 +146,7 @@ async def test_what_was_compiled_for_one_key_is_not_found_by_another(
         for key in KEYS:
             await server.complete("aaa", client=key, grammar=grammar)
             await server.chat([{"role": "user", "content": "aaa"}], client=key, grammar=grammar)
-        assert owners == [server.parts.cache_sharing.owner(key) for key in KEYS for _ in range(2)]
+        assert owners == [server.common.cache_sharing.owner(key) for key in KEYS for _ in range(2)]
     assert len(set(owners)) == 2
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
+import attrs
+
 from trioserve.config import Config
+from trioserve.errors import ModelLoadError
 from trioserve.server import Server
 from trioserve.server.stream import Stream
 from trioserve.testing import ScriptedBackend, scripted, ticking
@@ -25,3 +31,37 @@ async def assert_at_rest(server: Server) -> None:
     assert [slot.state for slot in status.slots] == ["idle"] * server.model.n_slots
     assert status.waiting == ()
     assert len(server.parts.dispatcher) == 0
+
+
+@attrs.define(eq=False)
+class ScriptedLoader:
+    """Loads another scripted backend each time, for a server that sleeps and wakes.
+
+    `may_go_on` holds loading up while it is not set. `failure` is raised in place of loading.
+    """
+
+    make: Callable[[], ScriptedBackend] = ScriptedBackend
+    backends: list[ScriptedBackend] = attrs.field(factory=list)
+    n_begun: int = 0
+    may_go_on: threading.Event = attrs.field(factory=threading.Event)
+    failure: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        self.may_go_on.set()
+
+    def __call__(
+        self, config: Config, *, progress: Callable[[float], bool] | None = None
+    ) -> ScriptedBackend:
+        self.n_begun += 1
+        while not self.may_go_on.wait(0.01):
+            if progress is not None and not progress(0.5):
+                raise ModelLoadError("given up")
+        if self.failure:
+            raise ModelLoadError(self.failure)
+        self.backends.append(self.make())
+        return self.backends[-1]
+
+    def serve(self, **config: object) -> Server:
+        """Make a server that loads with this."""
+        config.setdefault("stream_interval_ms", 0)
+        return Server(Config(**config), load=self, drive=ticking)

@@ -68,6 +68,12 @@ def _check_ping_interval(config: Config) -> None:
                           f"not {config.sse_ping_interval}")  # fmt: skip
 
 
+def _check_sleep(config: Config) -> None:
+    if config.sleep_idle_seconds != -1 and config.sleep_idle_seconds <= 0:
+        raise ConfigError(f"sleep_idle_seconds must be more than 0, or -1 for never, "
+                          f"not {config.sleep_idle_seconds}")  # fmt: skip
+
+
 def _check_api_prefix(config: Config) -> None:
     prefix = config.api_prefix
     if prefix and (prefix[0] != "/" or prefix[-1] == "/"):
@@ -103,7 +109,7 @@ class Config(ModelConfig):
     CHECKS = (
         *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
         _check_slot_save_path, _check_certificate, _check_api_prefix, _check_routes, _check_cors,
-        _check_ping_interval, _check_models_match,
+        _check_ping_interval, _check_models_match, _check_sleep,
     )
 
     # -- Models
@@ -155,6 +161,10 @@ class Config(ModelConfig):
         help="serve GET /metrics, for Prometheus")
     props_endpoint: bool = _server(False, "--props LLAMA_ARG_ENDPOINT_PROPS",
         help="serve POST /props, which does not change anything yet")
+    sleep_idle_seconds: float = _server(-1.0,
+        "--sleep-idle-seconds TRIOSERVE_SLEEP_IDLE_SECONDS", min=-1,
+        help="seconds without a request after which the model's memory is freed, until the next "
+        "request loads it again; -1 = never. A request may have its own, in keep_alive")
     predict_route: str = _server("", "--predict-route TRIOSERVE_PREDICT_ROUTE",
         help="path of a route in the form of Google's Vertex AI, which takes several requests in "
         "one; with AIP_MODE=PREDICTION in the environment, AIP_PREDICT_ROUTE or /predict")

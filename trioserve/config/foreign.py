@@ -55,7 +55,6 @@ _FLAGS = """
 --warmup | --no-warmup
 --threads-http LLAMA_ARG_THREADS_HTTP
 -sps --slot-prompt-similarity
---sleep-idle-seconds
 # a GGML RPC server that dies would hang the server for ever
 --rpc LLAMA_ARG_RPC
 # drafts are sampled on the CPU

@@ -21,6 +21,9 @@ class RequestContext:
     limited_as: str = attrs.field(default="", repr=False)
     #: When the request is cancelled, wherever it is (`trio.current_time`).
     deadline: float = attrs.field(default=math.inf, kw_only=True)
+    #: Seconds for which the model stays in memory afterwards, idle; below 0: for ever. None: as the
+    #: last request said, or else the configuration.
+    keep_alive: float | None = attrs.field(default=None, kw_only=True)
     #: What the log gives as the reason when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
 

@@ -55,6 +55,12 @@ def missing_tokens(vocab: Vocab) -> str:
     return ". ".join(f"{name} token is missing" for name, token in tokens.items() if token < 0)
 
 
+def check_infill(model: LoadedModel) -> None:
+    """Refuse gaps where the model cannot fill them. Raises NotSupportedError."""
+    if missing := missing_tokens(model.vocab):
+        raise NotSupportedError(f"Infill is not supported by this model: {missing}.")
+
+
 class InfillPrompts:
     """Makes prompts that ask a model to fill a gap."""
 
@@ -63,14 +69,9 @@ class InfillPrompts:
         self._model = model
         self._tokenizer = tokenizer
 
-    def check(self) -> None:
-        """Refuse gaps where the model cannot fill them. Raises NotSupportedError."""
-        if missing := missing_tokens(self._model.vocab):
-            raise NotSupportedError(f"Infill is not supported by this model: {missing}.")
-
     async def prompt_for(self, gap: Gap, max_tokens: int) -> tuple[TokenId, ...]:
         """Make a prompt. See `Server.infill_prompt`."""
-        self.check()
+        check_infill(self._model)
         vocab, fim, n_ctx = self._model.vocab, self._model.vocab.fim, self._model.n_ctx_seq
         # What is certain to be left out is not tokenized.
         far = 2 * self._tokenizer.max_chars

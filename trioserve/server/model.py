@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import attrs
@@ -11,17 +12,65 @@ from trioserve.chat.template.builtin import source_of
 from trioserve.chat.template.legacy import LegacyTemplate
 from trioserve.chat.template.render import CHATML, ChatTemplate
 from trioserve.config import Config
-from trioserve.engine import Engine
+from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.backend import Vocab
 from trioserve.engine.loop import Loop
-from trioserve.errors import ModelLoadError, TemplateError
+from trioserve.errors import (
+    ModelLoadError,
+    NotSupportedError,
+    ServerSleepingError,
+    TemplateError,
+)
 from trioserve.llama import legacy_template
-from trioserve.types import GenerationParams, Grammar, ModelInfo, TokenId
+from trioserve.types import FimTokens, GenerationParams, Grammar, ModelInfo, TokenId
+
+
+@attrs.frozen(kw_only=True)
+class VocabFacts:
+    """What is known of a vocabulary that is not in memory. It has no texts of tokens."""
+
+    n_tokens: int
+    max_token_bytes: int
+    end_of_generation: frozenset[TokenId]
+    bos: TokenId
+    fim: FimTokens
+    pieces: Sequence[bytes] = ()
+    names: Sequence[bytes] = ()
+
+    @classmethod
+    def of(cls, vocab: Vocab) -> Self:
+        """Note what is small."""
+        return cls(
+            n_tokens=vocab.n_tokens,
+            max_token_bytes=vocab.max_token_bytes,
+            end_of_generation=vocab.end_of_generation,
+            bos=vocab.bos,
+            fim=vocab.fim,
+        )
+
+    def tokenize(
+        self,
+        text: str,
+        *,
+        add_special: bool = False,
+        parse_special: bool = True,
+        is_fragment: bool = False,
+        stop: Callable[[int], bool] = lambda _n: False,
+    ) -> tuple[TokenId, ...]:
+        """Raise ServerSleepingError."""
+        raise ServerSleepingError
+
+    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
+        """Raise ServerSleepingError."""
+        raise ServerSleepingError
 
 
 @attrs.frozen(kw_only=True)
 class LoadedModel:
-    """A model, and what the configuration says of requests to it."""
+    """A model, and what the configuration says of requests to it.
+
+    While the server sleeps, `vocab` is a `VocabFacts`.
+    """
 
     info: ModelInfo
     vocab: Vocab
@@ -35,6 +84,8 @@ class LoadedModel:
     keeps_checkpoints: bool
     #: The parameters of a request that sets none.
     defaults: GenerationParams
+    #: How a model for embeddings pools them, "rank" for one that ranks; None: it makes text.
+    pooling: str | None = None
 
     @classmethod
     def introduce(cls, engine: Loop, config: Config) -> Self:
@@ -61,6 +112,7 @@ class LoadedModel:
             template_variables=variables,
             preserved_tokens=preserved,
             keeps_checkpoints=isinstance(engine, Engine) and engine.keeps_checkpoints,
+            pooling=engine.pooling if isinstance(engine, EmbeddingEngine) else None,
             defaults=GenerationParams(
                 sampling=config.sampling,
                 max_tokens=config.n_predict,
@@ -70,6 +122,34 @@ class LoadedModel:
                 grammar=_default_grammar(config),
             ),
         )
+
+    def asleep(self) -> Self:
+        """Make what stays of it while the server sleeps."""
+        return attrs.evolve(self, vocab=VocabFacts.of(self.vocab))
+
+    def check_generates(self) -> None:
+        """Refuse to make text. Raises NotSupportedError if the model makes none."""
+        if self.pooling is not None:
+            raise NotSupportedError(
+                "This server computes embeddings and generates no text. "
+                "Start it without `--embeddings` and `--reranking`"
+            )
+
+    def check_embeds(self) -> None:
+        """Refuse to make embeddings. Raises NotSupportedError if the model makes none."""
+        if self.pooling is None:
+            raise NotSupportedError(
+                "This server does not support embeddings. Start it with `--embeddings`"
+            )
+        if self.pooling == "rank":
+            raise NotSupportedError("This server ranks documents and computes no embeddings.")
+
+    def check_ranks(self) -> None:
+        """Refuse to rank documents. Raises NotSupportedError if the model does not."""
+        if self.pooling != "rank":
+            raise NotSupportedError(
+                "This server does not support reranking. Start it with `--reranking`"
+            )
 
 
 def _template(info: ModelInfo, config: Config) -> ChatTemplate:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 import trio
 
-from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import Loop
-from trioserve.errors import NotSupportedError
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.admission import Admission
-from trioserve.server.cache_sharing import CacheSharing
 from trioserve.server.chats import ChatPrompts, Chats
+from trioserve.server.common import Common
 from trioserve.server.completions import Completions
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.embedder import Embedder
 from trioserve.server.health import Health
 from trioserve.server.infill import InfillPrompts
-from trioserve.server.memory import MemoryBudget
 from trioserve.server.model import LoadedModel
-from trioserve.server.observers.observer import Observer
 from trioserve.server.prompt_log import PromptLog
 from trioserve.server.queue import Queue
 from trioserve.server.requests import Requests
@@ -42,36 +36,22 @@ class Generation:
 
 
 class Parts:
-    """All parts, made at once. A server makes either text or embeddings."""
+    """All parts, made at once, for one engine. A server makes either text or embeddings."""
 
     def __init__(
-        self,
-        config: Config,
-        model: LoadedModel,
-        loop: Loop,
-        dispatcher: Dispatcher,
-        observers: Sequence[Observer],
-        memory: MemoryBudget,
+        self, common: Common, model: LoadedModel, loop: Loop, dispatcher: Dispatcher
     ) -> None:
+        config = common.config
         self.model = model
         self.loop = loop
         self.dispatcher = dispatcher
         self.admission = Admission(config, dispatcher, model.n_slots)
         self.health = Health(loop, dispatcher, self.admission, config.watchdog_timeout)
         self.queue = Queue(self.health.status)
-        self.requests = Requests(
-            config,
-            loop,
-            dispatcher,
-            self.admission,
-            memory,
-            model=model.info.name,
-            observers=observers,
-        )
+        self.requests = Requests(common, loop, dispatcher, self.admission, model.info.name)
         self.workers = Workers(self.admission)
         self.tokenizer = Tokenizer(model.vocab, self.admission, self.workers, model.n_ctx_seq)
         self.adapters = AdapterScales(loop.adapters)
-        self.cache_sharing = CacheSharing(config)
         self.prompts = ChatPrompts(model, self.tokenizer, self.workers)
         self.infill = InfillPrompts(config, model, self.tokenizer)
         self._generation: Generation | None = None
@@ -82,7 +62,7 @@ class Parts:
                 self.requests,
                 self.tokenizer,
                 self.adapters,
-                self.cache_sharing,
+                common.cache_sharing,
                 special=config.special,
                 prompt_log=PromptLog(config.log_prompts_dir, model.vocab)
                 if config.log_prompts_dir
@@ -98,7 +78,7 @@ class Parts:
                     self.workers,
                     self.prompts,
                     completions,
-                    self.cache_sharing,
+                    common.cache_sharing,
                 ),
                 slot_files=SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path),
             )
@@ -107,29 +87,20 @@ class Parts:
 
     def generation(self) -> Generation:
         """The parts that make text. Raises NotSupportedError where there are none."""
-        if self._generation is None:
-            raise NotSupportedError(
-                "This server computes embeddings and generates no text. "
-                "Start it without `--embeddings` and `--reranking`"
-            )
+        self.model.check_generates()
+        assert self._generation is not None
         return self._generation
 
     def embedder(self) -> Embedder:
         """What makes embeddings. Raises NotSupportedError where nothing does."""
-        if self._embedder is None:
-            raise NotSupportedError(
-                "This server does not support embeddings. Start it with `--embeddings`"
-            )
-        if self._embedder.pooling == "rank":
-            raise NotSupportedError("This server ranks documents and computes no embeddings.")
+        self.model.check_embeds()
+        assert self._embedder is not None
         return self._embedder
 
     def ranker(self) -> Embedder:
         """What ranks documents. Raises NotSupportedError where nothing does."""
-        if self._embedder is None or self._embedder.pooling != "rank":
-            raise NotSupportedError(
-                "This server does not support reranking. Start it with `--reranking`"
-            )
+        self.model.check_ranks()
+        assert self._embedder is not None
         return self._embedder
 
     async def close(self) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trio_util import AsyncValue
 
-from trioserve.config import Config
 from trioserve.engine.loop import Loop
 from trioserve.errors import ServerClosingError
 from trioserve.server.admission import Admission
+from trioserve.server.common import Common
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.memory import BYTES_PER_TOKEN, Hold, MemoryBudget
-from trioserve.server.observers.observer import Observer, RequestInfo, observed
-from trioserve.server.rate_limits import RateLimits
+from trioserve.server.memory import BYTES_PER_TOKEN, Hold
+from trioserve.server.observers.observer import RequestInfo, observed
 from trioserve.server.stream import Stream
 from trioserve.types import CancelReason, EmbeddingTask, Task
 
@@ -25,40 +23,34 @@ class Requests:
     """Opens requests and closes them, on the event loop.
 
     Args:
-        config: the weights of clients, and what they may do in a minute.
+        common: of the server.
         loop: the engine, whatever it makes.
         dispatcher: has a mailbox for each request.
         admission: says whether a request is let in.
-        memory: bounds what the prompts of all requests take.
         model: the model's name.
-        observers: who is told when a request starts and ends.
     """
 
     def __init__(
         self,
-        config: Config,
+        common: Common,
         loop: Loop,
         dispatcher: Dispatcher,
         admission: Admission,
-        memory: MemoryBudget,
-        *,
         model: str,
-        observers: Sequence[Observer],
     ) -> None:
+        config = common.config
         self.admission = admission
-        self.rate_limits = RateLimits(config.rate_limit_requests, config.rate_limit_tokens)
+        self.rate_limits = common.rate_limits
+        self._common = common
         self._loop = loop
         self._dispatcher = dispatcher
-        self._memory = memory
         self._model = model
-        self._observers = observers
-        self._ids = itertools.count(1)
         self._n_open = AsyncValue(0)
         self._weights = dict(zip(config.api_keys, config.api_key_weights, strict=False))
 
     def new_id(self) -> int:
         """Make the id of a task."""
-        return next(self._ids)
+        return next(self._common.task_ids)
 
     def weight_of(self, client: str) -> float:
         """How many turns a client has in the queue for one of the others."""
@@ -79,7 +71,7 @@ class Requests:
         self._loop.check(task)
         self.admission.check_priority(task.priority, task.client)
         self.admission.check(len(task.prompt), task.client)
-        with self._memory.hold(task.client) as held:
+        with self._common.in_use(), self._common.memory.hold(task.client) as held:
             held.grow(len(task.prompt) * BYTES_PER_TOKEN)
             with self._running(task, context, held) as stream:
                 yield stream
@@ -97,7 +89,7 @@ class Requests:
         self._n_open.value += 1
         try:
             info = RequestInfo(task.id, self._model, len(task.prompt))
-            with observed(self._observers, info, stream, context.on_cancel):
+            with observed(self._common.observers, info, stream, context.on_cancel):
                 self._loop.submit(task)
                 yield stream
         finally:

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import trio
-
-from trioserve import llama
 from trioserve.chat.params import ChatParams
-from trioserve.config import Config
 from trioserve.errors import ServerClosingError
 from trioserve.server.arguments import generation_params, refuse, take_chat, take_context
 from trioserve.server.chats import Chats, Messages
 from trioserve.server.completions import Completions
-from trioserve.server.concurrency import alongside
 from trioserve.server.context import RequestContext
 from trioserve.server.embedding_results import Embeddings, Ranking
-from trioserve.server.lifecycle import Driver, Loader, in_thread, running_engine
-from trioserve.server.memory import MemoryBudget
-from trioserve.server.model import LoadedModel
-from trioserve.server.observers.log import RequestLog
-from trioserve.server.observers.metrics import Metrics
-from trioserve.server.observers.observer import Observer
-from trioserve.server.parts import Parts
+from trioserve.server.life import ServerLife
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
 from trioserve.server.tokens import PromptLike
-from trioserve.types import EngineStatus, GenerationParams, TokenId
+from trioserve.types import GenerationParams, TokenId
 
 
-class Server:
+class Server(ServerLife):
     """A loaded model, ready for requests inside ``async with Server(config) as server:``.
 
     Entering loads the model in a worker thread. Leaving ends what still runs (its readers get a
@@ -44,114 +32,22 @@ class Server:
     and win: ``server.chat(messages, tools=[...], temperature=0, timeout=5)``. `timeout` is in
     seconds from now.
 
+    A server that was idle for `Config.sleep_idle_seconds`, or was told to `sleep`, frees the
+    memory of its model. What needs the model loads it again, and waits for that; so each such call
+    may raise `ModelLoadError`.
+
     Args:
         config: what to load and how; the default is the bundled model.
         load: loads the model. The default loads a GGUF file with llama.cpp.
         drive: runs the engine. The default gives it a thread.
+        asleep: begin asleep: load the model when it is first needed.
+        room: makes room for the model before it is loaded, as a block around its time in memory.
 
     Raises:
         ModelLoadError: on entry, when the model cannot be loaded.
         HubError: on entry, when it cannot be downloaded.
         BridgeError: on entry, when the system has no descriptors left.
     """
-
-    def __init__(
-        self,
-        config: Config | None = None,
-        *,
-        load: Loader = llama.load,
-        drive: Driver = in_thread,
-    ) -> None:
-        self.config = config or Config()
-        #: What requests may hold, those of other connections that are not read yet included.
-        self.memory = MemoryBudget.of(self.config)
-        self.load_progress = 0.0
-        #: Counts what the requests do; none unless the configuration says so.
-        self.metrics = Metrics() if self.config.metrics_endpoint else None
-        #: Who is told when a request starts and ends.
-        self.observers: list[Observer] = [RequestLog()]
-        if self.metrics is not None:
-            self.observers.append(self.metrics)
-        self._load = load
-        self._drive = drive
-        self._life: AbstractAsyncContextManager[None] | None = None
-        self._parts: Parts | None = None
-
-    async def __aenter__(self) -> Self:
-        if self._life is not None:
-            raise RuntimeError("a Server can be entered only once")
-        self._life = self._live()
-        await self._life.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        assert self._life is not None
-        return await self._life.__aexit__(exc_type, exc, traceback)
-
-    # -- life
-
-    @asynccontextmanager
-    async def _live(self) -> AsyncIterator[None]:
-        running = running_engine(self.config, self._load, self._drive, self._note_progress)
-        async with running as (loop, dispatcher):
-            introduce = partial(LoadedModel.introduce, loop, self.config)
-            model = await trio.to_thread.run_sync(introduce)
-            parts = Parts(self.config, model, loop, dispatcher, self.observers, self.memory)
-            async with (
-                alongside(dispatcher.run),
-                alongside(parts.health.run),
-                alongside(self.memory.keep_trim),
-            ):
-                self._parts = parts
-                try:
-                    yield
-                finally:
-                    await parts.close()
-
-    def _note_progress(self, share: float) -> None:
-        self.load_progress = share
-
-    @property
-    def parts(self) -> Parts:
-        """What the server is made of. Raises ServerClosingError before the model is loaded."""
-        if self._parts is None:
-            raise ServerClosingError
-        return self._parts
-
-    @property
-    def ready(self) -> bool:
-        """Whether the model is loaded and the server not closed."""
-        return self._parts is not None and not self._parts.admission.closed
-
-    @property
-    def draining(self) -> bool:
-        """Whether `drain` was called."""
-        return self._parts is not None and self._parts.admission.draining
-
-    async def drain(self, timeout: float) -> None:
-        """Refuse new requests and let the running ones finish, for `timeout` seconds at most.
-
-        Those that run on are ended: their readers get a `ServerClosingError`. When cancelled, the
-        server stays closed for new requests and nothing is ended.
-        """
-        requests = self.parts.requests
-        self.parts.admission.draining = True
-        with trio.move_on_after(timeout) as scope:
-            await requests.wait_none()
-        if scope.cancelled_caught:
-            requests.end_all(f"The server shut down, {timeout:g} seconds after it was told to.")
-
-    # -- the model
-
-    @property
-    def model(self) -> LoadedModel:
-        """What is known of the model."""
-        return self.parts.model
 
     @property
     def completions(self) -> Completions:
@@ -177,9 +73,10 @@ class Server:
             InvalidRequestError: a field is unknown, has the wrong type or is out of range.
         """
         if fields.get("logit_bias") is not None:
-            biases = await self.parts.tokenizer.biases_of(fields["logit_bias"])
+            async with self.awake():
+                biases = await self.parts.tokenizer.biases_of(fields["logit_bias"])
             fields = {**fields, "logit_bias": biases}
-        return generation_params(base or self.model.defaults, fields)
+        return generation_params(base or (await self.known_model()).defaults, fields)
 
     async def tokenize(
         self,
@@ -197,9 +94,10 @@ class Server:
             InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary; `param`
                 names the field that it came from.
         """
-        made = await self.parts.tokenizer.prompt_of(
-            prompt, add_special=add_special, parse_special=parse_special, aside=True
-        )
+        async with self.awake():
+            made = await self.parts.tokenizer.prompt_of(
+                prompt, add_special=add_special, parse_special=parse_special, aside=True
+            )
         made.check(self.model.vocab.n_tokens, param)
         return made.tokens
 
@@ -208,6 +106,7 @@ class Server:
 
         Raises:
             InvalidRequestError: an id is not in the vocabulary.
+            ServerSleepingError: the server sleeps; `awake` wakes it.
         """
         return self.parts.tokenizer.detokenize(tokens)
 
@@ -222,14 +121,16 @@ class Server:
         """
         chat = take_chat(fields, chat)
         refuse(fields)
-        return await self.parts.prompts.render(messages, chat)
+        async with self.awake():
+            return await self.parts.prompts.render(messages, chat)
 
     async def count_tokens(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any
     ) -> int:
         """Count the tokens of a chat's prompt. Arguments and errors are those of `render`."""
-        text = await self.render(messages, chat, **fields)
-        return len(await self.parts.prompts.tokenize(text, aside=True))
+        async with self.awake():
+            text = await self.render(messages, chat, **fields)
+            return len(await self.parts.prompts.tokenize(text, aside=True))
 
     # -- prompts that are continued
 
@@ -259,9 +160,13 @@ class Server:
             DeadlineExceededError: there is no time left; from the iteration, when it has passed.
             ServerClosingError: the server drains, or is closed.
         """
-        completions, context = self.completions, take_context(fields, context)
+        context = take_context(fields, context)
+        (await self.known_model(context)).check_generates()
         params = await self.params(fields, params)
-        async with completions.stream([prompt], params, context) as (stream,):
+        async with (
+            self.awake(context),
+            self.completions.stream([prompt], params, context) as (stream,),
+        ):
             yield stream
 
     async def complete(
@@ -300,10 +205,13 @@ class Server:
             TemplateError: the template refuses the messages.
             TrioServeError: as `stream`.
         """
-        chats, chat = self.chats, take_chat(fields, chat)
-        context = take_context(fields, context)
+        chat, context = take_chat(fields, chat), take_context(fields, context)
+        (await self.known_model(context)).check_generates()
         params = await self.params(fields, params)
-        async with chats.stream(messages, params, chat, context) as (stream,):
+        async with (
+            self.awake(context),
+            self.chats.stream(messages, params, chat, context) as (stream,),
+        ):
             yield stream
 
     async def chat(
@@ -368,7 +276,10 @@ class Server:
         context = take_context(fields, context)
         refuse(fields)
         inputs = [inputs] if isinstance(inputs, str) else inputs
-        return await self.parts.embedder().embed(inputs, dimensions, normalize, priority, context)
+        (await self.known_model(context)).check_embeds()
+        async with self.awake(context):
+            embedder = self.parts.embedder()
+            return await embedder.embed(inputs, dimensions, normalize, priority, context)
 
     async def rerank(
         self,
@@ -389,12 +300,6 @@ class Server:
         context = take_context(fields, context)
         refuse(fields)
         documents = [documents] if isinstance(documents, str) else documents
-        return await self.parts.ranker().rerank(query, documents, priority, context)
-
-    async def status(self) -> EngineStatus:
-        """Look at the slots and the queue, between two ticks; in a long tick, at an earlier look.
-
-        Raises:
-            ServerClosingError: the server is closed.
-        """
-        return await self.parts.health.status()
+        (await self.known_model(context)).check_ranks()
+        async with self.awake(context):
+            return await self.parts.ranker().rerank(query, documents, priority, context)

@@ -92,9 +92,13 @@ class WaitingStatus:
     wait_s: float | None = None
 
 
+#: Of the counters below, those that are not added up over time.
+_NOW = frozenset({"n_cells", "n_cells_used", "threads", "threads_batch"})
+
+
 @attrs.frozen(kw_only=True)
 class EngineCounters:
-    """What an engine has done since its start. Times are in seconds."""
+    """What an engine has done since its start, or what is so now. Times are in seconds."""
 
     ticks: int = 0
     tick_s: float = 0.0
@@ -114,6 +118,16 @@ class EngineCounters:
     threads: int = 0  # now, of batches with few tokens
     threads_batch: int = 0  # now, of batches with many
     thread_changes: int = 0
+
+    def after(self, earlier: EngineCounters) -> EngineCounters:
+        """Go on with the counts of an engine that ran before this one."""
+        sums = {
+            name: value + getattr(earlier, name)
+            for name, value in attrs.asdict(self).items()
+            if name not in _NOW
+        }
+        longest = max(self.n_tokens_max, earlier.n_tokens_max)
+        return attrs.evolve(self, **{**sums, "n_tokens_max": longest})
 
 
 @attrs.frozen(kw_only=True)

@@ -47,6 +47,7 @@ from trioserve.errors import (
     RateLimitError,
     RequestEndedError,
     ServerClosingError,
+    ServerSleepingError,
     StalledReaderError,
     TemplateError,
     TooManyRequestsError,
@@ -65,6 +66,7 @@ NEVER_SENT = {
     StalledReaderError: "its client does not read; the connection is cut",
     DecodeInterruptedError: "the batch is decoded again, without the prompt that was cancelled",
     TooManyRequestsError: "only its children are raised",
+    ServerSleepingError: "the routes that need the model load it",
 }
 
 #: The id of a request, and what a client reads of a failure that is none of its business.

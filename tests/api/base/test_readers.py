@@ -95,3 +95,30 @@ def test_readers_read_or_say_what_they_want(value: Any) -> None:
             assert isinstance(read(value), tuple | str)
         except MismatchError as error:
             assert error.expected  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (300, 300),
+        (0.5, 0.5),
+        (0, 0),
+        (-1, -1),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        ("300ms", 0.3),
+        ("9999h", 35996400),
+        ("-1s", -1),
+        ("-1", -1),
+        ("90", 90),
+    ],
+)
+def test_keep_alive(value: Any, seconds: float) -> None:
+    assert readers.keep_alive(value) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("value", ["", "m", "5 m", "5d", "5m ", "1h" * 40, True, [5], {"s": 5}])
+def test_bad_keep_alive(value: Any) -> None:
+    with pytest.raises(MismatchError):
+        readers.keep_alive(value)

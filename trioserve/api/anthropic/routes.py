@@ -24,7 +24,7 @@ from trioserve.api.base.request import (
     current_request_id,
     json_response,
 )
-from trioserve.api.base.service import current_server
+from trioserve.api.base.service import awake_server
 
 blueprint = Blueprint("anthropic", __name__)
 
@@ -58,7 +58,6 @@ async def messages() -> Response:
 async def count_tokens() -> Response:
     """Count the tokens of a prompt, and generate nothing."""
     request = await read_chat(CountTokensRequest.parse)
-    n_tokens = await current_server(request.model).count_tokens(
-        request.messages, request.chat_params
-    )
+    server = await awake_server(request.model)
+    n_tokens = await server.count_tokens(request.messages, request.chat_params)
     return json_response({"input_tokens": n_tokens})

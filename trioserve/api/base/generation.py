@@ -17,7 +17,13 @@ from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.keepalive import Waiting
 from trioserve.api.base.registry import Start
 from trioserve.api.base.request import current_context, current_request, json_response
-from trioserve.api.base.service import current_responses, current_server, current_service
+from trioserve.api.base.service import (
+    awake_server,
+    current_responses,
+    current_server,
+    current_service,
+    keep_awake,
+)
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import check_copies
@@ -33,12 +39,16 @@ _S = TypeVar("_S", Stream, ChatStream)
 async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, RequestContext]:
     """Find the server of a request, and make its parameters and its context.
 
+    The server is awake until the request has been answered.
+
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
+        NotSupportedError: the server generates no text.
         RateLimitError: the client has no request left in this minute.
         TrioServeError: there is no server.
     """
     server = current_server(request.model)
+    server.model.check_generates()
     param = "n" if request.n_copies == request.n else "best_of"
     check_copies(request.n_copies, server.model.n_slots, param=param)
     given, limit = request.given_params(), server.config.max_logprobs
@@ -48,7 +58,10 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
                 f"'{asked}' must be at most {limit}, which --max-logprobs sets.", param=asked
             )
         given["n_probs"] = limit
-    return server, await server.params(given), current_context(request.timeout)
+    params = await server.params(given)  # first: what is wrong neither counts nor wakes the model
+    context = current_context(request.timeout, request.keep_alive)
+    await keep_awake(server, context)
+    return server, params, context
 
 
 async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:
@@ -135,7 +148,7 @@ async def respond_stream(
 
 async def counted_tokens(request: ChatRequest) -> Response:
     """Make the response that tells how many tokens the prompt of a chat has."""
-    server = current_server(request.model)
+    server = await awake_server(request.model)
     n_tokens = await server.count_tokens(request.messages, request.chat_params)
     return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
 

@@ -79,6 +79,7 @@ class GenerationRequest:
     stream: bool = False
     stream_options: StreamOptions = attrs.field(factory=StreamOptions)
     timeout: float | None = field(read=readers.seconds, default=None)
+    keep_alive: float | None = field(read=readers.keep_alive, default=None)
     sse_ping_interval: float | None = field(read=readers.ping_interval, default=None)
     queue_comments: bool = False  # tell the place in the queue, in comments of the stream
     timings_per_token: bool = False

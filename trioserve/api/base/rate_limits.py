@@ -59,7 +59,7 @@ def _address_of(current: Request) -> str:
 
 
 def _limits() -> RateLimits:
-    return current_server().parts.requests.rate_limits
+    return current_server().common.rate_limits
 
 
 def _openai(left: Mapping[str, Remaining]) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -84,6 +85,34 @@ def seconds(value: Any) -> float:
     if isinstance(value, int | float) and value is not True and 0 < value <= MAX_SECONDS:
         return value
     raise MismatchError(f"a number of seconds, more than 0 and at most {MAX_SECONDS}")
+
+
+#: A length of time as Go writes it, which Ollama's clients send: ``1h30m``, ``-1s``. Without a
+#: unit it is in seconds.
+_AMOUNT = r"\d{1,12}(?:\.\d{0,12})?"
+_DURATION = re.compile(rf"(-?)({_AMOUNT}|(?:{_AMOUNT}(?:h|ms|m|s|us|µs|ns))+)", re.ASCII)
+_UNITS = {"h": 3600, "m": 60, "s": 1, "": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+@json_type(
+    {
+        "type": ["number", "string"],
+        "description": "For how long the model stays in memory after the request, idle: seconds, "
+        "or a duration such as 5m or 1h30m. Below 0: for ever.",
+        "maxLength": 64,
+        "examples": [300, "5m", 0, -1],
+    }
+)
+def keep_alive(value: Any) -> float:
+    """Read `keep_alive`, which Ollama has: seconds, or a duration in Go's form."""
+    if not isinstance(value, str):
+        return number(value)
+    match = _DURATION.fullmatch(value[:65])
+    if match is None:
+        raise MismatchError("a number of seconds, or a duration such as '5m' or '1h30m'")
+    parts = re.findall(r"([\d.]+)([a-zµ]*)", match[2])
+    total = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
+    return -total if match[1] else total
 
 
 @json_type({"type": "string", "maxLength": MAX_SALT})

@@ -52,11 +52,12 @@ def choose_id(offered: str | None) -> str:
     return secrets.token_hex(12)
 
 
-def current_context(timeout: float | None) -> RequestContext:
+def current_context(timeout: float | None, keep_alive: float | None = None) -> RequestContext:
     """Make the context of the current request. Its time began before its body was read.
 
     Args:
         timeout: in how many seconds the body says that it has to be done.
+        keep_alive: for how many seconds it says that the model stays in memory afterwards.
 
     Raises:
         InvalidRequestError: the header is not a number of seconds.
@@ -70,6 +71,7 @@ def current_context(timeout: float | None) -> RequestContext:
         current.api_key,
         rate_limits.admit(current),
         deadline=deadline,
+        keep_alive=keep_alive,
         on_cancel=CancelReason.DISCONNECT,
     )
 

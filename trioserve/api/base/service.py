@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import structlog
 import trio
-from quart import Quart, current_app
+from quart import Quart, current_app, request
 
 from trioserve.api.base.body import read_body_as
+from trioserve.api.base.connection import Request
 from trioserve.api.base.intake import Intake, intake_of
 from trioserve.api.base.registry import Responses
 from trioserve.config import Config
@@ -20,7 +21,7 @@ from trioserve.errors import (
     UnavailableError,
 )
 from trioserve.models.fetch import fetch
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.concurrency import alongside
 from trioserve.server.lifecycle import Loader
 from trioserve.server.memory import MemoryBudget
@@ -83,7 +84,7 @@ class Service(Intake):
         """Look whether requests are taken; raises what `server` does, or UnavailableError."""
         if self.failure is not None:
             raise UnavailableError(self.failure.message)
-        self.server.parts.health.check_ready()
+        self.server.check_ready()
 
     def check_live(self) -> None:
         """Look whether the engine works, if the model is loaded. Raises UnavailableError."""
@@ -131,7 +132,7 @@ class Service(Intake):
 
     async def _until_failure(self, server: Server) -> None:
         """Wait until the engine has failed, and clients have been told; then raise its failure."""
-        failure = await server.parts.health.wait_failure()
+        failure = await server.wait_failure()
         if self.config.on_engine_failure == "stay":
             await trio.sleep_forever()
         with trio.move_on_after(_FAREWELL):
@@ -170,12 +171,29 @@ def current_service() -> Service:
 
 
 def current_server(model: str | None = None) -> Server:
-    """The server of a model, for the current request. Raises as `Service.server`.
+    """The server of a model, for the current request. It may sleep. Raises as `Service.server`.
 
     Args:
         model: the name that the request gives. There is one model, which answers to any.
     """
     return current_service().server
+
+
+async def awake_server(model: str | None = None, context: RequestContext | None = None) -> Server:
+    """The server of a model, awake until the current request has been answered.
+
+    Raises:
+        TrioServeError: as `Service.server` and `Server.awake`.
+    """
+    server = current_server(model)
+    await keep_awake(server, context)
+    return server
+
+
+async def keep_awake(server: Server, context: RequestContext | None = None) -> None:
+    """Keep a server awake until the current request has been answered; see `Server.awake`."""
+    current = cast(Request, request._get_current_object())  # type: ignore[attr-defined]
+    await current.resources.enter_async_context(server.awake(context))
 
 
 async def read_for_model(

@@ -138,7 +138,7 @@ async def props() -> Response:
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,
             "build_info": writers.FINGERPRINT,
-            "is_sleeping": False,
+            "is_sleeping": server.sleeping,
             "cors_proxy_enabled": False,
         }
     )

@@ -23,7 +23,7 @@ from trioserve.api.base.generation import (
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.own_form import own_form
 from trioserve.api.base.request import long_response, size_of_outputs
-from trioserve.api.base.service import current_server
+from trioserve.api.base.service import awake_server
 from trioserve.api.llama.request import (
     DetokenizeRequest,
     LlamaCompletionRequest,
@@ -47,7 +47,7 @@ blueprint = Blueprint("llama", __name__)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
     request = await read_body_as(partial(structure, TokenizeRequest))
-    server = current_server(request.model)
+    server = await awake_server(request.model)
     tokens = await server.tokenize(
         request.content,
         param="content",
@@ -78,7 +78,7 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 async def detokenize() -> Response:
     """Turn token ids into text."""
     request = await read_body_as(partial(structure, DetokenizeRequest))
-    server, tokens = current_server(request.model), request.tokens
+    server, tokens = await awake_server(request.model), request.tokens
     return await long_response(lambda: {"content": server.detokenize(tokens)}, len(tokens))
 
 
@@ -87,7 +87,8 @@ async def detokenize() -> Response:
 async def apply_template() -> Response:
     """Render a chat, and do no more."""
     request = await read_chat(TemplateRequest.parse)
-    prompt = await current_server(request.model).render(request.messages, request.chat_params)
+    server = await awake_server(request.model)
+    prompt = await server.render(request.messages, request.chat_params)
     return await long_response(lambda: {"prompt": prompt}, len(prompt) // 32)
 
 

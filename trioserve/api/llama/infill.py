@@ -10,7 +10,7 @@ from trioserve.api.base.openapi import takes
 from trioserve.api.base.service import read_for_model
 from trioserve.api.llama.completion import answer
 from trioserve.api.llama.request import InfillRequest
-from trioserve.server.infill import Gap
+from trioserve.server.infill import Gap, check_infill
 
 blueprint = Blueprint("infill", __name__)
 
@@ -20,7 +20,7 @@ blueprint = Blueprint("infill", __name__)
 async def fill() -> Response:
     """Fill the gap between two texts."""
     request, _ = await read_for_model(
-        InfillRequest.parse, lambda server: server.parts.infill.check()
+        InfillRequest.parse, lambda server: check_infill(server.model)
     )
     server, params, context = await admit(request)
     gap = Gap(

@@ -10,7 +10,7 @@ from trioserve.api.base.body import read_json
 from trioserve.api.base.fields import named
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import json_response
-from trioserve.api.base.service import current_server
+from trioserve.api.base.service import awake_server
 from trioserve.errors import InvalidRequestError
 
 blueprint = Blueprint("lora", __name__)
@@ -19,7 +19,7 @@ blueprint = Blueprint("lora", __name__)
 @blueprint.get("/lora-adapters")
 async def list_adapters() -> Response:
     """List the adapters that were loaded with the model, each with its scale."""
-    adapters = current_server().parts.adapters
+    adapters = (await awake_server()).parts.adapters
     return json_response(
         [
             {
@@ -45,5 +45,5 @@ async def set_scales() -> Response:
     if not isinstance(body, list):
         raise InvalidRequestError("Request body must be an array")
     scales = named(readers.lora, body, "lora")
-    current_server().parts.adapters.set(dict(scales))
+    (await awake_server()).parts.adapters.set(dict(scales))
     return json_response({"success": True})

@@ -64,6 +64,7 @@ class RerankRequest:
     priority: int = 0
     model: str | None = None
     timeout: float | None = field(read=readers.seconds, default=None)
+    keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> RerankRequest:
@@ -101,10 +102,10 @@ _OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_sc
 async def rerank() -> Response:
     """Score how well documents fit a query."""
     request, server = await read_for_model(
-        RerankRequest.parse, lambda server: server.parts.ranker()
+        RerankRequest.parse, lambda server: server.model.check_ranks()
     )
     given = request.documents or request.texts or ()
-    context = current_context(request.timeout)
+    context = current_context(request.timeout, request.keep_alive)
     ranking = await server.rerank(request.query, given, priority=request.priority, context=context)
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32

@@ -13,7 +13,7 @@ from trioserve.api.base.body import read_body
 from trioserve.api.base.fields import structure
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_request, json_response
-from trioserve.api.base.service import current_server
+from trioserve.api.base.service import awake_server, current_server
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
 from trioserve.types import SlotStatus
 
@@ -30,6 +30,8 @@ blueprint = Blueprint("slots", __name__)
 )
 async def slots() -> Response:
     """Tell what each slot does. ``?fail_on_no_slot=1``: 503 when none is idle.
+
+    A model that sleeps sleeps on; all its slots are idle.
 
     ``?queue=1``: an object with these slots, and with the requests that wait for one.
     """
@@ -52,7 +54,7 @@ async def slots() -> Response:
 
 def _current_owner() -> str:
     """Whose texts the current request may see; see `CacheSharing`."""
-    return current_server().parts.cache_sharing.owner(current_request().api_key)
+    return current_server().common.cache_sharing.owner(current_request().api_key)
 
 
 def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
@@ -110,7 +112,8 @@ async def act(id_slot: str) -> Response:
 
     A slot that runs is waited for.
     """
-    files = current_server().parts.generation().slot_files
+    current_server().model.check_generates()
+    files = (await awake_server()).parts.generation().slot_files
     files.check()
     if not id_slot.isdecimal() or len(id_slot) > 9:
         raise InvalidRequestError("Invalid slot ID", param="id_slot")

@@ -118,7 +118,8 @@ async def embeddings() -> Response:
 
 
 def _check(server: Server) -> None:
-    if server.parts.embedder().pooling == "none":
+    server.model.check_embeds()
+    if server.model.pooling == "none":
         raise InvalidRequestError(
             "This server makes a vector of each token, because its pooling is 'none', and this "
             "route has one for each text. POST /embeddings gives them."

@@ -28,7 +28,7 @@ from trioserve.api.base.generation import (
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.own_form import Verbose
 from trioserve.api.base.request import current_request, long_response, size_of_outputs
-from trioserve.api.base.service import current_responses
+from trioserve.api.base.service import current_responses, keep_awake
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -81,6 +81,7 @@ async def _open_chat(
     Raises:
         TrioServeError: as `Server.stream_chat`.
     """
+    await keep_awake(server, context)  # it may have fallen asleep while the chat was pending
     streams = await open_streams(
         server.chats.stream(
             request.messages, params, request.chat_params, context, n=request.n_copies

@@ -121,6 +121,7 @@ class EmbeddingsRequest:
     embd_normalize: int | None = field(read=_norm, default=None)
     priority: int = 0
     timeout: float | None = field(read=readers.seconds, default=None)
+    keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
 
 @blueprint.post("/v1/embeddings")
@@ -149,12 +150,13 @@ async def openai() -> Response:
 async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
     parse = partial(structure, EmbeddingsRequest)
-    request, server = await read_for_model(parse, lambda server: server.parts.embedder())
+    request, server = await read_for_model(parse, lambda server: server.model.check_embeds())
     return await _own(server, request)
 
 
 def _check_pools(server: Server) -> None:
-    if server.parts.embedder().pooling == "none":
+    server.model.check_embeds()
+    if server.model.pooling == "none":
         raise InvalidRequestError(
             "This server makes a vector of each token, because its pooling is 'none', and this "
             "route has one for each text. POST /embeddings gives them."
@@ -170,7 +172,7 @@ async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
         dimensions=request.dimensions,
         normalize=request.embd_normalize,
         priority=request.priority,
-        context=current_context(request.timeout),
+        context=current_context(request.timeout, request.keep_alive),
     )
 
 

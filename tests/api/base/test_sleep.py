@@ -1,0 +1,238 @@
+"""A server that sleeps, as clients see it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from tests.support.http_server import serving
+from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.scripted_server import ScriptedLoader
+from tests.support.scripts import CHAT
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.server import Server
+from trioserve.server.keeper import ServerState
+from trioserve.testing import ScriptedBackend
+from trioserve.types import AdapterInfo
+
+
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not look at all objects of the tests again and again."""
+    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+
+
+@asynccontextmanager
+async def sleeper(
+    load: Callable[..., Any], **config: object
+) -> AsyncIterator[tuple[httpx.AsyncClient, Server]]:
+    """A client of a server that is asleep, and that server."""
+    app = create_app(Config(stream_interval_ms=0, **config), load=load)
+    service = app.extensions["trioserve"]
+    async with serving(app) as url:
+        await service.wait_loaded()
+        await service.server.sleep()
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            yield client, service.server
+
+
+def make_backend() -> ScriptedBackend:
+    return ScriptedBackend(adapters=[AdapterInfo(path="a.gguf", scale=1.0)])
+
+
+async def test_what_looks_at_it_does_not_wake_it() -> None:
+    loader = ScriptedLoader()
+    paths = (
+        *("/health", "/health/live", "/health/ready", "/props", "/models", "/v1/models"),
+        *("/v1/models/scripted", "/metrics", "/slots", "/slots?queue=1", "/openapi.json"),
+    )
+    async with sleeper(loader, metrics_endpoint=True) as (client, server):
+        for path in paths:
+            answer = await client.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+        props = (await client.get("/props")).json()
+        assert props["is_sleeping"] is True
+        assert props["total_slots"] == 2
+        assert props["default_generation_settings"]["n_ctx"] == 1024
+        assert [slot["is_processing"] for slot in (await client.get("/slots")).json()] == [
+            False
+        ] * 2
+        assert server.sleeping
+    assert loader.n_begun == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "a"}),
+        ("/completion", {"prompt": "a", "stream": True}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "stream": True}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {**CHAT, "max_tokens": 5}),
+        ("/tokenize", {"content": "a", "with_pieces": True}),
+        ("/detokenize", {"tokens": [97]}),
+        ("/apply-template", CHAT),
+        ("/v1/chat/completions/input_tokens", CHAT),
+        ("/v1/responses/input_tokens", {"input": "a"}),
+        ("/v1/messages/count_tokens", CHAT),
+        ("/slots/0?action=erase", {}),
+        ("/lora-adapters", [{"id": 0, "scale": 0.5}]),
+        ("/lora-adapters", None),
+    ],
+)
+async def test_what_needs_the_model_wakes_it(path: str, body: Any, tmp_path: Path) -> None:
+    loader = ScriptedLoader(make_backend)
+    async with sleeper(loader, slot_save_path=str(tmp_path)) as (client, server):
+        method = "GET" if body is None else "POST"
+        answer = await client.request(method, path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert not server.sleeping
+        assert (await client.get("/props")).json()["is_sleeping"] is False
+    assert len(loader.backends) == 2
+
+
+async def test_embeddings_wake_it() -> None:
+    loads: list[ScriptedEmbedder] = []
+
+    def load(config: Config, *, progress: object = None) -> ScriptedEmbedder:
+        loads.append(ScriptedEmbedder())
+        return loads[-1]
+
+    async with sleeper(load, embeddings=True) as (client, server):
+        refused = await client.post("/completion", json={"prompt": "a"})
+        assert refused.status_code == 501
+        refused = await client.post("/rerank", json={"query": "a", "documents": ["b"]})
+        assert refused.status_code == 501
+        assert server.sleeping
+        for path in ("/v1/embeddings", "/embeddings"):
+            answer = await client.post(path, json={"input": "a", "keep_alive": 0})
+            assert answer.status_code == 200, answer.text
+            await server.state.wait_value(ServerState.SLEEPING)
+    assert len(loads) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "a", "temperature": "hot"}),
+        ("/completion", {"prompt": "a", "keep_alive": "5 minutes"}),
+        ("/completion", {"prompt": "a", "n": 3}),
+        ("/v1/chat/completions", {"messages": 5}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),  # its vocabulary cannot
+        ("/tokenize", {"content": 5}),
+    ],
+)
+async def test_what_is_wrong_does_not_wake_it(path: str, body: Any) -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader) as (client, server):
+        answer = await client.post(path, json=body)
+        assert answer.status_code in (400, 501), answer.text
+        assert server.sleeping
+
+
+@pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.05, "50ms"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_says_how_long_it_stays_awake(
+    keep_alive: float | str, *, stream: bool
+) -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader) as (client, server):
+        body = {"prompt": "a", "stream": stream, "keep_alive": keep_alive}
+        answer = await client.post("/completion", json=body)
+        assert answer.status_code == 200
+        assert '"content":"A"' in answer.text
+        with trio.fail_after(10):
+            await server.state.wait_value(ServerState.SLEEPING)
+    assert len(loader.backends) == 2
+
+
+async def test_a_client_that_leaves_while_it_wakes() -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader) as (client, _):
+        loader.may_go_on.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/completion", json={"prompt": "a"}, timeout=0.2)
+        loader.may_go_on.set()
+        answer = await client.post("/completion", json={"prompt": "b"})
+        assert answer.json()["content"] == "B"
+        assert loader.backends[1].n_decodes == 2  # of this request alone
+    assert len(loader.backends) == 2
+
+
+async def test_the_deadline_of_a_request_holds_while_it_wakes() -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader) as (client, _):
+        loader.may_go_on.clear()
+        body = {"prompt": "a", "timeout": 0.1}
+        answer = await client.post("/completion", json=body)
+        loader.may_go_on.set()
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+async def test_a_model_that_cannot_be_loaded_again() -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader) as (client, _):
+        loader.failure = "the file is gone"
+        for _ in range(2):
+            answer = await client.post("/completion", json={"prompt": "a"})
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == "the file is gone"
+        assert (await client.get("/health")).status_code == 200
+        loader.failure = ""
+        answer = await client.post("/completion", json={"prompt": "a"})
+        assert answer.json()["content"] == "A"
+    assert loader.n_begun == 4
+
+
+async def test_a_chat_that_waits_for_its_reader_does_not_keep_it_awake() -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader) as (client, server):
+        headers = {"Prefer": "respond-async"}
+        answer = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        assert answer.status_code == 202
+        await server.sleep()
+        stream = await client.get(answer.headers["Location"])
+        assert "data: [DONE]" in stream.text
+        assert "error" not in stream.text
+    assert len(loader.backends) == 3
+
+
+async def test_it_falls_asleep_by_itself() -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader, sleep_idle_seconds=0.05) as (client, server):
+        await client.post("/completion", json={"prompt": "a"})
+        with trio.fail_after(10):
+            await server.state.wait_value(ServerState.SLEEPING)
+    assert len(loader.backends) == 2
+
+
+async def test_a_failed_engine_of_a_later_load_ends_the_service() -> None:
+    loader = ScriptedLoader()
+    app = create_app(Config(stream_interval_ms=0), load=loader)
+    service = app.extensions["trioserve"]
+
+    def fail(backend: ScriptedBackend) -> None:
+        raise ZeroDivisionError
+
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="engine"), flatten_subgroups=True):
+        async with serving(app) as url:
+            await service.wait_loaded()
+            await service.server.sleep()
+            await service.server.wake()
+            loader.backends[1].on_decode = fail
+            async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+                answer = await client.post("/completion", json={"prompt": "a"})
+                assert answer.status_code == 500
+                await service.wait_ended()
+                await trio.sleep_forever()
