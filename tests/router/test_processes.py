@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,9 +23,10 @@ from tests.support import tiny
 from tests.support.scripted_children import ScriptedCatalog
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
-from trioserve.models.catalog import ModelEntry, Source
+from trioserve.models.catalog import Catalog, ModelEntry, Source, environment_of_children
 from trioserve.router.child import Child, Watch
 from trioserve.router.fleet import Fleet
+from trioserve.router.forks import Forks, open_launcher
 from trioserve.router.states import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only")
@@ -141,8 +143,16 @@ async def test_a_file_that_is_replaced_while_it_is_loaded(tmp_path: Path) -> Non
         assert (await answer(child))["content"] == before
 
 
-async def test_requests_at_random_are_answered_by_the_right_models() -> None:
-    entries = [entry(f"model-{number}") for number in range(5)]
+def memory_of_others() -> int:
+    """Bytes that the processes below this one take, where what several share counts once."""
+    me = os.getpid()
+    below = Path(f"/proc/{me}/task/{me}/children").read_text().split()
+    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in below]
+    return sum(int(text.partition("\nPss:")[2].split()[0]) * 1024 for text in texts)
+
+
+async def test_requests_at_random_are_answered_by_the_right_models_and_memory_comes_back() -> None:
+    entries = [entry(f"model-{number}") for number in range(10)]
     chosen = random.Random(13)
     n_answered = 0
 
@@ -150,15 +160,41 @@ async def test_requests_at_random_are_answered_by_the_right_models() -> None:
         nonlocal n_answered
         async with fleet.use(one) as child:
             assert (await answer(child))["model"] == one.name
+            assert sum(fleet.state(each.name).pid is not None for each in entries) <= 3
             n_answered += 1
 
-    async with fleet_of(*entries, max_models=2) as fleet:
+    async with fleet_of(*entries, max_models=3) as fleet:
+        await ask(fleet, entries[0])
+        await unloaded(fleet, entries)
+        before = memory_of_others()
         async with trio.open_nursery() as nursery:
-            for _ in range(20):
+            for _ in range(60):
                 nursery.start_soon(ask, fleet, chosen.choice(entries))
-        assert n_answered == 20
-        running = [one for one in entries if fleet.state(one.name).pid is not None]
-        assert len(running) <= 2
+        assert n_answered == 61
+        running = memory_of_others()
+        await unloaded(fleet, entries)
+        after = memory_of_others()
+    assert running > before + 3 * 2**24, "three models take memory"
+    assert after < before + 2**22, "and give it back"
+
+
+async def unloaded(fleet: Fleet, entries: list[ModelEntry]) -> None:
+    """Unload what runs, and wait until it has."""
+    async with fleet.subscribe() as events:
+        for one in entries:
+            if fleet.state(one.name).pid is not None:
+                await fleet.unload(one)
+                assert (await anext(events)).data == {"status": "unloaded", "exit_code": 0}
+
+
+async def test_what_is_forked_has_one_thread() -> None:
+    """A fork has only the thread that forks: what others have locked would stay so for ever."""
+    async with open_launcher(environment_of_children(os.environ)) as launcher:
+        process = await launcher.launch(["--version"])
+        assert isinstance(launcher, Forks)
+        assert len(os.listdir(f"/proc/{launcher.pid}/task")) == 1
+        assert await process.wait() == 0
+        process.close()
 
 
 async def test_no_server_outlives_a_router_that_is_killed() -> None:
@@ -189,3 +225,26 @@ async def test_no_server_outlives_a_router_that_is_killed() -> None:
         for pid in pids:
             await until_gone(pid)
     assert not any(map(is_running, pids))
+
+
+async def test_models_of_a_directory_within_a_limit_of_memory(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.gguf").symlink_to(BUNDLED)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    own_args = ("-t", "1", "-np", "1", "-c", "4096")
+    catalog = await trio.to_thread.run_sync(
+        partial(Catalog, models_dir=tmp_path, cache_dir=tmp_path / "none", own_args=own_args)
+    )
+    with trio.fail_after(120):
+        async with Fleet(catalog, max_memory=30 * 2**20) as fleet:
+            for name in ("first", "second", "first"):
+                one = catalog.find(name)
+                async with fleet.use(one) as child:
+                    assert (await answer(child))["model"] == one.name
+                    need = fleet.state(one.name).memory
+                    assert need is not None and 15 * 2**20 < need < 30 * 2**20, "one fits"
+                assert [name for name in catalog.entries if fleet.state(name).pid] == [one.name]
+            with pytest.raises(ModelLoadError, match=r"broken\.gguf"):
+                async with fleet.use(catalog.find("broken")):
+                    raise AssertionError
+            assert fleet.state("first").value is Status.LOADED, "nothing gave way for it"
