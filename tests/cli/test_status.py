@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx
 import pytest
 
 from trioserve.cli.status import StatusPipe, take_status
@@ -57,6 +58,22 @@ def test_it_tells_that_it_loads_and_that_it_is_ready() -> None:
         info = server.until("ready")["info"]
         assert (info["id"], info["object"]) == ("mine", "model")
         assert info["meta"]["n_ctx"] > 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+
+
+def test_it_tells_when_it_sleeps_and_wakes(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with started("--host", str(path), "--sleep-idle-seconds", "0.2") as server:
+        server.until("ready")
+        assert next(server.reports) == {"state": "sleeping"}
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
+            answer = client.post("/completion", json={"prompt": "Once", "n_predict": 4})
+            assert answer.json()["tokens_predicted"] == 4
+            assert server.until("ready") == {"state": "ready"}
+            assert next(server.reports) == {"state": "sleeping"}
+            assert client.get("/props").json()["is_sleeping"] is True
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
 

@@ -113,6 +113,7 @@ async def _serve(config: Config, listening: Sequence[socket.socket], status: Sta
     async with trio.open_nursery() as watching:
         await watching.start(_until_signal, service, stop)
         watching.start_soon(_follow_start, service, status)
+        watching.start_soon(_follow_sleep, service, status)
         watching.start_soon(_follow_failure, service, status)
         async with trio.open_nursery() as serving:
             await serving.start(
@@ -153,6 +154,18 @@ async def _follow_start(service: Service, status: StatusPipe) -> None:
     _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
     status.tell("ready", info=openai_model(service.server))
     await keep_collecting(lambda: service.memory.n_held)
+
+
+async def _follow_sleep(service: Service, status: StatusPipe) -> None:
+    """Tell when the model is no longer in memory, and when it is again."""
+    from trioserve.server import ServerState
+
+    await service.wait_loaded()
+    told = ServerState.READY
+    async for state in service.server.state.eventual_values():
+        if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:
+            status.tell(state.value)
+            told = state
 
 
 async def _until_signal(
