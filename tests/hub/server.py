@@ -45,7 +45,9 @@ class Hub:
     n_wrong: int = 0  # contents in which a byte is flipped, of those that come next
     excess: bytes = b""  # that contents have at their ends
     has_ranges: bool = True
-    failures: list[tuple[int, dict[str, str]]] = attrs.field(factory=list)  # the next answers
+    #: Answers that the hub, and the other host, give to what comes next.
+    failures: list[tuple[int, dict[str, str]]] = attrs.field(factory=list)
+    cdn_failures: list[tuple[int, dict[str, str]]] = attrs.field(factory=list)
     hold_after: int | None = None  # bytes of each contents, after which it waits for `go_on`
     holding: threading.Event = attrs.field(factory=threading.Event)
     go_on: threading.Event = attrs.field(factory=threading.Event)
@@ -120,8 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         path = unquote(urlsplit(self.path).path)
         hub.asked.append(Asked(self.server.name, self.command, path, dict(self.headers)))
-        if hub.failures:
-            status, headers = hub.failures.pop(0)
+        failures = hub.failures if self.server.name == "hub" else hub.cdn_failures
+        if failures:
+            status, headers = failures.pop(0)
             return self.answer(status, b"", headers)
         if self.server.name == "cdn":
             return self.send_content(path)
@@ -174,16 +177,16 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(404, b"")
         content += hub.excess
         headers = {"ETag": f'"{sha256(content)[:32]}"', "Accept-Ranges": "bytes"}
-        start = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
-        if hub.has_ranges and start >= len(content):
+        asked = self.headers.get("Range") if hub.has_ranges else None
+        start, _, last = (asked or "bytes=0-")[6:].partition("-")
+        end = min(int(last or len(content)) + 1, len(content))
+        if int(start) >= len(content):
             return self.answer(416, b"")
-        if not hub.has_ranges:
-            start = 0
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
         if hub.take("n_wrong"):
             content = content[:-1] + bytes([content[-1] ^ 1])
-        return self.answer(206 if start else 200, content[start:], headers)
+        return self.answer(206 if asked else 200, content[int(start) : end], headers)
 
     def answer_json(self, value: Any, headers: dict[str, str] | None = None) -> None:
         self.answer(200, json.dumps(value).encode(), headers)

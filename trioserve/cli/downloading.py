@@ -62,6 +62,8 @@ class DownloadReport:
         now, done, total = monotonic(), progress.all_done, progress.all_total
         if self._first is None:
             self._first = now, done
+            if done == total:
+                return  # it was there
         seconds, n_new = now - self._first[0], done - self._first[1]
         speed = n_new / seconds if seconds > 0 else 0.0
         name = progress.url.rpartition("/")[2].partition("?")[0]

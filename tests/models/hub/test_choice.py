@@ -79,6 +79,11 @@ def test_a_repository_without_models() -> None:
         chosen(["README.md", "model.safetensors", "mmproj-F16.gguf"])
 
 
+def test_a_repository_of_presets() -> None:
+    with pytest.raises(HubNotFoundError, match=r"no model but presets: download its preset\.ini"):
+        chosen(["README.md", "preset.ini"])
+
+
 def test_a_model_that_lacks_a_part() -> None:
     with pytest.raises(HubNotFoundError, match="lacks a part of the model: model-BF16-00002-of"):
         chosen([FILES[3]])

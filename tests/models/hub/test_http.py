@@ -65,7 +65,7 @@ async def test_a_proxy_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("NO_PROXY", "no_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", hub.cdn_url.replace("//", "//me:p%40ss@"))
-    hub.failures = [(200, {})]
+    hub.cdn_failures = [(200, {})]
     assert await get(hub, "http://elsewhere.test/x") == 200
     assert hub.asked[0].host == "cdn"
     assert hub.asked[0].headers["Proxy-Authorization"] == "Basic bWU6cEBzcw=="

@@ -25,8 +25,10 @@ from trioserve.models.hub import (
     HubReference,
     Progress,
     cached_models,
+    http,
     look_up,
     pull,
+    transfer,
 )
 
 REPO = "user/some-model-GGUF"
@@ -49,6 +51,12 @@ def _full_hub(hub: Hub) -> None:
 async def pulled(quant: str | None = None, **options: object) -> HubModel:
     with trio.fail_after(20):
         return await pull(HubReference(REPO, quant), **options)  # type: ignore[arg-type]
+
+
+def starts(hub: Hub) -> list[int]:
+    """Where the downloads began, each as the byte of the file."""
+    ranges = [one.headers.get("Range", "bytes=0-") for one in hub.downloads()]
+    return [int(text.removeprefix("bytes=").partition("-")[0]) for text in ranges]
 
 
 def leftovers(cache: Path) -> list[Path]:
@@ -117,25 +125,72 @@ async def test_a_download_that_is_cut_nine_times_completes(hub: Hub) -> None:
     hub.n_cuts, hub.cut_after = 9, 300_000
     model = await pulled()
     assert model.files[0].read_bytes() == MODEL
-    starts = [one.headers.get("Range") for one in hub.downloads()]
-    assert starts == [None, *(f"bytes={i * 300_000}-" for i in range(1, 10))]
+    assert starts(hub) == [i * 300_000 for i in range(10)]
 
 
 async def test_a_download_that_brings_nothing_is_given_up_and_kept(hub: Hub, cache: Path) -> None:
     hub.n_cuts, hub.cut_after = 1, 300_000
     with pytest.raises(HubUnavailableError) as caught:
         await pulled(on_progress=lambda progress: _then_nothing(hub, progress))
-    assert caught.value.message.endswith(f"300000 of {len(MODEL)} bytes are kept for another try.")
+    assert caught.value.message.endswith("is lost. 300000 bytes are kept for another try.")
     assert [path.stat().st_size for path in leftovers(cache)] == [300_000]
     assert cached_models() == []
     hub.n_cuts = 0
     assert (await pulled()).files[0].read_bytes() == MODEL
-    assert hub.downloads()[-1].headers["Range"] == "bytes=300000-"
+    assert starts(hub)[-1] == 300_000
 
 
 def _then_nothing(hub: Hub, progress: Progress) -> None:
     if progress.done:
         hub.n_cuts, hub.cut_after = 1000, 0
+
+
+async def test_an_error_in_between_loses_nothing(hub: Hub) -> None:
+    hub.n_cuts, hub.cut_after = 1, 300_000
+    busy, expired = (503, {}), (403, {})
+
+    def fail_once(progress: Progress) -> None:
+        if progress.done == 300_000:
+            hub.cdn_failures = [busy, expired, busy, expired]
+
+    assert (await pulled(on_progress=fail_once)).files[0].read_bytes() == MODEL
+    assert starts(hub) == [0, *[300_000] * 5]
+
+
+async def test_a_connection_that_falls_silent_is_made_again(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(http._TIMEOUTS, "read", 0.3)
+    hub.hold_after = 2**20 + 1000
+
+    def go_on(progress: Progress) -> None:
+        if progress.done:
+            hub.hold_after = None
+
+    assert (await pulled(on_progress=go_on)).files[0].read_bytes() == MODEL
+    assert starts(hub) == [0, 2**20 + 1000]
+
+
+async def test_very_large_files_are_asked_for_in_pieces(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_MAX_PIECE", 10**6)
+    hub.n_cuts, hub.cut_after = 1, 300_000
+    assert (await pulled()).files[0].read_bytes() == MODEL
+    assert starts(hub) == [0, 300_000, 1_300_000, 2_300_000]
+    assert hub.downloads()[1].headers["Range"] == "bytes=300000-1299999"
+
+
+async def test_a_server_that_continues_at_another_place(hub: Hub) -> None:
+    hub.n_cuts, hub.cut_after = 1, 300_000
+    wrong = {"Content-Range": f"bytes 5-{len(MODEL) - 1}/{len(MODEL)}"}
+
+    def fail_once(progress: Progress) -> None:
+        if progress.done == 300_000:
+            hub.cdn_failures = [(206, wrong)]
+
+    assert (await pulled(on_progress=fail_once)).files[0].read_bytes() == MODEL
+    assert starts(hub) == [0, 300_000, 0]
 
 
 async def test_a_server_without_ranges_starts_again(hub: Hub) -> None:
@@ -175,7 +230,7 @@ async def test_a_cancelled_download_goes_on_where_it_ended(hub: Hub, cache: Path
     hub.hold_after = None
     hub.go_on.set()
     assert (await pulled()).files[0].read_bytes() == MODEL
-    assert hub.downloads()[-1].headers["Range"] == f"bytes={n_kept}-"
+    assert starts(hub)[-1] == n_kept
 
 
 async def test_a_model_of_which_one_part_came_is_no_model(hub: Hub, cache: Path) -> None:
@@ -196,7 +251,7 @@ async def test_what_was_kept_is_hashed_again(hub: Hub, cache: Path) -> None:
     blobs.mkdir(parents=True)
     (blobs / f"{sha256(MODEL)}.incomplete").write_bytes(b"x" * 1000)
     assert (await pulled()).files[0].read_bytes() == MODEL
-    assert [one.headers.get("Range") for one in hub.downloads()] == ["bytes=1000-", None]
+    assert starts(hub) == [1000, 0]
 
 
 @pytest.mark.parametrize("extra", [0, 7])

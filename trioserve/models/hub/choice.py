@@ -18,6 +18,9 @@ PREFERRED = ("Q4_K_M", "Q8_0")
 #: GGUF files that are no models of their own.
 _BESIDE_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 
+#: A file in llama-server's form, with models of other repositories and flags for them.
+_PRESETS = "preset.ini"
+
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL)
 _QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.ASCII | re.IGNORECASE)
 
@@ -94,6 +97,11 @@ def choose_first(paths: Sequence[str], reference: HubReference) -> str:
             raise HubNotFoundError(f"{reference.repo} has no GGUF file {reference.file!r}.")
         return reference.file
     models = models_in(paths)
+    if not models and _PRESETS in paths:
+        raise HubNotFoundError(
+            f"{reference.repo} has no model but presets: download its {_PRESETS}, and name it with "
+            "--models-preset."
+        )
     if not models:
         raise HubNotFoundError(f"{reference.repo} has no GGUF files that are models.")
     for quant in PREFERRED if reference.quant is None else (reference.quant,):

@@ -219,7 +219,7 @@ class HttpClient:
             after = answer.headers.get("retry-after", "")
             why = "gets too many requests" if status == 429 else f"answers with status {status}"
             raise HubUnavailableError(
-                f"{host} {why}; try again later.",
+                f"{host} {why}.",
                 retry_after=float(after) if after.isdecimal() else None,
             )
         raise HubError(f"{host} answers with status {status}.")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
+import attrs
 import structlog
 import trio
 
@@ -20,6 +22,9 @@ _log = structlog.stdlib.get_logger("trioserve.hub")
 _MAX_FAILURES = 5
 FIRST_WAIT = 1.0
 _MAX_WAIT = 60.0
+
+#: Bytes that are asked for at once. Networks that deliver contents have limits for one answer.
+_MAX_PIECE = 32 * 2**30
 
 #: Told how many bytes of the file are there.
 OnBytes = Callable[[int], None]
@@ -81,17 +86,19 @@ async def _receive_all(
 ) -> None:
     """Receive until all of the file is there."""
     n_failures = 0
-    while partial.n_bytes != partial.size or partial.size is None:
+    while partial.n_bytes != partial.size:
         before = partial.n_bytes
         try:
             await _receive(client, file, partial, on_bytes)
-            return
+            if partial.size is None:
+                return
+            continue
         except HubUnavailableError as error:
-            n_failures = 1 if partial.n_bytes > before else n_failures + 1
+            n_failures = 0 if partial.n_bytes > before else n_failures + 1
             if n_failures >= _MAX_FAILURES:
-                kept = f"{partial.n_bytes} of {partial.size} bytes are kept for another try."
+                kept = f"{partial.n_bytes} bytes are kept for another try."
                 raise HubUnavailableError(f"{error.message} {kept}") from error
-            wait = min(error.retry_after or FIRST_WAIT * 2 ** (n_failures - 1), _MAX_WAIT)
+            wait = min(error.retry_after or FIRST_WAIT * 2**n_failures, _MAX_WAIT)
             _log.warning(f"{error.message} Trying again.", file=file.name, seconds=wait)
         await trio.sleep(wait)
 
@@ -99,27 +106,49 @@ async def _receive_all(
 async def _receive(
     client: HttpClient, file: RemoteFile, partial: PartialFile, on_bytes: OnBytes
 ) -> None:
-    """Receive as much as one connection brings.
+    """Receive a piece of the file, or all of it if it is not larger than that.
 
     Raises:
-        HubUnavailableError: that was not all.
+        HubUnavailableError: that did not come, or not all of it.
     """
     start = partial.n_bytes
-    async with client.get(file.url, {"Range": f"bytes={start}-"} if start else None) as answer:
-        if start and not _begins_at(answer, start):
+    piece = _Piece.of(start, partial.size)
+    async with client.get(file.url, piece.headers) as answer:
+        if start and answer.status in (200, 206, 416) and not piece.is_in(answer):
             await trio.to_thread.run_sync(partial.restart)
-            if answer.status in (206, 416):
+            if answer.status != 200:
                 raise HubUnavailableError(f"{file.name} cannot be continued at byte {start}.")
         client.check(answer, file.name)
+        end = piece.end if answer.status == 206 else partial.size
         while batch := await answer.batch():
             await trio.to_thread.run_sync(partial.write, batch)
             on_bytes(partial.n_bytes)
-    if partial.size is not None and partial.n_bytes < partial.size:
+    if end is not None and partial.n_bytes < end:
         raise HubUnavailableError(f"{file.name} ended early.")
 
 
-def _begins_at(answer: Answer, start: int) -> bool:
-    """Whether an answer is the rest of the file from there, and not all of it."""
-    return answer.status == 206 and answer.headers.get("content-range", "").startswith(
-        f"bytes {start}-"
-    )
+@attrs.frozen
+class _Piece:
+    """A part of a file that is asked for at once: from `start` to before `end`."""
+
+    start: int
+    end: int | None
+    is_all: bool
+
+    @classmethod
+    def of(cls, start: int, size: int | None) -> Self:
+        """The next piece of a file of that size; None: to the end, wherever that is."""
+        end = None if size is None else min(start + _MAX_PIECE, size)
+        return cls(start, end, is_all=start == 0 and end == size)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.is_all:
+            return {}
+        last = "" if self.end is None else self.end - 1
+        return {"Range": f"bytes={self.start}-{last}"}
+
+    def is_in(self, answer: Answer) -> bool:
+        """Whether an answer is this piece, and not another one, or all of the file."""
+        found = answer.headers.get("content-range", "")
+        return answer.status == 206 and found.startswith(f"bytes {self.start}-")
