@@ -18,6 +18,9 @@ from quart_trio import QuartTrio
 from tests.support.http_server import serving, serving_script
 from tests.support.scripts import ENDLESS
 from trioserve.api.base.service import Service
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.server import Server
 from trioserve.testing import ScriptedBackend
 
 #: Longer than any answer takes, in seconds.
@@ -54,6 +57,20 @@ async def client_of_app(app: QuartTrio) -> AsyncIterator[httpx.AsyncClient]:
     ):
         await app.extensions["trioserve"].wait_loaded()
         yield client
+
+
+@asynccontextmanager
+async def sleeper(
+    load: Callable[..., Any], **config: object
+) -> AsyncIterator[tuple[httpx.AsyncClient, Server]]:
+    """A client of a server that is asleep, and that server."""
+    app = create_app(Config(stream_interval_ms=0, **config), load=load)
+    service = app.extensions["trioserve"]
+    async with serving(app) as url:
+        await service.wait_loaded()
+        await service.server.sleep()
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            yield client, service.server
 
 
 async def use_openai(

@@ -155,7 +155,13 @@ class Keeper(Generic[_T]):
             return math.inf
         if self._n_told:
             return -math.inf
-        return math.inf if self._keep_alive < 0 else self._last_used + self._keep_alive
+        return self.idle_until
+
+    @property
+    def idle_until(self) -> float:
+        """When the engine ends if nobody uses it from now on; infinite: it does not."""
+        last_used = trio.current_time() if self._n_users else self._last_used
+        return math.inf if self._keep_alive < 0 else last_used + self._keep_alive
 
     async def _until_changed(self, deadline: float) -> None:
         with trio.move_on_at(deadline):

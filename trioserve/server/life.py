@@ -185,6 +185,14 @@ class ServerLife:
         """When the model was used last (`trio.current_time`); None: it is in use, or not loaded."""
         return self._keeper.idle_since
 
+    @property
+    def idle_until(self) -> float:
+        """When the memory is freed if nobody needs the model from now on (`trio.current_time`).
+
+        Infinite: it is not.
+        """
+        return self._keeper.idle_until
+
     @asynccontextmanager
     async def awake(
         self, context: RequestContext | None = None, **fields: Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +9,13 @@ import httpx
 import pytest
 import trio
 
+from tests.support.clients import sleeper
 from tests.support.http_server import serving
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.scripts import CHAT
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.server import Server
 from trioserve.server.keeper import ServerState
 from trioserve.testing import ScriptedBackend
 from trioserve.types import AdapterInfo
@@ -29,20 +27,6 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
 
 
-@asynccontextmanager
-async def sleeper(
-    load: Callable[..., Any], **config: object
-) -> AsyncIterator[tuple[httpx.AsyncClient, Server]]:
-    """A client of a server that is asleep, and that server."""
-    app = create_app(Config(stream_interval_ms=0, **config), load=load)
-    service = app.extensions["trioserve"]
-    async with serving(app) as url:
-        await service.wait_loaded()
-        await service.server.sleep()
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            yield client, service.server
-
-
 def make_backend() -> ScriptedBackend:
     return ScriptedBackend(adapters=[AdapterInfo(path="a.gguf", scale=1.0)])
 
@@ -52,6 +36,7 @@ async def test_what_looks_at_it_does_not_wake_it() -> None:
     paths = (
         *("/health", "/health/live", "/health/ready", "/props", "/models", "/v1/models"),
         *("/v1/models/scripted", "/metrics", "/slots", "/slots?queue=1", "/openapi.json"),
+        *("/api/tags", "/api/ps", "/api/version"),
     )
     async with sleeper(loader, metrics_endpoint=True) as (client, server):
         for path in paths:
@@ -78,6 +63,9 @@ async def test_what_looks_at_it_does_not_wake_it() -> None:
         ("/v1/chat/completions", {**CHAT, "stream": True}),
         ("/v1/responses", {"input": "a"}),
         ("/v1/messages", {**CHAT, "max_tokens": 5}),
+        ("/api/chat", CHAT),
+        ("/api/chat", {}),
+        ("/api/generate", {"prompt": "a"}),
         ("/tokenize", {"content": "a", "with_pieces": True}),
         ("/detokenize", {"tokens": [97]}),
         ("/apply-template", CHAT),

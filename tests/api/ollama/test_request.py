@@ -35,10 +35,7 @@ def names_of(cls: Any) -> set[str]:
     ],
 )
 def test_every_field_of_ollama_s_client_is_known(cls: Any, theirs: Any, neutral: Any) -> None:
-    assert (
-        theirs.model_fields.keys() - names_of(cls) - neutral.keys() - {"format", "keep_alive"}
-        == set()
-    )
+    assert theirs.model_fields.keys() - names_of(cls) - neutral.keys() - {"format"} == set()
 
 
 def test_every_option_of_ollama_s_client_is_known_and_documented() -> None:

@@ -14,13 +14,18 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.fields import MismatchError, field, json_type, strings, structure
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context, current_request, long_response
-from trioserve.api.base.service import read_for_model
+from trioserve.api.base.request import (
+    current_context,
+    current_request,
+    json_response,
+    long_response,
+)
+from trioserve.api.base.service import keep_awake, read_for_model
 from trioserve.api.ollama.events import nanoseconds
 from trioserve.api.ollama.options import ContextOptions, refuse_fixed
 from trioserve.errors import InputTooLongError, InvalidRequestError
-from trioserve.server import Server
-from trioserve.server.embedding_results import Array, Embeddings
+from trioserve.server import RequestContext, Server
+from trioserve.server.embedding_results import Array
 from trioserve.server.tokens import PromptLike
 from trioserve.types import TokenId
 
@@ -56,6 +61,7 @@ class _Request:
     options: ContextOptions = attrs.field(factory=ContextOptions)
     priority: int = 0
     timeout: float | None = field(read=readers.seconds, default=None)
+    keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
@@ -85,15 +91,25 @@ class OllamaEmbeddingsRequest(_Request):
 async def embed() -> Response:
     """Make a vector of length 1 of each text; texts that are too long are cut."""
     request, server = await read_for_model(OllamaEmbedRequest.parse, _check)
+    context = await _ready(server, request)
     ready = monotonic()
     arrived = ready - (trio.current_time() - current_request().arrived)
-    done = await _embedded(
-        server,
-        request,
-        request.texts,
-        dimensions=request.dimensions,
-        truncate=request.truncate,
-    )
+    prompts: Sequence[PromptLike] = request.texts
+    done = None
+    while prompts and done is None:
+        try:
+            done = await server.embed(
+                prompts,
+                dimensions=request.dimensions,
+                normalize=_EUCLIDEAN,
+                priority=request.priority,
+                context=context,
+            )
+        except InputTooLongError as error:
+            if not request.truncate:
+                raise
+            limit = error.n_ctx  # that of the context; there may be a smaller one of a batch
+            prompts = [await _cut(server, each, limit) for each in request.texts]
     vectors = () if done is None else done.vectors
     head = {
         "model": server.model.info.name,
@@ -111,10 +127,14 @@ async def embed() -> Response:
 async def embeddings() -> Response:
     """Make a vector of a text, with the length that the model gives it."""
     request, server = await read_for_model(OllamaEmbeddingsRequest.parse, _check)
-    texts = [request.prompt] if request.prompt else []
-    done = await _embedded(server, request, texts, normalize=_NONE)
-    vectors = [[]] if done is None else [_numbers(each) for each in done.vectors]
-    return await long_response(lambda: {"embedding": vectors[0]}, len(vectors[0]))
+    context = await _ready(server, request)
+    if not request.prompt:
+        return json_response({"embedding": []})
+    done = await server.embed(
+        request.prompt, normalize=_NONE, priority=request.priority, context=context
+    )
+    (vector,) = done.vectors
+    return await long_response(lambda: {"embedding": _numbers(vector)}, len(vector))
 
 
 def _check(server: Server) -> None:
@@ -131,34 +151,12 @@ def _numbers(vector: Array) -> list[float]:
     return numbers
 
 
-async def _embedded(
-    server: Server,
-    request: _Request,
-    texts: Sequence[str],
-    *,
-    normalize: int = _EUCLIDEAN,
-    dimensions: int | None = None,
-    truncate: bool = False,
-) -> Embeddings | None:
-    """Make the vectors; None where there are no texts."""
+async def _ready(server: Server, request: _Request) -> RequestContext:
+    """Have the model in memory for a request, and make its context."""
     request.options.check(server.model.n_ctx_seq)
-    context = current_context(request.timeout)
-    prompts: Sequence[PromptLike] = texts
-    while prompts:
-        try:
-            return await server.embed(
-                prompts,
-                dimensions=dimensions,
-                normalize=normalize,
-                priority=request.priority,
-                context=context,
-            )
-        except InputTooLongError as error:
-            if not truncate:
-                raise
-            limit = error.n_ctx  # that of the context; there may be a smaller one of a batch
-            prompts = [await _cut(server, each, limit) for each in texts]
-    return None
+    context = current_context(request.timeout, request.keep_alive)
+    await keep_awake(server, context)
+    return context
 
 
 async def _cut(server: Server, text: str, limit: int) -> tuple[TokenId, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import attrs
+import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -81,7 +84,14 @@ async def tags() -> Response:
 async def processes() -> Response:
     """List the one model, if it is in memory."""
     server = current_server()
-    loaded = describe.Loaded(model=described(server), n_ctx=server.model.n_ctx_seq)
+    if server.sleeping:
+        return json_response(describe.processes([]))
+    seconds = server.idle_until - trio.current_time()
+    loaded = describe.Loaded(
+        model=described(server),
+        n_ctx=server.model.n_ctx_seq,
+        expires=time.time() + seconds if math.isfinite(seconds) else None,
+    )
     return json_response(describe.processes([loaded]))
 
 
@@ -168,8 +178,8 @@ def check_name(server: Server, name: str) -> None:
 
 def _capabilities(server: Server) -> list[str]:
     """Say what the model can do, in Ollama's words."""
-    if server.config.serves_embeddings:
-        return ["embedding"] if server.config.embeddings else []
+    if (pooling := server.model.pooling) is not None:
+        return ["embedding"] if pooling != "rank" else []
     can = {
         "completion": True,
         "tools": server.model.template.capabilities.supports_tools,

@@ -12,11 +12,13 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.generation import admit, gap_prompt, open_streams, read_chat
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import (
+    current_context,
     current_request,
     json_response,
     long_response,
     size_of_outputs,
 )
+from trioserve.api.base.service import current_server, keep_awake
 from trioserve.api.ollama.events import Body, Parts, Writer, chat_body, generate_body
 from trioserve.api.ollama.lines import CONTENT_TYPE, respond_lines
 from trioserve.api.ollama.request import (
@@ -26,6 +28,7 @@ from trioserve.api.ollama.request import (
 )
 from trioserve.chat.deltas import Message
 from trioserve.server import RequestContext, Server
+from trioserve.server.keeper import ServerState
 from trioserve.server.stream import ChatCompletion, ChatStream, Stream
 from trioserve.server.tokens import PromptLike
 from trioserve.types import GenerationParams
@@ -36,12 +39,13 @@ blueprint = Blueprint("ollama", __name__)
 @blueprint.post("/api/chat")
 @takes(OllamaChatRequest, streams=CONTENT_TYPE)
 async def chat() -> Response:
-    """Answer a chat, as a stream or at once. Without messages the model is loaded, and no more."""
+    """Answer a chat, as a stream or at once. Without messages: load the model, or unload it."""
     request = await read_chat(OllamaChatRequest.parse)
+    request.check(current_server(request.model))
+    if not request.messages:
+        return await _loaded(request, chat_body)
     server, params, context = await admit(request)
     writer = _writer(server, request, chat_body)
-    if not request.messages:
-        return json_response(writer.nothing("load"))
     (stream,) = await open_streams(
         server.chats.stream(request.messages, params, request.chat_params, context)
     )
@@ -53,10 +57,11 @@ async def chat() -> Response:
 async def generate() -> Response:
     """Answer or continue a prompt, or fill the gap before a suffix. Without a prompt: as chat."""
     request = await read_body_as(OllamaGenerateRequest.parse)
+    request.check(current_server(request.model))
+    if not request.prompt and not request.suffix:
+        return await _loaded(request, generate_body)
     server, params, context = await admit(request)
     writer = _writer(server, request, generate_body)
-    if not request.prompt and not request.suffix:
-        return json_response(writer.nothing("load"))
     stream = await _generated(server, request, params, context)
     return await _answer(server, request, writer, stream)
 
@@ -80,13 +85,19 @@ async def _generated(
     return stream
 
 
-def _writer(server: Server, request: OllamaRequest, body: Body) -> Writer:
-    """Make what writes the answer to a request that the server can answer.
+async def _loaded(request: OllamaRequest, body: Body) -> Response:
+    """Have the model in memory, and generate nothing; with a `keep_alive` of 0, free its memory."""
+    server = current_server(request.model)
+    server.model.check_generates()
+    unload = request.keep_alive == 0
+    if not (unload and server.state.value is ServerState.SLEEPING):
+        await keep_awake(server, current_context(request.timeout, request.keep_alive))
+    writer = _writer(server, request, body)
+    return json_response(writer.nothing("unload" if unload else "load"))
 
-    Raises:
-        InvalidRequestError: it cannot; the message names the field.
-    """
-    request.check(server)
+
+def _writer(server: Server, request: OllamaRequest, body: Body) -> Writer:
+    """Make what writes the answer to a request, once the model is there to answer it."""
     now = monotonic()
     return Writer(
         model=server.model.info.name,

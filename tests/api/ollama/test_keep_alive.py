@@ -1,0 +1,115 @@
+"""`keep_alive` as Ollama's clients use it: how long the model stays in memory."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from tests.support.clients import sleeper
+from tests.support.ollama_api import ASK
+from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.scripted_server import ScriptedLoader
+from trioserve.config import Config
+from trioserve.server import Server
+from trioserve.server.keeper import ServerState
+
+
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not look at all objects of the tests again and again."""
+    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+
+
+async def until_asleep(server: Server) -> None:
+    with trio.fail_after(10):
+        await server.state.wait_value(ServerState.SLEEPING)
+
+
+async def expiry(client: httpx.AsyncClient) -> str | None:
+    """When the one model that is in memory is unloaded; none: there is none."""
+    models = (await client.get("/api/ps")).json()["models"]
+    return models[0]["expires_at"] if models else None
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {}),
+        ("/api/chat", {"stream": False}),
+        ("/api/generate", {"prompt": "Hi", "raw": True}),
+    ],
+)
+async def test_a_model_is_freed_after_a_request(path: str, fields: dict[str, Any]) -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader) as (client, server):
+        for keep_alive in (0, "0s"):
+            answer = await client.post(path, json=ASK | fields | {"keep_alive": keep_alive})
+            assert answer.status_code == 200, answer.text
+            await until_asleep(server)
+            assert await expiry(client) is None
+    assert loader.n_begun == 3
+
+
+async def test_when_the_model_is_freed_is_told() -> None:
+    async with sleeper(ScriptedLoader()) as (client, _):
+        await client.post("/api/chat", json=ASK | {"keep_alive": "90m"})
+        told = await expiry(client)
+        expected = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(time.time() + 90 * 60))
+        assert told is not None
+        assert told[:14] == expected[:14]
+        await client.post("/api/chat", json=ASK | {"keep_alive": -1})
+        assert await expiry(client) == "2318-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(("path", "body"), [("/api/chat", {}), ("/api/generate", {"prompt": ""})])
+async def test_a_model_is_loaded_and_unloaded_without_text(path: str, body: Any) -> None:
+    loader = ScriptedLoader()
+    async with sleeper(loader) as (client, server):
+        reasons = []
+        for keep_alive in (None, 0, 0):
+            answer = await client.post(path, json=body | {"keep_alive": keep_alive})
+            assert answer.status_code == 200, answer.text
+            reasons.append(answer.json()["done_reason"])
+            if keep_alive == 0:
+                await until_asleep(server)
+        assert reasons == ["load", "unload", "unload"]
+    assert loader.n_begun == 2  # what sleeps is not loaded to be unloaded
+
+
+@pytest.mark.parametrize("keep_alive", ["soon", True, []])
+async def test_what_is_no_length_of_time(keep_alive: Any) -> None:
+    async with sleeper(ScriptedLoader()) as (client, server):
+        for path in ("/api/chat", "/api/generate", "/api/embed"):
+            body = ASK | {"prompt": "a", "input": "a", "keep_alive": keep_alive}
+            answer = await client.post(path, json=body)
+            assert answer.status_code in (400, 501)
+            assert server.sleeping
+        answer = await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
+        assert "'keep_alive'" in answer.json()["error"]
+
+
+async def test_a_request_that_is_refused_wakes_nobody() -> None:
+    async with sleeper(ScriptedLoader()) as (client, server):
+        for fields in ({"options": {"num_ctx": 10**6}}, {"think": "high"}, {"format": 5}):
+            answer = await client.post("/api/chat", json=ASK | fields)
+            assert answer.status_code == 400
+            assert server.sleeping
+
+
+async def test_embeddings_wake_the_model_and_free_it() -> None:
+    def load(config: Config, *, progress: object = None) -> ScriptedEmbedder:
+        return ScriptedEmbedder()
+
+    async with sleeper(load, embeddings=True) as (client, server):
+        bodies = ("/api/embed", {"input": "a"}), ("/api/embeddings", {"prompt": "a"})
+        for path, body in bodies:
+            answer = await client.post(path, json=body | {"keep_alive": 0})
+            assert answer.status_code == 200, answer.text
+            await until_asleep(server)
+        answer = await client.post("/api/embed", json={"input": "x" * 1000})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["prompt_eval_count"] == 64
