@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -32,6 +33,7 @@ class ScriptedCatalog:
     def __init__(self, *entries: ModelEntry) -> None:
         self.entries: dict[str, ModelEntry] = {one.name: one for one in entries}
         self.next: dict[str, ModelEntry] | None = None
+        self.environment = dict(os.environ)
 
     def reload(self) -> CatalogChanges:
         before, self.entries = self.entries, self.next or self.entries

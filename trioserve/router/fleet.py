@@ -27,7 +27,7 @@ from trioserve.errors import (
     ServerClosingError,
     UnknownModelError,
 )
-from trioserve.models.catalog import Catalog, ModelEntry, environment_of_children
+from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.child import Child, Watch
 from trioserve.router.events import Events
 from trioserve.router.forks import open_launcher
@@ -139,7 +139,7 @@ class Fleet:
     def _open_launcher(self) -> AbstractAsyncContextManager[Launcher]:
         if self._launcher is not None:
             return nullcontext(self._launcher)
-        return open_launcher(environment_of_children(os.environ))
+        return open_launcher(self.catalog.environment)
 
     async def _tell_waiting(self) -> None:
         """Have those who wait look where they stand, when that may have changed."""

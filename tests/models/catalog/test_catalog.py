@@ -260,5 +260,7 @@ def test_variables_are_handed_on_once() -> None:
     made = Catalog(environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "1"})
     assert "secret" not in made.entries["bundled"].args
     assert not config(made.entries["bundled"]).jinja
-    made = Catalog(own_args=("-hft", "secret"), environ={"HF_TOKEN": "secret"})
-    assert "secret" not in made.entries["bundled"].args
+    for argv, name in (((), "HF_TOKEN"), (("-hft", "secret"), "OTHER")):
+        made = Catalog(own_args=argv, environ={name: "secret"})
+        assert "secret" not in made.entries["bundled"].args
+        assert made.environment["HF_TOKEN"] == "secret"

@@ -16,7 +16,7 @@ from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import TrioServeError, UnknownModelError
 from trioserve.models import resolve
-from trioserve.models.catalog import Catalog, GgufSummary, describe, environment_of_children
+from trioserve.models.catalog import Catalog, GgufSummary, describe
 
 _COLUMN = 16
 
@@ -51,12 +51,13 @@ def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) 
     if name is None or Path(name).is_file():
         model = () if name is None else ("--model", name)
         return on_disk(parse([*flags, *model], environ).config)
-    entry = Catalog.of(parse(flags, environ).config, flags, environ).find(name)
+    catalog = Catalog.of(parse(flags, environ).config, flags, environ)
+    entry = catalog.find(name)
     if entry.path is None:
         raise UnknownModelError(
             f"The model {entry.name} is not on this machine yet; trioserve pull downloads it."
         )
-    return on_disk(parse(entry.args, environment_of_children(environ)).config)
+    return on_disk(parse(entry.args, catalog.environment).config)
 
 
 def _memory(config: Config) -> dict[str, int | None]:

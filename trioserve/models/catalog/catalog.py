@@ -67,14 +67,17 @@ class Catalog:
         models_preset: Path | None = None,
         cache_dir: Path | None = None,
         own_args: Sequence[str] = (),
-        environ: Mapping[str, str] = MappingProxyType({}),
+        environ: Mapping[str, str] = os.environ,
         match: Collection[str] = ("case", "part"),
         default: str | None = None,
     ) -> None:
         self._models_dir = models_dir
         self._models_preset = models_preset
         self._cache_dir = cache_dir
-        self._below, self._above = of_all(own_args, environ)
+        shared = of_all(own_args, environ)
+        self._below, self._above = shared.below, shared.above
+        #: The environment of the models' processes.
+        self.environment = shared.environment
         self._match = frozenset(match)
         self._default = default
         self._reloading = threading.Lock()

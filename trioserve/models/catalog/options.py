@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from trioserve.config import foreign
 from trioserve.config.parse import CONFIG_VARIABLE, parse
 from trioserve.config.table import BY_NAME, BY_VARIABLE, FALSE_WORDS, TRUE_WORDS, Flag
@@ -100,11 +102,17 @@ def _opposite(text: str) -> str:
     return "true" if text in FALSE_WORDS else text
 
 
-def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Options, Options]:
-    """Read what is set for all models: in a file and the environment, and on the command line.
+@attrs.frozen
+class Shared:
+    """What is set for all models. Presets win over what is `below`, and `above` wins over them."""
 
-    Returns the two apart, because presets stand between them: they win over the first, and the
-    second wins over them.
+    below: Options
+    above: Options
+    environment: Mapping[str, str]
+
+
+def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
+    """Read what is set for all models: in a file and the environment, and on the command line.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -115,7 +123,11 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Options, Op
         if text and _is_ours(name) and (found := option(name, text, name)) is not None:
             lower |= [found]
     dropped = OF_THE_ROUTER | _OF_ONE_MODEL | {SECRET}
-    return without(lower, dropped), without(parsed.words, dropped)
+    return Shared(
+        without(lower, dropped),
+        without(parsed.words, dropped),
+        environment_of_children(environ, parsed.config.hf_token),
+    )
 
 
 def _is_ours(variable: str) -> bool:
