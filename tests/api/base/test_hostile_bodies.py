@@ -19,6 +19,8 @@ from trioserve.api.llama.request import (
     TokenizeRequest,
 )
 from trioserve.api.llama.rerank import RerankRequest
+from trioserve.api.ollama.embed import OllamaEmbedRequest
+from trioserve.api.ollama.request import OllamaChatRequest
 from trioserve.api.openai.embeddings import EmbeddingsRequest
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
@@ -46,6 +48,8 @@ NEEDED: dict[Any, tuple[str, ...]] = {
     RerankRequest: ("query",),
     ChatRequest: ("messages",),
     MessagesRequest: ("messages", "max_tokens"),
+    OllamaChatRequest: ("messages",),
+    OllamaEmbedRequest: (),
     ResponsesRequest: ("input",),
 }
 
@@ -133,6 +137,9 @@ BOUNDS = [
     (RerankRequest, "documents", ["a"] * limits.MAX_INPUTS, ["a"] * (limits.MAX_INPUTS + 1)),
     (ChatRequest, "messages", HI * MAX_MESSAGES, HI * (MAX_MESSAGES + 1)),
     (MessagesRequest, "messages", HI * MAX_MESSAGES, HI * (MAX_MESSAGES + 1)),
+    (OllamaChatRequest, "messages", HI * MAX_MESSAGES, HI * (MAX_MESSAGES + 1)),
+    (OllamaChatRequest, "tools", [TOOL] * MAX_TOOLS, [TOOL] * (MAX_TOOLS + 1)),
+    (OllamaEmbedRequest, "input", ["a"] * limits.MAX_INPUTS, ["a"] * (limits.MAX_INPUTS + 1)),
     (ResponsesRequest, "input", [OUR_ITEM] * MAX_MESSAGES, [OUR_ITEM] * (MAX_MESSAGES + 1)),
     (ChatRequest, "tools", [TOOL] * MAX_TOOLS, [TOOL] * (MAX_TOOLS + 1)),
     (MessagesRequest, "tools", [THEIR_TOOL] * MAX_TOOLS, [THEIR_TOOL] * (MAX_TOOLS + 1)),
