@@ -446,7 +446,7 @@ async def test_a_process_that_never_says_anything_is_killed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with fleet_of(ScriptedLauncher(ready=False)) as fleet:
-        with pytest.raises(ModelLoadError, match="did not start within 60 seconds"):
+        with pytest.raises(ModelLoadError, match="did not start within 120 seconds"):
             async with fleet.use(A):
                 raise AssertionError
 

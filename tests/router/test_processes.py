@@ -145,8 +145,9 @@ async def test_a_file_that_is_replaced_while_it_is_loaded(tmp_path: Path) -> Non
 
 def memory_of_others() -> int:
     """Bytes that the processes below this one take, where what several share counts once."""
-    me = os.getpid()
-    below = Path(f"/proc/{me}/task/{me}/children").read_text().split()
+    below = [
+        pid for one in Path("/proc/self/task").glob("*/children") for pid in one.read_text().split()
+    ]
     texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in below]
     return sum(int(text.partition("\nPss:")[2].split()[0]) * 1024 for text in texts)
 

@@ -60,7 +60,7 @@ class Watch:
         ask: asks the server at a path; returns the status of the answer.
     """
 
-    start_timeout: float = 60.0
+    start_timeout: float = 120.0
     interval: float = 5.0
     answer_timeout: float = 10.0
     max_missed: int = 2

@@ -295,20 +295,19 @@ class Fleet:
             ConfigError: as `Catalog.reload`.
         """
         changes = await trio.to_thread.run_sync(self.catalog.reload)
-        ending = []
-        for name in changes.changed | changes.removed:
-            record = self._parts.records.get(name)
-            if record is None:
-                continue  # nobody has asked for it yet
-            record.deaths.forget()
-            self._schedule.forget(name)
+        records, ending = self._parts.records, []
+        for name, record in list(records.items()):
+            record.entry = self.catalog.entries.get(name, record.entry)
             if name in changes.removed:
+                del records[name]
                 gone = UnknownModelError(f"The model {name!r} is no longer there.", param="model")
                 must_stop = self._schedule.unload(name, gone)
-                del self._parts.records[name]
-            else:
-                record.entry = self.catalog.entries[name]
+            elif name in changes.changed:
+                record.deaths.forget()
                 must_stop = self._schedule.stop(name)
+            else:
+                continue
+            self._schedule.forget(name)
             if must_stop:
                 self._parts.stop(record)
             if record.child is not None:
