@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -156,6 +157,19 @@ def test_a_gain_that_is_none() -> None:
     used = machine.run(600)
     assert machine.governor.changes == 0
     assert share(used, 2) > 0.98
+
+
+def test_a_trial_that_is_far_worse_ends_at_once() -> None:
+    machine = Machine()
+    tick = Tick(100, 0.1, 0.15, machine.now)  # half a core is lost, so fewer threads are tried
+    used = []
+    for _ in range(40):
+        threads = machine.governor.choose(100)
+        used.append(threads)
+        machine.now += 0.1 if threads == 2 else 0.2
+        machine.governor.observe(attrs.evolve(tick, seconds=0.4 / threads / 2, end=machine.now))
+    assert 1 in used
+    assert (1, 1) not in zip(used, used[1:], strict=False)
 
 
 def test_many_tokens_are_judged_apart() -> None:

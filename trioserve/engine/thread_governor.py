@@ -35,9 +35,10 @@ DRIFT = 1.02
 
 #: A trial succeeds if its ticks take at most so much of the time.
 GAIN = 0.9
-#: It ends early if each of its first ticks takes this many times as long.
+#: It ends early if each of its first ticks takes this many times as long, or any one far longer.
 HOPELESS = 1.1
 EARLY = 3
+FAR_LONGER = 1.5
 
 #: Seconds between trials. They double with each one that fails. For more threads, they pass while
 #: nothing runs, too: whatever took the cores may be gone. For fewer, only ticks count.
@@ -122,6 +123,8 @@ class _Trial:
         ticks, again = self.ticks, self.again
         (again if ticks.is_full else ticks).add(tick)
         if len(ticks.costs) >= EARLY and min(ticks.costs) > HOPELESS * self.usual:
+            return False
+        if max(ticks.costs) > FAR_LONGER * self.usual:
             return False
         if not ticks.is_full:
             return None
