@@ -54,18 +54,61 @@ async def test_it_is_downloaded_again_when_it_has_changed(hub: Hub, address: str
     assert path.read_bytes() == NEWER
 
 
-async def test_what_is_left_of_another_version_is_not_continued(hub: Hub, address: str) -> None:
-    hub.hold_after = 300_000
-    with trio.CancelScope() as scope, pytest.raises(trio.Cancelled):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pulled, address)
-            await trio.to_thread.run_sync(hub.holding.wait, 10)
-            scope.cancel()
-            await trio.sleep_forever()
+async def cancelled(hub: Hub, address: str) -> None:
+    """Begin a download, and cancel it in the middle."""
+    hub.hold_after = 2**20
+    with trio.CancelScope() as scope:
+        await urls.pull(
+            address, token=None, on_progress=lambda one: scope.cancel() if one.done else None
+        )
+    assert scope.cancelled_caught
     hub.hold_after = None
     hub.go_on.set()
+
+
+async def test_what_is_left_of_this_version_is_continued(hub: Hub, address: str) -> None:
+    await cancelled(hub, address)
+    assert (await pulled(address)).read_bytes() == MODEL
+    assert hub.downloads()[-1].headers["Range"].startswith("bytes=1")
+
+
+async def test_what_is_left_of_another_version_is_not_continued(hub: Hub, address: str) -> None:
+    await cancelled(hub, address)
     hub.add("user/repo", {"m-Q8_0.gguf": NEWER})
     assert (await pulled(address)).read_bytes() == NEWER
+
+
+async def test_without_an_etag_the_size_tells(hub: Hub, address: str) -> None:
+    hub.has_etags = False
+    path = await pulled(address)
+    n_asked = len(hub.downloads())
+    await pulled(address)
+    assert len(hub.downloads()) == n_asked + 1
+    hub.add("user/repo", {"m-Q8_0.gguf": NEWER + b"!"})
+    assert (await pulled(address)) == path
+    assert path.read_bytes() == NEWER + b"!"
+
+
+async def test_without_an_etag_nothing_is_continued(hub: Hub, address: str, tmp_path: Path) -> None:
+    hub.has_etags = False
+    await cancelled(hub, address)
+    assert list((tmp_path / "cache").rglob("*.incomplete")) != []
+    hub.add("user/repo", {"m-Q8_0.gguf": NEWER})
+    assert (await pulled(address)).read_bytes() == NEWER
+
+
+async def test_two_who_want_the_same_file_download_it_once(hub: Hub, address: str) -> None:
+    got: list[Path] = []
+
+    async def one() -> None:
+        got.append(await pulled(address))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one)
+        nursery.start_soon(one)
+    assert got[0] == got[1]
+    assert got[0].read_bytes() == MODEL
+    assert len(hub.downloads()) == 3  # both look at the ETag
 
 
 async def test_all_parts_are_downloaded(hub: Hub, tmp_path: Path) -> None:
