@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.support.anthropic_api import ASK, WEATHER
+from tests.support.json_values import JSON, places
 from tests.support.scripts import HI
 from trioserve.api.anthropic.messages import read_messages, sign
 from trioserve.api.anthropic.request import (
@@ -301,12 +302,6 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, message: str
     assert (caught.value.message, caught.value.param) == (message, param)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=8,
-)
-
 VALID = ASK | {
     "system": [block("Be brief.")],
     "messages": [*HI, assistant(USE, block("A")), user(RESULT | {"content": [block("B")]})],
@@ -317,17 +312,6 @@ VALID = ASK | {
     "metadata": {"user_id": "me"},
     "stop_sequences": ["x"],
 }
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Find where a JSON value could hold another: containers and their keys."""
-    found: list[tuple[Any, Any]] = []
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in pairs:
-        found.append((value, key))
-        if isinstance(inner, dict | list):
-            found += places(inner)
-    return found
 
 
 @given(st.data())

@@ -8,13 +8,8 @@ from typing import Any
 import jiter
 from hypothesis import given, strategies as st
 
+from tests.support.json_values import JSON
 from trioserve.api.base.arguments import read_arguments
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=8,
-)
 
 
 @given(st.dictionaries(st.text(max_size=3), JSON), st.data())

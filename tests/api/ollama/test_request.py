@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
 import ollama
 import pytest
+from hypothesis import given, strategies as st
 
 from tests.support.docs_pages import ROOT
+from tests.support.json_values import JSON, places
+from tests.support.ollama_api import WEATHER
 from tests.support.scripts import HI
 from trioserve.api.base.fields import fields_of
 from trioserve.api.ollama.options import FIXED, Options
@@ -18,6 +22,7 @@ from trioserve.api.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
 )
+from trioserve.chat.messages import parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.types import GenerationParams, Grammar, SamplingParams
@@ -195,3 +200,51 @@ def test_a_prompt_is_a_chat() -> None:
     assert request.messages == ({"role": "system", "content": "Be brief."}, *HI)
     assert request.stream
     assert not OllamaGenerateRequest.parse({"prompt": "Hi", "stream": False}).stream
+
+
+# -- whatever is wrong
+
+VALID: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        *HI,
+        {
+            "role": "assistant",
+            "content": "",
+            "thinking": "Hm",
+            "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {"b": 1}}}],
+        },
+        {"role": "tool", "content": "c", "tool_name": "f"},
+    ],
+    "prompt": "a",
+    "system": "b",
+    "tools": [WEATHER],
+    "format": {"type": "object"},
+    "options": {"num_ctx": 5, "num_predict": 5, "stop": ["a"], "temperature": 0.5, "num_gpu": -1},
+    "think": "low",
+    "logprobs": True,
+    "top_logprobs": 2,
+    "keep_alive": "5m",
+    "stream": False,
+}
+
+
+@pytest.mark.parametrize("cls", [OllamaChatRequest, OllamaGenerateRequest])
+@given(st.data())
+def test_whatever_is_wrong_is_told(cls: Any, data: st.DataObject) -> None:
+    body = json.loads(json.dumps(VALID))
+    cls.parse(body)
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(places(body)))
+        container[key] = data.draw(JSON)
+    request, problem = None, None
+    try:
+        request = cls.parse(body)
+    except InvalidRequestError as error:
+        problem = error
+    if request is not None:  # then `Server` finds nothing wrong with its form
+        parse_messages(request.messages or HI)
+        assert request.chat_params is not None
+    else:
+        assert problem is not None
+        assert problem.param is not None and problem.param in problem.message
