@@ -266,6 +266,7 @@ class Asked:
     name: str
     ticket: Ticket
     n_changes: int = 0
+    is_lost: bool = False  # the process that it used has ended
 
 
 NAMES = st.sampled_from("abcde")
@@ -344,6 +345,8 @@ class AnyOrder(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.loading | self.ready | self.stopping)))
         for some in (self.loading, self.ready, self.stopping):
             some.discard(name)
+        for one in self.asked:
+            one.is_lost |= one.name == name and one.ticket.granted
         self.schedule.gone(name, ERROR)
         self.turn()
 
@@ -373,7 +376,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def turn(self) -> None:
         """Take a decision, and look at it."""
-        in_use = {one.name for one in self.asked if one.ticket.granted}
+        in_use = {one.name for one in self.asked if one.ticket.granted and not one.is_lost}
         self.note_queue()
         decision = self.schedule.decide()
         for name in decision.stop:
