@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from trioserve._version import __version__
+from trioserve.chat.template.render import ChatTemplate
 
 #: The version of Ollama whose API the routes follow. Clients refuse to talk to older ones.
 OLLAMA_VERSION = "0.12.11"
@@ -127,6 +128,22 @@ def show(
         "capabilities": list(capabilities),
         "modified_at": _moment(model.modified),
     }
+
+
+def can_think(template: ChatTemplate) -> bool:
+    """Whether a model may reason before it answers, as far as its template tells."""
+    return template.format.thinking is not None or template.capabilities.supports_enable_thinking
+
+
+def capabilities(template: ChatTemplate, *, fills_gaps: bool) -> list[str]:
+    """Say what a model that makes text can do, in Ollama's words."""
+    can = {
+        "completion": True,
+        "tools": template.capabilities.supports_tools,
+        "thinking": can_think(template),
+        "insert": fills_gaps,
+    }
+    return [name for name, is_so in can.items() if is_so]
 
 
 _NOT_SHOWN = frozenset({"general.name", "tokenizer.chat_template"})  # as in Ollama

@@ -20,7 +20,6 @@ from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server
 from trioserve.api.ollama import describe
 from trioserve.api.ollama.lines import CONTENT_TYPE
-from trioserve.api.ollama.request import can_think
 from trioserve.errors import NotSupportedError, UnknownModelError
 from trioserve.server import Server
 from trioserve.server.infill import missing_tokens
@@ -180,10 +179,6 @@ def _capabilities(server: Server) -> list[str]:
     """Say what the model can do, in Ollama's words."""
     if (pooling := server.model.pooling) is not None:
         return ["embedding"] if pooling != "rank" else []
-    can = {
-        "completion": True,
-        "tools": server.model.template.capabilities.supports_tools,
-        "thinking": can_think(server),
-        "insert": not missing_tokens(server.model.vocab),
-    }
-    return [name for name, is_so in can.items() if is_so]
+    return describe.capabilities(
+        server.model.template, fills_gaps=not missing_tokens(server.model.vocab)
+    )

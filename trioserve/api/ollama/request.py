@@ -18,6 +18,7 @@ from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import MismatchError, field, json_type, structure
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
+from trioserve.api.ollama.describe import can_think
 from trioserve.api.ollama.messages import continues_final_message, read_messages, read_tools
 from trioserve.api.ollama.options import Options, refuse_fixed
 from trioserve.chat.messages import Messages, Tools
@@ -126,7 +127,7 @@ class OllamaRequest(GenerationRequest):
             InvalidRequestError: naming the field.
         """
         self.options.check(server.model.n_ctx_seq)
-        if self.think and not can_think(server):
+        if self.think and not can_think(server.model.template):
             raise InvalidRequestError(
                 f"'think' is not for this model: {server.model.info.name!r} does not support "
                 "thinking.",
@@ -149,12 +150,6 @@ class OllamaRequest(GenerationRequest):
                 "'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs"
             )
         return request
-
-
-def can_think(server: Server) -> bool:
-    """Whether the model may reason before it answers, as far as its template tells."""
-    template = server.model.template
-    return template.format.thinking is not None or template.capabilities.supports_enable_thinking
 
 
 @attrs.frozen(kw_only=True, slots=False)
