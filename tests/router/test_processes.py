@@ -112,6 +112,20 @@ async def test_a_process_that_hangs_is_killed_and_comes_back() -> None:
         await restarted(fleet, one)
 
 
+async def test_a_model_that_falls_asleep_wakes_up_for_the_next_request() -> None:
+    one = entry("one", BUNDLED, "--sleep-idle-seconds", "1")
+    async with fleet_of(one) as fleet, fleet.subscribe() as events:
+        for _ in range(2):
+            async with fleet.use(one) as child:
+                assert (await answer(child))["content"]
+            async for event in events:
+                if event.data == {"status": "sleeping"}:
+                    break
+            assert fleet.state("one").value is Status.SLEEPING
+            assert fleet.state("one").pid == child.pid, "it is the same process"
+            assert fleet.state("one").info["id"] == "one", "and what it said is still known"
+
+
 async def test_a_file_that_is_broken_gone_or_back_again(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     one = entry("one", path)

@@ -463,4 +463,4 @@ def pick(data: st.DataObject, some: set[str]) -> str:
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
