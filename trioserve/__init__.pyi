@@ -62,6 +62,13 @@ from .errors import (
     UnknownQuantError as UnknownQuantError,
     UnsupportedFieldError as UnsupportedFieldError,
 )
+from .router.remote import (
+    ChildModels as ChildModels,
+    RemoteServer as RemoteServer,
+)
+from .router.remote_stream import (
+    RemoteStream as RemoteStream,
+)
 from .server import (
     Models as Models,
     RequestContext as RequestContext,

@@ -1,0 +1,252 @@
+"""Models in processes of their own, as a program uses them.
+
+The process is a server in this one, on a Unix socket, with a scripted backend.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import hypercorn.trio
+import pytest
+import trio
+
+from tests.support.http_server import hypercorn_config, slots_in_use
+from tests.support.scripted_embedder import ScriptedEmbedder
+from trioserve.api.base.service import Service
+from trioserve.app import create_app
+from trioserve.chat.deltas import ContentDelta, Message, ToolCall
+from trioserve.config import Config
+from trioserve.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotSupportedError,
+    TooManyRequestsError,
+    TrioServeError,
+    UnavailableError,
+    UnsupportedFieldError,
+)
+from trioserve.router.fleet import Fleet
+from trioserve.router.forward import Answer
+from trioserve.router.remote import ChildModels, RemoteServer
+from trioserve.router.remote_stream import RemoteStream
+from trioserve.server.stream import ChatChunk
+from trioserve.testing import ScriptedBackend
+from trioserve.types import Chunk, Finished, FinishReason
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@attrs.define
+class OneChild:
+    """A fleet with one process, which may take its time to start."""
+
+    socket_path: Path
+    ready: trio.Event = attrs.field(factory=trio.Event)
+
+    @asynccontextmanager
+    async def use(self, entry: object) -> AsyncIterator[OneChild]:
+        await self.ready.wait()
+        yield self
+
+
+@asynccontextmanager
+async def remote(
+    folder: Path, make: Callable[[], Any] = ScriptedBackend, **config: Any
+) -> AsyncIterator[tuple[RemoteServer, Service, OneChild]]:
+    """A server on a socket in a folder, as a process of a fleet."""
+
+    def load(config: Config, *, progress: object = None) -> Any:
+        return make()
+
+    app = create_app(Config(stream_interval_ms=0, **config), load=load)
+    path, served, stop = folder / "a.sock", hypercorn_config(), trio.Event()
+    served.bind = [f"unix:{path}"]
+    service = cast(Service, app.extensions["trioserve"])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(hypercorn.trio.serve, app, served, shutdown_trigger=stop.wait))
+        await service.wait_loaded()
+        child = OneChild(path)
+        child.ready.set()
+        yield RemoteServer(cast(Fleet, child), cast(Any, None)), service, child
+        stop.set()
+
+
+async def test_a_prompt_is_continued(tmp_path: Path) -> None:
+    async with remote(tmp_path) as (server, _, _):
+        async with server.stream("hello", max_tokens=4) as stream:
+            events = [event async for event in stream]
+        assert "".join(each.text for each in events if isinstance(each, Chunk)) == "HELL"
+        assert isinstance(events[-1], Finished)
+        assert stream.finished is events[-1]
+        assert stream.finished.reason is FinishReason.LIMIT
+        assert stream.finished.timings.predicted_n == 4
+        assert stream.prompt_text == "hello"
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        done = await server.complete([104, 105])
+        assert (done.text, done.tokens[:2]) == ("HI", (72, 73))
+        assert done.finished.reason is FinishReason.EOS
+
+
+async def test_a_chat_is_answered(tmp_path: Path) -> None:
+    def make() -> ScriptedBackend:
+        return ScriptedBackend(
+            lambda prompt: "<think>\nhm\n</think>\n\nGrüße.",
+            chat_template="{{ messages[0].content }}{# writes <think>…</think> #}",
+        )
+
+    async with remote(tmp_path, make) as (server, _, _):
+        answer = await server.chat(HI, temperature=0.0)
+        assert answer.message.content == "Grüße."
+        assert answer.message.reasoning_content == "hm"
+        assert answer.prompt_text == "Hi"
+        assert answer.finished.reason is FinishReason.EOS
+        async with server.stream_chat(HI) as stream:
+            chunks = [event async for event in stream if isinstance(event, ChatChunk)]
+            deltas = [delta for chunk in chunks for delta in chunk.deltas]
+        assert "".join(d.text for d in deltas if isinstance(d, ContentDelta)) == "Grüße."
+        assert stream.message == answer.message
+
+
+async def test_leaving_a_stream_frees_the_slot(tmp_path: Path) -> None:
+    def make() -> ScriptedBackend:
+        return ScriptedBackend(lambda prompt: "x" * 10_000, n_ctx=20_000)
+
+    async with remote(tmp_path, make) as (server, service, _):
+        async with server.stream("a") as stream:
+            await anext(stream)
+            assert await slots_in_use(service) == 1
+        with trio.fail_after(10):
+            while await slots_in_use(service):
+                await trio.lowlevel.checkpoint()
+
+
+async def test_text_and_tokens(tmp_path: Path) -> None:
+    async with remote(tmp_path) as (server, _, _):
+        assert await server.tokenize("hi") == (104, 105)
+        assert await server.detokenize([104, 105]) == "hi"
+
+
+async def test_embeddings(tmp_path: Path) -> None:
+    async with remote(tmp_path, ScriptedEmbedder, embeddings=True) as (server, service, _):
+        vectors = await server.embed(["one", "two"])
+        own = await service.server.embed(["one", "two"])
+        assert len(vectors) == 2
+        for vector, expected in zip(vectors, own.vectors, strict=True):
+            assert vector == pytest.approx(expected)
+        with pytest.raises(NotSupportedError):
+            await server.complete("a")
+
+
+async def test_ranking(tmp_path: Path) -> None:
+    make = partial(ScriptedEmbedder, pooling="rank")
+    async with remote(tmp_path, make, reranking=True) as (server, service, _):
+        scores = await server.rerank("a", ["b", "ccc"])
+        assert scores == pytest.approx((await service.server.rerank("a", ["b", "ccc"])).scores)
+
+
+async def test_errors_have_their_classes(tmp_path: Path) -> None:
+    async with remote(tmp_path, max_queue=0, rate_limit_requests=3) as (server, _, _):
+        with pytest.raises(InvalidRequestError) as caught:
+            await server.complete("a", temperature="hot")
+        assert caught.value.param == "temperature"
+        with pytest.raises(InvalidRequestError, match="context"):
+            await server.complete("a" * 5000)
+        with pytest.raises(UnsupportedFieldError, match="'n' has no effect"):
+            await server.complete("a", n=2)
+        with pytest.raises(NotSupportedError):
+            await server.embed("a")
+        with pytest.raises(TooManyRequestsError, match="Rate limit"):
+            for _ in range(4):
+                await server.complete("a")
+
+
+async def test_a_deadline_holds_from_the_start(tmp_path: Path) -> None:
+    async with remote(tmp_path) as (server, _, child):
+        child.ready = trio.Event()
+        with pytest.raises(DeadlineExceededError):
+            await server.complete("a", timeout=0.05)
+        child.ready.set()
+        assert (await server.complete("a", timeout=30)).text == "A"
+
+
+async def test_a_process_that_has_gone(tmp_path: Path) -> None:
+    async with remote(tmp_path) as (server, _, child):
+        child.socket_path = tmp_path / "gone.sock"
+        with pytest.raises(UnavailableError):
+            await server.complete("a")
+
+
+async def test_real_processes(tmp_path: Path) -> None:
+    models = ChildModels(tmp_path, flags=["--ctx-size", "512", "--threads", "1"])
+    with pytest.raises(RuntimeError, match="inside the block"):
+        len(models)
+    async with models:
+        assert "bundled" in list(models)
+        assert len(models) == len(list(models))
+        answer = await models["bundled"].chat(HI, max_tokens=5, temperature=0)
+        assert answer.finished.timings.predicted_n <= 5
+        with pytest.raises(KeyError):
+            models["other"]
+
+
+# -- what a process writes
+
+
+class Written:
+    """An answer that was written before, in pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+
+    async def receive(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self.pieces.pop(0) if self.pieces else b""
+
+
+def stream_of(*pieces: bytes) -> RemoteStream:
+    return RemoteStream(cast(Answer, Written(*pieces)))
+
+
+def delta(**fields: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": fields}]}).encode() + b"\n\n"
+
+
+async def test_tool_calls() -> None:
+    stream = stream_of(
+        delta(role="assistant", content=None),
+        delta(tool_calls=[{"index": 0, "id": "c1", "function": {"name": "f", "arguments": ""}}]),
+        b": a comment\n\n" + delta(tool_calls=[{"index": 0, "function": {"arguments": "{}"}}])[:30],
+        delta(tool_calls=[{"index": 0, "function": {"arguments": "{}"}}])[30:],
+    )
+    with pytest.raises(UnavailableError, match="no end"):
+        await stream.read_chat()
+    assert stream.message == Message(tool_calls=(ToolCall("c1", "f", "{}"),))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"type": "server_error", "message": "m", "param": None}, TrioServeError),
+        ({"type": "unavailable_error", "message": "m", "param": None}, UnavailableError),
+        ({"type": "rate_limit_error", "message": "m", "param": None}, TooManyRequestsError),
+        ({"type": "timeout_error", "message": "m", "param": None}, DeadlineExceededError),
+        ({"type": "exceed_context_size_error", "message": "m", "param": "prompt"},
+         InvalidRequestError),
+    ],
+)  # fmt: skip
+async def test_an_error_ends_a_stream(error: Any, kind: type[TrioServeError]) -> None:
+    last = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+    stream = stream_of(delta(content="a") + last)
+    with pytest.raises(kind) as caught:
+        await stream.read_chat()
+    assert type(caught.value) is kind
+    assert caught.value.message == "m"
+    assert caught.value.param == error["param"]
