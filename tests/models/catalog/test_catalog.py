@@ -257,7 +257,7 @@ def test_variables_are_handed_on_once() -> None:
     assert environment_of_children(environ) == kept
     assert environment_of_children({**environ, "HF_TOKEN": "t"}) == {**kept, "HF_TOKEN": "t"}
     assert environment_of_children({"HF_TOKEN": "t"}, "u") == {"HF_TOKEN": "u"}
-    made = Catalog(environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "1"})
+    made = Catalog(environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "0"})
     assert "secret" not in made.entries["bundled"].args
     assert not config(made.entries["bundled"]).jinja
     for argv, name in (((), "HF_TOKEN"), (("-hft", "secret"), "OTHER")):

@@ -79,7 +79,7 @@ def _flag(key: str, text: str, source: str) -> tuple[Flag, str] | None:
     if (flag := BY_VARIABLE.get(key)) is not None:
         return flag, text
     if (flag := _negated(key)) is not None:
-        return flag, _opposite(text)
+        return flag, "false"  # whatever the text is
     for name in (f"--{key.replace('_', '-')}", f"-{key}"):
         if (flag := BY_NAME.get(name)) is not None:
             return flag, _opposite(text) if name in flag.negative else text

@@ -12,7 +12,7 @@ from trioserve.models import gguf
 from trioserve.models.gguf import Header, parts_of, total_size
 
 #: llama.cpp's numbers for what most tensors of a file are, as the names of files write them.
-_FILE_TYPES: Mapping[int, str] = {
+_FILE_TYPES: Mapping[float | None, str] = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
     11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
     17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
@@ -61,7 +61,6 @@ def describe(path: Path) -> GgufSummary:
     files = parts_of(path)
     with gguf.read(path) as header:
         arch = header.text("general.architecture")
-        file_type = header.number("general.file_type")
         summary = GgufSummary(
             path=path,
             name=header.text("general.name"),
@@ -69,7 +68,7 @@ def describe(path: Path) -> GgufSummary:
             n_files=len(files),
             size=total_size(files),
             n_params=_n_params(header),
-            quantization="" if file_type is None else _FILE_TYPES.get(int(file_type), ""),
+            quantization=_FILE_TYPES.get(header.number("general.file_type"), ""),
             n_ctx_train=_integer(header, f"{arch}.context_length"),
             n_embd=_integer(header, f"{arch}.embedding_length"),
             n_layer=_integer(header, f"{arch}.block_count"),
