@@ -82,6 +82,17 @@ async def test_it_sleeps_when_it_was_idle_for_long_enough(mock_clock: MockClock)
     assert loader.backends[1].closed
 
 
+async def test_the_log_says_when_it_sleeps_and_wakes() -> None:
+    with capture_logs() as logs:
+        async with ScriptedLoader().serve() as server:
+            assert logs == []
+            await server.sleep()
+            assert [one["event"] for one in logs] == ["asleep"]
+            await server.wake()
+        assert [one["event"] for one in logs] == ["asleep", "awake"]  # and nothing at its end
+    assert {one["model"] for one in logs} == {"scripted"}
+
+
 async def test_by_default_it_does_not(mock_clock: MockClock) -> None:
     async with ScriptedLoader().serve() as server:
         mock_clock.jump(10**9)

@@ -140,7 +140,6 @@ class ServerLife:
                     yield parts
                 finally:
                     await parts.close()
-        _log.info("asleep", model=model.info.name)
 
     def _note_progress(self, share: float) -> None:
         self.load_progress = share
@@ -163,6 +162,7 @@ class ServerLife:
         """Give back what an engine leaves behind."""
         self._model = self.model.asleep()
         await trio.to_thread.run_sync(release_memory)
+        _log.info("asleep", model=self.model.info.name)
 
     # -- sleep
 
@@ -193,10 +193,9 @@ class ServerLife:
         """
         return self._keeper.idle_until
 
-    @asynccontextmanager
-    async def awake(
+    def awake(
         self, context: RequestContext | None = None, **fields: Any
-    ) -> AsyncIterator[None]:
+    ) -> AbstractAsyncContextManager[None]:
         """Have the model in memory for as long as a block lasts. It is loaded if need be.
 
         All that needs the model does this by itself. Those who wait go on in the order in which
@@ -214,8 +213,7 @@ class ServerLife:
         """
         context = take_context(fields, context)
         refuse(fields)
-        async with self._keeper.use(deadline=context.deadline, keep_alive=context.keep_alive):
-            yield
+        return self._keeper.use(deadline=context.deadline, keep_alive=context.keep_alive)
 
     async def wake(self, context: RequestContext | None = None, **fields: Any) -> None:
         """Load the model if the server sleeps. Arguments and errors are those of `awake`."""
