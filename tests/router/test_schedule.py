@@ -428,8 +428,8 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def the_users_are_counted(self) -> None:
         for name in self.ready:
-            n_granted = sum(one.name == name and one.ticket.granted for one in self.asked)
-            assert self.schedule.n_users(name) <= n_granted
+            users = [one for one in self.asked if one.name == name and one.ticket.granted]
+            assert self.schedule.n_users(name) == sum(not one.is_lost for one in users)
 
     def teardown(self) -> None:
         """Each request that waits is told in the end, when whatever began also ends."""
