@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from tests.hub.server import Hub
 from trioserve.config import Config
@@ -116,9 +115,3 @@ def test_what_may_be_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
     for text in ("models/x", "models/y.gguf", "/models/y", "./models/y", "y"):
         assert hub_reference(text) is None
     assert hub_reference("models/y") is not None
-
-
-async def test_nothing_of_a_token_is_logged() -> None:
-    with capture_logs() as lines:
-        await fetch(Config(hf_repo="user/repo", hf_token="hf_secret"))
-    assert "hf_secret" not in str(lines)
