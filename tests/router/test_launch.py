@@ -179,6 +179,22 @@ async def test_without_a_zygote_processes_are_started_all_the_same(
         assert forks.pid is None
 
 
+async def test_a_system_that_allows_no_more_processes() -> None:
+    script = (
+        "import socket, sys\n"
+        "orders = socket.socket(fileno=int(sys.argv[1]))\n"
+        "orders.send(b'ready')\n"
+        "while orders.recv(1000):\n"
+        "    orders.send(b'0')\n"
+    )
+    forks = Forks(tiny.environment(), tiny.spawner(), (sys.executable, "-c", script))
+    async with alongside(forks.run):
+        for _ in range(2):
+            with pytest.raises(ModelLoadError, match="too many processes"):
+                await forks.launch([])
+            assert forks.pid is not None
+
+
 async def test_a_system_without_adoption_starts_each_process_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
