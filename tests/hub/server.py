@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,14 +83,17 @@ def git_sha1(content: bytes) -> str:
 
 
 @contextmanager
-def running_hub() -> Iterator[Hub]:
-    """Run a hub; its `url` is for ``HF_ENDPOINT``."""
+def running_hub(security: ssl.SSLContext | None = None) -> Iterator[Hub]:
+    """Run a hub; its `url` is for ``HF_ENDPOINT``. With `security`, it speaks HTTPS."""
     hub = Hub()
+    scheme = "http" if security is None else "https"
     servers = [_Server(("127.0.0.1", 0), _Handler) for _ in range(2)]
     for server, name in zip(servers, ("hub", "cdn"), strict=True):
         server.hub, server.name = hub, name
+        if security is not None:
+            server.socket = security.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    hub.url, hub.cdn_url = (f"http://127.0.0.1:{one.server_port}" for one in servers)
+    hub.url, hub.cdn_url = (f"{scheme}://127.0.0.1:{one.server_port}" for one in servers)
     try:
         yield hub
     finally:

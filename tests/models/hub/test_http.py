@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
+
 import pytest
 import trio
+import trustme
 
-from tests.hub.server import Hub
+from tests.hub.server import Hub, running_hub
 from trioserve.errors import HubError, HubUnavailableError
+from trioserve.models.hub import HubReference, pull
 from trioserve.models.hub.http import open_client
 
 
@@ -84,3 +89,20 @@ async def test_a_proxy_that_is_none(hub: Hub, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with pytest.raises(HubUnavailableError, match=r"cannot be reached: .*Connection refused\."):
         await get(hub, hub.url)
+
+
+async def test_a_hub_with_a_certificate(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    security = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(security)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with running_hub(security) as secure:
+        secure.add("user/repo", {"m-Q8_0.gguf": b"x" * 5000})
+        reference = HubReference("user/repo")
+        with pytest.raises(HubUnavailableError, match=r"cannot be reached: .*certificate"):
+            await pull(reference, endpoint=secure.url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        model = await pull(reference, endpoint=secure.url)
+    assert model.files[0].read_bytes() == b"x" * 5000
