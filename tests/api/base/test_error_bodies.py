@@ -22,6 +22,7 @@ from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import (
     AbandonedError,
+    AmbiguousModelError,
     AuthenticationError,
     BackendMismatchError,
     BridgeError,
@@ -30,14 +31,22 @@ from trioserve.errors import (
     DeadlineExceededError,
     DecodeError,
     DecodeInterruptedError,
+    DiskFullError,
     EngineError,
+    GatedModelError,
+    HashMismatchError,
+    HubError,
+    HubNotFoundError,
+    HubUnavailableError,
     InputTooLongError,
     InvalidRequestError,
     KVCacheFullError,
     MemoryFullError,
     MethodNotAllowedError,
+    ModelFailedError,
     ModelLoadError,
     ModelLoadingError,
+    ModelNotLoadedError,
     NotFoundError,
     NotSupportedError,
     OutputError,
@@ -53,6 +62,8 @@ from trioserve.errors import (
     TooManyRequestsError,
     TrioServeError,
     UnavailableError,
+    UnknownModelError,
+    UnknownQuantError,
     UnsupportedFieldError,
 )
 from trioserve.testing import ScriptedBackend
@@ -67,6 +78,23 @@ NEVER_SENT = {
     DecodeInterruptedError: "the batch is decoded again, without the prompt that was cancelled",
     TooManyRequestsError: "only its children are raised",
     ServerSleepingError: "the routes that need the model load it",
+    UnknownModelError: "one model answers to all names, but for Ollama's form of /api/show",
+    **dict.fromkeys(
+        (AmbiguousModelError, ModelNotLoadedError, ModelFailedError),
+        "there is no choice of models; a router has tests of its own",
+    ),
+    **dict.fromkeys(
+        (
+            HubError,
+            HubUnavailableError,
+            HubNotFoundError,
+            UnknownQuantError,
+            GatedModelError,
+            HashMismatchError,
+            DiskFullError,
+        ),
+        "nothing is downloaded while it serves; a router has tests of its own",
+    ),
 }
 
 #: The id of a request, and what a client reads of a failure that is none of its business.
