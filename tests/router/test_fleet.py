@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -257,6 +258,13 @@ async def test_models_are_loaded_on_startup() -> None:
     catalog = ScriptedCatalog(*(entry(name, load_on_startup=True) for name in "xy"))
     with pytest.raises(ConfigError, match="2 models are to be loaded"):
         async with Fleet(catalog, max_models=1, launcher=launcher):  # type: ignore[arg-type]
+            raise AssertionError
+
+
+async def test_a_system_without_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "AF_UNIX")
+    with pytest.raises(ConfigError, match="Unix sockets"):
+        async with fleet_of(ScriptedLauncher()):
             raise AssertionError
 
 

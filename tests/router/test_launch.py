@@ -82,6 +82,15 @@ async def test_a_process_gets_its_pipes_and_a_session_of_its_own(way: str) -> No
         assert n_descriptors() == n_before
 
 
+async def test_ps_shows_what_a_fork_has_become() -> None:
+    async with tiny.forks() as launcher:
+        async with started(launcher, "--model", "a.gguf") as (_, info):
+            assert info["shown"] == ["trioserve", "--model", "a.gguf"]
+        async with started(launcher, "x" * 10_000) as (_, info):
+            assert info["shown"][0] == "trioserve"
+            assert "x" * 10 in info["shown"][1] and len(info["shown"][1]) < 10_000
+
+
 @pytest.mark.parametrize("way", tiny.WAYS)
 async def test_a_process_ends_with_its_exit_code(way: str) -> None:
     async with tiny.launcher(way) as launcher, started(launcher, "exit", "3") as (process, _):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -159,11 +159,13 @@ async def test_a_file_that_is_replaced_while_it_is_loaded(tmp_path: Path) -> Non
 
 def memory_of_others() -> int:
     """Bytes that the processes below this one take, where what several share counts once."""
-    below = [
-        pid for one in Path("/proc/self/task").glob("*/children") for pid in one.read_text().split()
-    ]
-    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in below]
-    return sum(int(text.partition("\nPss:")[2].split()[0]) * 1024 for text in texts)
+    total = 0
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                total += int(text.partition("\nPss:")[2].split()[0]) * 1024
+    return total
 
 
 async def test_requests_at_random_are_answered_by_the_right_models_and_memory_comes_back() -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,6 +20,7 @@ def main(argv: Sequence[str]) -> int:
         "parent": os.getppid(),
         "session": os.getsid(0),
         "argv": argv,
+        "shown": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"),
         "lifeline": os.environ["TRIOSERVE_LIFELINE"],
         "colour": os.environ.get("COLOUR"),
         "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
@@ -66,7 +67,8 @@ class Fleet:
         watch: how processes are watched.
 
     Raises:
-        ConfigError: on entry, when more models are to be loaded on startup than may run.
+        ConfigError: on entry, when more models are to be loaded on startup than may run, or the
+            system has no Unix sockets.
     """
 
     def __init__(
@@ -110,6 +112,8 @@ class Fleet:
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
+        if not hasattr(socket, "AF_UNIX"):
+            raise ConfigError("several models need Unix sockets; name one model with -m")
         at_once = [one for one in self.catalog.entries.values() if one.load_on_startup]
         if 0 < self.max_models < len(at_once):
             raise ConfigError(

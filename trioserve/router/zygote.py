@@ -11,7 +11,6 @@ socket is the end of this process. Linux only.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import gc
 import json
 import os
@@ -19,6 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from trioserve.router.launch import LIFELINE_VARIABLE, STATUS_VARIABLE
 
@@ -34,9 +34,6 @@ FAILED = b"0"
 #: Of prctl: the signal for when the parent dies; to be the parent of orphans.
 _PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-
-#: The descriptor of the status in the processes of models.
-_STATUS = 3
 
 
 def prctl(option: int, value: int) -> None:
@@ -111,19 +108,21 @@ def _join_router(router: int) -> None:
 def _become(argv: Sequence[str], descriptors: Sequence[int]) -> list[str]:
     """Take the pipes into use; returns the arguments."""
     stdin, status, log = descriptors
-    # Out of the way first, because one of them may be where another belongs.
-    stdin, status, log = (_move_up(each) for each in (stdin, status, log))
-    for old, new in ((stdin, 0), (log, 1), (log, 2), (status, _STATUS)):
-        os.dup2(old, new, inheritable=new < _STATUS)
-    for each in (stdin, status, log):
+    for old, new in ((stdin, 0), (log, 1), (log, 2)):
+        os.dup2(old, new)
+    for each in (stdin, log):
         os.close(each)
-    os.environ[STATUS_VARIABLE] = str(_STATUS)
+    os.environ[STATUS_VARIABLE] = str(status)
     os.environ[LIFELINE_VARIABLE] = "1"
+    _show_as(["trioserve", *argv])
     return list(argv)
 
 
-def _move_up(descriptor: int) -> int:
-    """Make a descriptor one of 10 or more."""
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(descriptor)
-    return moved
+def _show_as(words: Sequence[str]) -> None:
+    """Have ``ps`` show other words, as far as there is room for them."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # where the words of this process are
+    if start:  # which a system may keep to itself
+        room = end - start - 1
+        shown = b"\0".join(map(os.fsencode, words))
+        ctypes.memmove(start, shown[:room].ljust(room, b"\0"), room)
