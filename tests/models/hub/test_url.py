@@ -116,6 +116,9 @@ async def test_all_parts_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     hub.add("user/repo", parts)
     path = await pulled(f"{hub.cdn_url}/user/repo/m-00001-of-00002.gguf")
     assert {one.name for one in path.parent.glob("*.gguf")} == set(parts)
+    there = await pulled(f"{hub.cdn_url}/user/repo/m-00001-of-00002.gguf", tmp_path / "x.gguf")
+    assert there == tmp_path / "m-00001-of-00002.gguf"
+    assert {one.name for one in tmp_path.glob("*.gguf")} == set(parts)
 
 
 async def test_from_the_hub_itself_the_hash_is_checked(hub: Hub, address: str) -> None:

@@ -61,15 +61,17 @@ class _Found:
 def place_of(url: str, path: Path | None = None) -> Path:
     """Where the file at an address goes: to `path`, or into llama.cpp's cache.
 
+    The parts of a split model keep their names, by which llama.cpp finds them.
+
     Raises:
         HubError: the address has no name of a file.
     """
-    if path is not None:
-        return path
     name = os.path.basename(unquote(urlsplit(url).path))
+    if path is not None and len(parts_of(name)) == 1:
+        return path
     if not name.endswith(".gguf"):
-        raise HubError(f"{url} is not the address of a GGUF file.")
-    return _cache_dir() / name
+        raise HubError(f"{url.partition('?')[0]} is not the address of a GGUF file.")
+    return _cache_dir() / name if path is None else path.with_name(name)
 
 
 async def pull(
@@ -83,22 +85,21 @@ async def pull(
     Raises:
         HubError: one of its family, which says what is wrong in a sentence.
     """
-    first = place_of(url, path)
     parts = urlsplit(url)
     urls = [urlunsplit(parts._replace(path=one)) for one in parts_of(parts.path)]
+    targets = [place_of(one, path) for one in urls]
     async with open_client(default_endpoint().rstrip("/"), token or default_token()) as client:
-        targets = [first, *(first.parent / place_of(one).name for one in urls[1:])]
         try:
             found = [await _ask(client, *one) for one in zip(urls, targets, strict=True)]
         except HubUnavailableError as error:
             if not all([await trio.Path(target).is_file() for target in targets]):
                 raise
-            _log.warning(f"{error.message} What is in the cache is served.", file=str(first))
-            return first
+            _log.warning(f"{error.message} What is in the cache is served.", file=str(targets[0]))
+            return targets[0]
         reporter = Reporter({one.file.url: one.file.size or 0 for one in found}, on_progress)
         for one in found:
             await _get(client, one, reporter)
-    return first
+    return targets[0]
 
 
 async def _ask(client: HttpClient, url: str, target: Path) -> _Found:
@@ -116,7 +117,7 @@ async def _ask(client: HttpClient, url: str, target: Path) -> _Found:
                 size=answer.length,
                 digest=linked if _SHA256.fullmatch(linked) else None,
             ),
-            version=headers.get("etag") or headers.get("last-modified") or "",
+            version=linked or headers.get("etag") or headers.get("last-modified") or "",
             target=target,
         )
 
