@@ -168,21 +168,21 @@ class RepoFolder:
         )
 
 
-def cached_models(folder: Path | None = None) -> list[HubModel]:
+def cached_models(cache_dir: Path | None = None) -> list[HubModel]:
     """The models in the cache that are complete, by name.
 
     Of several with one name, that of the newest commit counts.
     """
     found: dict[str, HubModel] = {}
-    for repo in _repos(folder or default_cache_dir()):
+    for repo in _repos(cache_dir or default_cache_dir()):
         for _, model in repo.models():
             found.setdefault(model.name, model)
     return sorted(found.values(), key=lambda model: model.name.lower())
 
 
-def find(reference: HubReference, folder: Path | None = None) -> HubModel | None:
+def find(reference: HubReference, cache_dir: Path | None = None) -> HubModel | None:
     """Find a model in the cache; None if it is not there, or not all of it."""
-    repo = RepoFolder(folder or default_cache_dir(), reference.repo)
+    repo = RepoFolder(cache_dir or default_cache_dir(), reference.repo)
     if reference.file is not None:
         found = (repo.model(one.name, reference.file) for one in repo.snapshots())
         return next(filter(None, found), None)
@@ -193,7 +193,7 @@ def find(reference: HubReference, folder: Path | None = None) -> HubModel | None
         return None
 
 
-def remove(reference: HubReference, folder: Path | None = None) -> HubModel:
+def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
     """Delete a model from the cache; returns what it was.
 
     Blobs that another commit shares with it stay. What unfinished downloads of the repository have
@@ -203,7 +203,7 @@ def remove(reference: HubReference, folder: Path | None = None) -> HubModel:
         HubNotFoundError: it is not there, or there are several and the reference names none.
         HubError: it cannot be deleted.
     """
-    repo = RepoFolder(folder or default_cache_dir(), reference.repo)
+    repo = RepoFolder(cache_dir or default_cache_dir(), reference.repo)
     models = repo.by_path()
     with disk_errors(repo.path):
         if not models:
