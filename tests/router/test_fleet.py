@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.scripted_children import ScriptedCatalog, ScriptedLauncher, entry
+from tests.support.scripted_children import (
+    ScriptedCatalog,
+    ScriptedLauncher,
+    ScriptedProcess,
+    entry,
+)
 from trioserve.errors import (
     ConfigError,
     InvalidRequestError,
@@ -190,6 +196,24 @@ async def test_without_autoload_only_what_runs_is_used() -> None:
             pass
         async with fleet.use(A, autoload=False) as child:
             assert child.pid is not None
+
+
+REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")
+
+
+async def test_what_is_started_for_a_request_does_not_belong_to_it() -> None:
+    """Its log lines would name that request for as long as the process runs."""
+    requests = []
+
+    class Launcher(ScriptedLauncher):
+        async def launch(self, argv: Sequence[str]) -> ScriptedProcess:
+            requests.append(REQUEST.get())
+            return await super().launch(argv)
+
+    async with fleet_of(Launcher(needs={"a": 1}), max_memory=1) as fleet:
+        REQUEST.set("first")
+        async with fleet.use(A):
+            assert requests == ["none", "none"]
 
 
 # -- memory

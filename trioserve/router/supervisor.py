@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Supervisor:
         self.running = trio.Event()
         self._n_children = 0
         self._nursery: trio.Nursery | None = None
+        self._context = copy_context()
         self._closed = False
 
     async def run(self) -> None:
@@ -81,9 +83,9 @@ class Supervisor:
         for name in decision.stop:
             self.stop(self.records[name])
         for name in decision.start:
-            self._start(self._nursery, self.records[name])
+            self._start(self.records[name])
         for name in decision.estimate:
-            self._nursery.start_soon(self._estimate, self.records[name])
+            self._begin(self._estimate, self.records[name])
         if self._schedule.has_waiting:
             self._changed()
 
@@ -92,14 +94,19 @@ class Supervisor:
         if record.child is not None:
             record.child.stop(record.entry.stop_timeout if record.is_ready else 0.0)
 
+    def _begin(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Begin a task, which is ours and not that of the request that was the occasion for it."""
+        assert self._nursery is not None
+        self._context.copy().run(self._nursery.start_soon, function, *args)
+
     # -- one process
 
-    def _start(self, nursery: trio.Nursery, record: Record) -> None:
+    def _start(self, record: Record) -> None:
         self._n_children += 1
         child = Child(record.entry.name, self._folder / f"{self._n_children}.sock", self._watch)
         record.begin(child)
         self._announce(record)
-        nursery.start_soon(self._attend, record, child)
+        self._begin(self._attend, record, child)
 
     async def _attend(self, record: Record, child: Child) -> None:
         """Have a process from its start to its end."""
@@ -153,10 +160,10 @@ class Supervisor:
         delay = record.deaths.note(trio.current_time())
         if delay is None:
             self._schedule.refuse(name, too_often(record))
-        elif was_ready and self._nursery is not None:
+        elif was_ready:
             self._schedule.hold(name)
             self._schedule.want(name)
-            self._nursery.start_soon(self._release, name, delay)
+            self._begin(self._release, name, delay)
 
     async def _release(self, name: str, delay: float) -> None:
         await trio.sleep(delay)
