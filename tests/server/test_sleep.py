@@ -20,6 +20,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support import tiny_models
 from tests.support.cancellation import CancelAtStep
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader, assert_at_rest, read
@@ -37,6 +38,7 @@ from trioserve.errors import (
     ServerSleepingError,
     TrioServeError,
 )
+from trioserve.models import BUNDLED
 from trioserve.server import RequestContext, Server
 from trioserve.server.keeper import ServerState
 from trioserve.server.memory import release_memory
@@ -615,6 +617,29 @@ async def test_an_unexpected_failure_to_wake_ends_the_block() -> None:
 
 
 # -- with a real model
+
+
+async def test_a_file_that_is_gone_damaged_or_another_one(tmp_path: Path) -> None:
+    """The model is loaded from what is there then; what cannot be loaded fails requests alone."""
+    path, data = tmp_path / "a.gguf", BUNDLED.read_bytes()
+    path.write_bytes(data)
+    async with Server(Config(model=str(path), ctx_size=256, threads=1)) as server:
+        first = await server.complete("Once", max_tokens=4, temperature=0.0)
+        own = server.model.info.n_vocab
+        await server.sleep()
+        path.unlink()
+        with pytest.raises(ModelLoadError):
+            await server.complete("Once")
+        path.write_bytes(data[: len(data) // 2])
+        with pytest.raises(ModelLoadError):
+            await server.complete("Once")
+        tiny_models.write_generating(tmp_path, "llama").rename(path)
+        await server.wake()
+        assert server.model.info.n_vocab != own
+        await server.sleep()
+        path.write_bytes(data)
+        again = await server.complete("Once", max_tokens=4, temperature=0.0)
+        assert again.text == first.text
 
 
 def resident() -> int:

@@ -103,6 +103,25 @@ def test_when_it_sleeps(capsys: pytest.CaptureFixture[str]) -> None:
         assert listed(capsys, "--url", url)[1].endswith("3.0 GiB")
 
 
+@pytest.mark.parametrize(
+    ("in_memory", "state"),
+    [
+        (
+            {"models": [{"name": "a", "expires_at": "2318-01-01T00:00:00Z"}]},
+            "loaded 1.0 GiB never",
+        ),
+        ({"models": []}, "sleeping 1.0 GiB"),
+        ({"error": "File Not Found"}, "loaded 1.0 GiB"),
+    ],
+)
+def test_a_server_of_one_model(
+    capsys: pytest.CaptureFixture[str], in_memory: Any, state: str
+) -> None:
+    alone = {"data": [{"id": "a", "meta": {"size": 2**30}}]}
+    with answering(alone, in_memory=in_memory) as (address, _):
+        assert listed(capsys, "--url", address)[1].split() == ["a", *state.split()]
+
+
 def test_the_server_that_the_flags_describe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,8 @@ def _models(address: _Address, api_key: str | None) -> Iterator[_Row]:
         if status != http.HTTPStatus.OK:
             raise UnavailableError(f"{address} says: {listed['error']['message']}")
         found = [dict(one) for one in listed["data"]]
+        # A server of one model gives it no status, and does not tell that one that sleeps runs.
+        tells = bool(running) and "models" in running
         sleeps = {one["name"]: str(one["expires_at"]) for one in (running or {}).get("models", ())}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnavailableError(
@@ -159,7 +161,8 @@ def _models(address: _Address, api_key: str | None) -> Iterator[_Row]:
         ) from error
     for one in found:
         name = str(one.get("id", ""))
-        state = one.get("status") or {"value": "loaded"}  # a server of one model has no status
+        alone = "sleeping" if tells and name not in sleeps else "loaded"
+        state = one.get("status") or {"value": alone}
         size = one.get("size") or (one.get("meta") or {}).get("size")
         yield _Row(
             name=name,
