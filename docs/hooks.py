@@ -10,6 +10,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import trioserve
 from trioserve import errors
 from trioserve.api.base import openapi
 from trioserve.api.base.neutral import ACCEPTED
-from trioserve.app import create_app
+from trioserve.app import create_app, create_router
 from trioserve.cli.help import default_text, value_name
 from trioserve.config import Config
 from trioserve.config.table import FLAGS, GROUPS, Flag
@@ -153,8 +154,13 @@ def reference() -> dict[str, Any]:
 
 
 def described() -> Any:
-    """Our HTTP interface, as OpenAPI."""
-    return openapi.describe(create_app())
+    """Our HTTP interface, as OpenAPI: of a server with one model, and what a router has beside."""
+    description = openapi.describe(create_app())
+    router = openapi.describe(create_router(Config(), nullcontext))
+    paths = description["paths"]
+    for path, methods in router["paths"].items():
+        paths[path] = methods | paths.get(path, {})
+    return description
 
 
 def own_fields(path: str, description: Any) -> Mapping[str, Any]:

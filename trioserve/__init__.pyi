@@ -43,6 +43,7 @@ from .errors import (
     ModelLoadError as ModelLoadError,
     ModelLoadingError as ModelLoadingError,
     ModelNotLoadedError as ModelNotLoadedError,
+    ModelProcessError as ModelProcessError,
     NotFoundError as NotFoundError,
     NotSupportedError as NotSupportedError,
     OutputError as OutputError,

@@ -7,6 +7,7 @@ socket is open while the model loads, and requests are answered with 503 until i
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import structlog
 from hypercorn.utils import LifespanFailureError
@@ -14,6 +15,7 @@ from quart_trio import QuartTrio
 
 from trioserve import api
 from trioserve.api.base.service import Service
+from trioserve.api.router.service import OpenFleet, RouterService
 from trioserve.config import Config, logs
 from trioserve.config.parse import from_environment
 from trioserve.errors import ConfigError, TrioServeError
@@ -32,27 +34,52 @@ def create_app(config: Config | None = None, *, load: Loader | None = None) -> Q
             the app sets up logging too.
         load: loads the model; the default loads a GGUF file with llama.cpp.
     """
-    app = QuartTrio("trioserve", static_folder=None)
     service = Service(config, load=load)
+    app = _app_of(service)
     api.install(app, service)
 
     async def begin() -> None:
         if config is None:
             service.config = from_environment(os.environ)
             logs.configure(service.config)
-        try:
-            api.configure(app, service.config)
-        except ConfigError as error:
-            _log.error(error.message)
-            raise LifespanFailureError("startup", error.message) from None
-        app.nursery.start_soon(_live, service)
+        await _begin(app, service)
 
     app.before_serving(begin)
+    return app
+
+
+def create_router(config: Config, open_fleet: OpenFleet) -> QuartTrio:
+    """Make an app that serves many models, each in a process of its own.
+
+    The app's `RouterService` is ``app.extensions["trioserve"]``.
+
+    Args:
+        config: what the router itself serves.
+        open_fleet: opens the models when the app is served.
+    """
+    service = RouterService(config, open_fleet)
+    app = _app_of(service)
+    api.install_router(app, service)
+    app.before_serving(partial(_begin, app, service))
+    return app
+
+
+def _app_of(service: Service | RouterService) -> QuartTrio:
+    app = QuartTrio("trioserve", static_folder=None)
     app.after_serving(service.stop)
     return app
 
 
-async def _live(service: Service) -> None:
+async def _begin(app: QuartTrio, service: Service | RouterService) -> None:
+    try:
+        api.configure(app, service.config)
+    except ConfigError as error:
+        _log.error(error.message)
+        raise LifespanFailureError("startup", error.message) from None
+    app.nursery.start_soon(_live, service)
+
+
+async def _live(service: Service | RouterService) -> None:
     """Run the service. When it fails, end the process that serves it.
 
     Hypercorn goes on without an app's lifespan when that raises, except for this one error,

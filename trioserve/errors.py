@@ -262,6 +262,17 @@ class ModelFailedError(UnavailableError):
         self.retry_after = retry_after
 
 
+class ModelProcessError(UnavailableError):
+    """The process of a model ended before it had answered."""
+
+    code = "model_process_ended"
+
+    def __init__(
+        self, message: str = "The process of the model ended before it had answered."
+    ) -> None:
+        super().__init__(message)
+
+
 class ServerSleepingError(UnavailableError):
     """The model is not in memory, and what was called does not load it. `Server.awake` does."""
 

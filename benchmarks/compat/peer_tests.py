@@ -135,7 +135,7 @@ def program(work: Path) -> Path:
     settings = "".join(f"export {name}={value}\n" for name, value in _DEFAULTS.items())
     path.write_text(
         f"#!/bin/sh\nexport PYTHONPATH='{ROOT}'\n{settings}"
-        f"exec '{sys.executable}' -m trioserve \"$@\"\n"
+        f"exec '{sys.executable}' -m benchmarks.compat.slow_router \"$@\"\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
@@ -172,6 +172,7 @@ def run(options: argparse.Namespace) -> list[Result]:
             env=os.environ
             | {
                 "PYTHONPATH": str(ROOT),
+                "LLAMA_CACHE": str(stand_ins.write_cache(work / "cache", models)),
                 "LLAMA_SERVER_BIN_PATH": str((options.program or program(work)).resolve()),
                 peer_plugin.VARIABLE: json.dumps(plan),
             },

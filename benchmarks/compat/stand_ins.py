@@ -24,6 +24,7 @@ _CONTEXT = 2048
 _N_TOKENS = 512
 _CONTROL = ("<unk>", "<s>", "</s>")
 _FIM = ("<PRE>", "<SUF>", "<MID>")
+_COMMIT = "0" * 40
 _BLANK = "\u2581"
 
 #: What the pieces of the vocabulary are learned from.
@@ -59,6 +60,25 @@ def write_all(folder: Path) -> dict[str, Path]:
         "ggml-org/models/jina-reranker-v1-tiny-en/ggml-model-f16.gguf": judge,
         "moe_shakespeare15M.gguf": lora,
     }
+
+
+def write_cache(folder: Path, models: dict[str, Path]) -> Path:
+    """Write a cache of the hub, with the models that the tests of the router choose from."""
+    story = models["ggml-org/test-model-stories260K"]
+    infill = models["ggml-org/test-model-stories260K-infill"]
+    for repo, name, path in (
+        ("ggml-org/tinygemma3-GGUF", "tinygemma3-Q8_0.gguf", story),
+        ("ggml-org/test-model-stories260K", "stories260K-F32.gguf", story),
+        ("ggml-org/test-model-stories260K-infill", "stories260K-infill-F32.gguf", infill),
+    ):
+        home = folder / f"models--{repo.replace('/', '--')}"
+        file = home / "snapshots" / _COMMIT / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_symlink():
+            file.symlink_to(path.resolve())
+        (home / "refs").mkdir(exist_ok=True)
+        (home / "refs" / "main").write_text(_COMMIT)
+    return folder
 
 
 def learn_pieces(text: str, n: int) -> list[str]:

@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from tests.support.unix_server import SSE_HEAD, Play, chunk, playing, send
-from trioserve.router.forward import ModelProcessError, Outgoing, exchange
+from trioserve.errors import ModelProcessError
+from trioserve.router.forward import Outgoing, exchange
 
 GET = Outgoing("GET", "/", [(b"x-a", b"b")])
 

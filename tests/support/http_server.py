@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,37 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     """Write a request by hand."""
     head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join([*head, "", ""]).encode() + body
+
+
+@asynccontextmanager
+async def chunks_of(url: str, request: bytes) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+    """Send a request written by hand; gives a function that waits for the next chunk."""
+    unread = b""
+
+    async def until(mark: bytes) -> bytes:
+        nonlocal unread
+        while mark not in unread:
+            data = await stream.receive_some()
+            assert data, unread
+            unread += data
+        found, _, unread = unread.partition(mark)
+        return found
+
+    async def next_chunk() -> str:
+        nonlocal unread
+        with trio.fail_after(10):
+            size = int(await until(b"\r\n"), 16)
+            while len(unread) < size + 2:
+                unread += await stream.receive_some()
+            chunk, unread = unread[:size], unread[size + 2 :]
+        return chunk.decode()
+
+    async with connected(url) as stream:
+        await stream.send_all(request)
+        head = (await until(b"\r\n\r\n")).lower()
+        assert head.startswith(b"http/1.1 200"), head
+        assert b"content-type: text/event-stream" in head
+        yield next_chunk
 
 
 async def read_response(stream: trio.SocketStream) -> httpx.Response:

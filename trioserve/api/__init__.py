@@ -3,14 +3,18 @@
 `openai`, `anthropic`, `ollama` and `llama` each have the routes of one family of APIs: their
 handlers read the request, call the server and write the answer. `base` is what they share.
 `streams` has chats for an `EventSource`, and `pages` the files that the server serves. `install`
-puts all of it into an app.
+puts all of it into an app with one model. `router` forwards requests to the processes of many
+models, and `install_router` puts it into an app, with the same routes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from quart import Blueprint
 from quart_trio import QuartTrio
 
-from trioserve.api import pages, predict
+from trioserve.api import pages, predict, router
 from trioserve.api.anthropic import errors as anthropic_errors, routes as anthropic
 from trioserve.api.base import (
     auth,
@@ -50,14 +54,48 @@ from trioserve.api.ollama import (
 )
 from trioserve.api.openai import chat as openai, embeddings
 from trioserve.api.openai.responses import errors as responses_errors, routes as responses
+from trioserve.api.router import ollama as router_ollama, routes as router_routes
+from trioserve.api.router.service import RouterService
 from trioserve.api.streams import routes as streams
 from trioserve.config import Config
 
-__all__ = ["Service", "configure", "install"]
+__all__ = ["RouterService", "Service", "configure", "install", "install_router"]
+
+
+#: Routes that speak of models by their names, and of what they do. A router forwards them.
+_OF_MODELS: Sequence[Blueprint] = (
+    openai.blueprint,
+    control.blueprint,
+    responses.blueprint,
+    anthropic.blueprint,
+    ollama.blueprint,
+    ollama_embeddings.blueprint,
+    llama.blueprint,
+    infill.blueprint,
+    embeddings.blueprint,
+    rerank.blueprint,
+    slots.blueprint,
+    lora.blueprint,
+    streams.blueprint,
+)
 
 
 def install(app: QuartTrio, served: Service) -> None:
     """Make an app serve the API with a service."""
+    _install_base(app, served)
+    for blueprint in (admin.blueprint, metrics.blueprint, ollama_models.blueprint, *_OF_MODELS):
+        app.register_blueprint(blueprint)
+
+
+def install_router(app: QuartTrio, served: RouterService) -> None:
+    """Make an app serve the API with the models of a router."""
+    _install_base(app, served)
+    router.install(app)
+    for blueprint in (router_routes.blueprint, router_ollama.blueprint, *_OF_MODELS):
+        app.register_blueprint(blueprint)
+
+
+def _install_base(app: QuartTrio, served: intake.Intake) -> None:
     app.asgi_http_class = Connection
     app.request_class = Request
     app.config["RESPONSE_TIMEOUT"] = None  # a stream lasts as long as it lasts
@@ -75,27 +113,8 @@ def install(app: QuartTrio, served: Service) -> None:
     auth.install(app)
     errors.install(app, [anthropic_errors.SHAPE, responses_errors.SHAPE, ollama_errors.SHAPE])
     pages.install(app)
-    for module in (
-        admin,
-        openai,
-        control,
-        responses,
-        anthropic,
-        ollama,
-        ollama_embeddings,
-        ollama_models,
-        llama,
-        infill,
-        embeddings,
-        rerank,
-        slots,
-        lora,
-        metrics,
-        streams,
-        openapi,
-        pages,
-    ):
-        app.register_blueprint(module.blueprint)
+    for blueprint in (openapi.blueprint, pages.blueprint):
+        app.register_blueprint(blueprint)
 
 
 def configure(app: QuartTrio, config: Config) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import structlog
 
-from trioserve.cli import commands, help as texts
+from trioserve.cli import commands, help as texts, routing
 from trioserve.cli.commands import listing
 from trioserve.cli.estimating import ESTIMATE, tell_estimate
 from trioserve.cli.malloc import limit_arenas
@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status.is_open:
             config = attrs.evolve(config, log_format="json")  # for who reads it
         logs.configure(config)
+        fleet = routing.fleet_of(config, words, os.environ)
     except TrioServeError as error:
         status.tell("failed", message=error.message)
         print(f"trioserve: {error.message}", file=sys.stderr)
@@ -84,6 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in parsed.notes:
         _log.warning(note)
     try:
-        return serve(config, status)
+        return serve(config, status, fleet)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -9,7 +9,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,11 @@ from trioserve.models.fetch import is_local
 
 if TYPE_CHECKING:
     import hypercorn
+    from quart_trio import QuartTrio
 
     from trioserve.api.base.service import Service
+    from trioserve.api.router.service import RouterService
+    from trioserve.router.fleet import Fleet
 
 _log = structlog.stdlib.get_logger("trioserve")
 
@@ -42,18 +45,26 @@ _BACKLOG = 1024
 _GRACE = 3.0
 
 
-def serve(config: Config, status: StatusPipe | None = None) -> int:
+def serve(
+    config: Config,
+    status: StatusPipe | None = None,
+    fleet: Callable[[], Fleet] | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
 
     Args:
         config: what to serve.
         status: where to tell how that goes; the default is nowhere.
+        fleet: makes the models to serve, each of which has a process of its own, in place of the
+            one that the configuration names.
     """
     status = status or StatusPipe()
     exit_code = 0
     with ExitStack() as closing:
         try:
             _check_files(config)
+            if fleet is None:
+                _check_models(config)
             listening = closing.enter_context(open_sockets(config))
         except TrioServeError as error:
             print(f"trioserve: {error.message}", file=sys.stderr)
@@ -65,18 +76,17 @@ def serve(config: Config, status: StatusPipe | None = None) -> int:
 
         raise_limit()
         try:
-            trio.run(_serve, config, listening, status)
+            trio.run(_serve, config, listening, status, fleet)
         except* LifespanFailureError:
             exit_code = 1  # there is no model or no engine; the service has logged why
     return exit_code
 
 
-def _check_files(config: Config) -> None:
-    """Look for what can be seen at once, before the port is open.
+def _check_models(config: Config) -> None:
+    """Look for the files of models before the port is open.
 
     Raises:
-        ModelLoadError: the model file is not there, or not a GGUF file.
-        ConfigError: another file or directory cannot be used.
+        ModelLoadError: a file is not there, or not a GGUF file.
     """
     from trioserve.llama.model import check_file
 
@@ -84,6 +94,14 @@ def _check_files(config: Config) -> None:
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
+
+
+def _check_files(config: Config) -> None:
+    """Look for other files before the port is open.
+
+    Raises:
+        ConfigError: a file or a directory cannot be used.
+    """
     if config.static_path is not None and not Path(config.static_path).is_dir():
         raise ConfigError(f"--path: {config.static_path} is not a directory")
     if config.ssl_cert_file is not None:
@@ -94,7 +112,12 @@ def _check_files(config: Config) -> None:
             raise ConfigError(f"the certificate or its key cannot be used: {reason}") from None
 
 
-async def _serve(config: Config, listening: Sequence[socket.socket], status: StatusPipe) -> None:
+async def _serve(
+    config: Config,
+    listening: Sequence[socket.socket],
+    status: StatusPipe,
+    fleet: Callable[[], Fleet] | None,
+) -> None:
     """Serve until a signal.
 
     Raises:
@@ -103,17 +126,18 @@ async def _serve(config: Config, listening: Sequence[socket.socket], status: Sta
     """
     import hypercorn.trio
 
-    from trioserve.app import create_app
+    from trioserve.api.base.service import Service
 
-    app = create_app(config, load=partial(load, status))
-    service: Service = app.extensions["trioserve"]
-    service.fetch = partial(fetch, status)
+    app = _make_app(config, status, fleet)
+    service: Service | RouterService = app.extensions["trioserve"]
+    model = "many" if fleet is not None else config.model_named or "bundled"
     stop = trio.Event()
     hypercorn_config = _hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
         await watching.start(_until_signal, service, stop)
         watching.start_soon(_follow_start, service, status)
-        watching.start_soon(_follow_sleep, service, status)
+        if isinstance(service, Service):
+            watching.start_soon(_follow_sleep, service, status)
         watching.start_soon(_follow_failure, service, status)
         async with trio.open_nursery() as serving:
             await serving.start(
@@ -121,9 +145,19 @@ async def _serve(config: Config, listening: Sequence[socket.socket], status: Sta
             )
             for each in listening:
                 url = url_of(each, secure=config.ssl_cert_file is not None) + config.api_prefix
-                _log.info("listening", url=url, model=config.model_named or "bundled")
+                _log.info("listening", url=url, model=model)
             status.tell("loading", progress=0.0)
         watching.cancel_scope.cancel()
+
+
+def _make_app(config: Config, status: StatusPipe, fleet: Callable[[], Fleet] | None) -> QuartTrio:
+    from trioserve.app import create_app, create_router
+
+    if fleet is not None:
+        return create_router(config, fleet)
+    app = create_app(config, load=partial(load, status))
+    app.extensions["trioserve"].fetch = partial(fetch, status)
+    return app
 
 
 def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hypercorn.Config:
@@ -146,13 +180,17 @@ def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hyp
     return made
 
 
-async def _follow_start(service: Service, status: StatusPipe) -> None:
+async def _follow_start(service: Service | RouterService, status: StatusPipe) -> None:
+    from trioserve.api.base.service import Service
     from trioserve.api.llama.admin import openai_model
 
     await service.wait_loaded()
-    model = service.server.model
-    _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
-    status.tell("ready", info=openai_model(service.server))
+    if isinstance(service, Service):
+        model = service.server.model
+        _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
+        status.tell("ready", info=openai_model(service.server))
+    else:
+        _log.info("ready", models=len(service.fleet.catalog.entries))
     await keep_collecting(lambda: service.memory.n_held)
 
 
@@ -169,7 +207,7 @@ async def _follow_sleep(service: Service, status: StatusPipe) -> None:
 
 
 async def _until_signal(
-    service: Service, stop: trio.Event, *, task_status: trio.TaskStatus[None]
+    service: Service | RouterService, stop: trio.Event, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """Wait for a signal, drain, and set `stop`. A second signal meets the default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -184,7 +222,7 @@ async def _until_signal(
     stop.set()
 
 
-async def _follow_failure(service: Service, status: StatusPipe) -> None:
+async def _follow_failure(service: Service | RouterService, status: StatusPipe) -> None:
     """End the process soon after its server has failed."""
     await service.wait_ended()
     if service.failure is not None:

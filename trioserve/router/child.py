@@ -15,8 +15,8 @@ import attrs
 import structlog
 import trio
 
-from trioserve.errors import ModelLoadError
-from trioserve.router.forward import ModelProcessError, Outgoing, exchange
+from trioserve.errors import ModelLoadError, ModelProcessError
+from trioserve.router.forward import Outgoing, exchange
 from trioserve.router.launch import Launcher, Process
 
 _log = structlog.stdlib.get_logger("trioserve.router")

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import attrs
 import trio
 
-from trioserve.errors import UnavailableError
+from trioserve.errors import ModelProcessError
 
 #: Names in lower case, and values.
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -27,15 +27,6 @@ _AT_ONCE = 64 * 1024
 
 #: Bytes of a head; a child sends a few hundred.
 _MAX_HEAD = 64 * 1024
-
-
-class ModelProcessError(UnavailableError):
-    """The process of a model ended before it had answered."""
-
-    code = "model_process_ended"
-
-    def __init__(self, message: str = "The process of the model ended before it had answered."):
-        super().__init__(message)
 
 
 @attrs.frozen

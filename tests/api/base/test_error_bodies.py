@@ -47,6 +47,7 @@ from trioserve.errors import (
     ModelLoadError,
     ModelLoadingError,
     ModelNotLoadedError,
+    ModelProcessError,
     NotFoundError,
     NotSupportedError,
     OutputError,
@@ -80,7 +81,7 @@ NEVER_SENT = {
     ServerSleepingError: "the routes that need the model load it",
     UnknownModelError: "one model answers to all names, but for Ollama's form of /api/show",
     **dict.fromkeys(
-        (AmbiguousModelError, ModelNotLoadedError, ModelFailedError),
+        (AmbiguousModelError, ModelNotLoadedError, ModelFailedError, ModelProcessError),
         "there is no choice of models; a router has tests of its own",
     ),
     **dict.fromkeys(

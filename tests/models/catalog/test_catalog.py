@@ -256,7 +256,12 @@ def test_variables_are_handed_on_once() -> None:
     kept = {"PATH": "/bin", "HF_ENDPOINT": "http://hub"}
     assert environment_of_children(environ) == kept
     assert environment_of_children({**environ, "HF_TOKEN": "t"}) == {**kept, "HF_TOKEN": "t"}
-    assert environment_of_children({"HF_TOKEN": "t"}, "u") == {"HF_TOKEN": "u"}
+    secrets = Config(hf_token="u", api_keys=("a", "b"), api_key_weights=(1.0, 2.5))
+    assert environment_of_children({"HF_TOKEN": "t", "LLAMA_API_KEY": "c"}, secrets) == {
+        "HF_TOKEN": "u",
+        "LLAMA_API_KEY": "a,b",
+        "TRIOSERVE_API_KEY_WEIGHTS": "1.0,2.5",
+    }
     made = Catalog(environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "0"})
     assert "secret" not in made.entries["bundled"].args
     assert not config(made.entries["bundled"]).jinja

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.config import foreign
+from trioserve.config import Config, foreign
 from trioserve.config.parse import CONFIG_VARIABLE, parse
 from trioserve.config.table import BY_NAME, BY_VARIABLE, FALSE_WORDS, TRUE_WORDS, Flag
 from trioserve.errors import ConfigError
@@ -31,9 +31,8 @@ OF_THE_ROUTER = frozenset(
         "host", "port", "reuse_port", "ssl_key_file", "ssl_cert_file", "api_keys",
         "api_key_weights", "api_key_priority", "api_prefix", "static_path", "ui", "cors_origins",
         "cors_methods", "cors_headers", "cors_credentials", "allowed_hosts", "predict_route",
-        "health_route", "max_connections", "keep_alive_timeout", "rate_limit_requests",
-        "rate_limit_tokens", "models_dir", "models_preset", "models_max", "models_memory",
-        "models_autoload", "models_match", "models_default",
+        "health_route", "max_connections", "keep_alive_timeout", "models_dir", "models_preset",
+        "models_max", "models_memory", "models_autoload", "models_match", "models_default",
     }
 )  # fmt: skip
 
@@ -126,7 +125,7 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
     return Shared(
         without(lower, dropped),
         without(parsed.words, dropped),
-        environment_of_children(environ, parsed.config.hf_token),
+        environment_of_children(environ, parsed.config),
     )
 
 
@@ -151,16 +150,26 @@ def _text(value: Any) -> str:
 
 
 def environment_of_children(
-    environ: Mapping[str, str], hf_token: str | None = None
+    environ: Mapping[str, str], config: Config | None = None
 ) -> dict[str, str]:
     """Leave out the variables that are handed on as flags, or are not handed on.
 
-    The token for the hub is handed on as a variable, also where a flag has set it.
+    What others must not see is handed on as variables, also where a flag has set it: the token for
+    the hub, and the API keys, by which models decide who waits and who shares what.
     """
-    others = {
+    own = {
         name: text
         for name, text in environ.items()
         if name not in (CONFIG_VARIABLE, _VERTEX) and not _is_ours(name)
     }
-    token = hf_token or environ.get(_TOKEN)
-    return others if token is None else {**others, _TOKEN: token}
+    config = config or Config()
+    token = config.hf_token or environ.get(_TOKEN)
+    for variable, values in (
+        (_TOKEN, (token,) if token else ()),
+        ("LLAMA_API_KEY", config.api_keys),
+        ("TRIOSERVE_API_KEY_WEIGHTS", config.api_key_weights),
+        ("TRIOSERVE_API_KEY_PRIORITY", config.api_key_priority),
+    ):
+        if values:
+            own[variable] = ",".join(map(str, values))
+    return own

@@ -24,10 +24,10 @@ from filelock import FileLock
 
 from trioserve.errors import HubError, HubNotFoundError, UnknownQuantError
 from trioserve.models.hub.choice import (
-    GgufName,
     choose,
     choose_first,
     models_in,
+    name_of,
     parts_of,
     projector_beside,
 )
@@ -153,15 +153,13 @@ class RepoFolder:
         except HubNotFoundError:  # a part is missing
             return None
         files = tuple(snapshot / part for part in parts)
-        name = GgufName.read(path)
-        quant = name and name.quant
         projector = projector_beside(paths, path)
         try:
             size = sum(file.stat().st_size for file in files)
         except OSError:  # somebody deletes it just now
             return None
         return HubModel(
-            name=self.repo if quant is None else f"{self.repo}:{quant}",
+            name=name_of(self.repo, path),
             files=files,
             mmproj=None if projector is None else snapshot / projector,
             size=size,

@@ -61,6 +61,12 @@ class GgufName:
         return self.part == 1 and not any(word in name for word in _BESIDE_MODELS)
 
 
+def name_of(repo: str, path: str) -> str:
+    """What a model is called that is at this path of a repository: ``user/repo:QUANT``."""
+    name = GgufName.read(path)
+    return repo if name is None or name.quant is None else f"{repo}:{name.quant}"
+
+
 def parts_of(path: str) -> tuple[str, ...]:
     """The paths of all parts of a model, in their order, for that of one of them."""
     name = GgufName.read(path)

@@ -14,7 +14,7 @@ import trio
 from trioserve.errors import HubError
 from trioserve.models.hub.api import Listing, RemoteFile, list_files
 from trioserve.models.hub.cache import HubModel, RepoFolder
-from trioserve.models.hub.choice import choose, projector_beside
+from trioserve.models.hub.choice import choose, name_of, projector_beside
 from trioserve.models.hub.environment import default_cache_dir, default_endpoint, default_token
 from trioserve.models.hub.http import HttpClient, open_client
 from trioserve.models.hub.lock import locked
@@ -34,6 +34,11 @@ class RemoteModel:
     listing: Listing
     files: Mapping[str, RemoteFile]  # all parts by their paths, the first one first
     mmproj: str | None  # the path of the projector for images, if there is one
+
+    @property
+    def name(self) -> str:
+        """What it is called in the cache: ``user/repo:QUANT``."""
+        return name_of(self.reference.repo, next(iter(self.files)))
 
     @property
     def size(self) -> int:

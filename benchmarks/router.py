@@ -1,0 +1,206 @@
+"""What the way through a router costs, beside a server with the model in its own process.
+
+    python -m benchmarks.router --model model.gguf
+
+A router with one model in a directory, and a server of that model, run side by side and are
+measured in turn. `own cpu/event` is the CPU of the process that is asked, without its children, for
+each event of a stream: of a router that is what it adds. `slot free` is the time from closing a
+connection until no slot is busy, for streams in prefill and in decode, and for whole answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from benchmarks import report
+from benchmarks.cancel import Cancel, Slots, cut
+from benchmarks.driver import run
+from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
+from benchmarks.http1 import ProtocolError
+from benchmarks.load import Load, bounded, interleave, progress, warm_up
+from benchmarks.plan import Request
+from benchmarks.scenarios import Settings
+from benchmarks.stats import STREAM_METRICS, Metric, Sample, percentile, sample_of, worst_failures
+from benchmarks.targets import Target, TargetError
+from benchmarks.wire import Shape
+from trioserve.models import BUNDLED
+
+#: The name of the model in the directory.
+NAME = "model"
+
+
+def own_cpu(pid: int) -> float:
+    """Return the seconds of CPU that a process has used, without its children."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@attrs.frozen
+class Streamed:
+    """Streams, and the CPU of the process that answers."""
+
+    load: Load
+
+    metrics = (*STREAM_METRICS, Metric("own cpu/event", "µs", digits=0), Metric("events", ""))
+
+    @property
+    def name(self) -> str:
+        """Such as "8 streams"."""
+        return f"{self.load.clients} streams"
+
+    def measure(self, target: Target, seed: str) -> Sample:
+        """Run once."""
+        assert target.pid is not None
+        load = self.load
+        before = own_cpu(target.pid)
+        result = run(target.address, load.plans(seed), timeout=load.timeout, max_time=load.max_time)
+        used = own_cpu(target.pid) - before
+        sample = sample_of(result, planned=load.clients * load.requests)
+        if result.events:
+            sample.numbers["events"] = float(result.events)
+            sample.numbers["own cpu/event"] = used / result.events * 1e6
+        return sample
+
+
+@attrs.frozen
+class CancelWhole:
+    """Whole answers, one after the other, each given up after a random time."""
+
+    settings: Settings
+    count: int = 20
+    timeout: float = 30.0
+
+    metrics = (Metric("slot free p50", "ms", digits=2), Metric("slot free p99", "ms", digits=2))
+    name = "cancel of a whole answer"
+
+    def measure(self, target: Target, seed: str) -> Sample:
+        """Run once."""
+        rng, times = random.Random(seed), []
+        slots = Slots(target, self.timeout)
+        try:
+            for number in range(self.count):
+                slots.wait_idle(self.timeout)
+                request = self._request(f"{seed} {number}")
+                closed = cut(target.address, request, rng.uniform(0.05, 0.2), 0, self.timeout)
+                if closed is None:
+                    raise ValueError("the answer came before it was given up")
+                times.append((slots.wait_idle(self.timeout) - closed) * 1e3)
+        except (ValueError, OSError, ProtocolError, TargetError) as error:
+            return Sample(numbers={}, requests=1, failed=1, errors=(str(error),))
+        finally:
+            slots.connection.close()
+        numbers = {
+            f"slot free p{share:.0%}"[:-1]: percentile(times, share) for share in (0.5, 0.99)
+        }
+        return Sample(numbers=numbers, requests=self.count)
+
+    def _request(self, seed: str) -> Request:
+        body = {
+            "prompt": self.settings.prompt(16, seed),
+            "n_predict": 100_000,
+            "ignore_eos": True,
+            "model": NAME,
+        }
+        return Request("POST", "/completion", json.dumps(body).encode())
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.router", description=(__doc__ or "").partition("\n")[0]
+    )
+    add = parser.add_argument
+    add("--model", type=Path, default=BUNDLED, help="the model; by default the bundled one")
+    add("--llama-server", type=Path, default=None, help="measure this program in both ways, too")
+    add("-t", "--threads", type=bounded(1, 1024), default=None)
+    add("-np", "--slots", type=bounded(1, 256), default=8)
+    add("--clients", type=bounded(1, 1024), default=8)
+    add("--requests", type=bounded(1, 10_000), default=4, help="for each client")
+    add("--max-tokens", type=bounded(1, 100_000), default=200, help="tokens of each output")
+    add("--rounds", type=bounded(1, 1000), default=5, help="runs of each server")
+    add("--cancels", type=bounded(0, 1000), default=20, help="of each kind, in each round")
+    add("--json", type=Path, default=None, help="write all samples to this file")
+    add("--quiet", action="store_true", help="do not report progress on standard error")
+    return parser.parse_args(argv)
+
+
+def commands_of(options: argparse.Namespace, models: Path) -> list[Command]:
+    """Return how the servers are started, the base of the ratios last.
+
+    Raises:
+        TargetError: llama-server is not there.
+    """
+    one, many = ("-m", str(options.model.resolve())), ("--models-dir", str(models))
+    direct = attrs.evolve(trioserve(), name="direct", more=one)
+    commands = [attrs.evolve(trioserve(), name="router", more=many), direct]
+    if options.llama_server is not None:
+        theirs = llama_server(options.llama_server)
+        commands = [
+            attrs.evolve(theirs, name="llama-server, router", more=many),
+            attrs.evolve(theirs, name="llama-server", more=one),
+            *commands,
+        ]
+    return commands
+
+
+def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[str, object]:
+    """Measure everything, print the tables, and return the samples.
+
+    Raises:
+        TargetError: a server does not answer.
+    """
+    more = {"model": NAME}
+    shape = Shape(max_tokens=options.max_tokens, model=NAME, more=more)
+    settings = Settings(shape=shape, slots=options.slots)
+    load = Load(clients=options.clients, requests=options.requests, shape=shape)
+    warm_up(targets, load, 2)
+    scenarios = [Streamed(load), Streamed(attrs.evolve(load, clients=1))]
+    if options.cancels:
+        scenarios += [
+            Cancel(settings, "prefill", count=options.cancels),
+            Cancel(settings, "decode", count=options.cancels),
+            CancelWhole(settings, count=options.cancels),
+        ]
+    results: dict[str, object] = {}
+    for scenario in scenarios:
+        note = progress(options.quiet)
+        samples = interleave(targets, options.rounds, scenario.measure, scenario.name, note)
+        results[scenario.name] = samples
+        print(report.table(scenario.name, scenario.metrics, samples), flush=True)
+        if worst_failures(samples):
+            raise TargetError(f"{scenario.name}: requests failed")
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 2 when something could not be measured."""
+    options = parse(argv)
+    flags = Flags(model=None, threads=options.threads, slots=options.slots)
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+        models = Path(folder) / "models"
+        models.mkdir()
+        (models / f"{NAME}.gguf").symlink_to(options.model.resolve())
+        try:
+            commands = commands_of(options, models)
+            with all_running(commands, flags, Path(folder)) as targets:
+                results = measure_all(options, targets)
+        except TargetError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    if options.json is not None:
+        report.write_json(options.json, {"options": report.plain(options), "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""A router's own routes: lists of models, what they are to do, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anthropic
+import attrs
+import openai
+import pytest
+import trio
+
+from tests.support.fake_fleet import entry, routed
+from tests.support.http_server import chunks_of
+from trioserve.models.catalog import Source
+from trioserve.router.states import FleetEvent, ModelState, Status
+
+TWO = {"one": None, "two": None}
+
+
+async def test_the_list_of_models() -> None:
+    async with routed({"one": Path("/none"), "two": None}) as router:
+        listed = (await router.client.get("/models")).json()
+        assert (await router.client.get("/v1/models")).json() == listed
+    assert listed["object"] == "list"
+    assert listed["has_more"] is False
+    assert (listed["first_id"], listed["last_id"]) == ("one", "two")
+    one, two = listed["data"]
+    assert one["id"] == "one"
+    assert one["status"] == {"value": "loaded", "args": ["--model", "/one"]}
+    assert one["source"] == "models_dir"
+    assert one["can_remove"] is False
+    assert two["status"]["value"] == "unloaded"
+
+
+async def test_what_is_known_of_a_model_that_runs() -> None:
+    async with routed(TWO) as router:
+        router.fleet.states["one"] = ModelState(
+            value=Status.LOADED,
+            args=("--model", "/one", "--host", "x.sock"),
+            pid=123,
+            info={"meta": {"n_vocab": 512}, "id": "something else"},
+            last_used=5.0,
+        )
+        router.fleet.states["two"] = ModelState(
+            failed=True, exit_code=1, message="It died.", log_tail=("a", "b")
+        )
+        one, two = (await router.client.get("/models")).json()["data"]
+    assert one["meta"] == {"n_vocab": 512}
+    assert one["id"] == "one"
+    assert one["status"] == {
+        "value": "loaded",
+        "args": ["--model", "/one", "--host", "x.sock"],
+        "pid": 123,
+        "last_used": 5.0,
+    }
+    assert two["status"] == {
+        "value": "unloaded",
+        "args": ["--model", "/two"],
+        "failed": True,
+        "exit_code": 1,
+        "message": "It died.",
+        "log": ["a", "b"],
+    }
+
+
+async def test_a_hidden_model_is_not_listed() -> None:
+    async with routed(TWO) as router:
+        entries = router.fleet.catalog.entries
+        router.fleet.catalog.entries = {
+            **entries,
+            "two": attrs.evolve(entries["two"], hidden=True),
+        }
+        listed = (await router.client.get("/models")).json()["data"]
+        assert [one["id"] for one in listed] == ["one"]
+
+
+async def test_one_model() -> None:
+    async with routed(TWO) as router:
+        for path in ("/models/one", "/v1/models/one", "/v1/models/ONE"):
+            assert (await router.client.get(path)).json()["id"] == "one"
+        missing = await router.client.get("/v1/models/a/b")
+        assert missing.status_code == 404
+
+
+async def test_openai_and_anthropic_read_the_list() -> None:
+    def ask(url: str) -> None:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+            assert [one.id for one in client.models.list()] == ["one", "two"]
+            assert client.models.retrieve("one").owned_by == "trioserve"
+        with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as other:
+            assert [one.display_name for one in other.models.list()] == ["one", "two"]
+            assert other.models.retrieve("two").created_at.year == 2001
+
+    async with routed(TWO) as router:
+        router.fleet.catalog.entries = {
+            name: attrs.evolve(one, version=(10**18, 5))
+            for name, one in router.fleet.catalog.entries.items()
+        }
+        await trio.to_thread.run_sync(ask, router.url)
+
+
+async def test_reloading_the_list() -> None:
+    async with routed(TWO) as router:
+        await router.client.get("/models?reload=1")
+        assert router.fleet.calls == [("reload", "*")]
+
+
+async def test_loading_and_unloading() -> None:
+    async with routed({"one": Path("/none"), "two": None}) as router:
+        client = router.client
+        loaded = await client.post("/models/load", json={"model": "two"})
+        assert (loaded.status_code, loaded.json()) == (200, {"success": True})
+        unloaded = await client.post("/models/unload", json={"model": "one"})
+        assert (unloaded.status_code, unloaded.json()) == (200, {"success": True})
+        assert router.fleet.calls == [("load", "two"), ("unload", "one")]
+        assert (await client.post("/models/load", json={"model": "one"})).status_code == 400
+        assert (await client.post("/models/unload", json={"model": "two"})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/models/load", {"model": "none"}, 404),
+        ("/models/load", {}, 400),
+        ("/models/load", {"model": 5}, 400),
+        ("/models/unload", {"model": "none"}, 400),
+        ("/models/unload", {"model": ""}, 400),
+    ],
+)
+async def test_models_that_cannot_be_loaded(
+    path: str, body: dict[str, object], status: int
+) -> None:
+    async with routed(TWO) as router:
+        answer = await router.client.post(path, json=body)
+        assert answer.status_code == status
+        assert answer.json()["error"]["param"] == "model"
+
+
+async def test_events() -> None:
+    request = b"GET /models/sse HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with routed(TWO) as router, chunks_of(router.url, request) as next_chunk:
+        assert await next_chunk() == ":\n\n"
+        (into,) = router.fleet.subscribers
+        await into.send(FleetEvent(model="one", event="status_change", data={"status": "loading"}))
+        assert json.loads((await next_chunk()).removeprefix("data: ")) == {
+            "model": "one",
+            "event": "status_change",
+            "data": {"status": "loading"},
+        }
+        await into.send(FleetEvent(model="*", event="models_reload"))
+        assert json.loads((await next_chunk()).removeprefix("data: ")) == {
+            "model": "*",
+            "event": "models_reload",
+        }
+
+
+async def test_properties_of_the_router() -> None:
+    async with routed(TWO, models_max=2, models_autoload=False) as router:
+        props = (await router.client.get("/props")).json()
+        assert props["role"] == "router"
+        assert props["max_instances"] == 2
+        assert props["models_autoload"] is False
+        assert props["build_info"].startswith("b")
+
+
+async def test_health() -> None:
+    async with routed(TWO) as router:
+        for path in ("/health", "/v1/health", "/health/ready", "/health/live"):
+            assert (await router.client.get(path)).json() == {"status": "ok"}
+        await router.service.drain()
+        assert (await router.client.get("/health")).status_code == 503
+
+
+async def test_metrics() -> None:
+    async with routed(TWO) as router:
+        assert (await router.client.get("/metrics")).status_code == 501
+    async with routed(metrics_endpoint=True) as router:
+        await router.client.post("/tokenize", json={"content": "a"})
+        await router.client.post("/completion", json={"prompt": []})
+        text = (await router.client.get("/metrics")).text
+        assert 'trioserve:router_requests_total{model="one",status="200"} 1.0' in text
+        assert 'trioserve:router_models{status="loaded"} 1.0' in text
+        own = await router.client.get("/metrics?model=one")
+        assert own.status_code == 501  # the child's, which has none
+
+
+async def test_the_api_is_described() -> None:
+    async with routed(TWO) as router:
+        paths = (await router.client.get("/openapi.json")).json()["paths"]
+    assert {"get", "post", "delete"} <= paths["/models"].keys()
+    assert "/v1/chat/completions" in paths
+    assert paths["/models/load"]["post"]["summary"] == "Begin to load a model."
+
+
+async def test_only_what_was_downloaded_is_deleted() -> None:
+    async with routed(TWO) as router:
+        kept = await router.client.delete("/models?model=one")
+        assert kept.status_code == 400
+        assert (await router.client.delete("/models?model=none")).status_code == 404
+        assert (await router.client.delete("/models")).status_code == 404
+
+
+def test_sources_have_names() -> None:
+    from trioserve.api.router import listing
+
+    for source in Source:
+        listing.model(entry("one", source=source), ModelState())

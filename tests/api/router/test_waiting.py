@@ -1,0 +1,136 @@
+"""Requests that wait for their model: what they are told, and for how long they wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from tests.support.clients import events_in, named_events_in
+from tests.support.fake_fleet import Routed, routed
+from tests.support.http_server import child_app, chunks_of, post
+from tests.support.scripts import CHAT, answering
+from trioserve.errors import ModelLoadError
+from trioserve.router.states import Status, Waiting
+
+STREAM = {**CHAT, "stream": True}
+TELLING = {**STREAM, "queue_comments": True}
+
+
+def streaming(
+    router: Routed, body: dict[str, Any], path: str = "/v1/chat/completions"
+) -> AbstractAsyncContextManager[Callable[[], Awaitable[str]]]:
+    """Ask for a stream; gives what waits for its next part."""
+    return chunks_of(router.url, post(path, json.dumps(body).encode()))
+
+
+async def test_a_stream_tells_where_it_stands(tmp_path: Any) -> None:
+    async with routed({"one": None}) as router:
+        fleet = router.fleet
+        fleet.news = [Waiting(position=1, status=Status.UNLOADED)]
+        async with streaming(router, TELLING) as next_chunk:
+            assert await next_chunk() == ": waiting for the model, position 2\n\n"
+            fleet.news = [Waiting(position=0, status=Status.LOADING, progress=0.5)]
+            fleet.change()
+            assert await next_chunk() == ": loading the model, 50%\n\n"
+            async with child_app(tmp_path / "one.sock", answering("Hello")):
+                fleet.sockets["one"] = tmp_path / "one.sock"
+                fleet.change()
+                rest = ""
+                while not rest.endswith("data: [DONE]\n\n"):
+                    rest += await next_chunk()
+        deltas = [event["choices"][0]["delta"] for event in events_in(rest)]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "Hello"
+
+
+async def test_a_stream_that_does_not_ask_gets_pings() -> None:
+    async with routed({"one": None}) as router:
+        router.fleet.news = [Waiting(position=0, status=Status.LOADING, progress=0.25)]
+        async with streaming(router, {**STREAM, "sse_ping_interval": 0.1}) as next_chunk:
+            for _ in range(3):
+                assert await next_chunk() == ": loading the model, 25%\n\n"
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+async def test_a_model_that_cannot_be_loaded(body: dict[str, Any]) -> None:
+    async with routed({"one": None}) as router:
+        router.fleet.failures["one"] = ModelLoadError("It is broken.")
+        answer = await router.client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == "It is broken."
+
+
+async def test_a_model_that_cannot_be_loaded_after_the_answer_has_begun() -> None:
+    async with routed({"one": None}) as router:
+        router.fleet.news = [Waiting(position=0, status=Status.LOADING)]
+        async with streaming(router, TELLING, "/v1/messages") as next_chunk:
+            assert await next_chunk() == ": loading the model\n\n"
+            router.fleet.failures["one"] = ModelLoadError("It is broken.")
+            router.fleet.change()
+            (event,) = named_events_in(await next_chunk())
+            assert event["error"]["message"] == "It is broken."
+
+
+async def test_what_the_child_refuses_after_the_answer_has_begun(tmp_path: Any) -> None:
+    async with (
+        routed({"one": None}) as router,
+        child_app(tmp_path / "one.sock", answering("Hello")),
+        streaming(router, {**TELLING, "messages": 5}) as next_chunk,
+    ):
+        assert await next_chunk() == ":\n\n"
+        router.fleet.sockets["one"] = tmp_path / "one.sock"
+        router.fleet.change()
+        (event,) = events_in(await next_chunk(), done=False)
+        assert event["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("autoload", ["false", "0"])
+async def test_a_request_may_do_without_loading(autoload: str) -> None:
+    async with routed({"one": None}) as router:
+        answer = await router.client.post(f"/completion?autoload={autoload}", json={})
+        assert answer.status_code == 400
+        assert "not loaded" in answer.json()["error"]["message"]
+
+
+async def test_the_router_may_do_without_loading() -> None:
+    async with routed({"one": None}, models_autoload=False) as router:
+        answer = await router.client.post("/completion", json={})
+        assert answer.status_code == 400
+
+
+async def test_autoload_that_is_no_switch() -> None:
+    async with routed({"one": None}) as router:
+        answer = await router.client.post("/completion?autoload=maybe", json={})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "autoload"
+
+
+# -- deadlines
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers"), [({"timeout": 0.05}, {}), ({}, {"X-Request-Timeout": "0.05"})]
+)
+async def test_a_deadline_holds_while_the_model_loads(
+    fields: dict[str, Any], headers: dict[str, str]
+) -> None:
+    async with routed({"one": None}) as router:
+        for body in (CHAT, STREAM):
+            answer = await router.client.post(
+                "/v1/chat/completions", json={**body, **fields}, headers=headers
+            )
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+async def test_a_deadline_after_the_answer_has_begun() -> None:
+    async with routed({"one": None}) as router:
+        answer = await router.client.post("/v1/chat/completions", json={**TELLING, "timeout": 0.3})
+        assert answer.status_code == 200
+        comment, event = answer.text.split("\n\n", 1)
+        assert comment == ":"
+        (error,) = events_in(event, done=False)
+        assert error["error"]["code"] == "deadline_exceeded"

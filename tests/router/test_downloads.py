@@ -1,0 +1,144 @@
+"""Downloads that a router is asked for: each once, told of, and ended when asked to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
+from trioserve.errors import HubError, InvalidRequestError
+from trioserve.models import hub
+from trioserve.models.catalog import Source
+from trioserve.models.hub import HubReference, Progress
+from trioserve.router.downloads import Downloads
+from trioserve.router.states import FleetEvent
+
+NAME = "user/repo:Q8_0"
+
+
+@attrs.define
+class FakeHub:
+    """Has each model, and downloads until `step` is set."""
+
+    step: trio.Event = attrs.field(factory=trio.Event)
+    pulled: list[str] = attrs.field(factory=list)
+    removed: list[str] = attrs.field(factory=list)
+    failure: Exception | None = None
+
+    async def look_up(self, reference: HubReference, **rest: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        if self.failure is not None:
+            raise self.failure
+        return attrs.make_class("Remote", ["name"])(f"{reference.repo}:Q8_0")
+
+    async def pull(
+        self, reference: HubReference, *, token: str | None, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self.pulled.append(str(reference))
+        on_progress(Progress(url="http://x/a", done=1, total=2, all_done=1, all_total=2))
+        await self.step.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def remove(self, reference: HubReference) -> None:
+        self.removed.append(str(reference))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    fake = FakeHub()
+    for name in ("look_up", "pull", "remove"):
+        monkeypatch.setattr(hub, name, getattr(fake, name))
+    return fake
+
+
+@attrs.define
+class Running:
+    downloads: Downloads
+    fleet: FakeFleet
+    events: list[FleetEvent]
+
+    def told(self) -> list[str]:
+        return [each.event for each in self.events]
+
+
+@asynccontextmanager
+async def running(**fields: Any) -> AsyncIterator[Running]:
+    fleet = FakeFleet(FakeCatalog({"one": entry("one", **fields)}))
+    downloads = Downloads(fleet)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(downloads.run)
+        await wait_all_tasks_blocked()
+        yield Running(downloads, fleet, fleet.events)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_model_is_downloaded_once(fake: FakeHub) -> None:
+    async with running() as one:
+        assert await one.downloads.start("user/repo") == NAME
+        assert await one.downloads.start("user/repo:q8_0") == NAME
+        await wait_all_tasks_blocked()
+        assert fake.pulled == ["user/repo"]
+        files = {"http://x/a": {"done": 1, "total": 2}}
+        assert one.downloads.running[NAME].progress() == files
+        fake.step.set()
+        await wait_all_tasks_blocked()
+        assert one.downloads.running == {}
+        assert one.events == [
+            FleetEvent(model=NAME, event="download_progress", data=files),
+            FleetEvent(model=NAME, event="download_finished"),
+        ]
+        assert one.fleet.calls == [("reload", "*")]
+
+
+async def test_a_download_that_fails(fake: FakeHub) -> None:
+    async with running() as one:
+        await one.downloads.start("user/repo")
+        await wait_all_tasks_blocked()
+        fake.failure = HubError("The line is cut.")
+        fake.step.set()
+        await wait_all_tasks_blocked()
+        assert one.downloads.running == {}
+        assert one.events[-1] == FleetEvent(
+            model=NAME, event="download_failed", data={"message": "The line is cut."}
+        )
+
+
+async def test_a_download_that_is_ended(fake: FakeHub) -> None:
+    async with running() as one:
+        await one.downloads.start("user/repo")
+        await wait_all_tasks_blocked()
+        assert one.downloads.cancel(NAME)
+        await wait_all_tasks_blocked()
+        assert not one.downloads.cancel(NAME)
+        assert one.told() == ["download_progress", "download_failed"]
+
+
+async def test_what_is_not_downloaded(fake: FakeHub) -> None:
+    async with running() as one:
+        with pytest.raises(InvalidRequestError, match="not a model on the hub"):
+            await one.downloads.start("nonsense")
+        one.fleet.catalog.entries = {NAME: entry(NAME)}
+        with pytest.raises(InvalidRequestError, match="is here already"):
+            await one.downloads.start("user/repo")
+        fake.failure = HubError("There is no such model.")
+        with pytest.raises(HubError):
+            await one.downloads.start("user/other")
+        assert one.downloads.running == {}
+
+
+async def test_a_model_is_deleted(fake: FakeHub) -> None:
+    async with running() as one:
+        await one.downloads.remove(entry(NAME, source=Source.CACHE, path=Path("/x")))
+        assert fake.removed == [NAME]
+        assert one.fleet.calls == [("reload", "*")]
+        assert one.events == [FleetEvent(model=NAME, event="model_remove")]
+        with pytest.raises(InvalidRequestError, match="was not downloaded"):
+            await one.downloads.remove(entry("one"))

@@ -1,0 +1,173 @@
+"""A router whose fleet is played by hand: its children are apps in this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import attrs
+import httpx
+import trio
+
+from tests.support.clients import TIMEOUT
+from tests.support.http_server import child_app, serving
+from trioserve.api.base.service import Service
+from trioserve.api.router.service import RouterService
+from trioserve.app import create_router
+from trioserve.config import Config
+from trioserve.errors import InvalidRequestError, ModelNotLoadedError
+from trioserve.models.catalog import ModelEntry, Source, names
+from trioserve.router.states import FleetEvent, ModelState, Status, Waiting
+from trioserve.testing import ScriptedBackend
+
+
+def entry(name: str, **fields: object) -> ModelEntry:
+    given = {"source": Source.DIRECTORY, "args": ("--model", f"/{name}"), "path": Path(f"/{name}")}
+    return ModelEntry(name=name, **given | fields)  # type: ignore[arg-type]
+
+
+@attrs.define
+class FakeCatalog:
+    entries: Mapping[str, ModelEntry]
+
+    def find(self, name: str | None) -> ModelEntry:
+        return names.find(self.entries, name, ("case", "part"))
+
+
+@attrs.frozen
+class FakeChild:
+    socket_path: Path
+
+
+@attrs.define(eq=False)
+class FakeFleet:
+    """The fleet of models whose sockets are known. Models without one are never loaded.
+
+    `news` is what a request is told that waits, and `failures` what it gets instead of a child.
+    """
+
+    catalog: FakeCatalog
+    sockets: dict[str, Path] = attrs.field(factory=dict)
+    states: dict[str, ModelState] = attrs.field(factory=dict)
+    failures: dict[str, Exception] = attrs.field(factory=dict)
+    news: list[Waiting] = attrs.field(factory=list)
+    changed: trio.Event = attrs.field(factory=trio.Event)
+    users: list[str] = attrs.field(factory=list)
+    calls: list[tuple[str, str]] = attrs.field(factory=list)
+    subscribers: list[trio.MemorySendChannel[FleetEvent]] = attrs.field(factory=list)
+    events: list[FleetEvent] = attrs.field(factory=list)
+
+    def change(self) -> None:
+        """Have those that wait look again."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    @asynccontextmanager
+    async def use(
+        self,
+        entry: ModelEntry,
+        *,
+        autoload: bool = True,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> AsyncIterator[FakeChild]:
+        name = entry.name
+        while name not in self.sockets:
+            if not autoload:
+                raise ModelNotLoadedError(f"The model {name!r} is not loaded.", param="model")
+            if name in self.failures:
+                raise self.failures[name]
+            for each in self.news:
+                assert on_wait is not None
+                on_wait(each)
+            await self.changed.wait()
+        self.users.append(name)
+        try:
+            yield FakeChild(self.sockets[name])
+        finally:
+            self.users.remove(name)
+
+    def state(self, name: str) -> ModelState:
+        default = ModelState(value=Status.LOADED if name in self.sockets else Status.UNLOADED)
+        return self.states.get(name, default)
+
+    async def load(self, entry: ModelEntry) -> None:
+        if entry.name in self.sockets:
+            raise InvalidRequestError("model is already running")
+        self.calls.append(("load", entry.name))
+
+    async def unload(self, entry: ModelEntry) -> None:
+        if entry.name not in self.sockets:
+            raise InvalidRequestError("model is not running")
+        self.calls.append(("unload", entry.name))
+
+    async def reload(self) -> None:
+        self.calls.append(("reload", "*"))
+
+    async def drain(self) -> None:
+        self.calls.append(("drain", "*"))
+
+    def tell(self, event: FleetEvent) -> None:
+        self.events.append(event)
+
+    @asynccontextmanager
+    async def subscribe(self) -> AsyncIterator[trio.MemoryReceiveChannel[FleetEvent]]:
+        into, out = trio.open_memory_channel[FleetEvent](10)
+        self.subscribers.append(into)
+        yield out
+        self.subscribers.remove(into)
+
+
+@attrs.define
+class Routed:
+    """A router in a test: a client of it, its service, its fleet, and the services of children."""
+
+    client: httpx.AsyncClient
+    url: str
+    service: RouterService
+    fleet: FakeFleet
+    children: dict[str, Service]
+
+
+@asynccontextmanager
+async def routed(
+    backends: Mapping[str, ScriptedBackend | Path | None] | None = None,
+    *,
+    child: Mapping[str, object] | None = None,
+    **config: object,
+) -> AsyncIterator[Routed]:
+    """Serve a router.
+
+    Args:
+        backends: the models: a scripted backend, a socket that is served elsewhere, or none for a
+            model that is not loaded. The default is one scripted model.
+        child: the configuration of the children.
+        config: the configuration of the router.
+    """
+    backends = {"one": ScriptedBackend()} if backends is None else backends
+    fleet = FakeFleet(FakeCatalog({name: entry(name) for name in backends}))
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        children = {}
+        for name, backend in backends.items():
+            if isinstance(backend, ScriptedBackend):
+                path = folder / f"{len(children)}.sock"
+                settings = {"alias": name, **(child or {})}
+                children[name] = await stack.enter_async_context(
+                    child_app(path, backend, **settings)
+                )
+                fleet.sockets[name] = path
+            elif backend is not None:
+                fleet.sockets[name] = backend
+
+        @asynccontextmanager
+        async def open_fleet() -> AsyncIterator[FakeFleet]:
+            yield fleet
+
+        app = create_router(Config(**config), open_fleet)  # type: ignore[arg-type]
+        url = await stack.enter_async_context(serving(app))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=TIMEOUT))
+        service = app.extensions["trioserve"]
+        await service.wait_loaded()
+        yield Routed(client, url, service, fleet, children)

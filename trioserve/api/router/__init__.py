@@ -1,0 +1,33 @@
+"""The routes of a router: its own, and all others on their way to the model that a request names.
+
+A router's app has the routes of an app with one model. A request for one of its own is answered
+here; whatever else has a route goes to a child as it came, so that an unknown path is a 404 without
+any model being loaded for it.
+"""
+
+from __future__ import annotations
+
+from quart import Quart, request
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.router import forwarding, owners
+
+#: Blueprints and endpoints that are answered by the router itself.
+_OWN = frozenset({"router", "router_ollama", "openapi", "pages", "vertex_health", "vertex_predict"})
+
+#: Endpoints about an answer that another request began. Only the child that gives it knows its id.
+_BY_ID = frozenset({"control.control", "streams.read", "streams.cancel"})
+
+
+def install(app: Quart) -> None:
+    """Forward what is not the router's own. To be done after the checks of keys and origins."""
+
+    async def forward() -> Response | None:
+        endpoint = request.endpoint
+        if endpoint is None or endpoint.partition(".")[0] in _OWN:
+            return None
+        if endpoint in _BY_ID:
+            return await owners.forward()
+        return await forwarding.forward()
+
+    app.before_request(forward)

@@ -1,0 +1,100 @@
+"""What a router reads of a request that it forwards: the model, and how the request may wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from quart import request
+
+from trioserve.api.base import limits
+from trioserve.api.base.body import parse_json, read_whole
+from trioserve.api.base.fields import MismatchError
+from trioserve.api.base.readers import seconds
+from trioserve.api.base.request import TIMEOUT_HEADER, current_request
+from trioserve.api.router.service import current_router
+from trioserve.errors import InvalidRequestError
+
+_YES, _NO = frozenset({"true", "1"}), frozenset({"false", "0"})
+
+
+@attrs.frozen
+class Asked:
+    """A request that is to be forwarded."""
+
+    body: bytes
+    model: str | None  # the name that it gives
+    autoload: bool  # whether its model may be loaded for it
+    deadline: float  # until when it may wait (`trio.current_time`)
+    #: Seconds of silence before a ping; infinite when the answer is no stream of events.
+    ping_interval: float
+    tells_place: bool  # as soon as it waits
+
+
+async def read() -> Asked:
+    """Read the current request. What is wrong with other fields is for the child to say.
+
+    Raises:
+        InvalidRequestError: the body is not JSON, or a value cannot be used.
+        TrioServeError: the body is too large.
+    """
+    body, fields = await read_whole(_fields_of)
+    config = current_router().config
+    streams = fields.get("stream") is True and not request.path.startswith("/api/")
+    interval = _ping_interval(fields, config.sse_ping_interval) if streams else math.inf
+    return Asked(
+        body=body,
+        model=_model(fields),
+        autoload=_flag("autoload", default=config.models_autoload),
+        deadline=_deadline(fields),
+        ping_interval=interval,
+        tells_place=streams and fields.get("queue_comments") is True,
+    )
+
+
+def _fields_of(body: bytes) -> Mapping[str, Any]:
+    """Parse the body, as far as it is an object."""
+    if not body or not _is_json(request.headers.get("Content-Type", "")):
+        return {}
+    value = parse_json(body)
+    return value if isinstance(value, dict) else {}
+
+
+def _is_json(content_type: str) -> bool:
+    """Whether a body is read as JSON: whatever its type says, but for forms with files."""
+    return not content_type.startswith("multipart/")
+
+
+def _model(fields: Mapping[str, Any]) -> str | None:
+    name = fields.get("model", request.args.get("model"))
+    if name is None and request.path.startswith("/api/"):
+        name = fields.get("name")  # as older clients of Ollama call it
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequestError("'model' must be a string.", param="model")
+    return name or None
+
+
+def _flag(name: str, *, default: bool) -> bool:
+    value = request.args.get(name, "")
+    if value and value not in _YES | _NO:
+        raise InvalidRequestError(f"'{name}' must be true or false, not {value!r:.40}.", param=name)
+    return value in _YES if value else default
+
+
+def _deadline(fields: Mapping[str, Any]) -> float:
+    """When the time of the request is up. What is no time is refused by the child."""
+    given = fields.get("timeout")
+    try:
+        if given is None:
+            given = float(request.headers.get(TIMEOUT_HEADER, "inf"))
+        return current_request().arrived + seconds(given)
+    except (MismatchError, ValueError):
+        return math.inf
+
+
+def _ping_interval(fields: Mapping[str, Any], default: float) -> float:
+    given = fields.get("sse_ping_interval")
+    interval = given if isinstance(given, int | float) and not isinstance(given, bool) else default
+    return max(interval, limits.MIN_PING_INTERVAL) if interval > 0 else math.inf

@@ -1,0 +1,91 @@
+"""A request's place at a child: waiting for it, and keeping it until the answer has been sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from trioserve.api.base import errors
+from trioserve.errors import TrioServeError
+from trioserve.models.catalog import ModelEntry
+from trioserve.router.fleet import Child, Fleet
+from trioserve.router.states import Status, Waiting
+from trioserve.server.concurrency import alongside
+
+
+class Place:
+    """The place of one request. Made by `place_at`.
+
+    `waiting` is where the request stands, for as long as it waits.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Waiting | None = None
+        self._child: Child | None = None
+        self._failure: TrioServeError | None = None
+        self._decided = trio.Event()
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a child, or there will be none."""
+        return self._decided.is_set()
+
+    async def wait(self) -> None:
+        """Wait until it is decided."""
+        await self._decided.wait()
+
+    async def child(self) -> Child:
+        """Wait for the child. Raises what `Fleet.use` raises. May be called again."""
+        await self._decided.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._child is not None
+        return self._child
+
+    async def keep(self, fleet: Fleet, entry: ModelEntry, *, autoload: bool) -> None:
+        """Take the child, and keep it until cancelled."""
+        try:
+            async with fleet.use(entry, autoload=autoload, on_wait=self._note) as child:
+                self._child = child
+                self._decided.set()
+                await trio.sleep_forever()
+        except TrioServeError as error:
+            self._failure = error
+        except Exception as error:
+            self._failure = errors.unexpected(error)
+        self._decided.set()
+
+    def _note(self, waiting: Waiting) -> None:
+        self.waiting = waiting
+
+    def comment(self) -> bytes:
+        """Write where the request stands, as a comment in a stream."""
+        return comment_on(self.waiting)
+
+    async def beat(self) -> bytes:
+        """Write the same as a ping; nothing once it is decided, because the child sends its own."""
+        return b"" if self.decided else self.comment()
+
+
+@asynccontextmanager
+async def place_at(fleet: Fleet, entry: ModelEntry, *, autoload: bool) -> AsyncIterator[Place]:
+    """Take a place at the child of a model for the length of the block, waiting aside for it."""
+    place = Place()
+
+    async def keep() -> None:
+        await place.keep(fleet, entry, autoload=autoload)
+
+    async with alongside(keep):
+        yield place
+
+
+def comment_on(waiting: Waiting | None) -> bytes:
+    """Write where a request stands, as a comment in a stream."""
+    if waiting is None:
+        return b":\n\n"
+    if waiting.status in (Status.LOADING, Status.DOWNLOADING):
+        share = "" if waiting.progress is None else f", {waiting.progress:.0%}"
+        return f": {waiting.status} the model{share}\n\n".encode()
+    return f": waiting for the model, position {waiting.position + 1}\n\n".encode()

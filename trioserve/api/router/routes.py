@@ -1,0 +1,202 @@
+"""A router's own routes: what it is, which models there are, and what they are to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import trio
+from quart import Blueprint, request
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import sse
+from trioserve.api.base.body import read_body
+from trioserve.api.base.connection import Beat
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base.writers import FINGERPRINT
+from trioserve.api.router import forwarding, listing
+from trioserve.api.router.service import current_fleet, current_router
+from trioserve.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    NotSupportedError,
+    UnknownModelError,
+)
+from trioserve.models.catalog import ModelEntry
+from trioserve.router.states import FleetEvent
+
+blueprint = Blueprint("router", __name__)
+
+_PING = b":\n\n"
+
+
+# -- the router itself
+
+
+@blueprint.get("/health")
+@blueprint.get("/v1/health")
+@blueprint.get("/health/ready")
+@blueprint.get("/health/live")
+async def health() -> Response:
+    """Say whether requests are taken. Each model has a state of its own."""
+    current_fleet()
+    return json_response({"status": "ok"})
+
+
+@blueprint.get("/props")
+@takes(None, query={"model": "describe this model, in place of the router"})
+async def props() -> Response:
+    """Describe the router."""
+    if request.args.get("model"):
+        return await forwarding.forward()
+    config = current_router().config
+    return json_response(
+        {
+            "role": "router",
+            "max_instances": config.models_max,
+            "models_autoload": config.models_autoload,
+            # What clients of a server with one model look for.
+            "model_alias": "trioserve",
+            "model_path": "none",
+            "default_generation_settings": {"params": {}, "n_ctx": 0},
+            "ui_settings": {},
+            "build_info": FINGERPRINT,
+            "is_sleeping": False,
+            "cors_proxy_enabled": False,
+        }
+    )
+
+
+@blueprint.post("/props")
+@takes(None)
+async def set_props() -> Response:
+    """Set the properties of a model."""
+    return await forwarding.forward()
+
+
+@blueprint.get("/metrics")
+@takes(None, query={"model": "the metrics of this model, in place of the router's"})
+async def metrics() -> Response:
+    """Write what the router has done so far, in Prometheus's text format."""
+    if request.args.get("model"):
+        return await forwarding.forward()
+    router = current_router()
+    if not router.config.metrics_endpoint:
+        raise NotSupportedError(
+            "This server does not support metrics endpoint. Start it with `--metrics`"
+        )
+    return Response(
+        router.metrics.render(router.fleet),
+        content_type="text/plain; version=0.0.4; charset=utf-8",
+    )
+
+
+# -- the models
+
+
+@blueprint.get("/models")
+@blueprint.get("/v1/models")
+@takes(None, query={"reload": "look for models again first"})
+async def models() -> Response:
+    """List the models and what each of them does."""
+    fleet = current_fleet()
+    if request.args.get("reload"):
+        await fleet.reload()
+    entries = fleet.catalog.entries
+    listed = [
+        listing.model(entry, fleet.state(entry.name))
+        for entry in entries.values()
+        if not entry.hidden
+    ]
+    coming = current_router().downloads.running
+    listed += [
+        listing.downloading(name, coming[name].progress()) for name in coming.keys() - entries
+    ]
+    return json_response(listing.page(listed))
+
+
+@blueprint.post("/models")
+@takes(None)
+async def download() -> Response:
+    """Begin to download a model from the hub."""
+    name = await current_router().downloads.start(await _name_in_body())
+    return json_response({"success": True, "model": name})
+
+
+@blueprint.delete("/models")
+@takes(None, query={"model": "the name of the model, whole"})
+async def delete() -> Response:
+    """Delete a model that was downloaded."""
+    router = current_router()
+    name = request.args.get("model", "")
+    if name not in router.fleet.catalog.entries:
+        raise NotFoundError(f"There is no model {name!r}.", param="model")
+    await router.downloads.remove(router.fleet.catalog.entries[name])
+    return json_response({"success": True})
+
+
+@blueprint.get("/models/<path:name>")
+@blueprint.get("/v1/models/<path:name>")
+async def model(name: str) -> Response:
+    """Describe one model."""
+    fleet = current_fleet()
+    entry = _known(name)
+    return json_response(listing.model(entry, fleet.state(entry.name)))
+
+
+@blueprint.post("/models/load")
+@takes(None)
+async def load() -> Response:
+    """Begin to load a model."""
+    await current_fleet().load(_known(await _name_in_body()))
+    return json_response({"success": True})
+
+
+@blueprint.post("/models/unload")
+@takes(None)
+async def unload() -> Response:
+    """Begin to unload a model, or end its download."""
+    router, name = current_router(), await _name_in_body()
+    if not router.downloads.cancel(name):
+        await router.fleet.unload(router.fleet.catalog.find(name))
+    return json_response({"success": True})
+
+
+@blueprint.get("/models/sse")
+async def events() -> Response:
+    """Stream what happens to the models, from now on."""
+    resources = current_request().resources
+    received = await resources.enter_async_context(current_fleet().subscribe())
+    interval = current_router().config.sse_ping_interval
+    current_request().beat = Beat(interval if interval > 0 else math.inf, _ping)
+    return Response(_write(received), headers=sse.HEADERS, content_type="text/event-stream")
+
+
+async def _ping() -> bytes:
+    return _PING
+
+
+async def _write(received: trio.MemoryReceiveChannel[FleetEvent]) -> AsyncGenerator[bytes, None]:
+    yield _PING  # or a client would not know that it is heard
+    async for each in received:
+        written: dict[str, Any] = {"model": each.model, "event": each.event}
+        if each.data is not None:
+            written["data"] = each.data
+        yield sse.event(written)
+
+
+async def _name_in_body() -> str:
+    name = (await read_body()).get("model")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError("'model' must be a non-empty string.", param="model")
+    return name
+
+
+def _known(name: str) -> ModelEntry:
+    """Find a model. Raises NotFoundError: there is none of that name."""
+    try:
+        return current_fleet().catalog.find(name)
+    except UnknownModelError as error:
+        raise NotFoundError(error.message, param="model") from None
