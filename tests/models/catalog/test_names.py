@@ -57,13 +57,18 @@ def test_a_name_is_found(name: str, found: str) -> None:
     assert find(ENTRIES, name, ALL).name == found
 
 
-def test_each_step_can_be_left_out() -> None:
-    for name, steps in (("LOCAL", ("part",)), ("qwen3-8b", ("case",)), ("LOCAL", ())):
-        if name == "LOCAL" and "part" in steps:
-            assert find(ENTRIES, name, steps).name == "local"  # it is a part of itself
-        else:
-            with pytest.raises(UnknownModelError):
-                find(ENTRIES, name, steps)
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("LOCAL", ()), ("qwen3-8b", ("case",)), ("ORG/phi-GGUF", ()), ("qwen3-8b", ())],
+)
+def test_each_step_can_be_left_out(name: str, steps: tuple[str, ...]) -> None:
+    assert find(ENTRIES, name, ALL)
+    with pytest.raises(UnknownModelError):
+        find(ENTRIES, name, steps)
+
+
+def test_a_part_is_looked_for_without_case() -> None:
+    assert find(ENTRIES, "QWEN3-8B", ("part",)).name == "Qwen/Qwen3-8B-GGUF:Q8_0"
 
 
 def test_an_exact_name_wins_over_one_in_another_case() -> None:

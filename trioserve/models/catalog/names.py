@@ -43,8 +43,8 @@ def find(
     visible = [one for one in entries.values() if not one.hidden]
     if "case" in steps and (found := _only(name, _without_case(visible, name))) is not None:
         return found
-    if (whole := in_repository((one.name for one in visible), _untagged(name))) is not None:
-        return entries[whole]
+    if (found := _in_repository(visible, name, ignores_case="case" in steps)) is not None:
+        return found
     if "part" in steps and (found := _only(name, _with_part(visible, name))) is not None:
         return found
     if default is not None and (found := _exact(entries, default)) is not None:
@@ -83,14 +83,16 @@ def _without_case(entries: Iterable[ModelEntry], name: str) -> list[ModelEntry]:
     ]
 
 
-def in_repository(names: Iterable[str], repository: str) -> str | None:
-    """Of the names of a repository, choose that of the quantization that would be downloaded."""
-    wanted = repository.casefold()
+def _in_repository(
+    entries: Iterable[ModelEntry], name: str, *, ignores_case: bool
+) -> ModelEntry | None:
+    """Of a repository that is named without a quantization, choose what would be downloaded."""
+    wanted = _untagged(name)
     own = {}
-    for name in names:
-        repo, _, quant = name.rpartition(":")
-        if repo.casefold() == wanted:
-            own[quant.upper()] = name
+    for one in entries:
+        repo, _, quant = one.name.rpartition(":")
+        if repo == wanted or (ignores_case and repo.casefold() == wanted.casefold()):
+            own[quant.upper()] = one
     return next((own[quant] for quant in (*_PREFERRED, *own) if quant in own), None)
 
 
