@@ -55,6 +55,28 @@ def test_the_bell_rings_once_a_tick() -> None:
     assert harness.rings == harness.engine.status().counters.ticks
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_more_chats_than_slots_prefill_what_is_new(split: bool) -> None:
+    backend = ScriptedBackend(
+        n_slots=3, n_ctx=1200, n_ctx_seq=400 if split else 1200, n_seqs=3 if split else 6
+    )
+    harness = Harness(backend, cache_ram=2**20)
+    chats = [f"what all of them begin with, which is their system prompt. {i}" for i in range(8)]
+    task_ids, n_prefilled, n_new = itertools.count(), 0, sum(map(len, chats)) - 7 * len(chats[0])
+    for turn in range(3):
+        running = {}
+        for i in (3, 1, 4, 0, 5, 7, 2, 6):
+            said = f"{i} says that this is turn {turn}, and what has to be said of it."
+            chats[i], n_new = chats[i] + said, n_new + len(said)
+            running[task_id := next(task_ids)] = i
+            harness.submit(task_id, chats[i], max_tokens=4)
+        harness.run()
+        for task_id, i in running.items():
+            n_prefilled += harness.finish(task_id).timings.prompt_n
+            chats[i] += harness.text(task_id)
+    assert n_prefilled < 1.1 * n_new
+
+
 def test_a_split_cache_gets_the_sequences_of_a_batch_in_order() -> None:
     harness = Harness(ScriptedBackend(n_slots=4, n_ctx=400, n_ctx_seq=100))
     orders = []

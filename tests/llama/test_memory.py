@@ -144,14 +144,23 @@ def test_a_state_that_does_not_fit_leaves_an_empty_sequence(
 
 def test_a_copy_that_waits_for_the_next_decode_is_not_saved(backend: LlamaBackend) -> None:
     fill(backend, 0)
+    fill(backend, 2, (350, 351), 0)
+    before, other = backend.state_get(0), backend.state_get(2)
     backend.seq_cp(0, 1)
     if backend.n_ctx == backend.n_ctx_seq:  # unified: it is complete at once
         assert backend.state_get(1)
         return
-    for wrong in (lambda: backend.state_get(1), lambda: backend.state_set(1, b"")):
-        with pytest.raises(EngineError, match="after the next decode"):
-            wrong()
+    with pytest.raises(EngineError, match="after the next decode"):
+        backend.state_get(1)
+    for seq in (0, 1):
+        with pytest.raises(EngineError, match="being copied"):
+            backend.state_set(seq, b"")
+    # What the copy leaves alone can be read and written meanwhile.
+    assert backend.state_get(0) == before
+    backend.state_set(3, other)
     fill(backend, 1, (350,), 40)
+    assert (backend.state_get(0), backend.state_get(2)) == (before, other)
+    assert fill(backend, 3, (352,), 2) == fill(backend, 2, (352,), 2)
     assert backend.state_get(1)
 
 

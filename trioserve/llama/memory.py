@@ -34,7 +34,8 @@ class Memory:
         self._handle: Any = lib.llama_get_memory(context)
         self._n_seqs = n_seqs
         self._unified = unified
-        self._copies_pending = False
+        self._sources: set[int] = set()  # of copies that the next decode makes
+        self._targets: set[int] = set()
 
     def close(self) -> None:
         """Forget the pointers; the context frees what they point to."""
@@ -42,7 +43,8 @@ class Memory:
 
     def settle(self) -> None:
         """Note that a decode has run, which completes pending copies."""
-        self._copies_pending = False
+        self._sources.clear()
+        self._targets.clear()
 
     def remove(self, seq: int, start: int, stop: int = -1) -> bool:
         """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
@@ -66,7 +68,9 @@ class Memory:
         if source != target:
             # Both bounds must be open: a copy between two parts must be of the whole sequence.
             lib.llama_memory_seq_cp(self._handle, source, target, -1, -1)
-            self._copies_pending |= not self._unified
+            if not self._unified:
+                self._sources.add(source)
+                self._targets.add(target)
 
     def move(self, seq: int, start: int, stop: int, delta: int) -> None:
         """Add `delta` to the positions ``start <= p < stop`` of a sequence.
@@ -103,9 +107,11 @@ class Memory:
         That is the sliding window or the recurrent state, and of plain attention nothing.
 
         Raises:
-            EngineError: a copy is pending until the next decode, or llama.cpp fails.
+            EngineError: a copy to it is pending until the next decode, or llama.cpp fails.
         """
-        self._check_settled(seq)
+        self._check(seq)
+        if seq in self._targets:
+            raise EngineError("A copied sequence is complete only after the next decode.")
         size = self.saved_size(seq, partial=partial)
         data: bytes = _new_bytes(None, size)  # may be written to while nobody else has it
         target = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
@@ -123,9 +129,11 @@ class Memory:
 
         Raises:
             InvalidRequestError: it does not fit; the sequence is then empty.
-            EngineError: a copy is pending until the next decode.
+            EngineError: a copy from it or to it is pending until the next decode.
         """
-        self._check_settled(seq)
+        self._check(seq)
+        if seq in self._sources | self._targets:
+            raise EngineError("A sequence that is being copied cannot be filled.")
         source = np.frombuffer(data, dtype=np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         library.take_errors()
@@ -145,7 +153,7 @@ class Memory:
 
         Raises:
             InvalidRequestError: it does not fit; the sequence is then empty.
-            EngineError: a copy is pending until the next decode.
+            EngineError: a copy from it or to it is pending until the next decode.
         """
         self.restore(seq, data, partial=True)
         # Cut after that, for llama.cpp refuses to cut a state that is further on. And look before:
@@ -159,8 +167,3 @@ class Memory:
             raise EngineError(f"There is no sequence {seq}; there are {self._n_seqs}.")
         if self._handle is None:
             raise EngineError("The context is closed.")
-
-    def _check_settled(self, seq: int) -> None:
-        self._check(seq)
-        if self._copies_pending:
-            raise EngineError("A copied sequence is complete only after the next decode.")

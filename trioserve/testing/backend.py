@@ -151,7 +151,8 @@ class ScriptedBackend:
         #: What the state of each sequence has seen: tokens, and what they were computed with.
         self._seen: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._borrowed: set[int] = set()  # sequences whose state is another one's, too
-        self._copied: set[int] = set()  # those that the next decode fills
+        self._sources: set[int] = set()  # of copies that wait for the next decode
+        self._targets: set[int] = set()
         self.n_forced: Callable[[str], int] = lambda _: 0
         self.on_rewind: Callable[[], bool] = lambda: True
         self.n_checkpoints = 0
@@ -226,7 +227,8 @@ class ScriptedBackend:
         assert sum(row[-1] for row in self.batch.rows) <= self.n_outputs, "too many logits"
         self.logits = {}
         self.n_decoded += len(self.batch.rows)
-        self._copied.clear()
+        self._sources.clear()
+        self._targets.clear()
         for seq in {row[2] for row in self.batch.rows}:
             assert seq not in self._borrowed, "two sequences write to one state"
             assert self.can_cut or self._seen[seq] == self._values(seq), "a state of another text"
@@ -295,7 +297,8 @@ class ScriptedBackend:
             self._borrowed |= {target} if not self.can_cut else set()
         else:  # each sequence has cells of its own
             self._cells[target] = [next(self._next_cell) for _ in self._cells[source]]
-            self._copied |= {source, target}
+            self._sources.add(source)
+            self._targets.add(target)
 
     def state_size(self, seq: int) -> int:
         """Four bytes a token."""
@@ -303,7 +306,7 @@ class ScriptedBackend:
 
     def state_get(self, seq: int) -> bytes:
         """Write the tokens down, and what they were computed with."""
-        assert not self._copied, "a copy waits for the next decode"
+        assert seq not in self._targets, "a copy waits for the next decode"
         values = self._values(seq)
         assert self.can_cut or self._seen[seq] == values, "a state of another text"
         return array("i", values).tobytes()
@@ -316,7 +319,7 @@ class ScriptedBackend:
     def state_set(self, seq: int, data: bytes) -> None:
         """Read them back."""
         assert not self.sequences[seq], "the sequence is not empty"
-        assert not self._copied, "a copy waits for the next decode"
+        assert seq not in self._sources | self._targets, "a copy waits for the next decode"
         values = array("i", data)
         self._seen[seq] = list(values)
         self.sequences[seq] = [value & 0xFFFF for value in values]
@@ -331,14 +334,14 @@ class ScriptedBackend:
     def checkpoint_get(self, seq: int) -> bytes:
         """Write down what the state has seen."""
         assert not self.can_cut, "a checkpoint that nobody needs"
-        assert not self._copied, "a copy waits for the next decode"
+        assert not self._targets, "a copy waits for the next decode"
         self.n_checkpoints += 1
         return array("i", self._seen[seq]).tobytes()
 
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
         """Cut a sequence, if the state is one that has seen so many tokens."""
         assert not self.can_cut, "a checkpoint that nobody needs"
-        assert not self._copied, "a copy waits for the next decode"
+        assert not self._targets, "a copy waits for the next decode"
         self._borrowed.discard(seq)
         self._seen[seq] = list(array("i", data))
         assert 0 < length == len(self._seen[seq]) <= len(self.sequences[seq])

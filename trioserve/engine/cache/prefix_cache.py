@@ -120,7 +120,7 @@ class PrefixCache:
     def _start(self, keys: list[CellKey], root: CacheRoot) -> KVSequence:
         length, holders = self.find(keys, root)
         in_ram, key = self.ram.find(keys, root)
-        if in_ram >= length + self.min_shared and not self._held.copies_wait:
+        if in_ram >= length + self.min_shared and self._held.loadable():
             return self._swap_in(key, in_ram, root)
         kept = [seq for seq in holders if not seq.running]
         for seq in kept:
@@ -132,6 +132,8 @@ class PrefixCache:
                 return self._copy(holders[0], length, others)
         if kept and (length >= self.min_shared or length * 10 >= len(keys)):
             seq = min(kept, key=lambda seq: len(seq.held))
+            if len(seq.held) >= length + self.min_shared:
+                self.swap_out(seq)
             self._shorten(seq, length, self._state_at(seq, length))
             return seq
         return self._empty()
@@ -154,7 +156,7 @@ class PrefixCache:
 
     def swap_out(self, seq: KVSequence) -> None:
         """Copy a sequence to RAM, unless it is short or already there, or there is no room."""
-        if len(seq.held) < self.min_shared or self._held.copies_wait:
+        if len(seq.held) < self.min_shared or not self._held.can_read(seq):
             return
         if self.ram.holds(seq.held, seq.root):
             return
@@ -206,7 +208,7 @@ class PrefixCache:
         """Fill a sequence from outside; None when those that run leave no room for it."""
         while self.taken + len(keys) > self._backend.n_ctx and self.evict_one():
             pass
-        seq = self._empty()
+        seq = self._empty(self._held.loadable())
         if self.taken + len(keys) > self._backend.n_ctx:
             return None
         self._held.load(seq, keys, root, state)
@@ -296,7 +298,7 @@ class PrefixCache:
             KVCacheFullError: those that run leave no room for it.
             InvalidRequestError: the state does not fit the context, or is of other tokens.
         """
-        if self._held.copies_wait:
+        if not self._held.loadable():
             raise KVCacheFullError("The KV cache is being copied; try again.")
         seq = self._load(list(saved.tokens), saved.root, saved.state)
         if seq is None:

@@ -46,7 +46,9 @@ class Sequences:
         self._window = backend.window
         self._cells = CellLedger(backend.n_seqs)
         self._n_unknown = 0  # cells that the ledger does not know yet
-        self.copies_wait = False  # copies that llama.cpp makes with the next decode
+        #: Sequences that llama.cpp copies with the next decode, and those that it copies to.
+        self._sources: set[int] = set()
+        self._targets: set[int] = set()
 
     @property
     def taken(self) -> int:
@@ -109,17 +111,31 @@ class Sequences:
             self._cells.append(seq.id, n_cells)
             self._n_unknown -= n_cells
 
+    def can_read(self, seq: KVSequence) -> bool:
+        """Whether its state is there: no copy to it waits for the next decode."""
+        return seq.id not in self._targets
+
+    def loadable(self) -> list[KVSequence]:
+        """List the idle sequences that a state may be put into: those without a copy that waits."""
+        waiting = self._sources | self._targets
+        return [seq for seq in self.idle() if seq.id not in waiting]
+
     # -- changes
+
+    def _copied(self) -> None:
+        if self._targets:
+            self._sources.clear()
+            self._targets.clear()
 
     def append(self, seq: KVSequence, keys: list[CellKey]) -> None:
         """Note that a decode has added cells to a sequence."""
-        self.copies_wait = False
+        self._copied()
         seq.held += keys
         self._n_unknown += len(keys)
 
     def append_each(self, seqs: Sequence[KVSequence], keys: Sequence[CellKey]) -> None:
         """Note that a decode has added one cell to each of some sequences."""
-        self.copies_wait = False
+        self._copied()
         for seq, key in zip(seqs, keys, strict=True):
             seq.held.append(key)
         self._n_unknown += len(keys)
@@ -154,7 +170,9 @@ class Sequences:
         """
         if self._backend.can_cut or self._backend.unified:
             self._backend.seq_cp(source.id, target.id)
-            self.copies_wait = not self._backend.unified
+            if not self._backend.unified:
+                self._sources.add(source.id)
+                self._targets.add(target.id)
         else:  # a copy that waits would overwrite the state that it is rewound to
             self._backend.state_set(target.id, self._backend.state_get(source.id))
         if not self._backend.can_cut:
