@@ -11,7 +11,8 @@ import attrs
 
 #: Patterns of tests for what trioserve does not have yet, and what that is.
 LATER: tuple[tuple[str, str], ...] = (
-    (r"test_(router|stream)\.py", "several models in one server"),
+    (r"test_stream\.py", "streams that a client can resume"),
+    (r"test_router\.py.*(remote_preset|download_model|delete_model)", "a hub on the internet"),
     (r"test_vision_api\.py|mmproj|with_image|image_payload|local_media", "images"),
     (r"test_mcp_servers\.py", "MCP servers"),
     (r"test_proxy\.py|cors_proxy", "the proxy of the page"),

@@ -149,6 +149,7 @@ def run(options: argparse.Namespace) -> list[Result]:
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     tests = unpacked(options.sdist, work)
+    (tests / "tmp").mkdir(exist_ok=True)  # which their downloads would make
     python = (options.python or environment(work)).absolute()
     results = work / "results.jsonl"
     results.unlink(missing_ok=True)
