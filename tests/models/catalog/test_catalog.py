@@ -174,6 +174,13 @@ def test_a_model_of_the_hub_that_a_preset_names(tmp_path: Path, cached: list[Hub
     assert not here.hidden
 
 
+def test_a_preset_hides_its_draft_model_too(tmp_path: Path, cached: list[HubModel]) -> None:
+    cached += [hub_model(tmp_path, name) for name in ("org/x:Q8_0", "org/d:Q8_0", "org/z:Q8_0")]
+    preset = "[here]\nhf-repo = org/x:Q8_0\nspec-draft-hf = org/d:Q8_0\ndedup-cache-models = 1\n"
+    entries = catalog(tmp_path, preset=preset).entries
+    assert {name for name, one in entries.items() if one.hidden} == {"org/x:Q8_0", "org/d:Q8_0"}
+
+
 def test_settings_of_the_router(tmp_path: Path) -> None:
     local(tmp_path, "m")
     local(tmp_path, "n")

@@ -200,7 +200,7 @@ class _Builder:
         options["alias"] = ("--alias", ",".join((name, *aliases)))
         path = found.files[0] if found is not None else None
         if preset.dedup and section is not None:
-            self.copied.add(path)
+            self.copied |= {path, self._draft(options)}
         mmproj = found.mmproj if found is not None else None
         return ModelEntry(
             name=name,
@@ -215,6 +215,12 @@ class _Builder:
             load_on_startup=bool(preset.load_on_startup),
             stop_timeout=_STOP_TIMEOUT if preset.stop_timeout is None else preset.stop_timeout,
         )
+
+    def _draft(self, options: Options) -> Path | None:
+        """Find the file of the draft model, if it is one of the hub that is in the cache."""
+        reference = hub_reference(_value(options, "spec_draft_hf"))
+        model = None if reference is None else find(reference, self._cache_dir)
+        return None if model is None else model.files[0]
 
     def _named(self, name: str, options: Options) -> _Found | None:
         """Find the files that a preset names; None if they are not here yet."""
