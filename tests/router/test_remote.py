@@ -6,6 +6,8 @@ The process is a server in this one, on a Unix socket, with a scripted backend.
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -195,6 +197,24 @@ async def test_real_processes(tmp_path: Path) -> None:
         assert answer.finished.timings.predicted_n <= 5
         with pytest.raises(KeyError):
             models["other"]
+
+
+async def test_a_process_that_is_killed(tmp_path: Path) -> None:
+    models = ChildModels(tmp_path, flags=["--ctx-size", "4096", "--threads", "1"])
+    async with models:
+        server = models["bundled"]
+        async with server.stream("Once", max_tokens=4000, ignore_eos=True) as stream:
+            await anext(stream)
+            pid = models._entered.state("bundled").pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(UnavailableError):
+                await stream.read()
+        with trio.fail_after(60):
+            while models._entered.state("bundled").pid == pid:  # it is not known yet
+                await trio.sleep(0.01)
+            done = await server.complete("Once", max_tokens=3)
+        assert len(done.tokens) == 3
 
 
 # -- what a process writes
