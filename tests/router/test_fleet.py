@@ -391,6 +391,21 @@ async def test_a_process_that_dies_is_started_again_and_others_go_on(
         assert fleet.state("a").n_requests == 1, "the one of the new process"
 
 
+async def test_a_model_that_is_unloaded_after_it_died_is_not_started_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        (await requests.begin("a")).end()
+        launcher.last("a").end(-11)
+        await wait_all_tasks_blocked()
+        waiting = await requests.begin("a")
+        await fleet.unload(A)
+        await trio.sleep(10)
+        assert waiting.error is not None and "was unloaded" in waiting.error.message
+        assert len(launcher.started) == 1
+
+
 async def test_a_model_that_dies_too_often_is_not_started_for_a_while(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
