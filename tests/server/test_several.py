@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.cancellation import CancelAtStep
 from tests.support.scripted_server import read
 from trioserve.config import Config
 from trioserve.errors import (
@@ -173,6 +174,25 @@ async def test_one_that_cannot_be_loaded_takes_no_place() -> None:
             with pytest.raises(ModelLoadError, match="no such file"):
                 await ask(models["missing"])
             assert await ask(models["a"]) == "a: hi"
+
+
+async def test_cancelled_at_every_step(mock_clock: MockClock) -> None:
+    """Whoever waits for room and is cancelled takes none with it."""
+    library = Library()
+    async with library.models("ab", max_loaded=1) as models:
+        for n in range(1, 1000):
+            canceller = CancelAtStep(n)
+            await ask(models["a"])
+
+            async def ask_other() -> None:
+                assert await ask(models["b"]) == "b: hi"
+
+            await canceller.run(ask_other)
+            if not canceller.scope.cancelled_caught:
+                break
+    assert n > 3
+    assert library.most == 1
+    assert all(backend.closed for backend in library.open.values())
 
 
 async def test_leaving_while_one_waits_for_room(mock_clock: MockClock) -> None:
