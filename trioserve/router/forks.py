@@ -21,6 +21,7 @@ from trioserve.errors import ModelLoadError
 from trioserve.router import zygote
 from trioserve.router.launch import (
     Launcher,
+    Piped,
     Pipes,
     Process,
     Spawner,
@@ -152,7 +153,7 @@ class Forks:
         with open_pipes() as pipes:
             pid = await self._order(orders, argv, pipes)
             if pid is not None:
-                return _Forked(pid, os.pidfd_open(pid), pipes)
+                return _Forked(pipes, pid, os.pidfd_open(pid))
             pipes.close()
         return None
 
@@ -188,21 +189,12 @@ class Forks:
 
 
 @attrs.define(eq=False)
-class _Forked:
+class _Forked(Piped):
     """A process that was forked from the zygote, and that we adopted."""
 
     pid: int
     _descriptor: int
-    _pipes: Pipes
     _code: int | None = None
-
-    @property
-    def status(self) -> trio.abc.ReceiveStream:
-        return self._pipes.status
-
-    @property
-    def log(self) -> trio.abc.ReceiveStream:
-        return self._pipes.log
 
     async def wait(self) -> int:
         if self._code is None:
@@ -224,7 +216,5 @@ class _Forked:
                 signal.pidfd_send_signal(self._descriptor, number)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            self._pipes.close()
+        os.close(self._descriptor)
+        super().close()

@@ -129,32 +129,41 @@ def open_pipes() -> Iterator[Pipes]:
 
 
 @attrs.define(eq=False)
-class _Spawned:
+class Piped:
+    """What every process has."""
+
+    pipes: Pipes
+
+    @property
+    def status(self) -> trio.abc.ReceiveStream:
+        """See `Process.status`."""
+        return self.pipes.status
+
+    @property
+    def log(self) -> trio.abc.ReceiveStream:
+        """See `Process.log`."""
+        return self.pipes.log
+
+    def close(self) -> None:
+        """See `Process.close`."""
+        self.pipes.close()
+
+
+@attrs.define(eq=False)
+class _Spawned(Piped):
     """A process that was started as any other."""
 
     _process: trio.Process
-    _pipes: Pipes
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def status(self) -> trio.abc.ReceiveStream:
-        return self._pipes.status
-
-    @property
-    def log(self) -> trio.abc.ReceiveStream:
-        return self._pipes.log
 
     async def wait(self) -> int:
         return await self._process.wait()
 
     def send_signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
-
-    def close(self) -> None:
-        self._pipes.close()
 
 
 class Spawner:
@@ -177,7 +186,7 @@ class Spawner:
                 env=with_package(self._environ) | told,
                 start_new_session=True,
             )
-        return _Spawned(process, pipes)
+        return _Spawned(pipes, process)
 
 
 def with_package(environ: Mapping[str, str]) -> dict[str, str]:
