@@ -89,7 +89,9 @@ class FakeFleet:
             self.users.remove(name)
 
     def state(self, name: str) -> ModelState:
-        default = ModelState(value=Status.LOADED if name in self.sockets else Status.UNLOADED)
+        path = self.sockets.get(name)
+        value = Status.UNLOADED if path is None else Status.LOADED
+        default = ModelState(value=value, socket_path=path)
         return self.states.get(name, default)
 
     async def load(self, entry: ModelEntry) -> None:

@@ -61,6 +61,7 @@ class Record:
             value=self.status,
             args=self.args,
             pid=self.child.pid if self.child is not None else None,
+            socket_path=self.child.socket_path if self.child is not None else None,
             progress=self.progress,
             info=self.info,
             failed=self.failed,

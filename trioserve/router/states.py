@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -27,6 +28,8 @@ class ModelState:
     #: The flags of its process; none while there is no process.
     args: tuple[str, ...] = ()
     pid: int | None = None
+    #: Where its process listens, once it does.
+    socket_path: Path | None = None
     #: The share that is loaded, 0.0 to 1.0, while it loads.
     progress: float | None = None
     #: What its process said of the model when it was ready, in the form of ``/v1/models``.

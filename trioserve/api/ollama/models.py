@@ -23,6 +23,7 @@ from trioserve.api.ollama.lines import CONTENT_TYPE
 from trioserve.errors import NotSupportedError, UnknownModelError
 from trioserve.server import Server
 from trioserve.server.infill import missing_tokens
+from trioserve.types import GenerationParams
 
 blueprint = Blueprint("ollama_models", __name__)
 
@@ -101,25 +102,14 @@ async def show() -> Response:
     request = await read_body_as(OllamaShowRequest.parse)
     server = current_server()
     check_name(server, request.model)
-    model, config = server.model, server.config
-    sampling = model.defaults.sampling
+    model = server.model
     return json_response(
         describe.show(
             described(server),
             path=model.info.path,
             template=model.template.source,
             metadata=model.info.metadata,
-            parameters={
-                "num_ctx": model.n_ctx_seq,
-                "num_predict": config.n_predict,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "min_p": sampling.min_p,
-                "repeat_last_n": sampling.repeat_last_n,
-                "repeat_penalty": sampling.repeat_penalty,
-                "stop": model.defaults.stop,
-            },
+            parameters=parameters_of(model.defaults, model.n_ctx_seq),
             capabilities=_capabilities(server),
         )
     )
@@ -159,6 +149,22 @@ def described(server: Server) -> describe.Described:
         n_params=info.n_params,
         quantization=info.ftype,
     )
+
+
+def parameters_of(defaults: GenerationParams, n_ctx: int) -> dict[str, Any]:
+    """What holds for requests that do not say, by Ollama's names; a context of 0 is not known."""
+    sampling = defaults.sampling
+    return {
+        **({"num_ctx": n_ctx} if n_ctx else {}),
+        "num_predict": defaults.max_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_last_n": sampling.repeat_last_n,
+        "repeat_penalty": sampling.repeat_penalty,
+        "stop": defaults.stop,
+    }
 
 
 def check_name(server: Server, name: str) -> None:

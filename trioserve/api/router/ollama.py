@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
+from typing import Any
 
+import attrs
 import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
@@ -13,16 +17,32 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_request, json_response
 from trioserve.api.ollama import describe
-from trioserve.api.ollama.describe import Described, Loaded
+from trioserve.api.ollama.describe import Described
 from trioserve.api.ollama.errors import line
 from trioserve.api.ollama.lines import CONTENT_TYPE
-from trioserve.api.ollama.models import OllamaDeleteRequest, OllamaPullRequest, OllamaShowRequest
+from trioserve.api.ollama.models import (
+    OllamaDeleteRequest,
+    OllamaPullRequest,
+    OllamaShowRequest,
+    parameters_of,
+)
+from trioserve.api.router.forwarding import outgoing
 from trioserve.api.router.service import current_fleet, current_router
-from trioserve.errors import NotFoundError, UnknownModelError
+from trioserve.chat.template.builtin import source_of
+from trioserve.chat.template.render import CHATML, ChatTemplate
+from trioserve.config import Config
+from trioserve.config.parse import parse
+from trioserve.errors import HubError, ModelProcessError, NotFoundError, TemplateError
+from trioserve.models import gguf
 from trioserve.models.catalog import GgufSummary, ModelEntry
+from trioserve.router.forward import exchange
 from trioserve.router.states import FleetEvent, Status
+from trioserve.types import GenerationParams
 
 blueprint = Blueprint("router_ollama", __name__)
+
+#: Seconds in which the process of a model says what it has in memory.
+_PATIENCE = 1.0
 
 
 @blueprint.get("/api/version")
@@ -41,34 +61,76 @@ async def tags() -> Response:
 
 @blueprint.get("/api/ps")
 async def processes() -> Response:
-    """List the models that are in memory."""
-    fleet, loaded = current_fleet(), []
-    for entry in fleet.catalog.entries.values():
-        state = fleet.state(entry.name)
-        if state.value is Status.LOADED:
-            n_ctx = state.info.get("meta", {}).get("n_ctx", 0)
-            loaded.append(Loaded(model=await _described(entry), n_ctx=n_ctx))
-    return json_response(describe.processes(loaded))
+    """List the models that are in memory, as the process of each tells it."""
+    fleet = current_fleet()
+    states = [fleet.state(name) for name in fleet.catalog.entries]
+    loaded = [each.socket_path for each in states if each.value is Status.LOADED]
+    models = [one for path in loaded if path is not None for one in await _models_at(path)]
+    return json_response({"models": models})
+
+
+async def _models_at(path: Path) -> list[dict[str, Any]]:
+    """Ask the process at a socket for its model: none, if it has ended or is busy with something.
+
+    The question keeps it neither awake nor in its place.
+    """
+    question = attrs.evolve(outgoing(current_request(), b""), method="GET")
+    with trio.move_on_after(_PATIENCE):
+        try:
+            async with exchange(path, question) as answer:
+                models = json.loads(await answer.receive_all()).get("models", [])
+                assert isinstance(models, list)
+                return models
+        except ModelProcessError:
+            pass
+    return []
 
 
 @blueprint.post("/api/show")
 @takes(OllamaShowRequest)
 async def show() -> Response:
-    """Describe a model, without loading it."""
-    entry = _known((await read_body_as(OllamaShowRequest.parse)).model)
+    """Describe a model by its file, without loading it."""
+    name = (await read_body_as(OllamaShowRequest.parse)).model
+    entry = current_fleet().catalog.find(name)
     summary = await current_router().summary_of(entry)
     if summary is None:
         raise NotFoundError(f"The model {entry.name!r} is not here yet, or is broken.")
-    return json_response(
-        describe.show(
-            await _described(entry),
-            path=str(entry.path),
-            template=summary.template,
-            metadata=_metadata(summary),
-            parameters={},
-            capabilities=["completion", *(["tools"] if "tools" in summary.template else [])],
-        )
+    described = await _described(entry)
+    return json_response(await trio.to_thread.run_sync(_shown, entry, summary, described))
+
+
+def _shown(entry: ModelEntry, summary: GgufSummary, described: Described) -> dict[str, Any]:
+    config = parse(entry.args, {}).config
+    defaults = GenerationParams(
+        sampling=config.sampling, max_tokens=config.n_predict, stop=config.stop
     )
+    template = config.chat_template or summary.template or CHATML
+    return describe.show(
+        described,
+        path=str(summary.path),
+        template=template,
+        metadata=_metadata(summary.path),
+        parameters=parameters_of(defaults, config.ctx_size),
+        capabilities=_capabilities(config, template),
+    )
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Read texts and numbers from the header of a file; lists are left out."""
+    with gguf.read(path) as header:
+        texts = {key: text for key in header if (text := header.text(key))}
+        numbers = {key: header.numbers(key) for key in header if not header.count(key)}
+    return texts | {key: values[0] for key, values in numbers.items() if values}
+
+
+def _capabilities(config: Config, template: str) -> list[str]:
+    if config.serves_embeddings:
+        return ["embedding"] if config.embeddings and not config.reranking else []
+    try:
+        # Whether it fills gaps is in its vocabulary, which is not looked at.
+        return describe.capabilities(ChatTemplate(source_of(template)), fills_gaps=False)
+    except TemplateError:
+        return ["completion"]
 
 
 @blueprint.post("/api/pull")
@@ -84,6 +146,8 @@ async def pull() -> Response:
         return Response(lines, content_type=CONTENT_TYPE)
     async with aclosing(lines):
         *_, last = [each async for each in lines]
+    if (message := json.loads(last).get("error")) is not None:
+        raise HubError(message)
     return Response(last, content_type="application/json")
 
 
@@ -112,16 +176,8 @@ async def _pulling(
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     request = await read_body_as(OllamaDeleteRequest.parse)
-    await current_router().downloads.remove(_known(request.model))
+    await current_router().downloads.remove(current_fleet().catalog.find(request.model))
     return Response()
-
-
-def _known(name: str) -> ModelEntry:
-    """Find a model. Raises NotFoundError: there is none of that name."""
-    try:
-        return current_fleet().catalog.find(name)
-    except UnknownModelError as error:
-        raise NotFoundError(error.message, param="model") from None
 
 
 async def _described(entry: ModelEntry) -> Described:
@@ -138,15 +194,3 @@ async def _described(entry: ModelEntry) -> Described:
         n_params=summary.n_params,
         quantization=summary.quantization,
     )
-
-
-def _metadata(summary: GgufSummary) -> dict[str, str | int]:
-    """The metadata that clients look for."""
-    arch = summary.architecture
-    return {
-        "general.architecture": arch,
-        "general.license": summary.licence,
-        f"{arch}.block_count": summary.n_layer,
-        f"{arch}.context_length": summary.n_ctx_train,
-        f"{arch}.embedding_length": summary.n_embd,
-    }

@@ -1,0 +1,204 @@
+"""Ollama's client and a router: what is answered here, and what goes to the models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ollama
+import pytest
+import trio
+
+from tests.support.fake_fleet import Routed, entry, routed
+from tests.support.ollama_api import ASK, lines_in, with_client
+from tests.support.scripts import answering
+from trioserve._version import __version__
+from trioserve.models import BUNDLED
+from trioserve.models.catalog import ModelEntry, Source
+from trioserve.router.states import FleetEvent, ModelState, Status
+
+MISSING = Path("/nothing.gguf")
+
+
+def put(router: Routed, *entries: ModelEntry) -> None:
+    """Have these models in place of those that there are."""
+    router.fleet.catalog.entries = {each.name: each for each in entries}
+
+
+def bundled(name: str = "small", *args: str, **fields: Any) -> ModelEntry:
+    given = {"path": BUNDLED, "size": 5, "version": (10**18, 5), **fields}
+    return entry(name, args=("--model", str(BUNDLED), *args), **given)
+
+
+async def test_the_models_that_are_here_are_listed() -> None:
+    async with routed() as router:
+        put(
+            router,
+            bundled(),
+            bundled("twin", hidden=True),
+            bundled("newer", path=MISSING, version=(2 * 10**18, 1)),
+            entry("remote", path=None),
+        )
+
+        def use(client: ollama.Client) -> None:
+            broken, small = client.list().models
+            assert (broken.model, small.model, small.size) == ("newer", "small", 5)
+            assert small.details is not None and broken.details is not None
+            assert (small.details.family, broken.details.family) == ("llama", "")
+            assert small.details.quantization_level == "Q8_0"
+            assert small.modified_at is not None and small.modified_at.year == 2001
+
+        await with_client(router.url, use)
+        answer = await router.client.get("/api/version")
+        assert answer.json()["trioserve"] == __version__
+
+
+async def test_the_models_that_are_loaded_say_it_themselves(tmp_path: Path) -> None:
+    backends = {"one": answering("Hi"), "gone": tmp_path / "gone.sock", "asleep": answering("Hi")}
+    async with routed(backends, child={"sleep_idle_seconds": 3600}) as router:
+        asleep = ModelState(value=Status.SLEEPING, socket_path=router.fleet.sockets["asleep"])
+        router.fleet.states["asleep"] = asleep
+
+        def use(client: ollama.Client) -> None:
+            (running,) = client.ps().models
+            assert (running.name, running.context_length) == ("scripted", 4096)
+            assert running.expires_at is not None and running.expires_at.year < 2300
+
+        await with_client(router.url, use)
+        assert (await router.client.head("/api/ps")).status_code == 200
+        assert router.fleet.users == []
+
+
+async def test_a_process_that_does_not_answer_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioserve.api.router.ollama._PATIENCE", 0.05)
+    with trio.socket.socket(trio.socket.AF_UNIX) as silent:
+        await silent.bind(str(tmp_path / "silent.sock"))
+        silent.listen()
+        async with routed({"one": tmp_path / "silent.sock"}) as router:
+            assert (await router.client.get("/api/ps")).json() == {"models": []}
+
+
+async def test_a_model_is_shown_by_its_file() -> None:
+    async with routed() as router:
+        put(
+            router,
+            bundled("small", "--temp", "0.25", "-c", "512"),
+            bundled("vectors", "--embeddings"),
+            bundled("missing", path=MISSING),
+        )
+
+        def use(client: ollama.Client) -> None:
+            for name in ("small", "small:latest", "SMALL", "smal"):
+                shown = client.show(name)
+                assert shown.modelfile == f"FROM {BUNDLED}\n"
+            assert shown.capabilities == ["completion", "tools", "thinking"]
+            parameters = dict(each.split() for each in (shown.parameters or "").splitlines())
+            assert parameters["temperature"] == "0.25"
+            assert parameters["num_ctx"] == "512"
+            info: Any = shown.modelinfo
+            assert info["general.architecture"] == "llama"
+            assert info["llama.context_length"] == 4096
+            assert info["llama.rope.freq_base"] > 1
+            assert "tokenizer.ggml.tokens" not in info
+            assert client.show("vectors").capabilities == ["embedding"]
+            for name, message in (("nothing", "There is no model"), ("missing", "not here yet")):
+                with pytest.raises(ollama.ResponseError, match=message) as caught:
+                    client.show(name)
+                assert caught.value.status_code == 404
+
+        await with_client(router.url, use)
+
+
+async def test_chats_go_to_the_model_that_they_name() -> None:
+    async with routed({"one": answering("I am one"), "two": answering("I am two")}) as router:
+
+        def use(client: ollama.Client) -> None:
+            for name in ("one", "two:latest"):
+                said = f"I am {name[:3]}"
+                messages = ASK["messages"]
+                assert client.chat(name, messages).message.content == said
+                parts = list(client.chat(name, messages, stream=True))
+                assert "".join(each.message.content or "" for each in parts) == said
+                assert parts[-1].done
+                assert client.generate(name, "Who are you?").response == said
+            with pytest.raises(ollama.ResponseError, match="There is no model 'three'") as caught:
+                client.chat("three", messages)
+            assert caught.value.status_code == 404
+            with pytest.raises(ollama.ResponseError, match="num_gpu") as caught:
+                client.chat("one", messages, options={"num_gpu": 5})
+            assert caught.value.status_code == 400
+
+        await with_client(router.url, use)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The models whose download was begun, which this does not do."""
+    names: list[str] = []
+
+    async def start(self: object, text: str, *, again: bool) -> str:
+        assert again
+        names.append(text)
+        return f"{text}:Q8_0"
+
+    monkeypatch.setattr("trioserve.router.downloads.Downloads.start", start)
+    return names
+
+
+def event(kind: str, name: str = "a/b:Q8_0", **data: Any) -> FleetEvent:
+    return FleetEvent(model=name, event=kind, data=data)
+
+
+PROGRESS = {"https://hub/m.gguf": {"done": 5, "total": 10}}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_model_is_pulled(started: list[str], stream: bool, fails: bool) -> None:
+    async with routed() as router, trio.open_nursery() as nursery:
+
+        async def tell() -> None:
+            while not router.fleet.subscribers:
+                await trio.sleep(0.01)
+            (channel,) = router.fleet.subscribers
+            await channel.send(event("download_finished", "another"))
+            await channel.send(event("download_progress", **PROGRESS))
+            end = event("download_failed", message="No.") if fails else event("download_finished")
+            await channel.send(end)
+
+        nursery.start_soon(tell)
+        body = {"model": "a/b", "stream": stream}
+        answer = await router.client.post("/api/pull", json=body)
+    assert started == ["a/b"]
+    end = {"error": "No."} if fails else {"status": "success"}
+    if stream:
+        pulling = {"status": "pulling m.gguf", "digest": "https://hub/m.gguf"}
+        assert lines_in(answer.text) == [
+            {"status": "pulling manifest"},
+            {**pulling, "total": 10, "completed": 5},
+            end,
+        ]
+    else:
+        assert answer.status_code == (502 if fails else 200)
+        assert json.loads(answer.text) == end
+
+
+async def test_only_what_was_downloaded_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[object] = []
+    monkeypatch.setattr("trioserve.models.hub.remove", removed.append)
+    async with routed() as router:
+        put(router, bundled(), bundled("a/b:Q8_0", source=Source.CACHE))
+
+        def use(client: ollama.Client) -> None:
+            assert client.delete("a/b:Q8_0").status == "success"
+            for name, status in (("small", 400), ("nothing", 404)):
+                with pytest.raises(ollama.ResponseError) as caught:
+                    client.delete(name)
+                assert caught.value.status_code == status
+
+        await with_client(router.url, use)
+    assert [str(each) for each in removed] == ["a/b:Q8_0"]
