@@ -49,6 +49,8 @@ class Sequences:
         #: Sequences that llama.cpp copies with the next decode, and those that it copies to.
         self._sources: set[int] = set()
         self._targets: set[int] = set()
+        #: The state that was read last, and of which sequence: it may be copied several times.
+        self._state: tuple[int, bytes] | None = None
 
     @property
     def taken(self) -> int:
@@ -122,20 +124,21 @@ class Sequences:
 
     # -- changes
 
-    def _copied(self) -> None:
+    def _decoded(self) -> None:
+        self._state = None
         if self._targets:
             self._sources.clear()
             self._targets.clear()
 
     def append(self, seq: KVSequence, keys: list[CellKey]) -> None:
         """Note that a decode has added cells to a sequence."""
-        self._copied()
+        self._decoded()
         seq.held += keys
         self._n_unknown += len(keys)
 
     def append_each(self, seqs: Sequence[KVSequence], keys: Sequence[CellKey]) -> None:
         """Note that a decode has added one cell to each of some sequences."""
-        self._copied()
+        self._decoded()
         for seq, key in zip(seqs, keys, strict=True):
             seq.held.append(key)
         self._n_unknown += len(keys)
@@ -158,6 +161,8 @@ class Sequences:
         return False
 
     def _note_cut(self, seq: KVSequence, length: int) -> None:
+        if self._state is not None and self._state[0] == seq.id:
+            self._state = None
         self._count(seq)
         self._tree.cut(seq.id, min(length, self._tree.length(seq.id)))
         self._cells.cut(seq.id, length)
@@ -168,13 +173,14 @@ class Sequences:
 
         Where sequences cannot be cut, it gets all of it, and must be rewound before it is used.
         """
-        if self._backend.can_cut or self._backend.unified:
+        if self._backend.unified:
             self._backend.seq_cp(source.id, target.id)
-            if not self._backend.unified:
-                self._sources.add(source.id)
-                self._targets.add(target.id)
-        else:  # a copy that waits would overwrite the state that it is rewound to
-            self._backend.state_set(target.id, self._backend.state_get(source.id))
+        elif self._copies_state(source, target):
+            self._backend.state_set(target.id, self._state_of(source))
+        else:
+            self._backend.seq_cp(source.id, target.id)
+            self._sources.add(source.id)
+            self._targets.add(target.id)
         if not self._backend.can_cut:
             length = len(source.held)
         elif length < len(source.held):
@@ -182,6 +188,23 @@ class Sequences:
         self._count(source)
         self._cells.copy(source.id, target.id, length)
         target.held, target.root = source.held[:length], source.root
+
+    def _copies_state(self, source: KVSequence, target: KVSequence) -> bool:
+        """Whether to copy a state in a split cache, or leave the copy to llama.cpp.
+
+        llama.cpp copies all of a part, empty cells included, with the next decode. Where sequences
+        cannot be cut, that would overwrite what the target is rewound to.
+        """
+        if not self._backend.can_cut:
+            return True
+        is_free = target.id not in self._sources | self._targets
+        is_short = 4 * len(source.held) <= self._backend.n_ctx_seq
+        return is_short and is_free and self.can_read(source)
+
+    def _state_of(self, seq: KVSequence) -> bytes:
+        if self._state is None or self._state[0] != seq.id:
+            self._state = seq.id, self._backend.state_get(seq.id)
+        return self._state[1]
 
     def load(self, seq: KVSequence, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Fill an empty sequence with a state from outside."""
