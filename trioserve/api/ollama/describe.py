@@ -49,7 +49,7 @@ class Described:
     @property
     def digest(self) -> str:
         """A number that changes with the file. Ollama's is a hash of the content."""
-        return hashlib.sha256(f"{self.name}\n{self.size}\n{self.modified}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.name}\n{int(self.modified)}".encode()).hexdigest()
 
     @property
     def details(self) -> dict[str, Any]:
