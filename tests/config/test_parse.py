@@ -216,6 +216,15 @@ def test_the_words_make_the_same_command_line_again() -> None:
     assert parse(again, {}).config == parsed.config
 
 
+def test_what_is_for_many_models_has_no_effect_on_one() -> None:
+    environ = {"LLAMA_ARG_MODELS_MAX": "2"}
+    assert parse(["--models-dir", "m"], environ).notes == ()
+    assert parse(["-m", "x.gguf", "--models-dir", "m"], environ).notes == (
+        "--models-max has no effect: x.gguf is the only model",
+        "--models-dir has no effect: x.gguf is the only model",
+    )
+
+
 @pytest.mark.parametrize(
     ("flag", "near"),
     [("--prot", "--port"), ("--modle", "--model"), ("--flash-atn", "--flash-attn")],

@@ -100,7 +100,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     others = {name: text for name, text in environ.items() if name != CONFIG_VARIABLE}
     values = toml.read(path, notes) if path else {}
     values |= environment.read(others, notes)
-    config = _build(values | line.values)
+    values |= line.values
+    config = _build(values)
+    if config.model_named is not None:
+        notes += (
+            f"--{name.replace('_', '-')} has no effect: {config.model_named} is the only model"
+            for name in values
+            if name.startswith("models_")
+        )
     return Parsed(
         config=config, action=line.action, notes=tuple(notes), words=line.fields, file=path
     )
