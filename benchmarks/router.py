@@ -30,7 +30,7 @@ from benchmarks.load import Load, bounded, interleave, progress, warm_up
 from benchmarks.plan import Request
 from benchmarks.scenarios import Settings
 from benchmarks.stats import STREAM_METRICS, Metric, Sample, percentile, sample_of, worst_failures
-from benchmarks.targets import Target, TargetError
+from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import Shape
 from trioserve.models import BUNDLED
 
@@ -161,9 +161,10 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
     """
     more = {"model": NAME}
     shape = Shape(max_tokens=options.max_tokens, model=NAME, more=more)
-    settings = Settings(shape=shape, slots=options.slots)
     load = Load(clients=options.clients, requests=options.requests, shape=shape)
     warm_up(targets, load, 2)
+    words_per_token = 1 / tokens_per_word(targets[-1])
+    settings = Settings(shape=shape, slots=options.slots, words_per_token=words_per_token)
     scenarios = [Streamed(load), Streamed(attrs.evolve(load, clients=1))]
     if options.cancels:
         scenarios += [

@@ -88,6 +88,9 @@ class FakeFleet:
         finally:
             self.users.remove(name)
 
+    def is_ready(self, entry: ModelEntry) -> bool:
+        return entry.name in self.sockets
+
     def state(self, name: str) -> ModelState:
         path = self.sockets.get(name)
         value = Status.UNLOADED if path is None else Status.LOADED

@@ -233,6 +233,10 @@ class Fleet:
             raise too_often(record)
         return record
 
+    def is_ready(self, entry: ModelEntry) -> bool:
+        """Whether a request that comes now would not have to wait for the model."""
+        return not self._closed and self._schedule.is_free(entry.name)
+
     async def _until_granted(
         self, ticket: Ticket, bell: _Bell, on_wait: Callable[[Waiting], None] | None
     ) -> None:

@@ -109,13 +109,18 @@ class Schedule:
         run = self._runs.get(name)
         if run is not None and run.phase is _Phase.LOADING:
             run.waiting.append(ticket)
-        elif run is not None and run.phase is _Phase.READY and not run.closing:
+        elif run is not None and self.is_free(name):
             self._grant(run, ticket)
             if (first := self._first()) is not None:
                 first.n_overtaken += 1
         else:
             self._wish(name).tickets.append(ticket)
         return ticket
+
+    def is_free(self, name: str) -> bool:
+        """Whether a request that joins would be granted its model at once."""
+        run = self._runs.get(name)
+        return run is not None and run.phase is _Phase.READY and not run.closing
 
     def leave(self, ticket: Ticket) -> None:
         """The request has ended, or does not wait any longer."""

@@ -66,6 +66,7 @@ class HTTP1(H11Protocol):
     """
 
     _in_chunks = False  # whether the body of the response that is being sent is
+    _unsent = b""  # the head of one whose body has a length: it goes with the first part
 
     async def handle(self, event: Event) -> None:
         """Take what the client sent. A request that is refused ends the connection."""
@@ -93,7 +94,12 @@ class HTTP1(H11Protocol):
             return
         if isinstance(event, h11.Response):
             self._in_chunks = b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
-        await self.send(RawData(data=data))
+            if not self._in_chunks:
+                self._unsent = data
+                return
+        data, self._unsent = self._unsent + data, b""
+        if data:
+            await self.send(RawData(data=data))
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Refuse a request by its head. Raises InvalidRequestError."""

@@ -44,12 +44,16 @@ class Place:
         assert self._child is not None
         return self._child
 
+    def give(self, child: Child) -> None:
+        """This is the child."""
+        self._child = child
+        self._decided.set()
+
     async def keep(self, fleet: Fleet, entry: ModelEntry, *, autoload: bool) -> None:
         """Take the child, and keep it until cancelled."""
         try:
             async with fleet.use(entry, autoload=autoload, on_wait=self._note) as child:
-                self._child = child
-                self._decided.set()
+                self.give(child)
                 await trio.sleep_forever()
         except TrioServeError as error:
             self._failure = error
@@ -73,6 +77,11 @@ class Place:
 async def place_at(fleet: Fleet, entry: ModelEntry, *, autoload: bool) -> AsyncIterator[Place]:
     """Take a place at the child of a model for the length of the block, waiting aside for it."""
     place = Place()
+    if fleet.is_ready(entry):  # there is nothing to wait for, and so no need for a task
+        async with fleet.use(entry, autoload=autoload) as child:
+            place.give(child)
+            yield place
+        return
 
     async def keep() -> None:
         await place.keep(fleet, entry, autoload=autoload)
