@@ -114,7 +114,8 @@ async def test_a_process_that_hangs_is_killed_and_comes_back() -> None:
 
 async def test_a_model_that_falls_asleep_wakes_up_for_the_next_request() -> None:
     one = entry("one", BUNDLED, "--sleep-idle-seconds", "1")
-    async with fleet_of(one) as fleet, fleet.subscribe() as events:
+    watch = Watch(interval=0.2)  # to be asked whether it lives keeps nobody awake
+    async with fleet_of(one, watch=watch) as fleet, fleet.subscribe() as events:
         for _ in range(2):
             async with fleet.use(one) as child:
                 assert (await answer(child))["content"]

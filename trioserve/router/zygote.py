@@ -1,7 +1,8 @@
 """The process that becomes the processes of models: it has imported everything, and waits.
 
 Importing takes a second, and what is imported takes 100 MB. A fork takes milliseconds and shares
-the memory. It is safe because this process has one thread, no event loop and no model.
+the memory. It is safe because this process has one thread, no event loop and no model, and has not
+looked for a GPU.
 
 An order comes over a socket: a JSON object with the arguments, and with it the three descriptors of
 the pipes of `trioserve.router.launch`. The answer has the number of the process. The end of the
