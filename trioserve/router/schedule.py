@@ -264,8 +264,6 @@ class Schedule:
             if name in (None, wish.name):
                 yield from wish.tickets
 
-    # -- the decision
-
     def decide(self) -> Decision:
         """Say what to do, and count it as done: what starts is loading, what stops is stopping."""
         start: list[str] = []
