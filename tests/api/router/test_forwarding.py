@@ -299,6 +299,18 @@ async def test_a_child_that_ends_in_a_stream_of_responses() -> None:
     assert event["code"] == event["error"]["code"] == "model_process_ended"
 
 
+async def test_a_child_that_ends_in_a_stream_of_lines() -> None:
+    async def play(stream: trio.SocketStream, request: bytes) -> None:
+        head = SSE_HEAD.replace(b"text/event-stream", b"application/x-ndjson")
+        await send(stream, head, chunk(b'{"done":false}\n'), b'1f\r\n{"half":')
+
+    async with playing(play) as path, routed({"one": path}) as router:
+        answer = await router.client.post("/api/chat", json={})
+    part, error = map(json.loads, answer.text.splitlines())
+    assert part == {"done": False}
+    assert error == {"error": "The process of the model ended before it had answered."}
+
+
 async def test_a_child_that_ends_in_a_long_body() -> None:
     async def play(stream: trio.SocketStream, request: bytes) -> None:
         await send(stream, b"HTTP/1.1 200 \r\ncontent-length: 9000000\r\n\r\n", b"x" * 1000)
