@@ -13,6 +13,7 @@ from trioserve.llama.batch import Batch
 from trioserve.llama.context import (
     Context,
     generation_params,
+    is_unified,
     kv_cache_size,
     sequences,
     thread_choices,
@@ -173,6 +174,33 @@ def test_sequences_to_keep_come_on_top_of_those_of_the_slots() -> None:
     assert sequences(Config(parallel=3, kv_unified=False)) == 3
     assert sequences(Config(parallel=3, kv_unified=False, cache_seqs=2)) == 5
     assert sequences(Config(parallel=200, cache_seqs=255)) == 256
+
+
+@pytest.mark.parametrize(
+    ("fields", "unified"),
+    [
+        ({}, True),
+        ({"parallel": 4, "ctx_size": 65536}, True),
+        ({"parallel": 8, "ctx_size": 8 * 4096}, False),
+        ({"parallel": 8, "ctx_size": 8 * 4096 - 256}, True),
+        ({"parallel": 8}, True),  # parts of what the model was trained for would be too small
+        ({"parallel": 8, "ctx_size": 65536, "kv_unified": True}, True),
+        ({"parallel": 8, "ctx_size": 65536, "cache_seqs": 4}, True),
+        ({"parallel": 8, "ctx_size": 65536, "kv_unified_per_slot": 5000}, True),
+        ({"parallel": 1, "kv_unified": False}, False),
+    ],
+)
+def test_many_slots_with_enough_cells_get_parts_of_their_own(
+    fields: dict[str, Any], unified: bool, model: Model
+) -> None:
+    assert is_unified(model, Config(**fields)) is unified
+
+
+def test_a_model_that_cannot_be_cut_has_one_cache(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "can_cut", False)
+    assert is_unified(model, Config(parallel=8, ctx_size=65536))
 
 
 def test_an_interrupted_decode_changes_nothing(model: Model) -> None:

@@ -151,9 +151,10 @@ class ModelConfig(DraftConfig):
         choices=CACHE_TYPES, help="data type of the keys in the KV cache")
     cache_type_v: str = _context("f16", "-ctv --cache-type-v LLAMA_ARG_CACHE_TYPE_V",
         choices=CACHE_TYPES, help="data type of the values in the KV cache")
-    kv_unified: bool = _context(True,
+    kv_unified: bool | None = _context(None,
         "-kvu --kv-unified | -no-kvu --no-kv-unified LLAMA_ARG_KV_UNIFIED",
-        help="share one KV cache between all slots instead of giving each an equal part")
+        help="share one KV cache between all slots, or give each an equal part; by default it is "
+        "shared, except by more than 4 slots whose parts have 4,096 tokens or more")
     kv_unified_per_slot: int = _context(0,
         "--kv-unified-per-slot LLAMA_ARG_KV_UNIFIED_PER_SLOT", min=0, max=INT32_MAX,
         help="maximum number of tokens in one slot's sequence; without --ctx-size, the KV cache is "
@@ -183,7 +184,7 @@ class ModelConfig(DraftConfig):
         "the first and the last of a request, which never wait; 0 = send each token on its own")
     cache_seqs: int = _context(-1, "--cache-seqs TRIOSERVE_CACHE_SEQS", min=-1, max=255,
         help="number of KV sequences to keep for later prompts, in addition to those of the slots; "
-        "-1 = 32 with a unified KV cache, otherwise none")
+        "-1 = 32 with a shared KV cache, otherwise none")
     cache_ram: int = _context(2048, "-cram --cache-ram LLAMA_ARG_CACHE_RAM", min=0,
         help="MiB of RAM for prompts that are moved out of the KV cache, and for checkpoints; "
         "0 = none, -1 = no limit")

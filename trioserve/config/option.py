@@ -51,6 +51,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "an integer"),
     "float": ((int, float), "a number"),
     "bool": ((bool,), "true or false"),
+    "bool | None": ((bool, type(None)), "true or false"),
     "str": ((str,), "text"),
     "str | None": ((str, type(None)), "text"),
     "tuple[str, ...]": ((tuple,), "a tuple of strings"),

@@ -138,6 +138,7 @@ def log_level(text: str) -> str:
 
 _BY_TYPE: Mapping[str, Reader | None] = {
     "bool": None,
+    "bool | None": None,
     "int": integer,
     "float": number,
     "str": str,

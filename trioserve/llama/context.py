@@ -65,6 +65,11 @@ _CACHE_TYPES = {
 #: Rows with logits for the drafts of all slots: 39 MB with a vocabulary of 152,000 tokens.
 DRAFT_ROWS = 64
 
+#: So many slots share a KV cache by default,
+FEW_SLOTS = 4
+#: and more of them where the part of each would have fewer tokens.
+ENOUGH = 4096
+
 #: What `llama_decode` returns when its callback says that it should end.
 _INTERRUPTED = 2
 
@@ -182,6 +187,7 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
     Raises:
         ModelLoadError: the KV cache would be larger than the memory that is free.
     """
+    config = attrs.evolve(config, kv_unified=is_unified(model, config))
     params = lib.llama_context_default_params()
     # llama.cpp counts cells in steps of 256, and aborts if a batch cannot hold one token of each
     # sequence.
@@ -216,6 +222,21 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
     return params
 
 
+def is_unified(model: Model, config: ModelConfig) -> bool:
+    """Choose the layout of the KV cache, if the configuration does not say it.
+
+    In one cache for all, each sequence may be as long as the whole context, and a beginning is
+    shared without a copy; but in every token's attention, llama.cpp steps over the cells of the
+    others. That shows with many slots, so these get parts of their own, if that leaves each enough.
+    """
+    if config.kv_unified is not None:
+        return config.kv_unified
+    n_ctx = config.ctx_size or model.info.n_ctx_train
+    is_enough = n_ctx // config.parallel >= ENOUGH
+    needs_all = config.kv_unified_per_slot or config.cache_seqs > 0 or not model.can_cut
+    return bool(needs_all) or config.parallel <= FEW_SLOTS or not is_enough
+
+
 def sequences(config: ModelConfig) -> int:
     """Return the number of KV sequences: one for each slot, and those kept for later prompts.
 
@@ -224,7 +245,7 @@ def sequences(config: ModelConfig) -> int:
     """
     extra = config.cache_seqs
     if extra == -1:
-        extra = 32 if config.kv_unified else 0
+        extra = 0 if config.kv_unified is False else 32
     return min(config.parallel + extra, int(lib.llama_max_parallel_sequences()))
 
 
