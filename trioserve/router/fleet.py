@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
     nullcontext,
 )
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +26,7 @@ from trioserve.errors import (
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.child import Child, Watch
 from trioserve.router.events import Events
+from trioserve.router.folder import socket_folder
 from trioserve.router.forks import open_launcher
 from trioserve.router.launch import Launcher
 from trioserve.router.record import Record
@@ -46,9 +42,6 @@ _GRACE = 5.0
 
 #: Seconds between two times that requests which wait are told where they stand.
 _NEWS_INTERVAL = 0.1
-
-#: The longest path of a folder that sockets fit into; the system has a limit of about 100 bytes.
-_MAX_FOLDER = 80
 
 
 class Fleet:
@@ -121,7 +114,7 @@ class Fleet:
                 f"{self.max_models}"
             )
         async with AsyncExitStack() as stack:
-            folder = stack.enter_context(_socket_folder())
+            folder = stack.enter_context(socket_folder())
             launcher = await stack.enter_async_context(self._open_launcher())
             self._supervisor = supervisor = Supervisor(
                 self._schedule,
@@ -359,16 +352,3 @@ class _Bell:
     async def wait(self) -> None:
         await self._rung.wait()
         self._rung = trio.Event()
-
-
-@contextmanager
-def _socket_folder() -> Iterator[Path]:
-    """A folder for sockets that only we may enter, for the length of a block."""
-    path = tempfile.mkdtemp(prefix="trioserve-")
-    if len(path) > _MAX_FOLDER:
-        os.rmdir(path)
-        path = tempfile.mkdtemp(prefix="trioserve-", dir="/tmp")
-    try:
-        yield Path(path)
-    finally:
-        shutil.rmtree(path)
