@@ -56,8 +56,7 @@ def test_what_a_killed_router_left_is_removed(temporary: Path) -> None:
             assert left.exists(), "its router runs"
         holder.kill()
     assert left.exists()
-    (temporary / "trioserve-router-made-just-now").mkdir()
+    made_just_now = temporary / "trioserve-router-new"
+    made_just_now.mkdir()
     with socket_folder() as path:
-        assert sorted(os.listdir(temporary)) == sorted(
-            [path.name, "trioserve-router-made-just-now"]
-        )
+        assert set(temporary.iterdir()) == {path, made_just_now}
