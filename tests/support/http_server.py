@@ -77,7 +77,9 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 
 @asynccontextmanager
-async def chunks_of(url: str, request: bytes) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+async def chunks_of(
+    url: str, request: bytes, content_type: str = "text/event-stream"
+) -> AsyncIterator[Callable[[], Awaitable[str]]]:
     """Send a request written by hand; gives a function that waits for the next chunk."""
     unread = b""
 
@@ -103,7 +105,7 @@ async def chunks_of(url: str, request: bytes) -> AsyncIterator[Callable[[], Awai
         await stream.send_all(request)
         head = (await until(b"\r\n\r\n")).lower()
         assert head.startswith(b"http/1.1 200"), head
-        assert b"content-type: text/event-stream" in head
+        assert f"content-type: {content_type}".encode() in head
         yield next_chunk
 
 

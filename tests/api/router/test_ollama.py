@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import pytest
 import trio
 
 from tests.support.fake_fleet import Routed, entry, routed
+from tests.support.http_server import child_app, chunks_of, post
 from tests.support.ollama_api import ASK, lines_in, with_client
 from tests.support.scripts import answering
 from trioserve._version import __version__
+from trioserve.api.ollama.lines import CONTENT_TYPE
+from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.router.states import FleetEvent, ModelState, Status
+from trioserve.router.states import FleetEvent, ModelState, Status, Waiting
 
 MISSING = Path("/nothing.gguf")
 
@@ -202,3 +206,55 @@ async def test_only_what_was_downloaded_is_deleted(monkeypatch: pytest.MonkeyPat
 
         await with_client(router.url, use)
     assert [str(each) for each in removed] == ["a/b:Q8_0"]
+
+
+def streaming(
+    router: Routed, path: str, body: dict[str, Any]
+) -> AbstractAsyncContextManager[Callable[[], Awaitable[str]]]:
+    """Ask for a stream of lines; gives what waits for its next part."""
+    return chunks_of(router.url, post(path, json.dumps(body).encode()), CONTENT_TYPE)
+
+
+@pytest.mark.parametrize(
+    ("path", "empty"),
+    [
+        ("/api/chat", {"message": {"role": "assistant", "content": ""}}),
+        ("/api/generate", {"response": ""}),
+    ],
+)
+async def test_a_stream_whose_model_loads_has_empty_parts(
+    path: str, empty: dict[str, Any], tmp_path: Path
+) -> None:
+    body = {**ASK, "model": "one", "prompt": "Hi", "sse_ping_interval": 0.1}
+    async with routed({"one": None}) as router:
+        fleet = router.fleet
+        fleet.news = [Waiting(position=0, status=Status.LOADING)]
+        async with streaming(router, path, body) as next_chunk:
+            for _ in range(2):
+                (part,) = lines_in(await next_chunk())
+                assert part.pop("created_at")
+                assert part == {"model": "one", **empty, "done": False}
+            async with child_app(tmp_path / "one.sock", answering("Hello")):
+                fleet.sockets["one"] = tmp_path / "one.sock"
+                fleet.change()
+                rest = ""
+                while '"done":true' not in rest:
+                    rest += await next_chunk()
+        assert lines_in(rest)[-1]["done_reason"] == "stop"
+
+
+async def test_a_stream_whose_model_cannot_be_loaded_ends_with_the_error() -> None:
+    body = {**ASK, "model": "one", "sse_ping_interval": 0.1}
+    async with routed({"one": None}) as router:
+        router.fleet.news = [Waiting(position=0, status=Status.LOADING)]
+        async with streaming(router, "/api/chat", body) as next_chunk:
+            assert '"done":false' in await next_chunk()
+            router.fleet.failures["one"] = ModelLoadError("It is broken.")
+            router.fleet.change()
+            part = await next_chunk()
+            while '"done":false' in part:
+                part = await next_chunk()
+        assert lines_in(part) == [{"error": "It is broken."}]
+        router.fleet.news = []
+        answer = await router.client.post("/api/chat", json=body)
+        assert (answer.status_code, answer.json()) == (503, {"error": "It is broken."})

@@ -55,19 +55,27 @@ def generate_body(message: Message) -> dict[str, Any]:
     return written
 
 
+#: What writes the parts of a stream, by the route.
+BODIES: Mapping[str, Body] = {"/api/chat": chat_body, "/api/generate": generate_body}
+
+
 @attrs.frozen(kw_only=True)
 class Writer:
     """Writes the answer to one request, or its parts."""
 
     model: str
     body: Body
-    n_top: int  # candidates to show for each token
-    arrived: float  # when the request came (`time.monotonic`: it is written in a thread, too)
-    ready: float  # when the model was there to answer it
+    n_top: int = 0  # candidates to show for each token
+    arrived: float = 0.0  # when the request came (`time.monotonic`: there may be no event loop)
+    ready: float = 0.0  # when the model was there to answer it
 
     def part(self, message: Message, probs: Sequence[TokenProbs] = ()) -> dict[str, Any]:
         """Write a part that is not the last one."""
         return self._write(message, probs, {"done": False})
+
+    def empty(self) -> bytes:
+        """Write the line of a part without text."""
+        return line(self.part(Message()))
 
     def last(
         self, message: Message, finished: Finished, probs: Sequence[TokenProbs] = ()
@@ -131,10 +139,6 @@ class Parts:
     def end(self) -> bytes:
         """Write nothing: the last part says that it is the last."""
         return b""
-
-    def empty(self) -> bytes:
-        """Write a part without text."""
-        return line(self._writer.part(Message()))
 
     def _rest(self) -> bytes:
         calls = self._complete()

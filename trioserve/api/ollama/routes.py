@@ -113,8 +113,7 @@ async def _answer(
 ) -> Response:
     """Send the stream as it comes, or read it and send all at once."""
     if request.stream:
-        parts = Parts(writer)
-        return await respond_lines(server, request, stream, parts, parts.empty)
+        return await respond_lines(server, request, stream, Parts(writer), writer.empty)
     done = await stream.read()
     message = done.message if isinstance(done, ChatCompletion) else Message(done.text)
     return await long_response(

@@ -14,6 +14,9 @@ from trioserve.api.base.body import parse_json, read_whole
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
 from trioserve.api.base.request import TIMEOUT_HEADER, current_request
+from trioserve.api.ollama.events import BODIES, Writer
+from trioserve.api.ollama.lines import CONTENT_TYPE
+from trioserve.api.router.places import Say, comment_on
 from trioserve.api.router.service import current_router
 from trioserve.errors import InvalidRequestError
 
@@ -28,9 +31,11 @@ class Asked:
     model: str | None  # the name that it gives
     autoload: bool  # whether its model may be loaded for it
     deadline: float  # until when it may wait (`trio.current_time`)
-    #: Seconds of silence before a ping; infinite when the answer is no stream of events.
+    #: Seconds of silence before a ping; infinite when the answer is no stream.
     ping_interval: float
     tells_place: bool  # as soon as it waits
+    content_type: str  # of its answer, if that is a stream
+    say: Say  # writes a ping
 
 
 async def read() -> Asked:
@@ -42,16 +47,24 @@ async def read() -> Asked:
     """
     body, fields = await read_whole(_fields_of)
     config = current_router().config
-    streams = fields.get("stream") is True and not request.path.startswith("/api/")
+    model, lines = _model(fields), BODIES.get(request.path)
+    stream = fields.get("stream")
+    streams = stream is True if lines is None else stream in (None, True)
     interval = _ping_interval(fields, config.sse_ping_interval) if streams else math.inf
     return Asked(
         body=body,
-        model=_model(fields),
+        model=model,
         autoload=_flag("autoload", default=config.models_autoload),
         deadline=_deadline(fields),
         ping_interval=interval,
         tells_place=streams and fields.get("queue_comments") is True,
+        content_type="text/event-stream" if lines is None else CONTENT_TYPE,
+        say=comment_on if lines is None else _empty_parts(Writer(model=model or "", body=lines)),
     )
+
+
+def _empty_parts(writer: Writer) -> Say:
+    return lambda _waiting: writer.empty()
 
 
 def _fields_of(body: bytes) -> Mapping[str, Any]:

@@ -64,7 +64,9 @@ async def forward_to_model(wanted: Asked) -> Response:
     fleet = router.fleet
     entry = fleet.catalog.find(wanted.model)
     resources.enter_context(counted(router.n_forwarded))
-    place = await resources.enter_async_context(place_at(fleet, entry, autoload=wanted.autoload))
+    place = await resources.enter_async_context(
+        place_at(fleet, entry, wanted.say, autoload=wanted.autoload)
+    )
     try:
         response = await _respond(place, wanted)
     except TrioServeError as error:
@@ -80,7 +82,7 @@ async def _respond(place: Place, wanted: Asked) -> Response:
     if not place.decided:
         current_request().beat = Beat(wanted.ping_interval, place.beat)
         late = _answer_late(place, wanted, _Client.current())
-        return Response(late, headers=sse.HEADERS, content_type="text/event-stream")
+        return Response(late, headers=sse.HEADERS, content_type=wanted.content_type)
     child = await place.child()
     answer = await current_request().resources.enter_async_context(
         exchange(child.socket_path, outgoing(current_request(), wanted.body))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 import trio
 
@@ -14,15 +15,19 @@ from trioserve.router.fleet import Child, Fleet
 from trioserve.router.states import Status, Waiting
 from trioserve.server.concurrency import alongside
 
+#: Writes where a request stands; None: it is not known yet.
+Say: TypeAlias = Callable[[Waiting | None], bytes]
+
 
 class Place:
     """The place of one request. Made by `place_at`.
 
-    `waiting` is where the request stands, for as long as it waits.
+    `waiting` is where the request stands, for as long as it waits, and `say` writes that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say) -> None:
         self.waiting: Waiting | None = None
+        self._say = say
         self._child: Child | None = None
         self._failure: TrioServeError | None = None
         self._decided = trio.Event()
@@ -65,8 +70,8 @@ class Place:
         self.waiting = waiting
 
     def comment(self) -> bytes:
-        """Write where the request stands, as a comment in a stream."""
-        return comment_on(self.waiting)
+        """Write where the request stands, for a stream that is silent meanwhile."""
+        return self._say(self.waiting)
 
     async def beat(self) -> bytes:
         """Write the same as a ping; nothing once it is decided, because the child sends its own."""
@@ -74,9 +79,11 @@ class Place:
 
 
 @asynccontextmanager
-async def place_at(fleet: Fleet, entry: ModelEntry, *, autoload: bool) -> AsyncIterator[Place]:
+async def place_at(
+    fleet: Fleet, entry: ModelEntry, say: Say, *, autoload: bool
+) -> AsyncIterator[Place]:
     """Take a place at the child of a model for the length of the block, waiting aside for it."""
-    place = Place()
+    place = Place(say)
     if fleet.is_ready(entry):  # there is nothing to wait for, and so no need for a task
         async with fleet.use(entry, autoload=autoload) as child:
             place.give(child)
