@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import trio.testing
 
 from tests.support.unix_server import SSE_HEAD, Play, chunk, playing, send
 from trioserve.errors import ModelProcessError
-from trioserve.router.forward import Outgoing, exchange
+from trioserve.router import forward
+from trioserve.router.forward import Kept, Outgoing, exchange
 
 GET = Outgoing("GET", "/", [(b"x-a", b"b")])
 
@@ -177,3 +179,86 @@ async def test_leaving_closes_the_connection(head: bytes) -> None:
             nursery.cancel_scope.cancel()
         with trio.fail_after(5):
             await closed.wait()
+
+
+# -- connections that are kept
+
+
+def counting(connections: list[int]) -> Play:
+    """Answer each request of a connection, and note of each connection how many there were."""
+
+    async def play(stream: trio.SocketStream, request: bytes) -> None:
+        connections.append(0)
+        number = len(connections) - 1
+        while request:
+            connections[number] += 1
+            await stream.send_all(b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\nhi")
+            request = await stream.receive_some()
+
+    return play
+
+
+async def ask(path: Path, kept: Kept) -> None:
+    async with exchange(path, GET, kept) as answer:
+        assert await answer.receive_all() == b"hi"
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    kept = Kept()
+    yield kept
+    kept.close()
+
+
+async def test_a_connection_is_kept_for_the_next_request(kept: Kept) -> None:
+    counts: list[int] = []
+    async with playing(counting(counts)) as path:
+        for _ in range(3):
+            await ask(path, kept)
+        assert counts == [3]
+        async with exchange(path, GET, kept) as answer:
+            await ask(path, kept)  # meanwhile
+            await answer.receive_all()
+        await ask(path, kept)
+        assert sorted(counts) == [1, 5]
+
+
+async def test_a_connection_is_not_kept_for_long(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    async with playing(counting(counts)) as path:
+        await ask(path, kept)
+        monkeypatch.setattr(forward, "_KEEP", 0.0)
+        await ask(path, kept)
+        assert counts == [1, 1]
+
+
+async def test_a_connection_that_is_not_at_rest_is_not_kept(kept: Kept) -> None:
+    counts: list[int] = []
+    async with playing(counting(counts)) as path:
+        async with exchange(path, GET, kept):
+            pass  # the body was not received
+        with pytest.raises(ZeroDivisionError):
+            async with exchange(path, GET, kept) as answer:
+                await answer.receive_all()
+                raise ZeroDivisionError
+        await ask(path, kept)
+        assert counts == [1, 1, 1]
+
+
+async def test_a_connection_that_the_child_has_closed_is_not_used(kept: Kept) -> None:
+    play = ends_after(b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\nhi")
+    async with playing(play) as path:
+        for _ in range(2):
+            await ask(path, kept)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+
+
+async def test_nothing_is_kept_of_a_child_that_has_ended(kept: Kept) -> None:
+    counts: list[int] = []
+    async with playing(counting(counts)) as path:
+        kept.close()
+        await ask(path, kept)
+        await ask(path, kept)
+        assert counts == [1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from trioserve.app import create_router
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelNotLoadedError
 from trioserve.models.catalog import ModelEntry, Source, names
+from trioserve.router.forward import Kept
 from trioserve.router.states import FleetEvent, ModelState, Status, Waiting
 from trioserve.testing import ScriptedBackend
 
@@ -39,6 +41,7 @@ class FakeCatalog:
 @attrs.frozen
 class FakeChild:
     socket_path: Path
+    kept: Kept
 
 
 @attrs.define(eq=False)
@@ -55,6 +58,7 @@ class FakeFleet:
     news: list[Waiting] = attrs.field(factory=list)
     changed: trio.Event = attrs.field(factory=trio.Event)
     users: list[str] = attrs.field(factory=list)
+    kept: defaultdict[str, Kept] = attrs.field(factory=lambda: defaultdict(Kept))
     calls: list[tuple[str, str]] = attrs.field(factory=list)
     subscribers: list[trio.MemorySendChannel[FleetEvent]] = attrs.field(factory=list)
     events: list[FleetEvent] = attrs.field(factory=list)
@@ -84,7 +88,7 @@ class FakeFleet:
             await self.changed.wait()
         self.users.append(name)
         try:
-            yield FakeChild(self.sockets[name])
+            yield FakeChild(self.sockets[name], self.kept[name])
         finally:
             self.users.remove(name)
 
@@ -168,7 +172,11 @@ async def routed(
 
         @asynccontextmanager
         async def open_fleet() -> AsyncIterator[FakeFleet]:
-            yield fleet
+            try:
+                yield fleet
+            finally:
+                for kept in fleet.kept.values():
+                    kept.close()
 
         app = create_router(Config(**config), open_fleet)  # type: ignore[arg-type]
         url = await stack.enter_async_context(serving(app))

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from trioserve.errors import ModelLoadError, ModelProcessError
-from trioserve.router.forward import Outgoing, exchange
+from trioserve.router.forward import Kept, Outgoing, exchange
 from trioserve.router.launch import Launcher, Process
 
 _log = structlog.stdlib.get_logger("trioserve.router")
@@ -78,6 +78,7 @@ class Child:
     def __init__(self, name: str, socket_path: Path, watch: Watch) -> None:
         self.name = name
         self.socket_path = socket_path
+        self.kept = Kept()
         self.pid: int | None = None
         self.info: Mapping[str, Any] = {}
         self.ended = trio.Event()
@@ -113,6 +114,7 @@ class Child:
                 process.close()
         finally:
             self._process = None
+            self.kept.close()
             self.ended.set()
 
     def stop(self, timeout: float) -> None:

@@ -8,6 +8,7 @@ longer.
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,9 @@ from trioserve.errors import ModelProcessError
 
 #: Names in lower case, and values.
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+#: Seconds that a connection is kept for another request. A child closes one after five.
+_KEEP = 2.0
 
 #: Bytes that are read at once.
 _AT_ONCE = 64 * 1024
@@ -47,25 +51,92 @@ class Outgoing:
         return b"".join(lines) + b"\r\n"
 
 
+class Kept:
+    """Connections to one child that are kept for the next request, which they make cheaper.
+
+    Each is kept for less time than a child leaves one open, so none is closed while it is taken.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[float, socket.socket]] = []  # since when
+        self._closed = False
+
+    def take(self, path: Path) -> socket.socket:
+        """Give the connection that was used last, or a new one. Raises OSError."""
+        self._forget(trio.current_time() - _KEEP)
+        while self._idle:
+            _, connection = self._idle.pop()
+            if _is_silent(connection):
+                return connection
+            connection.close()
+        return _connect(path)
+
+    def give_back(self, connection: socket.socket) -> None:
+        """Keep a connection whose last answer was received to its end."""
+        now = trio.current_time()
+        self._idle.append((now, connection))
+        self._forget(math.inf if self._closed else now - _KEEP)
+
+    def close(self) -> None:
+        """Close all of them, and keep none from now on."""
+        self._closed = True
+        self._forget(math.inf)
+
+    def _forget(self, until: float) -> None:
+        while self._idle and self._idle[0][0] <= until:
+            self._idle.pop(0)[1].close()
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        connection.connect(str(path))  # which does not wait
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_silent(connection: socket.socket) -> bool:
+    """Whether a connection is open, and has nothing to say."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @asynccontextmanager
-async def exchange(path: Path, request: Outgoing) -> AsyncIterator[Answer]:
+async def exchange(
+    path: Path, request: Outgoing, kept: Kept | None = None
+) -> AsyncIterator[Answer]:
     """Send a request to the Unix socket of a child; gives the answer once its head is there.
 
-    The connection is closed at the end of the block, however that comes.
+    The connection is closed at the end of the block, however that comes; or it is kept for another
+    request, if the answer was received to its end.
 
     Raises:
         ModelProcessError: the child does not listen, or ended before it had answered.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.setblocking(False)
-        try:
-            connection.connect(str(path))  # which does not wait
-            await _send(connection, request.head() + request.body)
-        except OSError as error:
-            raise ModelProcessError("The process of the model takes no requests.") from error
+    try:
+        connection = _connect(path) if kept is None else kept.take(path)
+    except OSError as error:
+        raise ModelProcessError("The process of the model takes no requests.") from error
+    is_done = False
+    try:
+        await _send(connection, request.head() + request.body)
         answer = Answer(connection, is_empty=request.method == "HEAD")
         await answer.read_head()
         yield answer
+        is_done = answer.ended and answer.header(b"connection") != b"close"
+    finally:
+        if is_done and kept is not None:
+            kept.give_back(connection)
+        else:
+            connection.close()
 
 
 async def _send(connection: socket.socket, data: bytes) -> None:
@@ -75,7 +146,7 @@ async def _send(connection: socket.socket, data: bytes) -> None:
             left = left[connection.send(left) :]
         except BlockingIOError:
             await trio.lowlevel.wait_writable(connection)
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             return  # it does not want the rest of the body: its answer says why, if there is one
 
 

@@ -85,7 +85,7 @@ async def _respond(place: Place, wanted: Asked) -> Response:
         return Response(late, headers=sse.HEADERS, content_type=wanted.content_type)
     child = await place.child()
     answer = await current_request().resources.enter_async_context(
-        exchange(child.socket_path, outgoing(current_request(), wanted.body))
+        exchange(child.socket_path, outgoing(current_request(), wanted.body), child.kept)
     )
     return await respond(answer)
 
@@ -195,7 +195,9 @@ async def _answer_late(place: Place, wanted: Asked, client: _Client) -> AsyncGen
             await _wait(place, wanted, sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
         child = await place.child()
         async with (
-            exchange(child.socket_path, outgoing(client.request, wanted.body)) as answer,
+            exchange(
+                child.socket_path, outgoing(client.request, wanted.body), child.kept
+            ) as answer,
             aclosing(_parts(answer, client, begun=True)) as parts,
         ):
             async for part in parts:
