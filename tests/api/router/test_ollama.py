@@ -258,3 +258,15 @@ async def test_a_stream_whose_model_cannot_be_loaded_ends_with_the_error() -> No
         router.fleet.news = []
         answer = await router.client.post("/api/chat", json=body)
         assert (answer.status_code, answer.json()) == (503, {"error": "It is broken."})
+
+
+async def test_a_model_is_not_loaded_to_be_unloaded() -> None:
+    async with routed({"one": answering("Hi"), "two": None}) as router:
+
+        def use(client: ollama.Client) -> None:
+            for name in ("one", "two"):
+                assert client.generate(name, keep_alive=0).done_reason == "unload"
+                assert client.chat(name, [], keep_alive="0s").done_reason == "unload"
+            assert client.generate("one", keep_alive=60).done_reason == "load"
+
+        await with_client(router.url, use)

@@ -12,7 +12,7 @@ from quart import request
 from trioserve.api.base import limits
 from trioserve.api.base.body import parse_json, read_whole
 from trioserve.api.base.fields import MismatchError
-from trioserve.api.base.readers import seconds
+from trioserve.api.base.readers import keep_alive, seconds
 from trioserve.api.base.request import TIMEOUT_HEADER, current_request
 from trioserve.api.ollama.events import BODIES, Writer
 from trioserve.api.ollama.lines import CONTENT_TYPE
@@ -36,6 +36,8 @@ class Asked:
     tells_place: bool  # as soon as it waits
     content_type: str  # of its answer, if that is a stream
     say: Say  # writes a ping
+    #: The answer where the model is not loaded; none: it has to be loaded for an answer.
+    if_unloaded: Mapping[str, Any] | None = None
 
 
 async def read() -> Asked:
@@ -51,6 +53,7 @@ async def read() -> Asked:
     stream = fields.get("stream")
     streams = stream is True if lines is None else stream in (None, True)
     interval = _ping_interval(fields, config.sse_ping_interval) if streams else math.inf
+    writer = None if lines is None else Writer(model=model or "", body=lines)
     return Asked(
         body=body,
         model=model,
@@ -59,12 +62,23 @@ async def read() -> Asked:
         ping_interval=interval,
         tells_place=streams and fields.get("queue_comments") is True,
         content_type="text/event-stream" if lines is None else CONTENT_TYPE,
-        say=comment_on if lines is None else _empty_parts(Writer(model=model or "", body=lines)),
+        say=comment_on if writer is None else _empty_parts(writer),
+        if_unloaded=writer.nothing("unload") if writer and _only_unloads(fields) else None,
     )
 
 
 def _empty_parts(writer: Writer) -> Say:
     return lambda _waiting: writer.empty()
+
+
+def _only_unloads(fields: Mapping[str, Any]) -> bool:
+    """Whether a request to one of Ollama's routes asks for nothing but the model's memory back."""
+    if any(fields.get(name) for name in ("messages", "prompt", "suffix")):
+        return False
+    try:
+        return keep_alive(fields.get("keep_alive")) == 0
+    except MismatchError:  # or it is not there
+        return False
 
 
 def _fields_of(body: bytes) -> Mapping[str, Any]:

@@ -22,13 +22,19 @@ from werkzeug.datastructures import Headers
 from trioserve.api.base import errors, sse
 from trioserve.api.base.connection import GRACE, WAITED_HEADER, Beat, Request, counted
 from trioserve.api.base.errors import ErrorShape
-from trioserve.api.base.request import ID_HEADER, current_request, current_request_id
+from trioserve.api.base.request import (
+    ID_HEADER,
+    current_request,
+    current_request_id,
+    json_response,
+)
 from trioserve.api.router import asked
 from trioserve.api.router.asked import Asked
 from trioserve.api.router.places import Place, place_at
 from trioserve.api.router.service import current_router
 from trioserve.errors import DeadlineExceededError, ModelProcessError, TrioServeError
 from trioserve.router.forward import Answer, Outgoing, exchange
+from trioserve.router.states import Status
 
 #: Headers of a request that end here: they are about the connection, or the router has obeyed them.
 _OURS = frozenset(
@@ -63,6 +69,8 @@ async def forward_to_model(wanted: Asked) -> Response:
     router, resources = current_router(), current_request().resources
     fleet = router.fleet
     entry = fleet.catalog.find(wanted.model)
+    if wanted.if_unloaded is not None and fleet.state(entry.name).value is Status.UNLOADED:
+        return json_response(wanted.if_unloaded)
     resources.enter_context(counted(router.n_forwarded))
     place = await resources.enter_async_context(
         place_at(fleet, entry, wanted.say, autoload=wanted.autoload)
