@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,18 @@ async def test_a_connection_is_not_kept_for_long(
         monkeypatch.setattr(forward, "_KEEP", 0.0)
         await ask(path, kept)
         assert counts == [1, 1]
+
+
+async def test_only_some_connections_are_kept(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_MAX_KEPT", 2)
+    counts: list[int] = []
+    async with playing(counting(counts)) as path:
+        for _ in range(2):
+            async with AsyncExitStack() as stack:
+                for _ in range(4):
+                    answer = await stack.enter_async_context(exchange(path, GET, kept))
+                    await answer.receive_all()
+        assert sorted(counts) == [1, 1, 1, 1, 2, 2]
 
 
 async def test_a_connection_that_is_not_at_rest_is_not_kept(kept: Kept) -> None:

@@ -26,6 +26,9 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 #: Seconds that a connection is kept for another request. A child closes one after five.
 _KEEP = 2.0
 
+#: Connections to one child that are kept.
+_MAX_KEPT = 16
+
 #: Bytes that are read at once.
 _AT_ONCE = 64 * 1024
 
@@ -76,6 +79,8 @@ class Kept:
         now = trio.current_time()
         self._idle.append((now, connection))
         self._forget(math.inf if self._closed else now - _KEEP)
+        if len(self._idle) > _MAX_KEPT:
+            self._idle.pop(0)[1].close()
 
     def close(self) -> None:
         """Close all of them, and keep none from now on."""
