@@ -104,6 +104,8 @@ async def _wait(place: Place, wanted: Asked, patience: float) -> None:
     Raises:
         DeadlineExceededError: there is no time left.
     """
+    if place.decided:
+        return
     with trio.move_on_at(min(wanted.deadline, trio.current_time() + patience)):
         await place.wait()
     if not place.decided and trio.current_time() >= wanted.deadline:
