@@ -1,0 +1,85 @@
+// Builds the page: `node build.mjs [FOLDER]`, into dist/ unless a folder is named.
+//
+// The same sources give the same bytes everywhere. Each file but index.html has a hash of its
+// content in its name, so that a browser may keep it for ever.
+
+import { build } from "esbuild";
+import { cp, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
+import { dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const out = resolve(process.argv[2] ?? join(here, "dist"));
+
+await rm(out, { recursive: true, force: true });
+await mkdir(out, { recursive: true });
+
+const { metafile } = await build({
+  absWorkingDir: here,
+  entryPoints: { page: "src/main.tsx", style: "src/style/page.css", icon: "src/icon.svg" },
+  outdir: out,
+  entryNames: "assets/[name]-[hash]",
+  chunkNames: "assets/[name]-[hash]",
+  assetNames: "assets/[name]-[hash]",
+  bundle: true,
+  splitting: true,
+  format: "esm",
+  target: ["chrome109", "firefox115", "safari16.4"],
+  minify: true,
+  legalComments: "none", // licenses.txt has them all
+  loader: { ".woff2": "file", ".svg": "copy" },
+  jsx: "automatic",
+  jsxImportSource: "preact",
+  define: { "process.env.NODE_ENV": '"production"' },
+  metafile: true,
+  logLevel: "warning",
+});
+
+await writeFile(join(out, "index.html"), await index());
+await writeFile(join(out, "licenses.txt"), await licenses());
+
+/** The page, with the names of the files that it starts with. */
+async function index() {
+  const built = (source) => {
+    const found = Object.entries(metafile.outputs).find(([, file]) => file.entryPoint === source);
+    return { name: relative(found[0]), file: found[1] };
+  };
+  const page = built("src/main.tsx");
+  const preloads = page.file.imports
+    .filter((one) => one.kind === "import-statement")
+    .map((one) => `<link rel="modulepreload" href="${relative(one.path)}">`);
+  const text = await readFile(join(here, "src/index.html"), "utf8");
+  return text
+    .replace("<!-- preloads -->", preloads.join("\n    "))
+    .replace("{page}", page.name)
+    .replace("{style}", built("src/style/page.css").name)
+    .replaceAll("{icon}", built("src/icon.svg").name);
+}
+
+/** The path of a built file as the page names it: relative, as the server may have a prefix. */
+function relative(path) {
+  return path.slice(path.lastIndexOf("assets/"));
+}
+
+/** What every package that went into the page asks to be shipped with it. */
+async function licenses() {
+  const used = new Set();
+  for (const { inputs } of Object.values(metafile.outputs)) {
+    for (const [path, { bytesInOutput }] of Object.entries(inputs)) {
+      const name = /^node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(path)?.[1];
+      if (name && bytesInOutput > 0) used.add(name);
+    }
+  }
+  const parts = await Promise.all([...used].sort().map(license));
+  return `The page of trioserve is made with these packages.\n${parts.join("")}`;
+}
+
+async function license(name) {
+  const folder = join(here, "node_modules", name);
+  const about = JSON.parse(await readFile(join(folder, "package.json"), "utf8"));
+  const files = (await readdir(folder)).filter((file) => /^(licen[cs]e|notice)/i.test(file)).sort();
+  if (files.length === 0) throw new Error(`${name} comes without the text of its license`);
+  const texts = await Promise.all(files.map((file) => readFile(join(folder, file), "utf8")));
+  const title = `${name} ${about.version} (${about.license})`;
+  return `\n${"-".repeat(80)}\n${title}\n\n${texts.map((text) => text.trim()).join("\n\n")}\n`;
+}
