@@ -136,6 +136,19 @@ async def test_slots_tell_the_queue_when_asked() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_slots_tell_of_the_cache_and_of_totals_when_asked() -> None:
+    async with busy() as (client, service):
+        before = (await service.server.status()).counters
+        whole = (await client.get("/slots?queue=1")).json()
+        after = (await service.server.status()).counters
+        assert whole["kv_cache"]["cells"] == after.n_cells > 0
+        assert 0 < before.n_cells_used <= whole["kv_cache"]["used"] <= after.n_cells_used
+        totals = whole["totals"]
+        assert totals["prompt_tokens"] == after.prompt_queries > 0
+        assert totals["cached_tokens"] == after.cached_tokens
+        assert before.predicted_tokens <= totals["generated_tokens"] <= after.predicted_tokens
+
+
 async def test_the_wait_is_estimated_from_what_has_ended() -> None:
     async with busy() as (client, service), trio.open_nursery() as nursery:
         service.server.parts.admission.observe(3000)

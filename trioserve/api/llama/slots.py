@@ -25,7 +25,8 @@ blueprint = Blueprint("slots", __name__)
     None,
     query={
         "fail_on_no_slot": "with any value: 503 when no slot is idle",
-        "queue": "with any value: an object with the slots, and with the requests that wait",
+        "queue": "with any value: an object with the slots, the requests that wait, the KV cache, "
+        "and totals",
     },
 )
 async def slots() -> Response:
@@ -33,7 +34,8 @@ async def slots() -> Response:
 
     A model that sleeps sleeps on; all its slots are idle.
 
-    ``?queue=1``: an object with these slots, and with the requests that wait for one.
+    ``?queue=1``: an object with these slots, the requests that wait for one, and figures of the
+    KV cache and of all requests so far.
     """
     server = current_server()
     if not server.config.slots_endpoint:
@@ -47,8 +49,18 @@ async def slots() -> Response:
     written = [_slot(slot, owner) for slot in status.slots]
     if not request.args.get("queue"):
         return json_response(written)
+    counters = status.counters
     return json_response(
-        {"slots": written, "queue": [keepalive.place(one) for one in status.waiting]}
+        {
+            "slots": written,
+            "queue": [keepalive.place(one) for one in status.waiting],
+            "kv_cache": {"cells": counters.n_cells, "used": counters.n_cells_used},
+            "totals": {
+                "prompt_tokens": counters.prompt_queries,
+                "cached_tokens": counters.cached_tokens,
+                "generated_tokens": counters.predicted_tokens,
+            },
+        }
     )
 
 
