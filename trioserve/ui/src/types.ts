@@ -1,0 +1,209 @@
+// The words that all parts of the page share.
+
+export type Role = "system" | "user" | "assistant" | "tool";
+
+/** A text file that goes with a message. `data` is for files that are not text: a data URL. */
+export interface Attachment {
+  id: string;
+  name: string;
+  type: string;
+  size: number;
+  text: string;
+  data?: string;
+}
+
+export interface ToolCall {
+  id: string;
+  name: string;
+  arguments: string;
+}
+
+export interface Stats {
+  tokens: number;
+  tokensPerSecond: number;
+  /** Milliseconds from sending to the first token. */
+  ttft: number;
+  promptTokens: number;
+  cachedTokens: number;
+  contextUsed: number;
+  /** 0: the server has not said. */
+  contextSize: number;
+}
+
+export type MessageState = "done" | "writing" | "stopped" | "failed";
+
+/** Where an answer comes from while it is written: its text is that of the bytes up to `offset`. */
+export interface StreamPlace {
+  conversation: string;
+  offset: number;
+}
+
+export interface Message {
+  id: string;
+  chat: string;
+  parent: string | null;
+  role: Role;
+  content: string;
+  reasoning: string;
+  toolCalls: ToolCall[];
+  attachments: Attachment[];
+  model: string;
+  createdAt: number;
+  state: MessageState;
+  /** Why the model ended: stop, length, tool_calls. */
+  finish?: string;
+  /** What went wrong, in words for people. */
+  error?: string;
+  stats?: Stats;
+  stream?: StreamPlace;
+}
+
+export interface Chat {
+  id: string;
+  title: string;
+  createdAt: number;
+  updatedAt: number;
+  /** The last message of the branch that is shown. */
+  leaf: string | null;
+  /** Empty, or without an entry: what the settings say. */
+  system: string;
+  sampling: Sampling;
+  model: string;
+}
+
+/** Only what differs from the server's defaults, by the names of the API's fields. */
+export type Sampling = Record<string, number | string | boolean | string[]>;
+
+export interface Preset {
+  id: string;
+  name: string;
+  system: string;
+  sampling: Sampling;
+}
+
+export interface Settings {
+  apiKey: string;
+  theme: "auto" | "light" | "dark";
+  sendKey: "enter" | "mod-enter";
+  system: string;
+  sampling: Sampling;
+  model: string;
+  showReasoning: boolean;
+  showStats: boolean;
+}
+
+export type Phase =
+  | "sending"
+  | "loading-model"
+  | "queued"
+  | "prompt"
+  | "thinking"
+  | "writing"
+  | "reconnecting";
+
+/** An answer that is being written. */
+export interface Run {
+  chat: string;
+  message: string;
+  phase: Phase;
+  /** In the queue; 1 is the next. */
+  place?: { position: number; waitS?: number };
+  /** Tokens of the prompt. */
+  progress?: { done: number; total: number; cached: number };
+  tokensPerSecond?: number;
+  startedAt: number;
+  /** What else there is to say, such as how much of the model is loaded. */
+  note?: string;
+}
+
+export type ServerState =
+  | "connecting"
+  | "loading"
+  | "ready"
+  | "sleeping"
+  | "draining"
+  | "full"
+  | "needs-key"
+  | "unreachable";
+
+export interface ServerStatus {
+  state: ServerState;
+  /** A sentence for people; empty when all is well. */
+  message: string;
+  /** When the page will try again by itself: milliseconds, as Date.now(). */
+  retryAt?: number;
+}
+
+/** What the server says of itself in /props, as far as the page reads it. */
+export interface Props {
+  role?: "router";
+  default_generation_settings: { params: Record<string, unknown>; n_ctx: number };
+  total_slots?: number;
+  model_alias?: string;
+  model_path?: string;
+  modalities?: Record<string, boolean>;
+  endpoint_slots?: boolean;
+  endpoint_metrics?: boolean;
+  ui_settings?: Record<string, unknown>;
+  build_info?: string;
+  is_sleeping?: boolean;
+}
+
+export interface Model {
+  id: string;
+  aliases: string[];
+  /** Of a router's models: unloaded, downloading, loading, loaded, sleeping. Else: loaded. */
+  status: string;
+  failed: boolean;
+  /** 0: not known. */
+  contextSize: number;
+  parameters: number;
+  size: number;
+}
+
+export interface SlotView {
+  id: number;
+  model: string;
+  state: "idle" | "prefill" | "decode";
+  /** Its reader is too slow. */
+  paused: boolean;
+  contextSize: number;
+  promptTokens: number;
+  /** Of these, those that are computed or were cached. */
+  promptDone: number;
+  cachedTokens: number;
+  decoded: number;
+  tokensPerSecond: number;
+}
+
+export interface QueuedView {
+  id: number;
+  model: string;
+  position: number;
+  promptTokens: number;
+  priority: number;
+  waitedS: number;
+  waitS: number | null;
+}
+
+/** A look at what the server does. What it does not tell is null. */
+export interface Activity {
+  at: number;
+  slots: SlotView[] | null;
+  queue: QueuedView[] | null;
+  /** Cells of the KV cache. */
+  cache: { used: number; total: number } | null;
+  /** Since the server's start. */
+  totals: { promptTokens: number; cachedTokens: number; tokens: number } | null;
+  /** Of all slots together. */
+  tokensPerSecond: number;
+  /** Why something is null, in sentences. */
+  missing: string[];
+}
+
+/** Where chats are kept: in the browser's database, or nowhere. */
+export interface StorageStatus {
+  state: "kept" | "memory" | "full";
+  /** A sentence for people; empty when all is well. */
+  message: string;
+}
