@@ -35,3 +35,8 @@ export async function showBranch(_message: string): Promise<void> {
 export async function continueAnswer(_message: string): Promise<void> {
   throw new Error("not yet");
 }
+
+/** Delete a message and all that follows it; a sibling is shown in its place, if there is one. What it returns brings them back. */
+export async function removeMessage(_message: string): Promise<() => Promise<void>> {
+  throw new Error("not yet");
+}
