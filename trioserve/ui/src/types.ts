@@ -36,6 +36,10 @@ export type MessageState = "done" | "writing" | "stopped" | "failed";
 export interface StreamPlace {
   conversation: string;
   offset: number;
+  /** When it was asked for: milliseconds, as Date.now(). */
+  startedAt: number;
+  /** Milliseconds from there to the first token, once it came. */
+  ttft?: number;
 }
 
 export interface Message {

@@ -1,66 +1,128 @@
 // The chats, and the one that is open.
 
-import { signal, type ReadonlySignal } from "@preact/signals";
+import type { ReadonlySignal } from "@preact/signals";
 
 import type { Chat, Message } from "../types";
+import { reading, writing } from "./db";
+import { newId } from "./ids";
+import { stopRuns } from "./runs";
+import * as shown from "./shown";
+import { tellChanged } from "./tabs";
+import { read, written } from "./transfer";
 
-/** The open chat: `path` goes from the first message to the leaf. */
-export interface OpenChat {
-  chat: Chat;
-  path: Message[];
-  /** For each message of the path that has siblings: all of them, oldest first, and which it is. */
-  branches: Map<string, { index: number; ids: string[] }>;
-}
+export { live, type OpenChat } from "./shown";
 
 /** All chats, the newest first. */
-export const chats: ReadonlySignal<Chat[]> = signal([]);
+export const chats: ReadonlySignal<Chat[]> = shown.chats;
 
 /** The chat on the screen; null until the page has started. One that has no messages yet is not in `chats`. */
-export const openChat: ReadonlySignal<OpenChat | null> = signal(null);
+export const openChat: ReadonlySignal<shown.OpenChat | null> = shown.openChat;
 
-/** A message while it is written: it changes at most once a frame. Undefined: it is not being written, and what `openChat` has is all. */
-export function live(_message: string): ReadonlySignal<Message> | undefined {
-  throw new Error("not yet");
-}
+/** Messages that are looked through at once. */
+const AT_ONCE = 500;
 
 /** Open a chat without messages. It is kept from its first message on. */
 export function newChat(): void {
-  throw new Error("not yet");
+  const now = Date.now();
+  shown.showNew({
+    id: newId(),
+    title: "",
+    createdAt: now,
+    updatedAt: now,
+    leaf: null,
+    system: "",
+    sampling: {},
+    model: "",
+  });
 }
 
 /** Open a chat; false: there is none of that id. */
-export async function open(_id: string): Promise<boolean> {
-  throw new Error("not yet");
+export async function open(id: string): Promise<boolean> {
+  return shown.showKept(id);
 }
 
-export async function rename(_id: string, _title: string): Promise<void> {
-  throw new Error("not yet");
+export async function rename(id: string, title: string): Promise<void> {
+  const words = title.trim();
+  if (words) await shown.change(id, { title: words });
 }
 
 /** Change what a chat asks of the server; an empty value means the settings' own. */
 export async function setChat(
-  _id: string,
-  _change: Partial<Pick<Chat, "system" | "sampling" | "model">>,
+  id: string,
+  change: Partial<Pick<Chat, "system" | "sampling" | "model">>,
 ): Promise<void> {
-  throw new Error("not yet");
+  await shown.change(id, change);
 }
 
 /** Delete a chat, and stop its answer. What it returns brings the chat back. */
-export async function remove(_id: string): Promise<() => Promise<void>> {
-  throw new Error("not yet");
+export async function remove(id: string): Promise<() => Promise<void>> {
+  await stopRuns(id);
+  const wasOpen = openChat.peek()?.chat.id === id;
+  const chat = shown.chatOf(id);
+  const messages = await reading((tx) => tx.messagesOf(id));
+  shown.hide(id);
+  if (wasOpen) newChat();
+  await writing(async (tx) => {
+    await tx.deleteChat(id);
+    for (const message of messages) await tx.deleteMessage(message.id);
+  });
+  tellChanged(id);
+  return async () => {
+    if (!chat) return;
+    await keep([{ chat, messages }]);
+    if (wasOpen) await open(id);
+  };
 }
 
 /** The chats in whose title or messages the text occurs, the newest first. */
-export async function search(_text: string): Promise<Chat[]> {
-  throw new Error("not yet");
+export async function search(text: string): Promise<Chat[]> {
+  const wanted = text.trim().toLowerCase();
+  if (!wanted) return chats.peek();
+  const has = (...texts: string[]) => texts.some((one) => one.toLowerCase().includes(wanted));
+  const found = new Set(chats.peek().filter(({ title }) => has(title)).map(({ id }) => id));
+  const look = (message: Message) => {
+    const files = message.attachments.map((file) => file.name);
+    if (!found.has(message.chat) && has(message.content, ...files)) found.add(message.chat);
+  };
+  for (let after = "", more = true; more; ) {
+    const some = await reading((tx) => tx.messagesAfter(after, AT_ONCE));
+    some.forEach(look);
+    after = some[some.length - 1]?.id ?? "";
+    more = some.length === AT_ONCE;
+  }
+  return chats.peek().filter(({ id }) => found.has(id));
 }
 
 /** Write chats as JSON; all of them, or those of the given ids. */
-export async function exportChats(_ids?: string[]): Promise<Blob> {
-  throw new Error("not yet");
+export async function exportChats(ids?: string[]): Promise<Blob> {
+  const wanted = chats.peek().filter(({ id }) => !ids || ids.includes(id));
+  const wholes = await reading((tx) =>
+    Promise.all(wanted.map(async (chat) => ({ chat, messages: await tx.messagesOf(chat.id) }))),
+  );
+  return new Blob([written(wholes)], { type: "application/json" });
 }
 
 /** Add the chats of a file, but for those that are here already; how many were added. Throws an Error for people. */
-export async function importChats(_file: Blob): Promise<number> {
-  throw new Error("not yet");
+export async function importChats(file: Blob): Promise<number> {
+  const wholes = read(await file.text());
+  const known = new Set(chats.peek().map(({ id }) => id));
+  const added = wholes.filter(({ chat }) => !known.has(chat.id) && known.add(chat.id));
+  if (added.length > 0 && !(await keep(added))) {
+    throw new Error("The chats could not be added: the browser’s storage is full or blocked.");
+  }
+  return added.length;
+}
+
+/** Put whole chats into the database; false: they could not be kept. */
+async function keep(wholes: { chat: Chat; messages: Message[] }[]): Promise<boolean> {
+  const done = await writing(async (tx) => {
+    for (const { chat, messages } of wholes) {
+      await tx.putChat(chat);
+      for (const message of messages) await tx.putMessage(message);
+    }
+    return true;
+  });
+  await shown.loadChats();
+  for (const { chat } of wholes) tellChanged(chat.id);
+  return done === true;
 }

@@ -1,7 +1,190 @@
-// The browser's database.
+// The browser's database; or memory, where the browser does not let us have one.
 
-import { signal, type ReadonlySignal } from "@preact/signals";
+import { openDB, type DBSchema, type IDBPDatabase } from "idb";
 
-import type { StorageStatus } from "../types";
+import type { Chat, Message } from "../types";
+import { noteBlocked, noteKept, noteUnkept, place } from "./storage";
 
-export const storage: ReadonlySignal<StorageStatus> = signal({ state: "kept", message: "" });
+export { storage } from "./storage";
+
+/** What can be done within a transaction. Await nothing else in it, or it ends. */
+export interface Transaction {
+  chats(): Promise<Chat[]>;
+  chat(id: string): Promise<Chat | undefined>;
+  putChat(chat: Chat): Promise<unknown>;
+  deleteChat(id: string): Promise<unknown>;
+  message(id: string): Promise<Message | undefined>;
+  messagesOf(chat: string): Promise<Message[]>;
+  /** A part of all messages, by their ids: those after `after`. */
+  messagesAfter(after: string, count: number): Promise<Message[]>;
+  /** The messages that are being written, as far as the database knows. */
+  writing(): Promise<Message[]>;
+  putMessage(message: Message): Promise<unknown>;
+  deleteMessage(id: string): Promise<unknown>;
+}
+
+interface Schema extends DBSchema {
+  chats: { key: string; value: Chat };
+  messages: {
+    key: string;
+    value: Message;
+    indexes: { chat: string; state: string };
+  };
+}
+
+/** Milliseconds after which a database that does not open is given up. */
+const PATIENCE = 4_000;
+
+let database: Promise<IDBPDatabase<Schema> | Memory> | null = null;
+
+/** Read within one transaction. */
+export async function reading<T>(work: (tx: Transaction) => Promise<T>): Promise<T> {
+  return transact("readonly", work);
+}
+
+/** Change the database within one transaction: all of it happens, or nothing. Undefined: it could not be kept, and `storage` says why. */
+export async function writing<T>(work: (tx: Transaction) => Promise<T>): Promise<T | undefined> {
+  try {
+    return await transact("readwrite", work);
+  } catch (error) {
+    noteUnkept(error);
+    return undefined;
+  }
+}
+
+async function transact<T>(
+  mode: "readonly" | "readwrite",
+  work: (tx: Transaction) => Promise<T>,
+): Promise<T> {
+  database ??= connect();
+  const opened = await database;
+  if (opened instanceof Memory) return work(opened);
+  const raw = opened.transaction(["chats", "messages"], mode);
+  const chats = raw.objectStore("chats");
+  const messages = raw.objectStore("messages");
+  let hasPut = false;
+  const put = (done: Promise<unknown> | undefined) => {
+    hasPut = true;
+    return done ?? Promise.reject(new Error("A transaction that reads cannot write."));
+  };
+  const tx: Transaction = {
+    chats: () => chats.getAll(),
+    chat: (id) => chats.get(id),
+    putChat: (chat) => put(chats.put?.(chat)),
+    deleteChat: async (id) => chats.delete?.(id),
+    message: (id) => messages.get(id),
+    messagesOf: (chat) => messages.index("chat").getAll(chat),
+    messagesAfter: (after, count) => messages.getAll(IDBKeyRange.lowerBound(after, true), count),
+    writing: () => messages.index("state").getAll("writing"),
+    putMessage: (message) => put(messages.put?.(message)),
+    deleteMessage: async (id) => messages.delete?.(id),
+  };
+  try {
+    const result = await work(tx);
+    await raw.done;
+    if (hasPut) noteKept();
+    return result;
+  } catch (error) {
+    raw.done.catch(() => undefined); // it says the same once more
+    try {
+      raw.abort();
+    } catch {
+      // It has ended by itself.
+    }
+    throw error;
+  }
+}
+
+async function connect(): Promise<IDBPDatabase<Schema> | Memory> {
+  try {
+    const opening = openDB<Schema>(place("chats"), 1, {
+      upgrade(db) {
+        db.createObjectStore("chats", { keyPath: "id" });
+        const messages = db.createObjectStore("messages", { keyPath: "id" });
+        messages.createIndex("chat", "chat");
+        messages.createIndex("state", "state");
+      },
+      blocking(_current, _blocked, event) {
+        // Another tab has a newer version of the page: let it go on.
+        (event.target as IDBDatabase).close();
+        database = null;
+      },
+      terminated() {
+        database = null; // opened again when it is needed
+      },
+    });
+    const timer = new Promise<never>((_, reject) =>
+      setTimeout(() => reject(new Error("The database does not open.")), PATIENCE),
+    );
+    return await Promise.race([opening, timer]);
+  } catch {
+    noteBlocked();
+    return new Memory();
+  }
+}
+
+/** The same for a window that may keep nothing. */
+class Memory implements Transaction {
+  readonly #chats = new Map<string, Chat>();
+  readonly #messages = new Map<string, Message>();
+
+  #found(fits: (message: Message) => boolean): Message[] {
+    return [...this.#messages.values()].filter(fits);
+  }
+
+  async chats(): Promise<Chat[]> {
+    return [...this.#chats.values()];
+  }
+
+  async chat(id: string): Promise<Chat | undefined> {
+    return this.#chats.get(id);
+  }
+
+  async putChat(chat: Chat): Promise<void> {
+    this.#chats.set(chat.id, chat);
+  }
+
+  async deleteChat(id: string): Promise<void> {
+    this.#chats.delete(id);
+  }
+
+  async message(id: string): Promise<Message | undefined> {
+    return this.#messages.get(id);
+  }
+
+  async messagesOf(chat: string): Promise<Message[]> {
+    return this.#found((message) => message.chat === chat);
+  }
+
+  async messagesAfter(after: string, count: number): Promise<Message[]> {
+    const later = this.#found((message) => message.id > after);
+    return later.sort((a, b) => (a.id < b.id ? -1 : 1)).slice(0, count);
+  }
+
+  async writing(): Promise<Message[]> {
+    return this.#found((message) => message.state === "writing");
+  }
+
+  async putMessage(message: Message): Promise<void> {
+    this.#messages.set(message.id, message);
+  }
+
+  async deleteMessage(id: string): Promise<void> {
+    this.#messages.delete(id);
+  }
+}
+
+/** Keep what there is of an answer, unless the database knows better. What it then has is returned; null: the answer was deleted.
+
+Another tab may have stopped the answer, be further with it, or have begun it anew. */
+export async function keepAnswer(message: Message, conversation: string): Promise<Message | null> {
+  const kept = await writing(async (tx) => {
+    const before = await tx.message(message.id);
+    if (!before) return null;
+    if (before.state !== "writing" || before.stream?.conversation !== conversation) return before;
+    const isBehind = (message.stream?.offset ?? Infinity) < before.stream.offset;
+    if (!isBehind) await tx.putMessage(message);
+    return message;
+  });
+  return kept === undefined ? message : kept;
+}

@@ -1,24 +1,167 @@
-// What the server is, and what it does.
+// What the server is, and whether it works.
 
-import { signal, type ReadonlySignal } from "@preact/signals";
+import { effect, signal, type ReadonlySignal } from "@preact/signals";
 
-import type { Activity, Model, Props, ServerStatus } from "../types";
+import { request, requestJson, ServerError } from "../server/api";
+import { pauseFor } from "../server/wake";
+import { Watch } from "../server/watch";
+import type { Model, Props, ServerState, ServerStatus } from "../types";
+import { chosenModel } from "./choice";
+import { isRecord } from "./json";
+import { models as allModels, readModels } from "./models";
+import { settings, useServerDefaults } from "./settings";
 
-export const server: ReadonlySignal<ServerStatus> = signal({ state: "connecting", message: "" });
+export { activity, watchActivity } from "./activity";
 
-/** Of the chosen model; null until the server has said. */
-export const props: ReadonlySignal<Props | null> = signal(null);
+const status = signal<ServerStatus>({ state: "connecting", message: "" });
+const properties = signal<Props | null>(null);
 
-export const models: ReadonlySignal<Model[]> = signal([]);
+export const server: ReadonlySignal<ServerStatus> = status;
 
-export const activity: ReadonlySignal<Activity | null> = signal(null);
+/** Of the chosen model, where it is loaded; of a router, if it is not. Null until the server has said. */
+export const props: ReadonlySignal<Props | null> = properties;
 
-/** Keep looking at what the server does, until the function that is returned is called. */
-export function watchActivity(): () => void {
-  throw new Error("not yet");
+export const models: ReadonlySignal<Model[]> = allModels;
+
+/** Milliseconds to the next look, by what the last one found. */
+const PAUSES: Record<ServerState, number> = {
+  connecting: 1_000,
+  loading: 1_000,
+  ready: 10_000,
+  sleeping: 10_000,
+  draining: 2_000,
+  full: 5_000,
+  "needs-key": 60_000,
+  unreachable: 3_000,
+};
+const UNSEEN_PAUSE = 60_000;
+
+/** Milliseconds that a look may take. */
+const PATIENCE = 15_000;
+
+/** Milliseconds after which what the server said of itself is read anew. */
+const FRESH = 60_000;
+
+let learntAt = -Infinity;
+let hurry = new AbortController();
+
+/** Begin to look after the server. It goes on as long as the page lives. */
+export function startServer(): void {
+  let asked: string | null = null;
+  effect(() => {
+    const now = JSON.stringify([settings.value.apiKey, chosenModel.value]);
+    if (asked !== null && asked !== now) retryNow();
+    asked = now;
+  });
+  void keepLooking();
 }
 
-/** Look again at once, as a person asks for it. */
+/** Look again at once, and read everything anew. */
 export function retryNow(): void {
-  throw new Error("not yet");
+  learntAt = -Infinity;
+  hurry.abort();
+}
+
+/** Something has not worked. Whether that is the server's state, the next look tells; that it is full, only this does. */
+export function noteTrouble(error: ServerError, retryAt: number): void {
+  if (error.reason === "full") set("full", "The server is full.", retryAt);
+  else if (error.reason === "key") setBy(error);
+  else retryNow();
+}
+
+/** Something has worked. */
+export function noteWorks(): void {
+  if (status.peek().state === "full") set("ready", "");
+}
+
+/** Tokens that a chat with a model may have; 0: not known. */
+export function contextSizeOf(model: string): number {
+  const known = allModels.peek().find(({ id, aliases }) => id === model || aliases.includes(model));
+  const ofChosen = properties.peek()?.default_generation_settings.n_ctx ?? 0;
+  return known?.contextSize || ofChosen;
+}
+
+async function keepLooking(): Promise<never> {
+  for (;;) {
+    hurry = new AbortController();
+    await look();
+    const { state } = status.peek();
+    const pause = document.hidden ? UNSEEN_PAUSE : PAUSES[state];
+    await pauseFor(pause, hurry.signal).catch(() => undefined); // somebody is in a hurry
+  }
+}
+
+/** Ask the server how it is, and what it is unless we know. */
+export async function look(now = Date.now()): Promise<void> {
+  const { signal: outer } = hurry;
+  const watch = new Watch(outer);
+  const { signal } = watch;
+  watch.expect(PATIENCE);
+  try {
+    if (now - learntAt >= FRESH) {
+      await learn(signal);
+      learntAt = now;
+    } else {
+      await request("health", { signal });
+      if (properties.peek()?.role === "router") await readModels();
+    }
+    const { state, retryAt = 0 } = status.peek();
+    if (state === "full" && retryAt > now) return;
+    if (properties.peek()?.is_sleeping) set("sleeping", SLEEPING);
+    else set("ready", "");
+  } catch (error) {
+    if (outer.aborted) return;
+    learntAt = -Infinity;
+    setBy(signal.aborted ? new ServerError("The server does not answer.") : error);
+  } finally {
+    watch.end();
+  }
+}
+
+const SLEEPING = "The model sleeps. The next message wakes it.";
+
+async function learn(signal: AbortSignal): Promise<void> {
+  const own = await requestJson<Props>("props", { signal });
+  await readModels();
+  const of = own.role === "router" ? await modelProps(signal) : null;
+  const next = of ? { ...of, role: own.role! } : own;
+  if (JSON.stringify(next) !== JSON.stringify(properties.peek())) properties.value = next;
+  if (isRecord(own.ui_settings)) useServerDefaults(own.ui_settings);
+}
+
+/** The properties of a router's model, unless it would have to be loaded for them. */
+async function modelProps(signal: AbortSignal): Promise<Props | null> {
+  const name = chosenModel.peek();
+  if (!allModels.peek().some(({ id, status: its }) => id === name && its === "loaded")) return null;
+  try {
+    const query = `model=${encodeURIComponent(name)}&autoload=false`;
+    return await requestJson<Props>(`props?${query}`, { signal });
+  } catch (error) {
+    if (error instanceof ServerError && error.status > 0) return null; // unloaded meanwhile
+    throw error;
+  }
+}
+
+function setBy(error: unknown): void {
+  if (!(error instanceof ServerError)) throw error;
+  switch (error.reason) {
+    case "key":
+      return set("needs-key", settings.peek().apiKey ? WRONG_KEY : NO_KEY);
+    case "loading":
+      return set("loading", "The server is loading its model.");
+    case "closing":
+      return set("draining", "The server is shutting down. It takes no new messages.");
+    case "full":
+      return set("full", "The server is full.", Date.now() + (error.retryAfter ?? PAUSES.full));
+    default:
+      return set("unreachable", error.message);
+  }
+}
+
+const NO_KEY = "The server asks for an API key.";
+const WRONG_KEY = "The server does not know this API key.";
+
+function set(state: ServerState, message: string, retryAt?: number): void {
+  const next = retryAt === undefined ? { state, message } : { state, message, retryAt };
+  if (JSON.stringify(next) !== JSON.stringify(status.peek())) status.value = next;
 }

@@ -1,0 +1,5 @@
+// Looking at values of unknown origin.
+
+export function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}

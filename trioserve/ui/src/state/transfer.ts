@@ -1,0 +1,191 @@
+// Chats as a JSON file, and back.
+
+import type { Attachment, Chat, Message, Role, ToolCall } from "../types";
+import { newId } from "./ids";
+import { isRecord } from "./json";
+import { isSampling } from "./settings";
+import { fromLlamaServer } from "./llama_chats";
+
+const FORMAT = "trioserve-chats";
+const VERSION = 1;
+
+/** Ids of chats are sent in a header. */
+const GOOD_ID = /^[\w.-]{1,64}$/;
+
+export interface Whole {
+  chat: Chat;
+  messages: Message[];
+}
+
+/** Write chats as the text of a file. */
+export function written(wholes: readonly Whole[], now = new Date()): string {
+  const chats = wholes.map(({ chat, messages }) => ({ ...chat, messages: messages.map(exported) }));
+  const file = { format: FORMAT, version: VERSION, exportedAt: now.toISOString(), chats };
+  return JSON.stringify(file, null, 1);
+}
+
+function exported(message: Message): Omit<Message, "chat" | "stream"> {
+  const { chat: _, stream: __, ...rest } = message;
+  return rest;
+}
+
+/** Read the text of a file. Messages get new ids, so that they can replace none that are here. Throws an Error for people. */
+export function read(text: string): Whole[] {
+  const file = parsed(text);
+  if (isRecord(file) && file.format === FORMAT) {
+    if (file.version !== VERSION) {
+      throw new Error("This file comes from a newer version of the page.");
+    }
+    return list(file.chats, "chats").map((chat, i) => wholeOf(record(chat, `chats[${i}]`), `chats[${i}]`));
+  }
+  const theirs = fromLlamaServer(file);
+  if (theirs === null) throw new Error("This file has no chats of this page or of llama-server’s.");
+  return theirs.map((chat, i) => wholeOf(chat, `[${i}]`));
+}
+
+/** JSON, or a JSON value a line. */
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    // Perhaps it is one a line.
+  }
+  try {
+    return text.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line) as unknown);
+  } catch {
+    throw new Error("This file is not JSON.");
+  }
+}
+
+function wholeOf(given: Record<string, unknown>, at: string): Whole {
+  const items = list(given.messages, `${at}.messages`);
+  const records = items.map((item, i) => record(item, `${at}.messages[${i}]`));
+  const ids = new Map(records.map((item, i) => [string(item.id, `${at}.messages[${i}].id`), newId()]));
+  if (ids.size !== records.length) throw wrong(`${at}.messages`, "has an id twice");
+  const asked = string(given.id, `${at}.id`);
+  const id = GOOD_ID.test(asked) ? asked : newId();
+  const messages = records.map((item, i) => messageOf(item, { chat: id, ids, at: `${at}.messages[${i}]` }));
+  checkTree(messages, at);
+  const createdAt = time(given.createdAt, `${at}.createdAt`);
+  const leaf = given.leaf === null ? null : ids.get(string(given.leaf, `${at}.leaf`));
+  if (leaf === undefined) throw wrong(`${at}.leaf`, "is no message");
+  const sampling = given.sampling ?? {};
+  if (!isSampling(sampling)) throw wrong(`${at}.sampling`, "has a value of a wrong type");
+  const chat: Chat = {
+    id,
+    title: string(given.title, `${at}.title`).slice(0, 500),
+    createdAt,
+    updatedAt: time(given.updatedAt ?? createdAt, `${at}.updatedAt`),
+    leaf,
+    system: string(given.system ?? "", `${at}.system`),
+    sampling,
+    model: string(given.model ?? "", `${at}.model`),
+  };
+  return { chat, messages };
+}
+
+interface Where {
+  chat: string;
+  ids: ReadonlyMap<string, string>;
+  at: string;
+}
+
+const ROLES: readonly string[] = ["system", "user", "assistant", "tool"] satisfies Role[];
+const STATES: readonly unknown[] = ["done", "stopped", "failed"] satisfies Message["state"][];
+
+function messageOf(given: Record<string, unknown>, { chat, ids, at }: Where): Message {
+  const role = string(given.role, `${at}.role`);
+  if (!ROLES.includes(role)) throw wrong(`${at}.role`, "is none that there is");
+  const parent = given.parent === null ? null : ids.get(string(given.parent, `${at}.parent`));
+  if (parent === undefined) throw wrong(`${at}.parent`, "is no message of this chat");
+  const files = list(given.attachments ?? [], `${at}.attachments`);
+  const calls = list(given.toolCalls ?? [], `${at}.toolCalls`);
+  // An answer that was still written when the file was made is one that was stopped.
+  const state = STATES.includes(given.state) ? (given.state as Message["state"]) : "stopped";
+  return {
+    id: ids.get(given.id as string)!,
+    chat,
+    parent,
+    role: role as Role,
+    content: string(given.content, `${at}.content`),
+    reasoning: string(given.reasoning ?? "", `${at}.reasoning`),
+    toolCalls: calls.map((call, i) => callOf(record(call, `${at}.toolCalls[${i}]`), `${at}.toolCalls[${i}]`)),
+    attachments: files.map((file, i) => fileOf(record(file, `${at}.attachments[${i}]`), `${at}.attachments[${i}]`)),
+    model: string(given.model ?? "", `${at}.model`),
+    createdAt: time(given.createdAt, `${at}.createdAt`),
+    state,
+    ...(given.finish === undefined ? {} : { finish: string(given.finish, `${at}.finish`) }),
+    ...(given.error === undefined ? {} : { error: string(given.error, `${at}.error`) }),
+    ...(isStats(given.stats) ? { stats: given.stats } : {}),
+  };
+}
+
+function callOf(given: Record<string, unknown>, at: string): ToolCall {
+  return {
+    id: string(given.id, `${at}.id`),
+    name: string(given.name, `${at}.name`),
+    arguments: string(given.arguments, `${at}.arguments`),
+  };
+}
+
+function fileOf(given: Record<string, unknown>, at: string): Attachment {
+  const text = string(given.text, `${at}.text`);
+  return {
+    id: newId(),
+    name: string(given.name, `${at}.name`),
+    type: string(given.type ?? "text/plain", `${at}.type`),
+    size: typeof given.size === "number" ? given.size : text.length,
+    text,
+  };
+}
+
+const STATS = [
+  "tokens", "tokensPerSecond", "ttft", "promptTokens", "cachedTokens", "contextUsed", "contextSize",
+];
+
+function isStats(value: unknown): value is NonNullable<Message["stats"]> {
+  return isRecord(value) && STATS.every((name) => Number.isFinite(value[name]));
+}
+
+/** Each message has to lead to the first: no circles. */
+function checkTree(messages: readonly Message[], at: string): void {
+  const parents = new Map(messages.map((message) => [message.id, message.parent]));
+  const good = new Set<string | null>([null]);
+  for (const { id } of messages) {
+    const way: string[] = [];
+    const seen = new Set<string>();
+    for (let one: string | null = id; !good.has(one); one = parents.get(one!) ?? null) {
+      if (seen.has(one!)) throw wrong(`${at}.messages`, "lead back to themselves");
+      seen.add(one!);
+      way.push(one!);
+    }
+    for (const one of way) good.add(one);
+  }
+}
+
+// -- values of a file
+
+function wrong(at: string, what: string): Error {
+  return new Error(`The file cannot be read: ${at} ${what}.`);
+}
+
+function record(value: unknown, at: string): Record<string, unknown> {
+  if (!isRecord(value)) throw wrong(at, "is no object");
+  return value;
+}
+
+function list(value: unknown, at: string): unknown[] {
+  if (!Array.isArray(value)) throw wrong(at, "is no list");
+  return value;
+}
+
+function string(value: unknown, at: string): string {
+  if (typeof value !== "string") throw wrong(at, "is no text");
+  return value;
+}
+
+/** Milliseconds since 1970, up to the last date that there is. */
+function time(value: unknown, at: string): number {
+  if (typeof value !== "number" || !(Math.abs(value) <= 8.64e15)) throw wrong(at, "is no time");
+  return value;
+}

@@ -1,0 +1,201 @@
+// Follows one answer: its text to the screen each frame, and to the database now and then.
+
+import { follow, stopStream, type End, type Listener } from "../server/follow";
+import type { ServerError } from "../server/api";
+import type { Message, Phase, Run, StreamPlace } from "../types";
+import { Answer } from "./answer";
+import { keepAnswer } from "./db";
+import { withPlace } from "./places";
+import { contextSizeOf, noteTrouble, noteWorks } from "./server";
+import { endLive, showLive } from "./shown";
+import { tellChanged, tellWritten } from "./tabs";
+
+/** An answer that has yet to come. */
+export type Unwritten = Message & { stream: StreamPlace };
+
+/** Milliseconds between two frames when the browser draws none, because nobody looks. */
+const UNSEEN_FRAME = 250;
+
+/** Milliseconds between two looks at the speed. */
+const SPEED_INTERVAL = 500;
+
+/** Milliseconds between two saves, and how many more a character adds: long answers are saved less often. */
+const SAVE_INTERVAL = 1_000;
+const SAVE_PER_CHARACTER = 0.01;
+
+export class Writer implements Listener {
+  readonly #message: Unwritten;
+  readonly #answer: Answer;
+  readonly #abort = new AbortController();
+  readonly #onRun: (run: Run | null) => void;
+  #hasPlaceInDatabase: boolean;
+  #trouble: { phase: Phase; note: string } | null = null;
+  #speed: { value: number | undefined; at: number } = { value: undefined, at: 0 };
+  #isDrawing = false;
+  #isSaving = false;
+  #hasEnded = false;
+  #savedAt = Date.now();
+
+  /** `isKept`: the database has the message. `onRun` is told how it goes; null: it has ended. */
+  constructor(message: Unwritten, isKept: boolean, onRun: (run: Run | null) => void) {
+    this.#message = message;
+    this.#answer = new Answer(message);
+    this.#hasPlaceInDatabase = isKept;
+    this.#onRun = onRun;
+  }
+
+  get chat(): string {
+    return this.#message.chat;
+  }
+
+  /** Follow the answer to its end, whatever that is. With a body, ask for it first. */
+  async run(body?: Record<string, unknown>): Promise<void> {
+    const { conversation, offset } = this.#message.stream;
+    const wanted = body ? { conversation, offset, body } : { conversation, offset };
+    const { signal } = this.#abort;
+    const wait = () => this.#setTrouble("queued", "Waits until another answer is complete.");
+    showLive(this.#message);
+    this.#tellRun();
+    try {
+      await this.#end(outcome(await withPlace(() => follow(wanted, this, signal), wait, signal)));
+    } catch (error) {
+      if (signal.aborted) return; // who did that has ended it
+      await this.#end({ state: "failed", error: "The page failed. Its log has more." });
+      throw error;
+    }
+  }
+
+  /** End the answer here and on the server. */
+  async stop(): Promise<void> {
+    this.#abort.abort();
+    void stopStream(this.#message.stream.conversation);
+    await this.#end({ state: "stopped" });
+  }
+
+  onChunk(chunk: Record<string, unknown>, offset: number): void {
+    this.#answer.take(chunk, offset);
+    this.#draw();
+  }
+
+  onComment(text: string): void {
+    this.#answer.comment(text);
+    this.#draw();
+  }
+
+  onConnected(): void {
+    noteWorks();
+    this.#trouble = null;
+    this.#draw();
+  }
+
+  onWaiting(error: ServerError, retryAt: number): void {
+    noteTrouble(error, retryAt);
+    this.#answer.interrupted();
+    const phases: Partial<Record<typeof error.reason, Phase>> = {
+      loading: "loading-model",
+      full: "queued",
+    };
+    this.#setTrouble(phases[error.reason] ?? "reconnecting", error.message);
+  }
+
+  #setTrouble(phase: Phase, note: string): void {
+    this.#trouble = { phase, note };
+    this.#tellRun();
+  }
+
+  /** Have the next frame show what there is. */
+  #draw(): void {
+    if (this.#isDrawing || this.#hasEnded) return;
+    this.#isDrawing = true;
+    const draw = () => {
+      if (!this.#isDrawing) return; // the other of the two was first
+      this.#isDrawing = false;
+      clearTimeout(timer);
+      if (!this.#hasEnded) this.#show();
+    };
+    const timer = setTimeout(draw, UNSEEN_FRAME);
+    globalThis.requestAnimationFrame?.(draw);
+  }
+
+  #show(): void {
+    const message = this.#answer.message(contextSizeOf(this.#message.model));
+    showLive(message);
+    this.#tellRun();
+    const length = message.content.length + message.reasoning.length;
+    const due = this.#savedAt + SAVE_INTERVAL + length * SAVE_PER_CHARACTER;
+    if (!this.#isSaving && Date.now() >= due) void this.#save(message);
+  }
+
+  async #save(message: Message): Promise<void> {
+    this.#isSaving = true;
+    const kept = await this.#keep(message);
+    this.#isSaving = false;
+    this.#savedAt = Date.now();
+    // Another tab has stopped it, or deleted the chat.
+    if (kept !== message && !this.#hasEnded) this.#close(kept);
+  }
+
+  async #keep(message: Message): Promise<Message | null> {
+    if (!this.#hasPlaceInDatabase) return message;
+    const kept = await keepAnswer(message, this.#message.stream.conversation);
+    if (message.state === "writing") tellWritten();
+    else tellChanged(message.chat);
+    return kept;
+  }
+
+  async #end(how: Partial<Message>): Promise<void> {
+    if (this.#hasEnded) return;
+    this.#hasEnded = true;
+    const { stream: _, ...message } = this.#answer.message(contextSizeOf(this.#message.model));
+    const ended = { ...message, ...how };
+    this.#close(await this.#keep(ended as Message));
+  }
+
+  /** Show how it has ended; null: it was deleted. */
+  #close(message: Message | null): void {
+    this.#hasEnded = true;
+    if (!this.#abort.signal.aborted) this.#abort.abort();
+    if (message === null) void stopStream(this.#message.stream.conversation);
+    endLive(message ?? { ...this.#message, state: "stopped" });
+    this.#onRun(null);
+  }
+
+  #tellRun(): void {
+    const { phase, place, progress, note } = this.#answer;
+    const now = Date.now();
+    if (now - this.#speed.at >= SPEED_INTERVAL) {
+      this.#speed = { value: this.#answer.speed(now), at: now };
+    }
+    const speed = this.#speed.value;
+    this.#onRun({
+      chat: this.#message.chat,
+      message: this.#message.id,
+      startedAt: this.#message.stream.startedAt,
+      phase: this.#trouble?.phase ?? phase,
+      ...(place ? { place } : {}),
+      ...(progress ? { progress } : {}),
+      ...(speed === undefined ? {} : { tokensPerSecond: speed }),
+      ...((this.#trouble?.note ?? note) ? { note: this.#trouble?.note ?? note } : {}),
+    });
+  }
+}
+
+/** What an end means for the message. */
+function outcome(end: End): Partial<Message> {
+  switch (end.kind) {
+    case "complete":
+      return { state: "done" };
+    case "failed":
+      return { state: "failed", error: end.error.message };
+    case "lost":
+      return {
+        state: "failed",
+        error: "The server no longer has this answer. It was restarted, or the page was away for too long.",
+      };
+    case "gap":
+      return {
+        state: "failed",
+        error: "The page was away for too long: the server has dropped what comes next.",
+      };
+  }
+}
