@@ -1,0 +1,126 @@
+import type { ComponentChildren, VNode } from "preact";
+import { useId, useRef, useState } from "preact/hooks";
+
+import { Icon, type IconName } from "../icon";
+
+interface PopoverProps {
+  /** What is on the button. */
+  button: ComponentChildren;
+  /** What the button is called, if what is on it does not say so. */
+  label?: string;
+  buttonClass: string;
+  class?: string;
+  role?: "menu" | "dialog";
+  /** What is in it, made when it opens; it is given how to close it. */
+  children: (close: () => void) => ComponentChildren;
+}
+
+/** A button, and what opens below or above it, over everything else. */
+export function Popover(props: PopoverProps): VNode {
+  const id = useId();
+  const button = useRef<HTMLButtonElement>(null);
+  const panel = useRef<HTMLDivElement>(null);
+  const [open, setOpen] = useState(false);
+
+  const toggles = (event: { newState: string }) => {
+    if (event.newState !== "open" || !button.current || !panel.current) return;
+    place(panel.current, button.current.getBoundingClientRect());
+    setOpen(true);
+  };
+  const toggled = (event: { newState: string }) => {
+    if (event.newState === "closed") setOpen(false);
+    else panel.current?.querySelector<HTMLElement>("[data-first], [role^=menuitem], input, button")?.focus();
+  };
+  return (
+    <>
+      <button
+        ref={button}
+        type="button"
+        class={props.buttonClass}
+        aria-label={props.label}
+        title={props.label}
+        aria-haspopup={props.role ?? "dialog"}
+        aria-expanded={open}
+        popovertarget={id}
+      >
+        {props.button}
+      </button>
+      <div
+        ref={panel}
+        id={id}
+        popover="auto"
+        class={`popover ${props.class ?? ""}`}
+        role={open ? props.role ?? "dialog" : undefined}
+        aria-label={props.label}
+        onBeforeToggle={toggles}
+        onToggle={toggled}
+        onKeyDown={(event) => panel.current && step(event, panel.current)}
+      >
+        {open && props.children(() => panel.current?.hidePopover())}
+      </div>
+    </>
+  );
+}
+
+/** Put a panel at a button: on the side, and at the edge, where there is more room. */
+function place(panel: HTMLElement, at: DOMRect): void {
+  const below = at.bottom < innerHeight * 0.6;
+  const fromLeft = at.left + at.right < innerWidth;
+  const { style } = panel;
+  style.top = below ? `${at.bottom + 4}px` : "auto";
+  style.bottom = below ? "auto" : `${innerHeight - at.top + 4}px`;
+  style.left = fromLeft ? `${Math.max(at.left, 8)}px` : "auto";
+  style.right = fromLeft ? "auto" : `${Math.max(innerWidth - at.right, 8)}px`;
+  style.maxHeight = `${(below ? innerHeight - at.bottom : at.top) - 16}px`;
+}
+
+/** Move between the entries of a menu with the arrow keys. */
+function step(event: KeyboardEvent, panel: HTMLElement): void {
+  const entries = [...panel.querySelectorAll<HTMLElement>("[role^=menuitem]")];
+  if (entries.length === 0) return;
+  const at = entries.indexOf(document.activeElement as HTMLElement);
+  const to = new Map([
+    ["ArrowDown", at + 1],
+    ["ArrowUp", at < 0 ? entries.length - 1 : at - 1],
+    ["Home", 0],
+    ["End", entries.length - 1],
+  ]).get(event.key);
+  if (to === undefined) return;
+  event.preventDefault();
+  event.stopPropagation();
+  entries[(to + entries.length) % entries.length]?.focus();
+}
+
+/** An entry of a menu. */
+export interface Entry {
+  label: string;
+  icon: IconName;
+  danger?: boolean;
+  run: () => void;
+}
+
+/** A button that opens a menu. */
+export function Menu({ label, entries }: { label: string; entries: Entry[] }): VNode {
+  return (
+    <Popover button={<Icon name="more" />} label={label} buttonClass="icon-button more" class="menu" role="menu">
+      {(close) =>
+        entries.map((entry) => (
+          <button
+            key={entry.label}
+            type="button"
+            role="menuitem"
+            tabIndex={-1}
+            class={entry.danger ? "menu-entry danger" : "menu-entry"}
+            onClick={() => {
+              close();
+              entry.run();
+            }}
+          >
+            <Icon name={entry.icon} />
+            {entry.label}
+          </button>
+        ))
+      }
+    </Popover>
+  );
+}

@@ -1,0 +1,76 @@
+/** Numbers, sizes, times and dates as the page writes them. */
+
+const whole = new Intl.NumberFormat("en");
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const month = new Intl.DateTimeFormat("en", { month: "long", year: "numeric" });
+
+/** 1234 as "1,234". */
+export function count(value: number): string {
+  return whole.format(Math.round(value));
+}
+
+/** 1234 as "1.2K". */
+export function short(value: number): string {
+  return compact.format(value);
+}
+
+/** "1 token", "2 tokens". */
+export function tokens(value: number): string {
+  return `${count(value)} ${Math.round(value) === 1 ? "token" : "tokens"}`;
+}
+
+/** A context of 4096 tokens as "4K", as people call it. */
+export function contextSize(value: number): string {
+  return value >= 1024 && value % 1024 === 0 ? `${count(value / 1024)}K` : short(value);
+}
+
+/** Bytes, in units of 1000. */
+export function bytes(value: number): string {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (value >= 999.5 && unit < units.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return `${value < 10 && unit > 0 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+}
+
+/** Seconds: "0.4 s", "12 s", "2 min", "1 h 5 min". */
+export function seconds(value: number): string {
+  if (value < 9.95) return `${value.toFixed(1)} s`;
+  if (value < 59.5) return `${Math.round(value)} s`;
+  const minutes = Math.round(value / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const rest = minutes % 60;
+  return `${Math.floor(minutes / 60)} h${rest ? ` ${rest} min` : ""}`;
+}
+
+/** A speed: "45 tokens/s", with a decimal where it is slow. */
+export function speed(value: number): string {
+  if (value === 0) return "0 tokens/s";
+  return `${value < 9.95 ? value.toFixed(1) : count(value)} tokens/s`;
+}
+
+/** A share of 1 as a percentage that is 0 or 100 only if it is so. */
+export function percent(share: number): string {
+  const rounded = Math.round(share * 100);
+  if (share > 0 && rounded === 0) return "<1%";
+  if (share < 1 && rounded === 100) return "99%";
+  return `${rounded}%`;
+}
+
+/** The heading under which a chat of that time is listed. Times are those of Date.now(). */
+export function era(time: number, now: number): string {
+  const midnight = new Date(now).setHours(0, 0, 0, 0);
+  const days = Math.ceil((midnight - time) / 86_400_000);
+  if (days <= 0) return "Today";
+  if (days === 1) return "Yesterday";
+  if (days <= 7) return "Previous 7 days";
+  if (days <= 30) return "Previous 30 days";
+  return month.format(time);
+}
+
+/** The name of a model without its folder and the ending of its file. */
+export function modelName(id: string): string {
+  return id.slice(id.lastIndexOf("/") + 1).replace(/\.gguf$/i, "") || id;
+}

@@ -1,0 +1,81 @@
+/** What an answer that is being written is about right now, in words. */
+
+import type { Run } from "../types";
+import { count, seconds, speed } from "./format";
+
+export interface RunText {
+  text: string;
+  /** How much is done, from 0 to 1, where that is known. */
+  share?: number;
+}
+
+/** Describe a run at a time, which is Date.now(). */
+export function describeRun(run: Run, now: number): RunText {
+  const { phase, note, progress } = run;
+  switch (phase) {
+    case "sending":
+      return { text: waited("Waiting for the server", run, now) };
+    case "loading-model":
+      return { text: waited(note || "The model is loading", run, now), share: percentIn(note) };
+    case "queued":
+      return { text: queued(run.place) };
+    case "prompt": {
+      if (!progress || progress.total === 0) return { text: waited("Reading the prompt", run, now) };
+      const { done, total, cached } = progress;
+      const known = cached > 0 ? `, ${count(cached)} from the cache` : "";
+      return {
+        text: `Reading the prompt: ${count(done)} of ${count(total)} tokens${known}`,
+        share: Math.min(done / total, 1),
+      };
+    }
+    case "thinking":
+      return { text: withSpeed("Thinking", run) };
+    case "writing":
+      return { text: withSpeed("Writing", run) };
+    case "reconnecting":
+      return { text: note || "The connection was lost. Connecting again…" };
+  }
+}
+
+function queued(place: Run["place"]): string {
+  if (!place) return "Waiting in the queue";
+  const where = place.position === 1 ? "Next in the queue" : `Number ${count(place.position)} in the queue`;
+  return place.waitS === undefined ? where : `${where}, about ${seconds(place.waitS)}`;
+}
+
+function withSpeed(what: string, run: Run): string {
+  return run.tokensPerSecond ? `${what} · ${speed(run.tokensPerSecond)}` : what;
+}
+
+/** After a while, people want to see that it is going on. */
+function waited(what: string, run: Run, now: number): string {
+  const passed = (now - run.startedAt) / 1000;
+  return passed < 3 ? `${what}…` : `${what}, ${seconds(Math.floor(passed))}`;
+}
+
+/** The "40%" in a note, as a share. */
+function percentIn(note: string | undefined): number | undefined {
+  const found = /(\d+)\s?%/.exec(note ?? "");
+  return found ? Math.min(Number(found[1]) / 100, 1) : undefined;
+}
+
+/** What a screen reader is told: only what changes for the listener, not each step. */
+export function announce(run: Run | undefined): string {
+  if (!run) return "";
+  switch (run.phase) {
+    case "loading-model":
+      return "The model is loading.";
+    case "queued":
+      return run.place ? `In the queue, at number ${run.place.position}.` : "In the queue.";
+    case "prompt":
+      return "The model reads the prompt.";
+    case "thinking":
+      return "The model thinks.";
+    case "writing":
+      return "The answer begins.";
+    case "reconnecting":
+      return "The connection was lost. Connecting again.";
+    case "sending":
+      return "";
+  }
+}
