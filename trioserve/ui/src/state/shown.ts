@@ -73,17 +73,22 @@ export function chatOf(id: string): Chat | undefined {
   return shown?.id === id ? shown : chats.peek().find((chat) => chat.id === id);
 }
 
-/** Change a chat, and add or replace messages of it; false: the browser could not keep it. */
+/** Change a chat: add or replace some messages, delete others; false: the browser could not keep it. */
 export async function change(
   id: string,
   how: Partial<Chat>,
   messages: Message[] = [],
+  gone: string[] = [],
 ): Promise<boolean> {
   const before = chatOf(id);
   if (!before) return false;
   const isNew = !chats.peek().some((chat) => chat.id === id);
   const isToKeep = !isNew || messages.length > 0;
-  showChange({ ...before, ...how }, messages, isToKeep);
+  if (openChat.peek()?.chat.id === id) {
+    for (const one of gone) tree.delete(one);
+    for (const message of messages) tree.set(message.id, message);
+  }
+  showChange({ ...before, ...how }, isToKeep);
   if (!isToKeep) return true;
   const isKept = await writing(async (tx) => {
     // Another tab may have changed other things of it, or deleted it.
@@ -91,19 +96,18 @@ export async function change(
     if (!kept) return false;
     await tx.putChat({ ...kept, ...how });
     for (const message of messages) await tx.putMessage(message);
+    for (const one of gone) await tx.deleteMessage(one);
     return true;
   });
   tellChanged(id);
   return isKept === true;
 }
 
-function showChange(chat: Chat, messages: Message[], isKept: boolean): void {
+function showChange(chat: Chat, isKept: boolean): void {
   batch(() => {
     const others = chats.peek().filter((one) => one.id !== chat.id);
     if (isKept) chats.value = [chat, ...others].sort(byAge);
-    if (openChat.peek()?.chat.id !== chat.id) return;
-    for (const message of messages) tree.set(message.id, message);
-    show(chat);
+    if (openChat.peek()?.chat.id === chat.id) show(chat);
   });
 }
 

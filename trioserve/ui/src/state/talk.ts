@@ -7,7 +7,7 @@ import { bodyFor } from "./prompt";
 import { stopRuns, write } from "./runs";
 import { settings } from "./settings";
 import { change, openChat, openTree } from "./shown";
-import { leafOf, pathTo, timeFor } from "./tree";
+import { childrenOf, leafOf, pathTo, subtreeOf, timeFor } from "./tree";
 import type { Unwritten } from "./writer";
 
 /** Characters of a title that is taken from the first message. */
@@ -72,6 +72,21 @@ export async function continueAnswer(message: string): Promise<void> {
   const hasText = Boolean(before.content || before.reasoning);
   const path = pathTo(openTree(), hasText ? before.id : before.parent);
   void write(unwritten, isKept, bodyOf(chat, path, hasText));
+}
+
+/** Delete a message and all that follows it; a sibling is shown in its place, if there is one. What it returns brings them back. */
+export async function removeMessage(message: string): Promise<() => Promise<void>> {
+  const { id, parent } = found(message);
+  const { chat } = opened();
+  await stopRuns(chat.id);
+  const tree = openTree();
+  const gone = subtreeOf(tree, id);
+  const sibling = childrenOf(tree, parent).filter((one) => one.id !== id).pop();
+  const leaf = sibling ? leafOf(tree, sibling.id) : parent;
+  await change(chat.id, { leaf }, [], gone.map((one) => one.id));
+  return async () => {
+    await change(chat.id, { leaf: chat.leaf }, gone);
+  };
 }
 
 // -- the parts
@@ -160,9 +175,4 @@ function titleFrom(message: Message | undefined): string {
   const characters = Array.from(line.trim());
   if (characters.length <= TITLE_LENGTH) return line.trim();
   return `${characters.slice(0, TITLE_LENGTH).join("").trimEnd()}…`;
-}
-
-/** Delete a message and all that follows it; a sibling is shown in its place, if there is one. What it returns brings them back. */
-export async function removeMessage(_message: string): Promise<() => Promise<void>> {
-  throw new Error("not yet");
 }

@@ -61,6 +61,22 @@ export function leafOf(tree: Tree, id: string): string {
   return leaf;
 }
 
+/** A message and all that follow it, on all branches. */
+export function subtreeOf(tree: Tree, id: string): Message[] {
+  const children = new Map<string | null, Message[]>();
+  for (const message of tree.values()) {
+    const siblings = children.get(message.parent) ?? [];
+    siblings.push(message);
+    children.set(message.parent, siblings);
+  }
+  const root = tree.get(id);
+  const all = new Set(root ? [root] : []);
+  for (const message of all) {
+    for (const child of children.get(message.id) ?? []) all.add(child); // which are looked at in turn
+  }
+  return [...all];
+}
+
 /** A time for a new child: now, and later than its siblings, whatever the clock says. */
 export function timeFor(tree: Tree, parent: string | null, now = Date.now()): number {
   const siblings = childrenOf(tree, parent);

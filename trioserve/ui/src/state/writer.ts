@@ -60,7 +60,7 @@ export class Writer implements Listener {
       await this.#end(outcome(await withPlace(() => follow(wanted, this, signal), wait, signal)));
     } catch (error) {
       if (signal.aborted) return; // who did that has ended it
-      await this.#end({ state: "failed", error: "The page failed. Its log has more." });
+      await this.#end({ state: "failed", error: "The page failed. The browser’s console has more." });
       throw error;
     }
   }

@@ -1,0 +1,92 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { messageFor } from "../testing/messages";
+import { Answer } from "./answer";
+
+const stream = { conversation: "c.1", offset: 0, startedAt: 1_000 };
+const empty = () =>
+  new Answer({ ...messageFor({ role: "assistant", state: "writing", content: "" }), stream });
+
+const chunk = (delta: object, more: object = {}) => ({ choices: [{ delta, finish_reason: null }], ...more });
+
+test("text, reasoning and calls are put together, and belong to the offset", () => {
+  const answer = empty();
+  assert.equal(answer.take(chunk({ role: "assistant", content: null }), 10), false);
+  assert.equal(answer.take(chunk({ reasoning_content: "hm" }), 20), true);
+  assert.equal(answer.phase, "thinking");
+  answer.take(chunk({ content: "Hel" }), 30);
+  answer.take(chunk({ content: "lo" }), 40);
+  assert.equal(answer.phase, "writing");
+  answer.take(chunk({ tool_calls: [{ index: 0, id: "1", function: { name: "f", arguments: "" } }] }), 50);
+  answer.take(chunk({ tool_calls: [{ index: 0, function: { arguments: '{"a":' } }] }), 60);
+  answer.take(chunk({ tool_calls: [{ index: 0, function: { arguments: "1}" } }, { index: 1, id: "2", function: { name: "g", arguments: "{}" } }] }), 70);
+  const message = answer.message(100);
+  assert.deepEqual([message.content, message.reasoning, message.stream!.offset], ["Hello", "hm", 70]);
+  assert.deepEqual(message.toolCalls, [
+    { id: "1", name: "f", arguments: '{"a":1}' },
+    { id: "2", name: "g", arguments: "{}" },
+  ]);
+});
+
+test("an answer goes on with what was saved of it", () => {
+  const saved = messageFor({ role: "assistant", state: "writing", content: "Hel", reasoning: "hm" });
+  const answer = new Answer({ ...saved, stream: { ...stream, offset: 30, ttft: 250 } });
+  answer.take(chunk({ content: "lo" }), 40);
+  const timings = { cache_n: 3, prompt_n: 4, predicted_n: 9, predicted_per_second: 12.5 };
+  answer.take({ choices: [{ delta: {}, finish_reason: "stop" }], timings }, 50);
+  const { content, stats, finish } = answer.message(4096);
+  assert.deepEqual([content, finish], ["Hello", "stop"]);
+  assert.deepEqual(stats, {
+    tokens: 9, tokensPerSecond: 12.5, ttft: 250, promptTokens: 7, cachedTokens: 3, contextUsed: 16, contextSize: 4096,
+  });
+});
+
+test("an answer that was stopped has our own count, unless we came in the middle", () => {
+  const progress = { prompt_progress: { total: 10, cache: 4, processed: 10, time_ms: 1 } };
+  const answer = empty();
+  answer.take(chunk({}, progress), 5, 1_100);
+  answer.take(chunk({ content: "a" }), 10, 1_250);
+  answer.take(chunk({ content: "b" }), 20, 1_350);
+  assert.deepEqual(answer.message(0).stats, {
+    tokens: 2, tokensPerSecond: 10, ttft: 250, promptTokens: 10, cachedTokens: 4, contextUsed: 12, contextSize: 0,
+  });
+  const resumed = new Answer({ ...messageFor({ state: "writing" }), stream: { ...stream, offset: 9 } });
+  resumed.take(chunk({ content: "a" }), 20);
+  assert.equal(resumed.message(0).stats, undefined);
+});
+
+test("comments tell of the queue and of the model", () => {
+  const answer = empty();
+  answer.comment("queued, position 3, about 2.1 s");
+  assert.deepEqual([answer.phase, answer.place], ["queued", { position: 3, waitS: 2.1 }]);
+  answer.comment("queued, position 1");
+  assert.deepEqual(answer.place, { position: 1 });
+  answer.comment("waiting for the model, position 2");
+  assert.deepEqual([answer.phase, answer.place], ["loading-model", { position: 2 }]);
+  answer.comment("loading the model, 40%");
+  assert.deepEqual([answer.place, answer.note], [undefined, "Loading the model, 40%"]);
+  answer.comment("");
+  assert.equal(answer.phase, "loading-model");
+  answer.take(chunk({}, { prompt_progress: { total: 10, cache: 4, processed: 6, time_ms: 1 } }), 5);
+  assert.deepEqual([answer.phase, answer.note, answer.progress], ["prompt", undefined, { done: 6, total: 10, cached: 4 }]);
+  answer.take(chunk({ content: "a" }), 9);
+  assert.deepEqual([answer.phase, answer.progress], ["writing", undefined]);
+});
+
+test("the speed is that of the last seconds, and a burst after a break does not count", () => {
+  const answer = empty();
+  for (let i = 0; i < 100; i++) answer.take(chunk({ content: "a" }), i, 10_000 + i * 100);
+  assert.equal(answer.speed(19_900), 10);
+  assert.equal(answer.speed(40_000), undefined);
+  answer.take(chunk({ content: "a" }), 200, 40_000);
+  answer.interrupted();
+  for (let i = 0; i < 50; i++) answer.take(chunk({ content: "a" }), 201 + i, 41_000);
+  assert.equal(answer.speed(41_100), undefined);
+});
+
+test("a fragment with a strange index becomes a call of its own", () => {
+  const answer = empty();
+  answer.take(chunk({ tool_calls: [{ index: 4e9, id: "1", function: { name: "f" } }, 5] }), 1);
+  assert.deepEqual(answer.message(0).toolCalls, [{ id: "1", name: "f", arguments: "" }]);
+});
