@@ -1,0 +1,255 @@
+import { effect, signal } from "@preact/signals";
+import type { VNode } from "preact";
+import { useEffect } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { activity, watchActivity } from "../state/server";
+import type { Activity as Seen, QueuedView, SlotView } from "../types";
+import { type Block, allot } from "./cells";
+import { contextSize, count, modelName, percent, seconds, short, speed, tokens } from "./format";
+import { area, line } from "./spark";
+import { activityShown } from "./view";
+
+/** So many looks are in the chart: a minute of them. */
+const LOOKS = 120;
+/** The KV cache is drawn with so many blocks. */
+const BLOCKS = 192;
+/** Up to so many slots are shown when they are idle, too. */
+const ALL_SLOTS = 8;
+/** More than these are counted, not listed. */
+const MOST_ROWS = 16;
+/** There are so many colours for slots. */
+const COLOURS = 8;
+
+/** Tokens a second, in the last looks. */
+const speeds = signal<number[]>([]);
+
+/** What the server is doing right now, seen twice a second. */
+export function Activity(): VNode {
+  useEffect(() => {
+    const stopWatching = watchActivity();
+    speeds.value = [];
+    const stopNoting = effect(() => {
+      const seen = activity.value;
+      if (seen) speeds.value = [...speeds.peek(), seen.tokensPerSecond].slice(-LOOKS);
+    });
+    return () => {
+      stopNoting();
+      stopWatching();
+    };
+  }, []);
+  const seen = activity.value;
+  return (
+    <aside class="activity" aria-label="Activity of the server">
+      <header class="activity-head">
+        <h2>Activity</h2>
+        <button
+          type="button"
+          class="icon-button"
+          aria-label="Hide the activity"
+          onClick={() => (activityShown.value = false)}
+        >
+          <Icon name="close" />
+        </button>
+      </header>
+      {seen ? <Panels seen={seen} /> : <p class="hint">Looking…</p>}
+    </aside>
+  );
+}
+
+function Panels({ seen }: { seen: Seen }): VNode {
+  return (
+    <>
+      <Speed now={seen.tokensPerSecond} />
+      {seen.slots && <Slots slots={seen.slots} />}
+      {seen.cache && <Cache cache={seen.cache} slots={seen.slots ?? []} />}
+      {seen.queue && <Queue queue={seen.queue} />}
+      {seen.totals && <Totals totals={seen.totals} />}
+      {seen.missing.map((sentence) => (
+        <p key={sentence} class="hint">
+          {sentence}
+        </p>
+      ))}
+    </>
+  );
+}
+
+function Speed({ now }: { now: number }): VNode {
+  const values = speeds.value;
+  return (
+    <section class="panel">
+      <h3>
+        Speed <span class="figure">{speed(now)}</span>
+      </h3>
+      <svg
+        class="spark"
+        viewBox="0 0 288 48"
+        preserveAspectRatio="none"
+        role="img"
+        aria-label={`Tokens a second in the last minute; the highest was ${count(Math.max(...values, 0))}`}
+      >
+        <path class="spark-area" d={area(values, LOOKS, 288, 46)} />
+        <path class="spark-line" d={line(values, LOOKS, 288, 46)} />
+      </svg>
+    </section>
+  );
+}
+
+function Slots({ slots }: { slots: SlotView[] }): VNode {
+  const busy = slots.filter((slot) => slot.state !== "idle");
+  const listed = slots.length <= ALL_SLOTS ? slots : busy.slice(0, MOST_ROWS);
+  const severalModels = new Set(slots.map((slot) => slot.model)).size > 1;
+  return (
+    <section class="panel">
+      <h3>
+        Slots{" "}
+        <span class="figure">
+          {count(busy.length)} of {count(slots.length)} busy
+        </span>
+      </h3>
+      {slots.length > ALL_SLOTS && (
+        <div class="lamps" aria-hidden="true">
+          {slots.map((slot, index) => (
+            <i key={index} class="block" data-owner={slot.state === "idle" ? "free" : index % COLOURS} />
+          ))}
+        </div>
+      )}
+      <ul class="slots">
+        {listed.map((slot) => (
+          <Slot
+            key={`${slot.model} ${slot.id}`}
+            slot={slot}
+            colour={slots.indexOf(slot) % COLOURS}
+            named={severalModels}
+          />
+        ))}
+      </ul>
+      {busy.length > listed.length && <p class="hint">and {count(busy.length - listed.length)} more</p>}
+    </section>
+  );
+}
+
+interface SlotProps {
+  slot: SlotView;
+  colour: number;
+  /** Whether to say whose slot it is. */
+  named: boolean;
+}
+
+function Slot({ slot, colour, named }: SlotProps): VNode {
+  const isIdle = slot.state === "idle";
+  const held = slot.promptDone + slot.decoded;
+  return (
+    <li class={isIdle ? "slot idle" : "slot"} data-owner={colour}>
+      <span class="slot-name">
+        <i class="block" data-owner={isIdle ? "free" : colour} />
+        {named ? `${modelName(slot.model)} · ${slot.id}` : `Slot ${slot.id}`}
+      </span>
+      <span class="slot-does">{does(slot)}</span>
+      {!isIdle && (
+        <>
+          <div class="bar" aria-hidden="true">
+            <Part class="cached" tokens={Math.min(slot.cachedTokens, slot.promptDone)} of={slot.contextSize} />
+            <Part class="read" tokens={Math.max(slot.promptDone - slot.cachedTokens, 0)} of={slot.contextSize} />
+            <Part class="written" tokens={slot.decoded} of={slot.contextSize} />
+            <Part class="to-read" tokens={slot.promptTokens - slot.promptDone} of={slot.contextSize} />
+          </div>
+          <span class="hint">
+            {tokens(held)} of {contextSize(slot.contextSize)}
+            {slot.cachedTokens > 0 && `, ${count(slot.cachedTokens)} from the cache`}
+          </span>
+        </>
+      )}
+    </li>
+  );
+}
+
+function Part(props: { class: string; tokens: number; of: number }): VNode | null {
+  if (props.tokens <= 0 || props.of <= 0) return null;
+  return <span class={props.class} style={{ width: `${(props.tokens / props.of) * 100}%` }} />;
+}
+
+function does(slot: SlotView): string {
+  if (slot.paused) return "waits for its reader";
+  if (slot.state === "idle") return "idle";
+  if (slot.state === "decode") return speed(slot.tokensPerSecond);
+  return slot.promptTokens > 0 ? `reads the prompt, ${percent(slot.promptDone / slot.promptTokens)}` : "reads the prompt";
+}
+
+function Cache({ cache, slots }: { cache: { used: number; total: number }; slots: SlotView[] }): VNode {
+  const { used, total } = cache;
+  const shares = slots.flatMap((slot, index) =>
+    slot.state === "idle" ? [] : [{ slot: index % COLOURS, tokens: slot.promptDone + slot.decoded }],
+  );
+  const inUse = Math.min(shares.reduce((sum, share) => sum + share.tokens, 0), used);
+  const blocks: Block[] = allot(BLOCKS, used, Math.max(total, 1), shares);
+  const says = `${count(inUse)} in use, ${count(used - inUse)} kept for later, ${count(total - used)} free`;
+  return (
+    <section class="panel">
+      <h3>
+        KV cache <span class="figure">{percent(used / Math.max(total, 1))}</span>
+      </h3>
+      <div class="cells" role="img" aria-label={`Cells of the KV cache: ${says}`}>
+        {blocks.map((owner, index) => (
+          <i key={index} class="block" data-owner={owner} />
+        ))}
+      </div>
+      <p class="hint legend" aria-hidden="true">
+        <i class="block" data-owner="0" /> {short(inUse)} in use
+        <i class="block" data-owner="kept" /> {short(used - inUse)} kept for later
+        <i class="block" data-owner="free" /> {short(total - used)} free
+      </p>
+    </section>
+  );
+}
+
+function Queue({ queue }: { queue: QueuedView[] }): VNode {
+  return (
+    <section class="panel">
+      <h3>
+        Queue <span class="figure">{queue.length ? `${count(queue.length)} waiting` : "empty"}</span>
+      </h3>
+      {queue.length > 0 && (
+        <ol class="queue">
+          {queue.slice(0, MOST_ROWS).map((one) => (
+            <li key={`${one.model} ${one.id}`}>
+              <span class="place">{one.position}</span>
+              <span>
+                {tokens(one.promptTokens)}
+                {one.priority !== 0 && `, priority ${one.priority}`}
+              </span>
+              <span class="hint">
+                {seconds(one.waitedS)}
+                {one.waitS !== null && ` · about ${seconds(one.waitS)} left`}
+              </span>
+            </li>
+          ))}
+        </ol>
+      )}
+      {queue.length > MOST_ROWS && <p class="hint">and {count(queue.length - MOST_ROWS)} more</p>}
+    </section>
+  );
+}
+
+function Totals({ totals }: { totals: NonNullable<Seen["totals"]> }): VNode {
+  const { promptTokens, cachedTokens, tokens: generated } = totals;
+  return (
+    <section class="panel">
+      <h3>Since the server started</h3>
+      <dl class="totals">
+        <div>
+          <dt>tokens written</dt>
+          <dd title={count(generated)}>{short(generated)}</dd>
+        </div>
+        <div>
+          <dt>tokens read</dt>
+          <dd title={count(promptTokens)}>{short(promptTokens)}</dd>
+        </div>
+        <div>
+          <dt>found in the cache</dt>
+          <dd title={count(cachedTokens)}>{promptTokens > 0 ? percent(cachedTokens / promptTokens) : "–"}</dd>
+        </div>
+      </dl>
+    </section>
+  );
+}

@@ -1,0 +1,97 @@
+import { signal, useComputed } from "@preact/signals";
+import type { VNode } from "preact";
+
+import { exportChats, remove, rename } from "../state/chats";
+import { runs } from "../state/runs";
+import type { Chat } from "../types";
+import { linkTo } from "./address";
+import { fileName, save } from "./files";
+import { useFocus } from "./focus";
+import { Menu } from "./Popover";
+import { attempt, say } from "./toasts";
+import { uncover } from "./view";
+
+/** The chat whose name is being written. */
+const renamed = signal<string | null>(null);
+
+/** A chat in the list: a link, and what can be done with it. */
+export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VNode {
+  const renaming = useComputed(() => renamed.value === chat.id);
+  const running = useComputed(() => runs.value.has(chat.id));
+  if (renaming.value) {
+    return (
+      <li class="chat-row">
+        <NameField chat={chat} />
+      </li>
+    );
+  }
+  const begin = () => (renamed.value = chat.id);
+  const onKey = (event: KeyboardEvent) => {
+    if (event.key === "F2") begin();
+    else if (event.key === "Delete") void attempt(() => drop(chat));
+    else return;
+    event.preventDefault();
+  };
+  const title = chat.title || "Untitled";
+  return (
+    <li class={current ? "chat-row current" : "chat-row"}>
+      <a
+        class="chat-link"
+        href={linkTo(chat.id)}
+        title={title}
+        aria-current={current ? "page" : undefined}
+        onClick={uncover}
+        onDblClick={begin}
+        onKeyDown={onKey}
+      >
+        {running.value && <span class="pulse" role="img" aria-label="Being answered" />}
+        <span class="chat-title" dir="auto">
+          {title}
+        </span>
+      </a>
+      <Menu
+        label={`More about ${title}`}
+        entries={[
+          { label: "Rename", icon: "edit", run: begin },
+          { label: "Export", icon: "download", run: () => void attempt(() => download(chat)) },
+          { label: "Delete", icon: "trash", danger: true, run: () => void attempt(() => drop(chat)) },
+        ]}
+      />
+    </li>
+  );
+}
+
+function NameField({ chat }: { chat: Chat }): VNode {
+  const input = useFocus<HTMLInputElement>();
+  const end = (title: string) => {
+    if (renamed.value !== chat.id) return; // Escape has ended it, and the field loses the focus
+    renamed.value = null;
+    if (title.trim() && title !== chat.title) void attempt(() => rename(chat.id, title.trim()));
+  };
+  return (
+    <input
+      ref={input}
+      class="field chat-name"
+      aria-label="Name of the chat"
+      maxLength={200}
+      value={chat.title}
+      onFocus={(event) => event.currentTarget.select()}
+      onBlur={(event) => end(event.currentTarget.value)}
+      onKeyDown={(event) => {
+        if (event.key === "Enter") end(event.currentTarget.value);
+        else if (event.key === "Escape") renamed.value = null;
+        else return;
+        event.preventDefault();
+      }}
+    />
+  );
+}
+
+async function download(chat: Chat): Promise<void> {
+  save(await exportChats([chat.id]), fileName(chat.title, new Date()));
+}
+
+async function drop(chat: Chat): Promise<void> {
+  const undo = await remove(chat.id);
+  say(`“${chat.title || "Untitled"}” was deleted.`, { label: "Undo", run: undo });
+}

@@ -1,0 +1,172 @@
+import { useComputed } from "@preact/signals";
+import type { VNode } from "preact";
+import { useLayoutEffect, useRef } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { openChat } from "../state/chats";
+import { runs } from "../state/runs";
+import { settings } from "../state/settings";
+import { send, stop } from "../state/talk";
+import type { Attachment, Stats } from "../types";
+import { attach, detach, draft, setDraft } from "./draft";
+import { choose } from "./files";
+import { bytes, count, percent } from "./format";
+import { attempt } from "./toasts";
+import { touch } from "./view";
+
+/** Where a message is written, with what goes along with it. */
+export function Composer(): VNode {
+  const { text, attachments } = draft.value;
+  const chat = openChat.value?.chat.id;
+  const running = useComputed(() => runs.value.has(openChat.value?.chat.id ?? ""));
+  const canSend = text.trim() !== "" || attachments.length > 0;
+  const submit = () => {
+    if (canSend && !running.value && chat) void attempt(() => sendDraft());
+  };
+  return (
+    <form
+      class="composer"
+      aria-label="Message"
+      onSubmit={(event) => {
+        event.preventDefault();
+        submit();
+      }}
+    >
+      {attachments.length > 0 && (
+        <ul class="chips" aria-label="Attached files">
+          {attachments.map((one) => (
+            <Chip key={one.id} attachment={one} />
+          ))}
+        </ul>
+      )}
+      <TextField onSubmit={submit} />
+      <div class="composer-foot">
+        <button
+          type="button"
+          class="icon-button"
+          aria-label="Attach text files"
+          title="Attach text files"
+          onClick={() => void attempt(async () => attach(await choose({ multiple: true })))}
+        >
+          <Icon name="paperclip" />
+        </button>
+        <span class="space" />
+        <ContextRing />
+        {running.value && chat ? (
+          <button
+            type="button"
+            class="icon-button send"
+            aria-label="Stop"
+            title="Stop (Esc)"
+            onClick={() => void attempt(() => stop(chat))}
+          >
+            <Icon name="stop" />
+          </button>
+        ) : (
+          <button type="submit" class="icon-button send" aria-label="Send" title="Send" disabled={!canSend || !chat}>
+            <Icon name="send" />
+          </button>
+        )}
+      </div>
+    </form>
+  );
+}
+
+/** Send the draft; it is back if that fails. */
+async function sendDraft(): Promise<void> {
+  const { text, attachments } = draft.value;
+  setDraft({ text: "", attachments: [] });
+  try {
+    await send(text.trim(), attachments);
+  } catch (error) {
+    if (draft.value.text === "" && draft.value.attachments.length === 0) setDraft({ text, attachments });
+    throw error;
+  }
+}
+
+function TextField({ onSubmit }: { onSubmit: () => void }): VNode {
+  const area = useRef<HTMLTextAreaElement>(null);
+  const { text } = draft.value;
+  useLayoutEffect(() => {
+    // Where the browser cannot do it by itself (field-sizing).
+    if (!area.current || CSS.supports("field-sizing", "content")) return;
+    area.current.style.height = "auto";
+    area.current.style.height = `${area.current.scrollHeight}px`;
+  }, [text]);
+
+  const onKey = (event: KeyboardEvent) => {
+    if (event.key !== "Enter" || event.isComposing || event.shiftKey || event.altKey) return;
+    const mod = event.ctrlKey || event.metaKey;
+    const plainSends = settings.value.sendKey === "enter" && !touch.value;
+    if (!mod && !plainSends) return;
+    event.preventDefault();
+    onSubmit();
+  };
+  const onPaste = (event: ClipboardEvent) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    // A table copied from an office program comes as text, and as a picture of it.
+    if (files.length === 0 || event.clipboardData?.types.includes("text/plain")) return;
+    event.preventDefault();
+    void attach(files);
+  };
+  return (
+    <textarea
+      ref={area}
+      id="message"
+      rows={1}
+      dir="auto"
+      aria-label="Message"
+      placeholder="Write a message"
+      value={text}
+      onInput={(event) => setDraft({ text: event.currentTarget.value })}
+      onKeyDown={onKey}
+      onPaste={onPaste}
+    />
+  );
+}
+
+function Chip({ attachment }: { attachment: Attachment }): VNode {
+  const { id, name, size } = attachment;
+  return (
+    <li class="chip">
+      <Icon name="file" />
+      <span class="chip-name" title={name}>
+        {name}
+      </span>
+      <span class="hint">{bytes(size)}</span>
+      <button
+        type="button"
+        class="icon-button"
+        aria-label={`Remove ${name}`}
+        title="Remove"
+        onClick={() => {
+          detach(id);
+          document.getElementById("message")?.focus();
+        }}
+      >
+        <Icon name="close" />
+      </button>
+    </li>
+  );
+}
+
+/** How much of the model's context the conversation takes, as a ring. */
+function ContextRing(): VNode | null {
+  const stats = lastStats();
+  if (!stats?.contextSize) return null;
+  const share = Math.min(stats.contextUsed / stats.contextSize, 1);
+  const says = `${percent(share)} of the context is used: ${count(stats.contextUsed)} of ${count(stats.contextSize)} tokens`;
+  return (
+    <span class={share > 0.85 ? "ring nearly-full" : "ring"} role="img" aria-label={says} title={says}>
+      <svg viewBox="0 0 20 20" aria-hidden="true">
+        <circle class="ring-all" cx="10" cy="10" r="7.5" pathLength={100} />
+        <circle class="ring-used" cx="10" cy="10" r="7.5" pathLength={100} stroke-dasharray={`${share * 100} 100`} />
+      </svg>
+    </span>
+  );
+}
+
+/** The figures of the last answer that has some. */
+export function lastStats(): Stats | undefined {
+  return openChat.value?.path.findLast((message) => message.stats)?.stats;
+}

@@ -1,0 +1,89 @@
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { chats, exportChats, importChats, remove } from "../state/chats";
+import { choose, fileName, save } from "./files";
+import { useFocus } from "./focus";
+import { count } from "./format";
+import { attempt, say } from "./toasts";
+
+/** Chats to a file and back, and away with them. */
+export function Data(): VNode {
+  const number = chats.value.length;
+  const known = `${count(number)} ${number === 1 ? "chat" : "chats"}`;
+  return (
+    <>
+      <p class="lead">
+        Your chats are kept in this browser. The server keeps none of them. You have {number ? known : "no chats yet"}.
+      </p>
+      <div class="button-row">
+        <button type="button" class="button" disabled={number === 0} onClick={() => void attempt(exportAll)}>
+          <Icon name="download" />
+          Export all
+        </button>
+        <button type="button" class="button" onClick={() => void attempt(importFile)}>
+          <Icon name="upload" />
+          Import…
+        </button>
+      </div>
+      <p class="hint">A file of chats is JSON. What is in it and here already stays as it is here.</p>
+      {number > 0 && <DeleteAll known={known} />}
+    </>
+  );
+}
+
+async function exportAll(): Promise<void> {
+  save(await exportChats(), fileName(null, new Date()));
+}
+
+async function importFile(): Promise<void> {
+  const [file] = await choose({ accept: ".json,.jsonl,application/json" });
+  if (!file) return;
+  const added = await importChats(file);
+  say(added === 1 ? "One chat was added." : `${added ? count(added) : "No"} chats were added.`);
+}
+
+function DeleteAll({ known }: { known: string }): VNode {
+  const [asked, ask] = useState(false);
+  const go = async () => {
+    ask(false);
+    const undo = await Promise.all(chats.value.map((chat) => remove(chat.id)));
+    say(`${known} were deleted.`, {
+      label: "Undo",
+      run: async () => {
+        await Promise.all(undo.map((one) => one()));
+      },
+    });
+  };
+  if (asked) return <Confirm known={known} onDelete={() => void attempt(go)} onKeep={() => ask(false)} />;
+  return (
+    <button type="button" class="button danger" onClick={() => ask(true)}>
+      <Icon name="trash" />
+      Delete all chats…
+    </button>
+  );
+}
+
+interface ConfirmProps {
+  known: string;
+  onDelete: () => void;
+  onKeep: () => void;
+}
+
+function Confirm({ known, onDelete, onKeep }: ConfirmProps): VNode {
+  const keep = useFocus<HTMLButtonElement>();
+  return (
+    <div class="confirm" role="group" aria-label="Delete all chats">
+      <p>Delete {known}? Answers that are being written are stopped.</p>
+      <div class="button-row">
+        <button type="button" class="button danger" onClick={onDelete}>
+          Delete them
+        </button>
+        <button type="button" class="button" ref={keep} onClick={onKeep}>
+          Keep them
+        </button>
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,98 @@
+import type { VNode } from "preact";
+import { useId } from "preact/hooks";
+
+import { props } from "../state/server";
+import { settings } from "../state/settings";
+import type { Settings } from "../types";
+import { KeyField } from "./KeyField";
+import { keyNames } from "./keys";
+import { mac } from "./shortcuts";
+
+/** How the page looks and behaves, and the key that it shows to the server. */
+export function General(): VNode {
+  const { theme, sendKey, showReasoning, showStats } = settings.value;
+  const set = (change: Partial<Settings>) => (settings.value = { ...settings.value, ...change });
+  const mod = keyNames({ key: "Enter", mod: true }, mac).join(mac ? "" : "+");
+  return (
+    <>
+      <Choice
+        title="Theme"
+        value={theme}
+        options={{ auto: "System", light: "Light", dark: "Dark" }}
+        onChange={(to) => set({ theme: to })}
+      />
+      <Choice
+        title="Send messages with"
+        value={sendKey}
+        options={{ enter: "Enter", "mod-enter": mod }}
+        onChange={(to) => set({ sendKey: to })}
+      />
+      <Switch
+        label="Unfold reasoning"
+        help="Shows what a model thinks before it answers, without a click."
+        value={showReasoning}
+        onChange={(to) => set({ showReasoning: to })}
+      />
+      <Switch
+        label="Figures under answers"
+        help="Tokens a second, the time to the first token, and how much of the context is used."
+        value={showStats}
+        onChange={(to) => set({ showStats: to })}
+      />
+      <KeyField />
+      {props.value?.build_info && <p class="hint">Server: {props.value.build_info}</p>}
+    </>
+  );
+}
+
+interface ChoiceProps<Value extends string> {
+  title: string;
+  value: Value;
+  options: Record<Value, string>;
+  onChange: (value: Value) => void;
+}
+
+function Choice<Value extends string>({ title, value, options, onChange }: ChoiceProps<Value>): VNode {
+  const name = useId();
+  return (
+    <fieldset class="choice">
+      <legend>{title}</legend>
+      <div class="segments">
+        {(Object.entries(options) as [Value, string][]).map(([each, label]) => (
+          <label key={each}>
+            <input type="radio" name={name} checked={each === value} onChange={() => onChange(each)} />
+            <span>{label}</span>
+          </label>
+        ))}
+      </div>
+    </fieldset>
+  );
+}
+
+interface SwitchProps {
+  label: string;
+  help: string;
+  value: boolean;
+  onChange: (value: boolean) => void;
+}
+
+function Switch({ label, help, value, onChange }: SwitchProps): VNode {
+  const id = useId();
+  return (
+    <div class="switch-row">
+      <label for={id}>{label}</label>
+      <input
+        id={id}
+        type="checkbox"
+        role="switch"
+        class="switch"
+        checked={value}
+        aria-describedby={`${id}-help`}
+        onChange={(event) => onChange(event.currentTarget.checked)}
+      />
+      <p id={`${id}-help`} class="hint">
+        {help}
+      </p>
+    </div>
+  );
+}

@@ -1,0 +1,121 @@
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { openChat, setChat } from "../state/chats";
+import { chosenModel } from "../state/choice";
+import { models } from "../state/server";
+import { settings } from "../state/settings";
+import type { Model } from "../types";
+import { bytes, contextSize, modelName, short } from "./format";
+import { Popover } from "./Popover";
+import { attempt } from "./toasts";
+
+/** From so many models on, one can search among them. */
+const MANY = 8;
+
+/** The model that answers in the open chat; null until the server has named it. */
+export function currentModel(): Model | null {
+  const name = chosenModel.value;
+  return models.value.find(({ id, aliases }) => id === name || aliases.includes(name)) ?? null;
+}
+
+/** The name of the model; where there are several, a list to choose from. */
+export function ModelMenu(): VNode | null {
+  const current = currentModel();
+  if (!current) return null;
+  const name = modelName(current.id);
+  if (models.value.length === 1) {
+    return (
+      <span class="model-name" title={describe(current)}>
+        {name}
+      </span>
+    );
+  }
+  const button = (
+    <>
+      <span class="visually-hidden">Model: </span>
+      <span class="model-name">{name}</span>
+      <Icon name="chevron-down" />
+    </>
+  );
+  return (
+    <Popover button={button} buttonClass="row-button model-button" class="models">
+      {(close) => <ModelList current={current} close={close} />}
+    </Popover>
+  );
+}
+
+function ModelList({ current, close }: { current: Model; close: () => void }): VNode {
+  const [text, setText] = useState("");
+  const all = models.value;
+  const words = text.toLowerCase().split(/\s+/);
+  const fits = (model: Model) => {
+    const names = [model.id, ...model.aliases].join(" ").toLowerCase();
+    return words.every((word) => names.includes(word));
+  };
+  const shown = all.filter(fits);
+  const pick = (model: Model) => {
+    close();
+    void attempt(() => choose(model));
+  };
+  return (
+    <>
+      {all.length >= MANY && (
+        <input
+          class="field"
+          data-first
+          type="search"
+          placeholder="Search"
+          aria-label="Search the models"
+          value={text}
+          onInput={(event) => setText(event.currentTarget.value)}
+          onKeyDown={(event) => event.key === "Enter" && shown[0] && pick(shown[0])}
+        />
+      )}
+      <ul class="model-list" aria-label="Models">
+        {shown.map((model) => (
+          <li key={model.id}>
+            <button
+              type="button"
+              class="menu-entry model-entry"
+              data-first={model.id === current.id && all.length < MANY ? true : undefined}
+              aria-current={model.id === current.id}
+              onClick={() => pick(model)}
+            >
+              <span class="model-entry-name">{modelName(model.id)}</span>
+              <span class="hint">{describe(model)}</span>
+              {model.id === current.id && <Icon name="check" />}
+            </button>
+          </li>
+        ))}
+      </ul>
+      {shown.length === 0 && <p class="hint">No model has this name.</p>}
+    </>
+  );
+}
+
+/** Use a model in the open chat; in one that is new, for the chats that come as well. */
+async function choose(model: Model): Promise<void> {
+  const open = openChat.value;
+  if (!open?.path.length) settings.value = { ...settings.value, model: model.id };
+  if (open) await setChat(open.chat.id, { model: model.id });
+}
+
+/** What is known of a model, in a line. */
+export function describe(model: Model): string {
+  const states: Record<string, string> = {
+    unloaded: "not loaded",
+    downloading: "is being downloaded",
+    loading: "is loading",
+    sleeping: "sleeps",
+  };
+  return [
+    model.failed ? "has failed" : states[model.status],
+    model.parameters > 0 && `${short(model.parameters)} parameters`,
+    model.size > 0 && bytes(model.size),
+    model.contextSize > 0 && `${contextSize(model.contextSize)} context`,
+  ]
+    .filter(Boolean)
+    .join(" · ");
+}

@@ -1,0 +1,100 @@
+import { useSignal } from "@preact/signals";
+import type { ComponentChildren, VNode } from "preact";
+import { useEffect } from "preact/hooks";
+
+import { Icon, type IconName } from "../icon";
+import { retryNow, server } from "../state/server";
+import { storage } from "../state/storage";
+import type { ServerState } from "../types";
+import { lastStats } from "./Composer";
+import { percent } from "./format";
+import { KeyField } from "./KeyField";
+import { startChat } from "./shortcuts";
+
+/** A conversation that fills more of the context than this will not go on for long. */
+const NEARLY_FULL = 0.9;
+
+/** What people have to know of the server, and of this chat. */
+export function Notices(): VNode {
+  return (
+    <div class="notices" role="status">
+      <ServerNotice />
+      {storage.value.state !== "kept" && <Notice icon="alert">{storage.value.message}</Notice>}
+      <ContextNotice />
+    </div>
+  );
+}
+
+const words: Partial<Record<ServerState, string>> = {
+  loading: "The model is loading. You can write already.",
+  sleeping: "The model sleeps. Your next message wakes it up.",
+  draining: "The server is shutting down. It takes no new messages until it is back.",
+  full: "The server is full.",
+  unreachable: "The server cannot be reached.",
+};
+
+function ServerNotice(): VNode | null {
+  const { state, message, retryAt } = server.value;
+  if (state === "needs-key") {
+    return (
+      <Notice icon="key">
+        <p>This server wants an API key.</p>
+        <KeyField />
+      </Notice>
+    );
+  }
+  const says = words[state];
+  if (!says) return null;
+  const isQuiet = state === "sleeping" || state === "loading";
+  return (
+    <Notice icon={isQuiet ? "moon" : "alert"} quiet={isQuiet}>
+      <p>
+        {message || says}
+        {retryAt !== undefined && <Countdown until={retryAt} />}
+      </p>
+      {!isQuiet && (
+        <button type="button" class="button" onClick={retryNow}>
+          Try now
+        </button>
+      )}
+    </Notice>
+  );
+}
+
+function Countdown({ until }: { until: number }): VNode {
+  const now = useSignal(Date.now());
+  useEffect(() => {
+    const timer = setInterval(() => (now.value = Date.now()), 1000);
+    return () => clearInterval(timer);
+  }, []);
+  const left = Math.ceil((until - now.value) / 1000);
+  return <span aria-hidden="true">{left > 0 ? ` The page tries again in ${left} s.` : " Trying again…"}</span>;
+}
+
+function ContextNotice(): VNode | null {
+  const stats = lastStats();
+  if (!stats?.contextSize || stats.contextUsed / stats.contextSize < NEARLY_FULL) return null;
+  return (
+    <Notice icon="alert">
+      <p>This chat fills {percent(stats.contextUsed / stats.contextSize)} of the model’s context. Soon it will not fit.</p>
+      <button type="button" class="button" onClick={startChat}>
+        New chat
+      </button>
+    </Notice>
+  );
+}
+
+interface NoticeProps {
+  icon: IconName;
+  quiet?: boolean;
+  children: ComponentChildren;
+}
+
+function Notice({ icon, quiet = false, children }: NoticeProps): VNode {
+  return (
+    <div class={quiet ? "notice quiet" : "notice"}>
+      <Icon name={icon} />
+      <div class="notice-body">{children}</div>
+    </div>
+  );
+}

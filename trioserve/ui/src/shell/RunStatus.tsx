@@ -1,0 +1,56 @@
+import { useComputed, useSignal } from "@preact/signals";
+import type { VNode } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+
+import { openChat } from "../state/chats";
+import { runs } from "../state/runs";
+import type { MessageState } from "../types";
+import { announce, describeRun } from "./runText";
+
+/** What the server does for the open chat: its place in the queue, the prompt, the speed. */
+export function RunStatus(): VNode {
+  const run = useComputed(() => runs.value.get(openChat.value?.chat.id ?? ""));
+  const now = useSignal(Date.now());
+  const isRunning = run.value !== undefined;
+  useEffect(() => {
+    if (!isRunning) return undefined;
+    const timer = setInterval(() => (now.value = Date.now()), 1000);
+    return () => clearInterval(timer);
+  }, [isRunning]);
+  const told = run.value && describeRun(run.value, now.value);
+  return (
+    <>
+      {told && (
+        <div class="run" data-phase={run.value?.phase}>
+          <span class="pulse" />
+          <span class="run-text">{told.text}</span>
+          {told.share !== undefined && <progress max={1} value={told.share} aria-label="Progress" />}
+        </div>
+      )}
+      <Announcer />
+    </>
+  );
+}
+
+const endings: Record<MessageState, string> = {
+  done: "The answer is complete.",
+  stopped: "The answer was stopped.",
+  failed: "The answer failed.",
+  writing: "",
+};
+
+/** Tells a screen reader what happens with the answer, and when it has ended. */
+function Announcer(): VNode {
+  const open = openChat.value;
+  const run = useComputed(() => runs.value.get(openChat.value?.chat.id ?? ""));
+  const told = useComputed(() => announce(run.value));
+  const last = useRef<string | undefined>(undefined);
+  const message = useComputed(() => run.value?.message).value;
+  if (message) last.current = message;
+  const ended = message ? undefined : open?.path.find((one) => one.id === last.current);
+  return (
+    <p class="visually-hidden" role="status">
+      {ended ? endings[ended.state] : told.value}
+    </p>
+  );
+}

@@ -1,0 +1,161 @@
+import type { VNode } from "preact";
+import { useId, useState } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { props as serverProps } from "../state/server";
+import type { Sampling } from "../types";
+import { type Field, groups, read, show, withValue } from "./sampling";
+
+interface SamplingProps {
+  value: Sampling;
+  /** What applies where `value` has nothing, before the server's own defaults. */
+  under: Sampling;
+  onChange: (value: Sampling) => void;
+}
+
+/** All settings of sampling. An empty field means the default, which it shows in grey. */
+export function SamplingForm({ value, under, onChange }: SamplingProps): VNode {
+  const set = (name: string, to: Sampling[string] | undefined) => onChange(withValue(value, name, to));
+  const defaults = { ...serverProps.value?.default_generation_settings.params, ...under };
+  const rows = (fields: readonly Field[]) =>
+    fields.map((field) => (
+      <NumberRow
+        key={field.name}
+        field={field}
+        value={value[field.name]}
+        byDefault={show(field, defaults[field.name])}
+        onChange={(to) => set(field.name, to)}
+      />
+    ));
+  const [first, ...others] = groups;
+  return (
+    <div class="sampling">
+      {first && rows(first.fields)}
+      <Reasoning value={value.reasoning_effort} under={under.reasoning_effort} onChange={set} />
+      <StopWords value={value.stop} onChange={set} />
+      {others.map((group) => (
+        <details key={group.title} open={group.fields.some((field) => field.name in value)}>
+          <summary>{group.title}</summary>
+          {rows(group.fields)}
+        </details>
+      ))}
+    </div>
+  );
+}
+
+interface NumberRowProps {
+  field: Field;
+  value: Sampling[string] | undefined;
+  byDefault: string;
+  onChange: (value: number | undefined) => void;
+}
+
+function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode {
+  const id = useId();
+  // What is being written, which need not be a number yet.
+  const [draft, setDraft] = useState<string | null>(null);
+  const text = draft ?? show(field, value);
+  const reading = read(field, text);
+  const problem = typeof reading === "object" && "problem" in reading ? reading.problem : "";
+  const keep = (written: string) => {
+    const now = read(field, written);
+    if (now !== "default" && "problem" in now) return;
+    setDraft(null);
+    onChange(now === "default" ? undefined : now.value);
+  };
+  const isSet = value !== undefined || draft;
+  return (
+    <div class={isSet ? "setting set" : "setting"}>
+      <label for={id}>{field.label}</label>
+      {field.slider && (
+        <input
+          type="range"
+          aria-label={`${field.label}, as a slider`}
+          min={field.slider[0]}
+          max={field.slider[1]}
+          step={field.whole ? 1 : 0.01}
+          value={text || byDefault}
+          onInput={(event) => setDraft(event.currentTarget.value)}
+          onChange={(event) => keep(event.currentTarget.value)}
+        />
+      )}
+      <input
+        id={id}
+        class="field number"
+        inputMode="decimal"
+        autocomplete="off"
+        placeholder={byDefault || "default"}
+        value={text}
+        aria-invalid={problem !== ""}
+        aria-describedby={`${id}-help`}
+        onInput={(event) => setDraft(event.currentTarget.value)}
+        onChange={(event) => keep(event.currentTarget.value)}
+      />
+      <button
+        type="button"
+        class="icon-button"
+        aria-label={`Use the default of ${field.label}`}
+        title="Use the default"
+        disabled={!isSet}
+        onClick={() => {
+          setDraft(null);
+          onChange(undefined);
+        }}
+      >
+        <Icon name="refresh" />
+      </button>
+      <p id={`${id}-help`} class={problem ? "hint problem" : "hint"}>
+        {problem || field.help}
+      </p>
+    </div>
+  );
+}
+
+interface NamedProps {
+  value: Sampling[string] | undefined;
+  under?: Sampling[string];
+  onChange: (name: string, value: Sampling[string] | undefined) => void;
+}
+
+function Reasoning({ value, under, onChange }: NamedProps): VNode {
+  const id = useId();
+  return (
+    <div class="setting wide">
+      <label for={id}>Reasoning</label>
+      <select
+        id={id}
+        class="field"
+        value={String(value ?? "")}
+        onChange={(event) => onChange("reasoning_effort", event.currentTarget.value || undefined)}
+      >
+        <option value="">Default{under ? ` (${under})` : ""}</option>
+        <option value="none">Off</option>
+        <option value="low">Low</option>
+        <option value="medium">Medium</option>
+        <option value="high">High</option>
+      </select>
+      <p class="hint">How much the model thinks before it answers, if it is one that can.</p>
+    </div>
+  );
+}
+
+function StopWords({ value, onChange }: NamedProps): VNode {
+  const id = useId();
+  const words = Array.isArray(value) ? value : [];
+  return (
+    <div class="setting wide">
+      <label for={id}>Stop at</label>
+      <textarea
+        id={id}
+        class="field"
+        rows={1}
+        value={words.join("\n")}
+        onChange={(event) => {
+          const lines = event.currentTarget.value.split("\n").filter((line) => line !== "");
+          onChange("stop", lines.length ? lines : undefined);
+        }}
+      />
+      <p class="hint">The answer ends where one of these texts would begin; one a line.</p>
+    </div>
+  );
+}

@@ -1,0 +1,62 @@
+import { sessionStorageFake } from "../testing/window";
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { newChat } from "../state/chats";
+import { change, openChat } from "../state/shown";
+import { place } from "../state/storage";
+import type { Message } from "../types";
+import { attach, detach, draft, setDraft, startDrafts } from "./draft";
+
+newChat();
+sessionStorageFake.setItem(place("draft"), "\nfrom before the reload");
+startDrafts();
+
+/** Put the first message into the open chat. */
+async function begin(id: string): Promise<string> {
+  const chat = openChat.peek()?.chat.id ?? "";
+  const message: Message = {
+    id, chat, parent: null, role: "user", content: "Hi", reasoning: "", toolCalls: [],
+    attachments: [], model: "", createdAt: 1, state: "done",
+  };
+  await change(chat, { leaf: id }, [message]);
+  return chat;
+}
+
+test("what was being written is there again after a reload", () => {
+  assert.equal(draft.value.text, "from before the reload");
+});
+
+test("another new chat has the same draft", () => {
+  setDraft({ text: "not sent yet" });
+  newChat();
+  assert.equal(draft.value.text, "not sent yet");
+});
+
+test("a draft stays with its chat", async () => {
+  setDraft({ text: "" });
+  await begin("m1");
+  setDraft({ text: "a second question" });
+  newChat();
+  assert.equal(draft.value.text, "");
+  setDraft({ text: "something new" });
+  assert.match(sessionStorageFake.getItem(place("draft")) ?? "", /^\nsomething new$/);
+});
+
+test("what is written while the first message is kept goes along with the chat", async () => {
+  newChat();
+  setDraft({ text: "and by the way" });
+  await begin("m2");
+  assert.equal(draft.value.text, "and by the way");
+  newChat();
+  assert.equal(draft.value.text, "");
+});
+
+test("files are attached to the chat that was open, and taken out again", async () => {
+  newChat();
+  await attach([new File(["one"], "1.txt"), new File([new Uint8Array([0])], "no.bin"), new File(["two"], "2.txt")]);
+  assert.deepEqual(draft.value.attachments.map((one) => one.name), ["1.txt", "2.txt"]);
+  detach(draft.value.attachments[0]?.id ?? "");
+  assert.deepEqual(draft.value.attachments.map((one) => one.text), ["two"]);
+});

@@ -1,0 +1,72 @@
+/** What is being written and not yet sent, for each chat. */
+
+import { effect, signal, type ReadonlySignal } from "@preact/signals";
+
+import { openChat } from "../state/chats";
+import { newId } from "../state/ids";
+import type { Attachment } from "../types";
+import { readAttachment } from "./attachments";
+import { attempt } from "./toasts";
+import { recall, remember } from "./view";
+
+export interface Draft {
+  text: string;
+  attachments: Attachment[];
+}
+
+const EMPTY: Draft = { text: "", attachments: [] };
+
+/** By the id of the chat; chats that have no message yet share one. */
+const drafts = new Map<string, Draft>();
+const NEW = "";
+
+const current = signal<Draft>(EMPTY);
+let shown = { draft: NEW, chat: "" };
+
+/** The draft of the open chat. */
+export const draft: ReadonlySignal<Draft> = current;
+
+/** Change the draft of the open chat. */
+export function setDraft(change: Partial<Draft>): void {
+  current.value = { ...current.peek(), ...change };
+  drafts.set(shown.draft, current.peek());
+  remember("draft", `${shown.draft}\n${current.peek().text}`, "tab");
+}
+
+/** Follow the open chat. The text that was being written when the page was reloaded is there again. */
+export function startDrafts(): void {
+  effect(() => {
+    const open = openChat.value;
+    const chat = open?.chat.id ?? "";
+    const key = open?.path.length ? chat : NEW;
+    if (key === shown.draft && chat === shown.chat) return;
+    const hasBegun = shown.draft === NEW && chat === shown.chat; // its first message was sent
+    shown = { draft: key, chat };
+    if (hasBegun) {
+      drafts.set(key, current.peek());
+      drafts.delete(NEW);
+    } else current.value = drafts.get(key) ?? EMPTY;
+  });
+  const kept = recall("draft") ?? "";
+  const at = kept.indexOf("\n");
+  if (at >= 0 && kept.slice(0, at) === shown.draft) setDraft({ text: kept.slice(at + 1) });
+}
+
+/** Attach files; those that cannot be are told of. */
+export async function attach(files: Iterable<File>): Promise<void> {
+  const key = shown.draft;
+  for (const file of files) {
+    await attempt(async () => {
+      const attachment = await readAttachment(file, newId());
+      const to = drafts.get(key) ?? EMPTY;
+      const changed = { ...to, attachments: [...to.attachments, attachment] };
+      drafts.set(key, changed);
+      if (key === shown.draft) current.value = changed;
+    });
+  }
+}
+
+/** Take an attachment out again. */
+export function detach(id: string): void {
+  setDraft({ attachments: current.peek().attachments.filter((one) => one.id !== id) });
+}

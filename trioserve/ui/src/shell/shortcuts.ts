@@ -1,0 +1,66 @@
+/** Carries out what the keyboard's shortcuts say. */
+
+import { chats, openChat } from "../state/chats";
+import { runs } from "../state/runs";
+import { stop } from "../state/talk";
+import { type Command, isMac, shortcutOf } from "./keys";
+import { goTo } from "./route";
+import { attempt } from "./toasts";
+import { activityShown, focusComposer, focusSearch, overlay, showSidebar, sidebarShown, uncover } from "./view";
+
+/** Whether ⌘ is what Ctrl is elsewhere. */
+export const mac = isMac(navigator.platform);
+
+/** Begin a chat, with the cursor where it is written. */
+export function startChat(): void {
+  goTo(null);
+  focusComposer();
+}
+
+/** Listen to the keyboard until the function that is returned is called. */
+export function listenToKeys(): () => void {
+  addEventListener("keydown", onKey);
+  return () => removeEventListener("keydown", onKey);
+}
+
+function onKey(event: KeyboardEvent): void {
+  if (event.defaultPrevented || event.isComposing) return;
+  // What is open over the page has keys of its own.
+  if (document.querySelector("dialog[open], [popover]:popover-open")) return;
+  const shortcut = shortcutOf(event, isWritten(event.target), mac);
+  if (shortcut && commands[shortcut.command]() !== false) event.preventDefault();
+}
+
+function isWritten(target: EventTarget | null): boolean {
+  return target instanceof HTMLElement && target.matches("input, textarea, select, [contenteditable]");
+}
+
+/** What each shortcut does; false: nothing, and the key is the browser's. */
+const commands: Record<Command, () => void | boolean> = {
+  "new-chat": startChat,
+  search: focusSearch,
+  sidebar: () => showSidebar(!sidebarShown.value),
+  activity: () => void (activityShown.value = !activityShown.value),
+  settings: () => void (overlay.value = { settings: "general" }),
+  help: () => void (overlay.value = "help"),
+  write: focusComposer,
+  "previous-chat": () => step(-1),
+  "next-chat": () => step(1),
+  stop: () => {
+    if (uncover()) return true;
+    const chat = openChat.value?.chat.id;
+    if (!chat || !runs.value.has(chat)) return false;
+    void attempt(() => stop(chat));
+    return true;
+  },
+};
+
+/** Open the chat above or below the open one. */
+function step(by: 1 | -1): boolean {
+  const list = chats.value;
+  const at = list.findIndex((chat) => chat.id === openChat.value?.chat.id);
+  const to = list[at < 0 ? (by > 0 ? 0 : -1) : at + by];
+  if (!to) return false;
+  goTo(to.id);
+  return true;
+}

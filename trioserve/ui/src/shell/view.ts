@@ -1,0 +1,79 @@
+/** What is open on the screen: the sidebar, the activity panel, a dialog. */
+
+import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
+
+import { place } from "../state/storage";
+
+/** A part of the settings. */
+export type Section = "chat" | "all" | "presets" | "general" | "data";
+
+/** What lies over the page: the settings at one of their parts, the list of shortcuts, or nothing. */
+export type Overlay = { settings: Section } | "help" | null;
+
+/** Whether the window is as a media query says, now and later. */
+function media(query: string): ReadonlySignal<boolean> {
+  const list = matchMedia(query);
+  const matches = signal(list.matches);
+  list.addEventListener("change", () => (matches.value = list.matches));
+  return matches;
+}
+
+/** Whether the sidebar has room beside the conversation; else it lies over it. */
+export const wide = media("(min-width: 56rem)");
+
+/** Whether the activity panel has room beside the conversation as well. */
+export const roomy = media("(min-width: 76rem)");
+
+/** Whether keys are pressed on glass, where Enter is a new line. */
+export const touch = media("(hover: none) and (pointer: coarse)");
+
+const pinned = signal(recall("sidebar") !== "hidden");
+const drawn = signal(false);
+effect(() => remember("sidebar", pinned.value ? "shown" : "hidden"));
+
+export const sidebarShown = computed(() => (wide.value ? pinned.value : drawn.value));
+export const activityShown = signal(false);
+export const overlay = signal<Overlay>(null);
+
+/** Show or hide the sidebar. */
+export function showSidebar(shown: boolean): void {
+  if (wide.value) pinned.value = shown;
+  else drawn.value = shown;
+}
+
+/** Hide what lies over the conversation where there is no room beside it; false: nothing does. */
+export function uncover(): boolean {
+  const covered = (!wide.value && drawn.value) || (!roomy.value && activityShown.value);
+  drawn.value = false;
+  if (!roomy.value) activityShown.value = false;
+  return covered;
+}
+
+/** Put the cursor where a message is written. */
+export function focusComposer(): void {
+  document.getElementById("message")?.focus();
+}
+
+/** Put the cursor where chats are searched. */
+export function focusSearch(): void {
+  showSidebar(true);
+  requestAnimationFrame(() => document.getElementById("search")?.focus());
+}
+
+/** What was remembered under a name; null if nothing was, or if the browser keeps nothing. */
+export function recall(name: string): string | null {
+  try {
+    return sessionStorage.getItem(place(name)) ?? localStorage.getItem(place(name));
+  } catch {
+    return null; // storage is blocked: the page works without
+  }
+}
+
+/** Remember a small thing: in this tab, or in this browser. */
+export function remember(name: string, value: string, where: "tab" | "browser" = "browser"): void {
+  try {
+    (where === "tab" ? sessionStorage : localStorage).setItem(place(name), value);
+  } catch {
+    // Storage is blocked or full. What is remembered here is a convenience.
+  }
+}
