@@ -1,0 +1,105 @@
+// The column of messages.
+
+import { useComputed, type ReadonlySignal } from "@preact/signals";
+import type { VNode } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { openChat, type OpenChat } from "../state/chats";
+import { runs } from "../state/runs";
+import { settings } from "../state/settings";
+import { MessageView } from "./MessageView";
+import { useFollower } from "./scroll";
+import { System } from "./System";
+import { toolNames } from "./toolCalls";
+import { beginning } from "./window";
+
+/** The conversation that is open: a column that scrolls, and follows the answer while one is at its end. */
+export function Conversation(): VNode {
+  const column = useRef<HTMLDivElement>(null);
+  const content = useRef<HTMLDivElement>(null);
+  const follower = useFollower(column, content);
+  const open = openChat.value;
+  const id = open?.chat.id;
+  const asked = open?.path.findLast((message) => message.role === "user")?.id;
+
+  useLayoutEffect(() => follower.toEnd(), [follower, id, asked]);
+
+  return (
+    <div class="talk">
+      <div class="talk-scroll" ref={column} tabIndex={-1}>
+        <div class="talk-column" ref={content}>
+          {open && <Messages key={id} open={open} column={column.current} />}
+        </div>
+      </div>
+      <ToEnd atEnd={follower.atEnd} go={() => follower.toEnd()} />
+    </div>
+  );
+}
+
+function ToEnd({ atEnd, go }: { atEnd: ReadonlySignal<boolean>; go: () => void }): VNode | null {
+  if (atEnd.value) return null;
+  return (
+    <button type="button" class="icon-button to-end" aria-label="Go to the end" title="Go to the end" onClick={go}>
+      <Icon name="arrow-down" />
+    </button>
+  );
+}
+
+function Messages({ open, column }: { open: OpenChat; column: HTMLElement | null }): VNode {
+  const { chat, path, branches } = open;
+  const [first, setFirst] = useState(() => beginning(path, path.length));
+  const running = useComputed(() => runs.value.get(chat.id)?.message);
+  const from = Math.min(first, Math.max(0, path.length - 1));
+  const names = toolNames(path);
+  const system = chat.system || settings.value.system;
+  return (
+    <>
+      {from > 0 ? (
+        <Earlier column={column} show={() => setFirst(beginning(path, from))} />
+      ) : (
+        system && <System text={system} />
+      )}
+      {path.slice(from).map((message, index) => (
+        <MessageView
+          key={message.id}
+          message={message}
+          index={branches.get(message.id)?.index}
+          branches={branches.get(message.id)?.ids}
+          last={from + index === path.length - 1}
+          running={running.value === message.id}
+          tool={names.get(message.id)}
+        />
+      ))}
+    </>
+  );
+}
+
+/** Shows earlier messages when one comes near to it; what is on the screen stays where it is. */
+function Earlier({ column, show }: { column: HTMLElement | null; show: () => void }): VNode {
+  const button = useRef<HTMLButtonElement>(null);
+  const showing = useRef(show);
+  showing.current = () => {
+    const next = button.current?.nextElementSibling;
+    const before = next?.getBoundingClientRect().top ?? 0;
+    show();
+    requestAnimationFrame(() => {
+      if (column && next) column.scrollTop += next.getBoundingClientRect().top - before;
+    });
+  };
+  useEffect(() => {
+    const seen = new IntersectionObserver(
+      (entries) => {
+        if (entries.some((entry) => entry.isIntersecting)) showing.current();
+      },
+      { root: column, rootMargin: "1200px 0px" },
+    );
+    if (button.current) seen.observe(button.current);
+    return () => seen.disconnect();
+  });
+  return (
+    <button type="button" class="button earlier" ref={button} onClick={() => showing.current()}>
+      Show earlier messages
+    </button>
+  );
+}

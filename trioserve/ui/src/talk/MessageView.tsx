@@ -1,0 +1,128 @@
+// A message: what was written, and what can be done with it.
+
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
+
+import { live } from "../state/chats";
+import { settings } from "../state/settings";
+import type { Message } from "../types";
+import { Actions } from "./Actions";
+import { Attachments } from "./Attachments";
+import { EditForm } from "./EditForm";
+import { Markdown } from "./Markdown";
+import { memo } from "./memo";
+import { Problem } from "./Problem";
+import { Reasoning } from "./Reasoning";
+import { StatsLine } from "./StatsLine";
+import { ToolCalls, ToolResult } from "./Tools";
+
+export interface MessageProps {
+  message: Message;
+  /** Which of its siblings it is, and all of them. */
+  index: number | undefined;
+  branches: string[] | undefined;
+  /** It is the last one of the conversation. */
+  last: boolean;
+  /** It is being written. */
+  running: boolean;
+  /** Of a tool's result: the tool. */
+  tool: string | undefined;
+}
+
+function View(properties: MessageProps): VNode {
+  const message = live(properties.message.id)?.value ?? properties.message;
+  switch (message.role) {
+    case "user":
+      return <UserMessage {...properties} message={message} />;
+    case "assistant":
+      return <Answer {...properties} message={message} />;
+    case "tool":
+      return <ToolResult text={message.content} name={properties.tool} />;
+    case "system":
+      return <ToolResult text={message.content} name="System prompt" />;
+  }
+}
+
+/** A message; it is drawn again only when something of it changes. */
+export const MessageView = memo(View);
+
+function UserMessage(properties: MessageProps): VNode {
+  const { message } = properties;
+  const [editing, setEditing] = useState(false);
+  return (
+    <article class="message user" aria-label="You">
+      {editing ? (
+        <EditForm message={message} close={() => setEditing(false)} />
+      ) : (
+        <>
+          <Attachments list={message.attachments} />
+          {message.content && <Bubble text={message.content} />}
+        </>
+      )}
+      {!editing && <Actions {...properties} edit={() => setEditing(true)} />}
+    </article>
+  );
+}
+
+/** Stands where the answer will; what the server does is said above the composer. */
+function Waiting(): VNode {
+  return (
+    <p class="waiting" aria-hidden="true">
+      <span />
+      <span />
+      <span />
+    </p>
+  );
+}
+
+/** More than this is folded. */
+const LONG = 1200;
+const LINES = 16;
+
+/** What a person wrote, as it was written. */
+function Bubble({ text }: { text: string }): VNode {
+  const long = text.length > LONG || text.split("\n", LINES + 1).length > LINES;
+  const [whole, setWhole] = useState(false);
+  return (
+    <div class="bubble">
+      <div class="said" dir="auto">
+        {long && !whole ? beginning(text) : text}
+      </div>
+      {long && (
+        <button type="button" class="fold" aria-expanded={whole} onClick={() => setWhole(!whole)}>
+          {whole ? "Show less" : "Show all"}
+        </button>
+      )}
+    </div>
+  );
+}
+
+function beginning(text: string): string {
+  return `${text.split("\n", LINES).join("\n").slice(0, LONG)}…`;
+}
+
+function Answer(properties: MessageProps): VNode {
+  const { message, running } = properties;
+  const [editing, setEditing] = useState(false);
+  const writing = message.state === "writing";
+  const speaking = message.content !== "" || message.toolCalls.length > 0;
+  return (
+    <article class="message answer" aria-label="Answer" aria-busy={writing}>
+      {message.reasoning && <Reasoning text={message.reasoning} writing={writing && !speaking} />}
+      {editing ? (
+        <EditForm message={message} close={() => setEditing(false)} />
+      ) : (
+        message.content && <Markdown text={message.content} writing={writing} />
+      )}
+      {message.toolCalls.length > 0 && <ToolCalls calls={message.toolCalls} writing={writing} />}
+      {running && !speaking && !message.reasoning && <Waiting />}
+      {!writing && <Problem message={message} last={properties.last} />}
+      {!writing && !editing && (
+        <footer>
+          <Actions {...properties} edit={() => setEditing(true)} />
+          {settings.value.showStats && message.stats && <StatsLine stats={message.stats} />}
+        </footer>
+      )}
+    </article>
+  );
+}

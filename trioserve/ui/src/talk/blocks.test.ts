@@ -1,0 +1,172 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Blocks, type Block } from "./blocks";
+import { lex, type Token, type Tokens } from "./lexer";
+
+const answer = `# A title
+
+A paragraph with **bold**, \`code\`, $a_1 + b_1$ and a [link](https://example.org).
+It goes on.
+
+1. One
+   - nested
+   - nested too
+
+     with a paragraph
+2. Two
+3. Three
+
+   \`\`\`python
+   print("in a list")
+   \`\`\`
+4. Four
+
+- other
+* list
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+| 3 | \`4\` |
+
+$$
+a = b
+
+$$
+
+$$
+x - y
+= z
+$$
+
+> quoted
+> > twice
+lazily
+
+\`\`\`js
+const a = 1;
+
+const b = 2;
+\`\`\`
+
+    indented
+
+    code
+Text after it
+***
+- [ ] task
+- [x] done
+ 
+\\[ x^2 \\]
+
+<div onclick="x">
+
+The end[^1], see [there][1].`;
+
+const links = `${answer}
+
+[1]: https://example.org/there "title"
+`;
+
+/** What is shown of tokens. A paragraph of an item is drawn as its text is, whether or not the list has blank lines. */
+function outline(tokens: readonly Token[]): unknown[] {
+  return tokens
+    .filter((token) => token.type !== "space")
+    .map((token) => {
+      const items = (token as Tokens.List).items?.map((item) => [item.text.trim(), outline(item.tokens)]);
+      const type = token.type === "text" ? "paragraph" : token.type;
+      return items ? [type, items] : [type, token.raw.trim()];
+    });
+}
+
+function tokensOf(blocks: readonly Block[]): Token[] {
+  return blocks.map((block) => block.token);
+}
+
+test("a text that grows by a character at a time is read as it is at once", () => {
+  const blocks = new Blocks();
+  let shown: Block[] = [];
+  for (let end = 1; end <= answer.length; end += 1) shown = blocks.update(answer.slice(0, end), true);
+  shown = blocks.update(answer, false);
+  assert.deepEqual(outline(tokensOf(shown)), outline(lex(answer)));
+});
+
+test("chunks of any size give the same blocks", () => {
+  for (const size of [2, 3, 7, 19, 64, 500]) {
+    const blocks = new Blocks();
+    for (let end = size; end < answer.length; end += size) blocks.update(answer.slice(0, end), true);
+    const shown = blocks.update(answer, false);
+    assert.deepEqual(outline(tokensOf(shown)), outline(lex(answer)), `chunks of ${size}`);
+  }
+});
+
+test("no character is lost or doubled while the text grows", () => {
+  const blocks = new Blocks();
+  const bare = (text: string) => text.replace(/\s+/g, "");
+  for (let end = 1; end <= answer.length; end += 1) {
+    const text = answer.slice(0, end);
+    const raw = blocks
+      .update(text, true)
+      .map(({ token }) => token.raw)
+      .join("");
+    assert.equal(bare(raw), bare(text));
+  }
+});
+
+test("blocks that are complete stay the same objects", () => {
+  const blocks = new Blocks();
+  let before: Block[] = [];
+  for (let end = 1; end <= answer.length; end += 1) {
+    const now = blocks.update(answer.slice(0, end), true);
+    const kept = Math.max(0, before.length - 2);
+    assert.deepEqual(now.slice(0, kept).map((one, at) => one.token === before[at]?.token), Array(kept).fill(true));
+    before = now;
+  }
+  assert.ok(before.length > 15);
+});
+
+test("of a list that grows, the items that are complete stay the same objects", () => {
+  const blocks = new Blocks();
+  let text = "";
+  let before: Tokens.ListItem[] = [];
+  for (let number = 1; number <= 40; number += 1) {
+    for (const part of [`${number}. Point`, ` number ${number}\n`, "    - with a nested point\n"]) {
+      text += part;
+      const list = blocks.update(text, true)[0]?.token as Tokens.List;
+      const settled = before.slice(0, -2);
+      assert.ok(settled.every((item, at) => item === list.items[at]));
+      before = list.items;
+    }
+  }
+  assert.equal(before.length, 40);
+  assert.equal(blocks.update(text, false).length, 1);
+});
+
+test("a definition at the end makes the links at the beginning once the text is complete", () => {
+  const blocks = new Blocks();
+  for (let end = 1; end <= links.length; end += 5) blocks.update(links.slice(0, end), true);
+  const shown = blocks.update(links, false);
+  assert.deepEqual(outline(tokensOf(shown)), outline(lex(links)));
+  const last = shown.findLast(({ token }) => token.type === "paragraph")?.token as Tokens.Paragraph;
+  assert.ok(last.tokens.some((token) => token.type === "link"));
+});
+
+test("another text begins anew", () => {
+  const blocks = new Blocks();
+  blocks.update("one\n\ntwo\n\nthree", true);
+  assert.deepEqual(outline(tokensOf(blocks.update("- other", true))), [["list", [["other", [["paragraph", "other"]]]]]]);
+});
+
+test("lines may end as on Windows", () => {
+  const blocks = new Blocks();
+  const text = "one\r\n\r\n- two\r\n- three\r\n";
+  for (let end = 1; end <= text.length; end += 1) blocks.update(text.slice(0, end), true);
+  assert.deepEqual(outline(tokensOf(blocks.update(text, false))), outline(lex(text.replaceAll("\r", ""))));
+});
+
+test("a text that is all there is read once", () => {
+  const blocks = new Blocks();
+  const first = blocks.update(answer, false);
+  assert.equal(blocks.update(answer, false), first);
+});

@@ -1,0 +1,107 @@
+// The blocks of a text that grows: those that are complete stay the same objects, and are not read again.
+
+import { lex, type Token, type Tokens } from "./lexer";
+
+export interface Block {
+  /** The same for as long as the block is shown. */
+  key: number;
+  token: Token;
+}
+
+/**
+ * Reads a text again and again while it grows.
+ *
+ * Text that comes later can change the last block only, and of a list its last item; so reading goes on at its
+ * beginning. A list that is written is one block: its complete items are kept, those after them are read again.
+ */
+export class Blocks {
+  private text = "";
+  private writing = true;
+  private done: Block[] = [];
+  /** Where the last block begins, or the last item of a list. */
+  private at = 0;
+  /** Of the list that is being written: what is complete. */
+  private list: Tokens.List | null = null;
+  /** There are definitions of links: "[1]: https://…". */
+  private defines = false;
+  private blocks: Block[] = [];
+
+  /** The blocks of `text`; it usually begins with the text of the last call. */
+  update(text: string, writing: boolean): Block[] {
+    const normal = text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
+    if (normal === this.text && writing === this.writing && this.blocks.length > 0) {
+      return this.blocks;
+    }
+    // Once the text is complete it is read as a whole: a definition at its end may be what a link at its beginning needs.
+    const ended = !writing && this.writing && this.defines;
+    if (ended || !normal.startsWith(this.text)) this.restart();
+    this.text = normal;
+    this.writing = writing;
+    this.blocks = this.read();
+    return this.blocks;
+  }
+
+  private restart(): void {
+    this.done = [];
+    this.at = 0;
+    this.list = null;
+    this.defines = false;
+  }
+
+  private read(): Block[] {
+    const carried = this.list;
+    const tokens = lex(this.text.slice(this.at), this.writing);
+    this.defines ||= tokens.some((token) => token.type === "def");
+    if (carried && tokens[0]?.type === "list") tokens[0] = joined(carried, tokens[0] as Tokens.List);
+    else if (carried) tokens.unshift(carried);
+
+    const settled = settledUpTo(tokens);
+    this.list = null;
+    this.at -= carried?.raw.length ?? 0;
+    for (const token of tokens.slice(0, settled)) {
+      this.at += token.raw.length;
+      if (token.type !== "space") this.done.push({ key: this.done.length, token });
+    }
+    const rest = tokens.slice(settled).filter((token) => token.type !== "space");
+    const blocks = rest.map((token, index) => ({ key: this.done.length + index, token }));
+    if (rest[0]?.type === "list") this.keepItems(rest[0] as Tokens.List, rest.length === 1);
+    return [...this.done, ...blocks];
+  }
+
+  /** Of a list that may go on, keep the items that are complete, and go on at the first that is not. */
+  private keepItems(list: Tokens.List, isLast: boolean): void {
+    const open = isLast && isOneLine(list.items.at(-1)) ? 2 : 1;
+    const items = list.items.slice(0, -open);
+    const raw = items.map((item) => item.raw).join("");
+    if (items.length === 0 || !this.text.startsWith(raw, this.at)) return;
+    this.at += raw.length;
+    this.list = { ...list, raw, items };
+  }
+}
+
+/** The index of the first token that more text can change. */
+function settledUpTo(tokens: Token[]): number {
+  const last = tokens.findLastIndex((token) => token.type !== "space");
+  if (last < tokens.length - 1 || !isOneLine(tokens[last])) return Math.max(0, last);
+  // What its first line begins, more of this line has to say: "3" may become a further item of a list.
+  const before = tokens.findLastIndex((token, index) => index < last && token.type !== "space");
+  return tokens[before]?.type === "list" ? before : Math.max(0, last);
+}
+
+function isOneLine(token: Token | undefined): boolean {
+  return token !== undefined && !token.raw.includes("\n");
+}
+
+function joined(list: Tokens.List, more: Tokens.List): Tokens.List {
+  return {
+    ...list,
+    raw: list.raw + more.raw,
+    loose: list.loose || more.loose,
+    items: [...list.items, ...more.items],
+  };
+}
+
+/** Whether two tokens of a kind were read from the same text, and so are shown the same. */
+export function same(one: Token, other: Token): boolean {
+  return one === other || (one.type === other.type && one.raw === other.raw);
+}

@@ -1,0 +1,20 @@
+// Which messages of a long conversation are on the page: the last ones, and more as one scrolls up.
+
+import type { Message } from "../types";
+
+/** At once: so many messages at most, and so much text at most. */
+const MOST = 30;
+const TEXT = 60_000;
+const LEAST = 4;
+
+/** Where to begin so that the messages before `end` fill some screens, and take little time to draw. */
+export function beginning(path: readonly Message[], end: number): number {
+  let first = end;
+  for (let text = 0; first > 0; first -= 1) {
+    const { content, reasoning } = path[first - 1] as Message;
+    text += content.length + reasoning.length;
+    const taken = end - first;
+    if (taken >= MOST || (taken >= LEAST && text > TEXT)) break;
+  }
+  return first;
+}
