@@ -1,17 +1,20 @@
 import { render } from "preact";
 
-/** The frame of the page, until there is more. */
-function Frame() {
-  return (
-    <div class="frame">
-      <aside class="sidebar" />
-      <main class="column" />
-    </div>
-  );
-}
+import { App } from "./shell/App";
+import { startDrafts } from "./shell/draft";
+import { startRouting } from "./shell/route";
+import { attempt } from "./shell/toasts";
+import { touch, focusComposer } from "./shell/view";
+import { start } from "./state/start";
 
 const app = document.getElementById("app");
-if (app) {
-  app.replaceChildren();
-  render(<Frame />, app);
-}
+if (!app) throw new Error("The page has no place for the app.");
+app.replaceChildren();
+render(<App />, app);
+
+void attempt(async () => {
+  await start();
+  await startRouting();
+  startDrafts();
+  if (!touch.value) focusComposer(); // on a phone, the keyboard would hide half of the page
+});

@@ -1,0 +1,115 @@
+import { effect, signal, useComputed } from "@preact/signals";
+import type { VNode } from "preact";
+import { useEffect } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { openChat } from "../state/chats";
+import { settings } from "../state/settings";
+import { Composer } from "./Composer";
+import { attach } from "./draft";
+import { Header } from "./Header";
+import { later } from "./later";
+import { Notices } from "./Notices";
+import { RunStatus } from "./RunStatus";
+import { Sidebar } from "./Sidebar";
+import { listenToKeys } from "./shortcuts";
+import { Toasts } from "./toasts";
+import { activityShown, focusComposer, overlay, showSidebar, sidebarShown, wide } from "./view";
+import { Welcome } from "./Welcome";
+
+const Conversation = later(async () => (await import("../talk/Conversation")).Conversation);
+const Activity = later(async () => (await import("./Activity")).Activity);
+const Settings = later(async () => (await import("./Settings")).Settings);
+const Help = later(async () => (await import("./Help")).Help);
+
+/** Whether files are held over the page. */
+const dragging = signal(false);
+
+/** The whole page. */
+export function App(): VNode {
+  useEffect(() => {
+    void Conversation.fetch(); // the frame is on the screen before; the first message will want it
+    const ends = [listenToKeys(), listenToDrags(), showTheme(), showTitle()];
+    return () => ends.forEach((end) => end());
+  }, []);
+  const isCovered = !wide.value && sidebarShown.value;
+  return (
+    <div class="frame">
+      <button type="button" class="button skip" onClick={focusComposer}>
+        Skip to the message
+      </button>
+      {sidebarShown.value && <Sidebar />}
+      {isCovered && <div class="scrim" onClick={() => showSidebar(false)} />}
+      <Column covered={isCovered} />
+      {activityShown.value && <Activity />}
+      <Overlay />
+      {dragging.value && <DropZone />}
+      <Toasts />
+    </div>
+  );
+}
+
+function Column({ covered }: { covered: boolean }): VNode {
+  const isOpen = useComputed(() => openChat.value !== null);
+  const isEmpty = useComputed(() => openChat.value?.path.length === 0);
+  return (
+    <main class="column" inert={covered}>
+      <Header />
+      {isOpen.value && (isEmpty.value ? <Welcome /> : <Conversation />)}
+      <div class="dock">
+        <Notices />
+        <RunStatus />
+        <Composer />
+      </div>
+    </main>
+  );
+}
+
+function Overlay(): VNode | null {
+  const shown = overlay.value;
+  if (shown === null) return null;
+  return shown === "help" ? <Help /> : <Settings section={shown.settings} />;
+}
+
+function DropZone(): VNode {
+  return (
+    <div
+      class="drop-zone"
+      onDragOver={(event) => event.preventDefault()}
+      onDragLeave={() => (dragging.value = false)}
+      onDrop={(event) => {
+        event.preventDefault();
+        dragging.value = false;
+        void attach(event.dataTransfer?.files ?? []).then(focusComposer);
+      }}
+    >
+      <p>
+        <Icon name="file" />
+        Drop text files to attach them
+      </p>
+    </div>
+  );
+}
+
+function listenToDrags(): () => void {
+  const enter = (event: DragEvent) => {
+    if (event.dataTransfer?.types.includes("Files")) dragging.value = true;
+  };
+  addEventListener("dragenter", enter);
+  return () => removeEventListener("dragenter", enter);
+}
+
+function showTheme(): () => void {
+  return effect(() => {
+    const { theme } = settings.value;
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+  });
+}
+
+function showTitle(): () => void {
+  return effect(() => {
+    const title = openChat.value?.path.length ? openChat.value.chat.title : "";
+    document.title = title ? `${title} – trioserve` : "trioserve";
+  });
+}
