@@ -8,11 +8,14 @@ import { runs } from "../state/runs";
 import { settings } from "../state/settings";
 import { send, stop } from "../state/talk";
 import type { Attachment, Stats } from "../types";
-import { attach, detach, draft, setDraft } from "./draft";
+import { attach, attachText, detach, draft, setDraft } from "./draft";
 import { choose } from "./files";
 import { bytes, count, percent } from "./format";
-import { attempt } from "./toasts";
+import { attempt, say } from "./toasts";
 import { touch } from "./view";
+
+/** A text of so many characters is attached when it is pasted. */
+const LONG_PASTE = 8000;
 
 /** Where a message is written, with what goes along with it. */
 export function Composer(): VNode {
@@ -95,19 +98,14 @@ function TextField({ onSubmit }: { onSubmit: () => void }): VNode {
   }, [text]);
 
   const onKey = (event: KeyboardEvent) => {
-    if (event.key !== "Enter" || event.isComposing || event.shiftKey || event.altKey) return;
+    if (event.isComposing || event.shiftKey || event.altKey) return;
     const mod = event.ctrlKey || event.metaKey;
+    if (event.key === "ArrowUp" && !mod && text === "" && editLast()) event.preventDefault();
+    if (event.key !== "Enter") return;
     const plainSends = settings.value.sendKey === "enter" && !touch.value;
     if (!mod && !plainSends) return;
     event.preventDefault();
     onSubmit();
-  };
-  const onPaste = (event: ClipboardEvent) => {
-    const files = [...(event.clipboardData?.files ?? [])];
-    // A table copied from an office program comes as text, and as a picture of it.
-    if (files.length === 0 || event.clipboardData?.types.includes("text/plain")) return;
-    event.preventDefault();
-    void attach(files);
   };
   return (
     <textarea
@@ -123,6 +121,33 @@ function TextField({ onSubmit }: { onSubmit: () => void }): VNode {
       onPaste={onPaste}
     />
   );
+}
+
+/** Files become attachments, and so does a text that would bury what is written around it. */
+function onPaste(event: ClipboardEvent): void {
+  const pasted = event.clipboardData?.getData("text/plain") ?? "";
+  const files = [...(event.clipboardData?.files ?? [])];
+  // A table copied from an office program comes as text, and as a picture of it.
+  if (pasted.length < LONG_PASTE && (pasted || files.length === 0)) return;
+  event.preventDefault();
+  if (!pasted) {
+    void attach(files);
+    return;
+  }
+  const id = attachText(pasted);
+  const write = () => {
+    detach(id);
+    setDraft({ text: draft.value.text + pasted });
+  };
+  say("The text is attached as a file.", { label: "Paste as text", run: write });
+}
+
+/** Begin to edit the last message of the user; false: there is none. */
+function editLast(): boolean {
+  const last = [...document.querySelectorAll(".message.user")].at(-1);
+  const button = last?.querySelector<HTMLElement>("[aria-label=Edit]");
+  button?.click();
+  return button !== undefined && button !== null;
 }
 
 function Chip({ attachment }: { attachment: Attachment }): VNode {

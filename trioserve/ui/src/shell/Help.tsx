@@ -12,6 +12,7 @@ export function Help(): VNode {
   const sending: Pick<Shortcut, "key" | "mod" | "shift" | "says">[] = [
     { key: "Enter", mod: !enter, says: "Send the message" },
     { key: "Enter", shift: enter, says: "New line" },
+    { key: "ArrowUp", says: "Edit your last message, while the field is empty" },
   ];
   const inTheList: typeof sending = [
     { key: "F2", says: "Rename the chat, in the list" },

@@ -40,7 +40,7 @@ export function ModelMenu(): VNode | null {
     </>
   );
   return (
-    <Popover button={button} buttonClass="row-button model-button" class="models">
+    <Popover button={button} buttonClass="row-button model-button" panelLabel="Choose a model" class="models">
       {(close) => <ModelList current={current} close={close} />}
     </Popover>
   );

@@ -8,6 +8,8 @@ interface PopoverProps {
   button: ComponentChildren;
   /** What the button is called, if what is on it does not say so. */
   label?: string;
+  /** What the panel is called, if not like the button. */
+  panelLabel?: string;
   buttonClass: string;
   class?: string;
   role?: "menu" | "dialog";
@@ -51,7 +53,7 @@ export function Popover(props: PopoverProps): VNode {
         popover="auto"
         class={`popover ${props.class ?? ""}`}
         role={open ? props.role ?? "dialog" : undefined}
-        aria-label={props.label}
+        aria-label={open ? props.panelLabel ?? props.label : undefined}
         onBeforeToggle={toggles}
         onToggle={toggled}
         onKeyDown={(event) => panel.current && step(event, panel.current)}

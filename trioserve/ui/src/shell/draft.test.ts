@@ -7,7 +7,7 @@ import { newChat } from "../state/chats";
 import { change, openChat } from "../state/shown";
 import { place } from "../state/storage";
 import type { Message } from "../types";
-import { attach, detach, draft, setDraft, startDrafts } from "./draft";
+import { attach, attachText, detach, draft, setDraft, startDrafts } from "./draft";
 
 newChat();
 sessionStorageFake.setItem(place("draft"), "\nfrom before the reload");
@@ -59,4 +59,8 @@ test("files are attached to the chat that was open, and taken out again", async 
   assert.deepEqual(draft.value.attachments.map((one) => one.name), ["1.txt", "2.txt"]);
   detach(draft.value.attachments[0]?.id ?? "");
   assert.deepEqual(draft.value.attachments.map((one) => one.text), ["two"]);
+  const pasted = attachText("drei ä");
+  assert.deepEqual(draft.value.attachments.map((one) => one.size), [3, 7]);
+  detach(pasted);
+  assert.equal(draft.value.attachments.length, 1);
 });

@@ -66,6 +66,15 @@ export async function attach(files: Iterable<File>): Promise<void> {
   }
 }
 
+/** Attach a text that was pasted, and give the id of the attachment. */
+export function attachText(text: string): string {
+  const id = newId();
+  const { size } = new Blob([text]);
+  const attachment = { id, name: "Pasted text.txt", type: "text/plain", size, text };
+  setDraft({ attachments: [...current.peek().attachments, attachment] });
+  return id;
+}
+
 /** Take an attachment out again. */
 export function detach(id: string): void {
   setDraft({ attachments: current.peek().attachments.filter((one) => one.id !== id) });
