@@ -42,7 +42,7 @@ export class Painter {
 
   private async work(): Promise<void> {
     this.busy = true;
-    while (!this.ended && this.language && this.code !== this.last) {
+    while (!this.ended && this.language && this.code && this.code !== this.last) {
       const code = this.code;
       this.last = code;
       const lines = await this.highlight(code, this.language);
