@@ -107,21 +107,24 @@ export async function importChats(file: Blob): Promise<number> {
   const wholes = read(await file.text());
   const known = new Set(chats.peek().map(({ id }) => id));
   const added = wholes.filter(({ chat }) => !known.has(chat.id) && known.add(chat.id));
-  if (added.length > 0 && !(await keep(added))) {
+  if (added.length > 0 && !(await keep(added, true))) {
     throw new Error("The chats could not be added: the browser’s storage is full or blocked.");
   }
   return added.length;
 }
 
 /** Put whole chats into the database; false: they could not be kept. */
-async function keep(wholes: { chat: Chat; messages: Message[] }[]): Promise<boolean> {
+async function keep(
+  wholes: { chat: Chat; messages: Message[] }[],
+  isOptional = false,
+): Promise<boolean> {
   const done = await writing(async (tx) => {
     for (const { chat, messages } of wholes) {
       await tx.putChat(chat);
       for (const message of messages) await tx.putMessage(message);
     }
     return true;
-  });
+  }, isOptional);
   await shown.loadChats();
   for (const { chat } of wholes) tellChanged(chat.id);
   return done === true;

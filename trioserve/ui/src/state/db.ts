@@ -4,6 +4,7 @@ import { openDB, type DBSchema, type IDBPDatabase } from "idb";
 
 import type { Chat, Message } from "../types";
 import { noteBlocked, noteKept, noteUnkept, place } from "./storage";
+import { Changes, hasUnkept, overlaid, writeUnkept } from "./unkept";
 
 export { storage } from "./storage";
 
@@ -42,11 +43,21 @@ export async function reading<T>(work: (tx: Transaction) => Promise<T>): Promise
   return transact("readonly", work);
 }
 
-/** Change the database within one transaction: all of it happens, or nothing. Undefined: it could not be kept, and `storage` says why. */
-export async function writing<T>(work: (tx: Transaction) => Promise<T>): Promise<T | undefined> {
+/** Change the database within one transaction. Undefined: it could not be kept, and `storage` says why; then the page holds it until there is room, or drops it if it `isOptional`. */
+export async function writing<T>(
+  work: (tx: Transaction) => Promise<T>,
+  isOptional = false,
+): Promise<T | undefined> {
+  const changes = new Changes();
   try {
-    return await transact("readwrite", work);
+    const result = await transact("readwrite", work, changes);
+    changes.wereKept();
+    // Perhaps something was deleted, so that there is room.
+    if (hasUnkept()) await writing(writeUnkept);
+    else noteKept();
+    return result;
   } catch (error) {
+    if (!isOptional) changes.wereNotKept();
     noteUnkept(error);
     return undefined;
   }
@@ -55,34 +66,40 @@ export async function writing<T>(work: (tx: Transaction) => Promise<T>): Promise
 async function transact<T>(
   mode: "readonly" | "readwrite",
   work: (tx: Transaction) => Promise<T>,
+  changes = new Changes(),
 ): Promise<T> {
   database ??= connect();
-  const opened = await database;
+  let opened = await database;
   if (opened instanceof Memory) return work(opened);
-  const raw = opened.transaction(["chats", "messages"], mode);
+  let raw;
+  try {
+    raw = opened.transaction(["chats", "messages"], mode);
+  } catch {
+    // The browser has closed the connection, as some do with pages that slept.
+    database = connect();
+    opened = await database;
+    if (opened instanceof Memory) return work(opened);
+    raw = opened.transaction(["chats", "messages"], mode);
+  }
   const chats = raw.objectStore("chats");
   const messages = raw.objectStore("messages");
-  let hasPut = false;
-  const put = (done: Promise<unknown> | undefined) => {
-    hasPut = true;
-    return done ?? Promise.reject(new Error("A transaction that reads cannot write."));
-  };
+  // A transaction that only reads has neither `put` nor `delete`.
   const tx: Transaction = {
     chats: () => chats.getAll(),
     chat: (id) => chats.get(id),
-    putChat: (chat) => put(chats.put?.(chat)),
-    deleteChat: async (id) => chats.delete?.(id),
+    putChat: async (chat) => chats.put!(chat),
+    deleteChat: async (id) => chats.delete!(id),
     message: (id) => messages.get(id),
     messagesOf: (chat) => messages.index("chat").getAll(chat),
     messagesAfter: (after, count) => messages.getAll(IDBKeyRange.lowerBound(after, true), count),
     writing: () => messages.index("state").getAll("writing"),
-    putMessage: (message) => put(messages.put?.(message)),
-    deleteMessage: async (id) => messages.delete?.(id),
+    putMessage: async (message) => messages.put!(message),
+    deleteMessage: async (id) => messages.delete!(id),
   };
   try {
-    const result = await work(tx);
+    const result = await work(overlaid(tx, changes));
+    if (changes.failure) throw changes.failure;
     await raw.done;
-    if (hasPut) noteKept();
     return result;
   } catch (error) {
     raw.done.catch(() => undefined); // it says the same once more
@@ -96,6 +113,7 @@ async function transact<T>(
 }
 
 async function connect(): Promise<IDBPDatabase<Schema> | Memory> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
   try {
     const opening = openDB<Schema>(place("chats"), 1, {
       upgrade(db) {
@@ -113,13 +131,15 @@ async function connect(): Promise<IDBPDatabase<Schema> | Memory> {
         database = null; // opened again when it is needed
       },
     });
-    const timer = new Promise<never>((_, reject) =>
-      setTimeout(() => reject(new Error("The database does not open.")), PATIENCE),
-    );
-    return await Promise.race([opening, timer]);
+    const tooLong = new Promise<never>((_, reject) => {
+      timer = setTimeout(() => reject(new Error("The database does not open.")), PATIENCE);
+    });
+    return await Promise.race([opening, tooLong]);
   } catch {
     noteBlocked();
     return new Memory();
+  } finally {
+    clearTimeout(timer);
   }
 }
 

@@ -27,12 +27,8 @@ export function isFollowing(message: string): boolean {
 }
 
 /** Have an answer written: ask for it with `body`, or take up one that the server should be writing. */
-export async function write(
-  message: Unwritten,
-  isKept: boolean,
-  body?: Record<string, unknown>,
-): Promise<void> {
-  const writer = new Writer(message, isKept, (run) => setRun(message, run));
+export async function write(message: Unwritten, body?: Record<string, unknown>): Promise<void> {
+  const writer = new Writer(message, (run) => setRun(message, run));
   writers.set(message.id, writer);
   try {
     await writer.run(body);
@@ -94,7 +90,7 @@ async function claim(message: Unwritten): Promise<void> {
   if (writers.has(message.id)) return;
   others.delete(message.id);
   const now = await reading((tx) => tx.message(message.id));
-  if (now && isUnwritten(now)) void write(now, true);
+  if (now && isUnwritten(now)) void write(now);
   else await end(message);
 }
 

@@ -83,7 +83,6 @@ export function contextSizeOf(model: string): number {
 
 async function keepLooking(): Promise<never> {
   for (;;) {
-    hurry = new AbortController();
     await look();
     const { state } = status.peek();
     const pause = document.hidden ? UNSEEN_PAUSE : PAUSES[state];
@@ -93,6 +92,7 @@ async function keepLooking(): Promise<never> {
 
 /** Ask the server how it is, and what it is unless we know. */
 export async function look(now = Date.now()): Promise<void> {
+  hurry = new AbortController();
   const { signal: outer } = hurry;
   const watch = new Watch(outer);
   const { signal } = watch;

@@ -73,15 +73,15 @@ export function chatOf(id: string): Chat | undefined {
   return shown?.id === id ? shown : chats.peek().find((chat) => chat.id === id);
 }
 
-/** Change a chat: add or replace some messages, delete others; false: the browser could not keep it. */
+/** Change a chat: add or replace some messages, delete others. */
 export async function change(
   id: string,
   how: Partial<Chat>,
   messages: Message[] = [],
   gone: string[] = [],
-): Promise<boolean> {
+): Promise<void> {
   const before = chatOf(id);
-  if (!before) return false;
+  if (!before) return;
   const isNew = !chats.peek().some((chat) => chat.id === id);
   const isToKeep = !isNew || messages.length > 0;
   if (openChat.peek()?.chat.id === id) {
@@ -89,18 +89,16 @@ export async function change(
     for (const message of messages) tree.set(message.id, message);
   }
   showChange({ ...before, ...how }, isToKeep);
-  if (!isToKeep) return true;
-  const isKept = await writing(async (tx) => {
+  if (!isToKeep) return;
+  await writing(async (tx) => {
     // Another tab may have changed other things of it, or deleted it.
     const kept = (await tx.chat(id)) ?? (isNew ? before : undefined);
-    if (!kept) return false;
+    if (!kept) return;
     await tx.putChat({ ...kept, ...how });
     for (const message of messages) await tx.putMessage(message);
     for (const one of gone) await tx.deleteMessage(one);
-    return true;
   });
   tellChanged(id);
-  return isKept === true;
 }
 
 function showChange(chat: Chat, isKept: boolean): void {

@@ -68,10 +68,10 @@ export async function continueAnswer(message: string): Promise<void> {
   const { stats: _, finish: __, error: ___, ...rest } = before;
   const now = Date.now();
   const unwritten: Unwritten = { ...rest, state: "writing", stream: streamFor(chat.id, now) };
-  const isKept = await change(chat.id, { leaf: before.id, updatedAt: now }, [unwritten]);
+  await change(chat.id, { leaf: before.id, updatedAt: now }, [unwritten]);
   const hasText = Boolean(before.content || before.reasoning);
   const path = pathTo(openTree(), hasText ? before.id : before.parent);
-  void write(unwritten, isKept, bodyOf(chat, path, hasText));
+  void write(unwritten, bodyOf(chat, path, hasText));
 }
 
 /** Delete a message and all that follows it; a sibling is shown in its place, if there is one. What it returns brings them back. */
@@ -149,8 +149,8 @@ async function answer(parent: string | null, added: Message[]): Promise<void> {
   };
   const title = chat.title || titleFrom(added[0]);
   const how = { title, leaf: unwritten.id, updatedAt: now };
-  const isKept = await change(chat.id, how, [...added, unwritten]);
-  void write(unwritten, isKept, bodyOf(chat, pathTo(openTree(), parent), false));
+  await change(chat.id, how, [...added, unwritten]);
+  void write(unwritten, bodyOf(chat, pathTo(openTree(), parent), false));
 }
 
 function bodyOf(chat: Chat, path: Message[], continues: boolean): Record<string, unknown> {

@@ -28,7 +28,6 @@ export class Writer implements Listener {
   readonly #answer: Answer;
   readonly #abort = new AbortController();
   readonly #onRun: (run: Run | null) => void;
-  #hasPlaceInDatabase: boolean;
   #trouble: { phase: Phase; note: string } | null = null;
   #speed: { value: number | undefined; at: number } = { value: undefined, at: 0 };
   #isDrawing = false;
@@ -36,11 +35,10 @@ export class Writer implements Listener {
   #hasEnded = false;
   #savedAt = Date.now();
 
-  /** `isKept`: the database has the message. `onRun` is told how it goes; null: it has ended. */
-  constructor(message: Unwritten, isKept: boolean, onRun: (run: Run | null) => void) {
+  /** The database has the message. `onRun` is told how it goes; null: it has ended. */
+  constructor(message: Unwritten, onRun: (run: Run | null) => void) {
     this.#message = message;
     this.#answer = new Answer(message);
-    this.#hasPlaceInDatabase = isKept;
     this.#onRun = onRun;
   }
 
@@ -136,7 +134,6 @@ export class Writer implements Listener {
   }
 
   async #keep(message: Message): Promise<Message | null> {
-    if (!this.#hasPlaceInDatabase) return message;
     const kept = await keepAnswer(message, this.#message.stream.conversation);
     if (message.state === "writing") tellWritten();
     else tellChanged(message.chat);

@@ -1,0 +1,148 @@
+import assert from "node:assert/strict";
+import { beforeEach, test } from "node:test";
+
+import "../testing/browser";
+import { FakeServer, type Reply } from "../testing/fake_server";
+import { ServerError } from "../server/api";
+import { activity, lookAround } from "./activity";
+import { chosenModel } from "./choice";
+import { models } from "./models";
+import { contextSizeOf, look, noteTrouble, noteWorks, props, retryNow, server } from "./server";
+import { settings } from "./settings";
+
+let fake: FakeServer;
+const PROPS = { default_generation_settings: { params: { top_k: 40 }, n_ctx: 4096 }, is_sleeping: false };
+const says = (status: number, message: string, more: Partial<Reply> = {}): Reply => ({
+  status,
+  body: { error: { message, code: status } },
+  ...more,
+});
+
+beforeEach(() => {
+  fake = new FakeServer();
+  fake.routes.set("GET /props", () => ({ body: PROPS }));
+  fake.routes.set("GET /health", () => ({ body: { status: "ok" } }));
+  fake.routes.set("GET /v1/models", () => ({ body: { data: [{ id: "small", meta: { n_ctx: 2048 } }] } }));
+  fake.install();
+  retryNow();
+});
+
+async function stateAfterLook(): Promise<string> {
+  retryNow();
+  await look();
+  return server.peek().state;
+}
+
+test("a server is asked what it is, and then only whether it is well", async () => {
+  assert.equal(await stateAfterLook(), "ready");
+  assert.equal(props.peek()!.default_generation_settings.params.top_k, 40);
+  assert.deepEqual(models.peek().map(({ id, status }) => [id, status]), [["small", "loaded"]]);
+  assert.equal(chosenModel.peek(), "small");
+  assert.deepEqual([contextSizeOf("small"), contextSizeOf("unknown")], [2048, 4096]);
+  await look();
+  assert.deepEqual([fake.count("GET /props"), fake.count("GET /health")], [1, 1]);
+});
+
+test("its troubles have words", async () => {
+  const cases: [Reply, string, RegExp][] = [
+    [says(503, "Loading model"), "loading", /loading its model/],
+    [says(503, "The server is shutting down"), "draining", /shutting down/],
+    [says(401, "Invalid API Key"), "needs-key", /asks for an API key/],
+    [{ isAway: true }, "unreachable", /cannot be reached/],
+    [says(503, "The inference engine failed."), "unreachable", /engine failed/],
+    [{ status: 502 }, "unreachable", /status 502/],
+  ];
+  for (const [reply, state, message] of cases) {
+    fake.next("GET /props", reply);
+    assert.equal(await stateAfterLook(), state);
+    assert.match(server.peek().message, message);
+    assert.equal(await stateAfterLook(), "ready");
+    assert.equal(server.peek().message, "");
+  }
+  settings.value = { ...settings.peek(), apiKey: "wrong" };
+  fake.next("GET /props", says(401, "Invalid API Key"));
+  await stateAfterLook();
+  assert.match(server.peek().message, /does not know this API key/);
+  settings.value = { ...settings.peek(), apiKey: "" };
+});
+
+test("a server that was away is asked anew what it is", async () => {
+  await stateAfterLook();
+  fake.next("GET /health", { isAway: true });
+  await look();
+  assert.equal(server.peek().state, "unreachable");
+  fake.routes.set("GET /v1/models", () => ({ body: { data: [{ id: "large" }] } }));
+  await look();
+  assert.equal(server.peek().state, "ready");
+  assert.equal(chosenModel.peek(), "large");
+});
+
+test("a server that is full is so until something works, or its time is over", async () => {
+  await stateAfterLook();
+  noteTrouble(new ServerError("The queue is full.", 429, "queue_full", 5_000), Date.now() + 60_000);
+  await look();
+  assert.equal(server.peek().state, "full");
+  noteWorks();
+  assert.equal(server.peek().state, "ready");
+  noteTrouble(new ServerError("The queue is full.", 429), Date.now() - 1);
+  await look();
+  assert.equal(server.peek().state, "ready");
+});
+
+test("a model that sleeps is one that the next message wakes", async () => {
+  fake.routes.set("GET /props", () => ({ body: { ...PROPS, is_sleeping: true } }));
+  assert.equal(await stateAfterLook(), "sleeping");
+});
+
+test("a router's model is asked for its properties, but never loaded for them", async () => {
+  const status = { value: "unloaded" };
+  fake.routes.set("GET /v1/models", () => ({
+    body: { data: [{ id: "a", status }, { id: "b", status: { value: "loaded" } }] },
+  }));
+  fake.routes.set("GET /props", () => {
+    const { query } = fake.asked[fake.asked.length - 1]!;
+    const own = { role: "router", default_generation_settings: { params: {}, n_ctx: 0 } };
+    return { body: query.get("model") ? PROPS : own };
+  });
+  await stateAfterLook();
+  assert.equal(chosenModel.peek(), "b");
+  assert.deepEqual([props.peek()!.role, props.peek()!.default_generation_settings.n_ctx], ["router", 4096]);
+  settings.value = { ...settings.peek(), model: "a" };
+  const asked = fake.count("GET /props");
+  await stateAfterLook();
+  assert.equal(fake.count("GET /props"), asked + 1);
+  assert.equal(props.peek()!.default_generation_settings.n_ctx, 0);
+  settings.value = { ...settings.peek(), model: "" };
+});
+
+test("the activity is that of all loaded models, with the speed of each slot", async () => {
+  await stateAfterLook();
+  let decoded = 10;
+  fake.routes.set("GET /slots", () => ({
+    body: {
+      slots: [
+        { id: 0, n_ctx: 100, is_processing: true, state: "decode", paused: false, id_task: 3,
+          n_prompt_tokens: 8, n_prompt_tokens_processed: 5, n_prompt_tokens_cache: 3, next_token: [{ n_decoded: decoded }] },
+        { id: 1, n_ctx: 100, is_processing: false, state: "idle", paused: false },
+      ],
+      queue: [{ id_task: 4, position: 1, n_prompt_tokens: 9, priority: 0, waited_s: 0.5, wait_s: null }],
+      kv_cache: { cells: 200, used: 21 },
+      totals: { prompt_tokens: 8, cached_tokens: 3, generated_tokens: decoded },
+    },
+  }));
+  await lookAround(1_000);
+  decoded += 20;
+  await lookAround(2_000);
+  const { slots, queue, cache, totals, tokensPerSecond, missing } = activity.peek()!;
+  assert.deepEqual(slots!.map((slot) => [slot.state, slot.promptDone, slot.tokensPerSecond]), [["decode", 8, 20], ["idle", 0, 0]]);
+  assert.deepEqual([queue!.length, queue![0]!.waitS, cache, totals!.tokens], [1, null, { used: 21, total: 200 }, 30]);
+  assert.deepEqual([tokensPerSecond, missing], [20, []]);
+});
+
+test("what the server does not tell is said", async () => {
+  await stateAfterLook();
+  fake.routes.set("GET /slots", () => says(501, "This server does not support slots endpoint."));
+  await lookAround();
+  assert.equal(activity.peek()!.slots, null);
+  assert.match(activity.peek()!.missing[0]!, /--no-slots/);
+});

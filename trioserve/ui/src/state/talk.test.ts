@@ -1,0 +1,381 @@
+import assert from "node:assert/strict";
+import { after, beforeEach, test } from "node:test";
+
+import { settle } from "../testing/browser";
+import { answered, delta, FakeServer } from "../testing/fake_server";
+import { messageFor } from "../testing/messages";
+import type { Message } from "../types";
+import { chats, exportChats, importChats, live, newChat, open, openChat, remove, rename, search, setChat } from "./chats";
+import { keepAnswer, reading, writing } from "./db";
+import { isFollowing, look, runs } from "./runs";
+import { settings } from "./settings";
+import { loadChats, refresh } from "./shown";
+import { endTabs, startTabs } from "./tabs";
+import { continueAnswer, edit, regenerate, removeMessage, send, showBranch, stop } from "./talk";
+
+let fake: FakeServer;
+let count = 0;
+
+beforeEach(() => {
+  fake = new FakeServer();
+  fake.onSession = (session) => answered(session, ["answer ", String(++count)]);
+  fake.install();
+  count = 0;
+  newChat();
+});
+
+const path = () => openChat.peek()!.path;
+const texts = () => path().map((message) => message.content);
+const last = (): Message => path()[path().length - 1]!;
+const chat = () => openChat.peek()!.chat;
+const kept = (id: string) => reading((tx) => tx.message(id));
+
+async function until(fits: () => boolean): Promise<void> {
+  for (let i = 0; !fits(); i++) {
+    assert.ok(i < 2_000, "it did not come to pass");
+    await new Promise((resolve) => setTimeout(resolve, 2));
+  }
+}
+
+const quiet = () => until(() => runs.peek().size === 0);
+
+async function say(text: string): Promise<void> {
+  await send(text, []);
+  await quiet();
+}
+
+test("a message is sent, answered and kept", async () => {
+  assert.equal(chats.peek().some(({ id }) => id === chat().id), false);
+  await say("Hello there\nfriend");
+  assert.deepEqual(texts(), ["Hello there\nfriend", "answer 1"]);
+  assert.equal(chat().title, "Hello there");
+  assert.equal(chats.peek()[0]!.id, chat().id);
+  const { state, stream, stats, finish } = (await kept(last().id))!;
+  assert.deepEqual([state, stream, finish, stats!.tokens], ["done", undefined, "stop", 2]);
+  const [post] = fake.asked.filter(({ method }) => method === "POST");
+  assert.match(post!.headers.get("X-Conversation-Id")!, new RegExp(`^${chat().id}\\.`));
+  assert.deepEqual(post!.body.messages, [{ role: "user", content: "Hello there\nfriend" }]);
+});
+
+test("a conversation goes on with what was said", async () => {
+  await say("one");
+  await say("two");
+  assert.deepEqual(texts(), ["one", "answer 1", "two", "answer 2"]);
+  assert.deepEqual(fake.asked[1]!.body.messages.map((one: any) => one.content), ["one", "answer 1", "two"]);
+});
+
+test("what the chat asks for goes before the settings", async () => {
+  settings.value = { ...settings.peek(), system: "general", sampling: { top_k: 1, top_p: 0.5 }, apiKey: " kéy " };
+  await setChat(chat().id, { system: "special", sampling: { top_k: 2 } });
+  await say("x");
+  const { body, headers } = fake.asked[0]!;
+  assert.deepEqual([body.messages[0].content, body.top_k, body.top_p], ["special", 2, 0.5]);
+  assert.equal(Buffer.from(headers.get("Authorization")!, "latin1").toString("utf8"), "Bearer kéy");
+  settings.value = { ...settings.peek(), system: "", sampling: {}, apiKey: "" };
+});
+
+test("regenerate, edit and show branches", async () => {
+  await say("one");
+  const first = last();
+  await regenerate(first.id);
+  await quiet();
+  assert.deepEqual(texts(), ["one", "answer 2"]);
+  assert.deepEqual(openChat.peek()!.branches.get(last().id), { index: 1, ids: [first.id, last().id] });
+  await edit(path()[0]!.id, "other", []);
+  await quiet();
+  assert.deepEqual(texts(), ["other", "answer 3"]);
+  await showBranch(openChat.peek()!.branches.get(path()[0]!.id)!.ids[0]!);
+  assert.deepEqual(texts(), ["one", "answer 2"]);
+  await showBranch(first.id);
+  assert.deepEqual(texts(), ["one", "answer 1"]);
+  await edit(first.id, "better", []);
+  assert.deepEqual(texts(), ["one", "better"]);
+  assert.equal(fake.count("POST /v1/chat/completions"), 3);
+  const id = chat().id;
+  newChat();
+  assert.equal(await open(id), true);
+  assert.deepEqual(texts(), ["one", "better"]);
+});
+
+test("an answer is shown while it comes, and a stop keeps what there is", async () => {
+  fake.onSession = (session) => session.event(delta({ content: "half" }));
+  await send("x", []);
+  const { id } = last();
+  await until(() => live(id)?.peek().content === "half");
+  assert.equal(runs.peek().get(chat().id)!.phase, "writing");
+  await stop(chat().id);
+  assert.equal(runs.peek().size, 0);
+  assert.equal(live(id), undefined);
+  assert.deepEqual([last().content, last().state], ["half", "stopped"]);
+  assert.equal((await kept(id))!.state, "stopped");
+  await until(() => fake.count("DELETE /v1/stream") === 1);
+  assert.equal(fake.sessions.size, 0);
+});
+
+test("an answer that was stopped goes on where it was", async () => {
+  fake.onSession = (session) => session.event(delta({ content: "half " }));
+  await send("x", []);
+  const { id } = last();
+  await until(() => live(id)?.peek().content === "half ");
+  await stop(chat().id);
+  fake.onSession = (session) => answered(session, ["whole"]);
+  await continueAnswer(id);
+  await quiet();
+  assert.deepEqual([last().id, last().content, last().state], [id, "half whole", "done"]);
+  const { body } = fake.asked.filter(({ path: its }) => its.endsWith("completions"))[1]!;
+  assert.deepEqual(body.messages.map((one: any) => one.content), ["x", "half "]);
+  assert.equal(body.continue_final_message, true);
+});
+
+test("after a reload the text goes on without a gap or a repeat, from any offset", async () => {
+  const pieces = ["Once ", "upon ", "ä ", "time"];
+  fake.onSession = (session) => answered(session, pieces);
+  await say("x");
+  const whole = last();
+  const [session] = [...fake.sessions.values()];
+  const [conversation] = [...fake.sessions.keys()] as [string];
+  const places: [number, string][] = [[0, ""]];
+  let text = "";
+  for (const [, data, id] of new TextDecoder().decode(session!.bytes).matchAll(/data: (.*)\nid: (\d+)/g)) {
+    text += JSON.parse(data!).choices[0].delta.content ?? "";
+    places.push([Number(id), text]);
+  }
+  for (const [offset, content] of places) {
+    const stream = { conversation, offset, startedAt: 1 };
+    const saved: Message = { ...whole, content, state: "writing", stream };
+    await writing((tx) => tx.putMessage(saved));
+    await look();
+    await quiet();
+    assert.deepEqual([last().content, last().state], ["Once upon ä time", "done"]);
+    assert.equal((await kept(whole.id))!.content, "Once upon ä time");
+  }
+});
+
+test("an answer that the server does not know any more keeps its text", async () => {
+  await say("x");
+  const stream = { conversation: "unknown", offset: 70, startedAt: 1 };
+  await writing((tx) => tx.putMessage({ ...last(), content: "so far", state: "writing", stream }));
+  await look();
+  await quiet();
+  assert.deepEqual([last().content, last().state], ["so far", "failed"]);
+  assert.match(last().error!, /no longer has this answer/);
+});
+
+test("an error is in the answer, and the question stays", async () => {
+  fake.next("POST /v1/chat/completions", { status: 400, body: { error: { message: "'top_k' must be an integer.", code: 400 } } });
+  await say("x");
+  assert.deepEqual([last().state, last().error], ["failed", "'top_k' must be an integer."]);
+  await regenerate(last().id);
+  await quiet();
+  assert.deepEqual(texts(), ["x", "answer 1"]);
+});
+
+test("answers come for chats that are not open", async () => {
+  fake.onSession = (session) => void setTimeout(() => answered(session, ["late"]), 20);
+  await send("first", []);
+  const { id } = chat();
+  newChat();
+  await send("second", []);
+  assert.equal(runs.peek().size, 2);
+  await quiet();
+  assert.deepEqual(texts(), ["second", "late"]);
+  await open(id);
+  assert.deepEqual(texts(), ["first", "late"]);
+});
+
+test("more answers than there are connections wait for each other", async () => {
+  fake.onSession = (session) => void setTimeout(() => answered(session, ["done"]), 20);
+  const ids: string[] = [];
+  for (let i = 0; i < 7; i++) {
+    newChat();
+    await send(`${i}`, []);
+    ids.push(chat().id);
+  }
+  await settle();
+  const waiting = [...runs.peek().values()].filter(({ note }) => note?.startsWith("Waits until"));
+  assert.equal(waiting.length, 3);
+  await quiet();
+  for (const id of ids) {
+    await open(id);
+    assert.equal(last().content, "done");
+  }
+});
+
+test("a long answer is saved now and then, not at each token", async () => {
+  const pieces = Array.from({ length: 100_000 }, (_, i) => `w${i} `);
+  fake.chunkSize = () => 1 << 16;
+  fake.onSession = (session) => {
+    const events = pieces.map((piece) => `data: ${delta({ content: piece })}\n\n`);
+    session.add(events.join(""));
+    session.add("data: [DONE]\n\n");
+    session.end();
+  };
+  const began = performance.now();
+  let saves = 0;
+  const put = IDBObjectStore.prototype.put;
+  IDBObjectStore.prototype.put = function (this: IDBObjectStore, value: unknown) {
+    saves += 1;
+    return put.call(this, value);
+  };
+  await send("long", []);
+  await until(() => runs.peek().size === 0);
+  IDBObjectStore.prototype.put = put;
+  assert.equal(last().content, pieces.join(""));
+  assert.ok(saves < 20, `${saves} saves`);
+  assert.ok(performance.now() - began < 10_000);
+});
+
+test("messages are deleted with what follows, and brought back", async () => {
+  await say("one");
+  await say("two");
+  const before = texts();
+  const undo = await removeMessage(path()[2]!.id);
+  assert.deepEqual(texts(), ["one", "answer 1"]);
+  assert.equal((await reading((tx) => tx.messagesOf(chat().id))).length, 2);
+  await undo();
+  assert.deepEqual(texts(), before);
+  await regenerate(last().id);
+  await quiet();
+  await removeMessage(last().id);
+  assert.deepEqual(texts(), before);
+});
+
+test("chats are renamed, found, deleted and brought back", async () => {
+  await say("A needle in");
+  const { id } = chat();
+  await rename(id, "  Straw ");
+  assert.equal(chats.peek().find((one) => one.id === id)!.title, "Straw");
+  assert.deepEqual((await search("NEEDLE")).map((one) => one.id), [id]);
+  assert.deepEqual((await search("straw")).map((one) => one.id), [id]);
+  assert.deepEqual(await search("nothing of the kind"), []);
+  const undo = await remove(id);
+  assert.notEqual(chat().id, id);
+  assert.equal(chats.peek().some((one) => one.id === id), false);
+  assert.deepEqual(await reading((tx) => tx.messagesOf(id)), []);
+  await undo();
+  assert.equal(chat().id, id);
+  assert.deepEqual(texts(), ["A needle in", "answer 1"]);
+  assert.equal(chat().title, "Straw");
+});
+
+test("a chat that is deleted has its answer stopped", async () => {
+  fake.onSession = (session) => session.event(delta({ content: "half" }));
+  await send("x", []);
+  await until(() => fake.sessions.size === 1);
+  await remove(chat().id);
+  await until(() => fake.sessions.size === 0);
+  assert.equal(runs.peek().size, 0);
+});
+
+test("chats are exported and imported; those that are here stay as they are", async () => {
+  await say("keep me");
+  const { id } = chat();
+  const file = await exportChats([id]);
+  assert.equal(await importChats(file), 0);
+  await remove(id);
+  assert.equal(await importChats(file), 1);
+  await open(id);
+  assert.deepEqual(texts(), ["keep me", "answer 1"]);
+  await say("more");
+  assert.deepEqual(texts(), ["keep me", "answer 1", "more", "answer 2"]);
+  await assert.rejects(importChats(new Blob(["{"])), /not JSON/);
+});
+
+test("a chat that is open is not one that was asked for later", async () => {
+  await say("one");
+  const first = chat().id;
+  newChat();
+  await say("two");
+  const second = chat().id;
+  const [, isThere] = await Promise.all([open(first), open("nowhere")]);
+  assert.equal(isThere, false);
+  await Promise.all([open(first), open(second)]);
+  assert.equal(chat().id, second);
+});
+
+// -- another tab, by what it does to the database and says on the channel
+
+const other = () => new BroadcastChannel("trioserve/prefix/tabs");
+
+function listen(): void {
+  startTabs({
+    onChanged: (id) => void refresh(id).then(look),
+    onWritten: () => void look(),
+    onBye: () => undefined,
+    isFollowing,
+  });
+}
+
+after(endTabs);
+
+test("an answer that another tab follows is shown, and left to it", async () => {
+  await say("x");
+  listen();
+  const { id } = last();
+  const tab = other();
+  tab.onmessage = ({ data }) => {
+    if (data.kind === "who") tab.postMessage({ kind: "me", asked: data.asked });
+  };
+  const save = async (fields: Partial<Message>) => {
+    await writing((tx) => tx.putMessage({ ...path()[1]!, stats: undefined!, ...fields }));
+    tab.postMessage({ kind: "changed", chat: chat().id });
+  };
+  const stream = { conversation: "theirs", offset: 0, startedAt: 1 };
+  await save({ content: "", state: "writing", stream });
+  await until(() => runs.peek().size === 1);
+  await save({ content: "from there", state: "writing", stream: { ...stream, offset: 9 } });
+  await until(() => live(id)?.peek().content === "from there");
+  assert.equal(fake.count("GET /v1/stream"), 0);
+  await save({ content: "from there, all", state: "done" });
+  await quiet();
+  assert.deepEqual([last().content, last().state], ["from there, all", "done"]);
+  tab.close();
+  endTabs();
+});
+
+test("an answer that another tab stops ends here, as it was there", async () => {
+  fake.onSession = (session) => session.event(delta({ content: "half" }));
+  await send("x", []);
+  const { id } = last();
+  await until(() => live(id)?.peek().content === "half");
+  const { stream: _, ...stopped } = { ...last(), content: "ha", state: "stopped" as const };
+  await writing((tx) => tx.putMessage(stopped));
+  for (const session of fake.sessions.values()) {
+    session.event('{"error":{"message":"It was stopped.","code":500}}');
+  }
+  await quiet();
+  assert.deepEqual([last().content, last().state, last().error], ["ha", "stopped", undefined]);
+});
+
+test("a chat that another tab deletes stops being answered", async () => {
+  fake.onSession = (session) => session.event(delta({ content: "half" }));
+  await send("x", []);
+  const { id } = chat();
+  const session = [...fake.sessions.values()];
+  await until(() => session.length > 0 || (session.push(...fake.sessions.values()), false));
+  await writing(async (tx) => {
+    for (const message of path()) await tx.deleteMessage(message.id);
+    await tx.deleteChat(id);
+  });
+  answered(session[0]!, [" more"]);
+  await quiet();
+  assert.deepEqual(await reading((tx) => tx.messagesOf(id)), []);
+  await refresh(id);
+  assert.equal(openChat.peek(), null);
+});
+
+test("two tabs that follow the same answer do not spoil each other's work", async () => {
+  await say("x");
+  await loadChats();
+  const { id } = last();
+  const stream = { conversation: "c", offset: 50, startedAt: 1 };
+  const ahead = messageFor({ id, chat: chat().id, state: "writing", content: "further", stream });
+  await writing((tx) => tx.putMessage(ahead));
+  const behind = { ...ahead, content: "fu", stream: { ...stream, offset: 20 } };
+  assert.equal(await keepAnswer(behind, "c"), behind);
+  assert.equal((await kept(id))!.content, "further");
+  const done = { ...ahead, state: "done" as const, content: "further on" };
+  await keepAnswer(done, "c");
+  assert.equal((await keepAnswer(behind, "c"))!.content, "further on");
+  assert.equal(await keepAnswer({ ...behind, id: "deleted" }, "c"), null);
+});
