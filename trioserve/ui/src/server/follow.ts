@@ -66,7 +66,7 @@ export async function follow(
       const end = connection.endBy(failure);
       if (end) return end;
       if (connection.offset > before) pause = FIRST_PAUSE;
-      const wait = failure.retryAfter ?? pause * (0.75 + Math.random() / 2);
+      const wait = Math.max(failure.retryAfter ?? 0, pause * (0.75 + Math.random() / 2));
       listener.onWaiting(failure, Date.now() + wait);
       await pauseFor(wait, signal);
       pause = Math.min(pause * 2, LONGEST_PAUSE);

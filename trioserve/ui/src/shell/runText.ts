@@ -18,7 +18,7 @@ export function describeRun(run: Run, now: number): RunText {
     case "loading-model":
       return { text: waited(note || "The model is loading", run, now), share: percentIn(note) };
     case "queued":
-      return { text: queued(run.place) };
+      return { text: run.place || !note ? queued(run.place) : note };
     case "prompt": {
       if (!progress || progress.total === 0) return { text: waited("Reading the prompt", run, now) };
       const { done, total, cached } = progress;

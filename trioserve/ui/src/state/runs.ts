@@ -33,7 +33,7 @@ export async function write(message: Unwritten, body?: Record<string, unknown>):
   try {
     await writer.run(body);
   } finally {
-    writers.delete(message.id);
+    if (writers.get(message.id) === writer) writers.delete(message.id); // else it is continued
   }
 }
 
@@ -87,9 +87,9 @@ async function claim(message: Unwritten): Promise<void> {
     follow(message);
     return;
   }
-  if (writers.has(message.id)) return;
   others.delete(message.id);
   const now = await reading((tx) => tx.message(message.id));
+  if (writers.has(message.id)) return; // two have asked at the same time
   if (now && isUnwritten(now)) void write(now);
   else await end(message);
 }

@@ -49,7 +49,8 @@ let hurry = new AbortController();
 export function startServer(): void {
   let asked: string | null = null;
   effect(() => {
-    const now = JSON.stringify([settings.value.apiKey, chosenModel.value]);
+    const model = allModels.value.find(({ id }) => id === chosenModel.value);
+    const now = JSON.stringify([settings.value.apiKey, model?.id, model?.status]);
     if (asked !== null && asked !== now) retryNow();
     asked = now;
   });
@@ -71,7 +72,9 @@ export function noteTrouble(error: ServerError, retryAt: number): void {
 
 /** Something has worked. */
 export function noteWorks(): void {
-  if (status.peek().state === "full") set("ready", "");
+  const { state } = status.peek();
+  if (state === "full") set("ready", "");
+  else if (state !== "ready") retryNow(); // it was asleep, or is back
 }
 
 /** Tokens that a chat with a model may have; 0: not known. */

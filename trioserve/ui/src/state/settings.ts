@@ -35,7 +35,7 @@ export function startSettings(): void {
   effect(() => write("settings", changesFrom(base, settings.value)));
   effect(() => write("presets", presets.value));
   globalThis.addEventListener?.("storage", (event) => {
-    if (event.key === null || event.key.startsWith(place("")) === true) read();
+    if (event.key === null || event.key.startsWith(place(""))) read();
   });
 }
 

@@ -192,7 +192,7 @@ test("more answers than there are connections wait for each other", async () => 
     ids.push(chat().id);
   }
   await settle();
-  const waiting = [...runs.peek().values()].filter(({ note }) => note?.startsWith("Waits until"));
+  const waiting = [...runs.peek().values()].filter(({ note }) => note?.startsWith("Waiting until"));
   assert.equal(waiting.length, 3);
   await quiet();
   for (const id of ids) {

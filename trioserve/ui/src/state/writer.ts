@@ -28,7 +28,7 @@ export class Writer implements Listener {
   readonly #answer: Answer;
   readonly #abort = new AbortController();
   readonly #onRun: (run: Run | null) => void;
-  #trouble: { phase: Phase; note: string } | null = null;
+  #trouble: { phase: Phase; note: string | undefined } | null = null;
   #speed: { value: number | undefined; at: number } = { value: undefined, at: 0 };
   #isDrawing = false;
   #isSaving = false;
@@ -51,11 +51,12 @@ export class Writer implements Listener {
     const { conversation, offset } = this.#message.stream;
     const wanted = body ? { conversation, offset, body } : { conversation, offset };
     const { signal } = this.#abort;
-    const wait = () => this.#setTrouble("queued", "Waits until another answer is complete.");
+    const wait = () => this.#setTrouble("queued", "Waiting until another answer is complete…");
     showLive(this.#message);
     this.#tellRun();
     try {
-      await this.#end(outcome(await withPlace(() => follow(wanted, this, signal), wait, signal)));
+      const end = await withPlace(() => follow(wanted, this, signal), wait, signal);
+      await this.#end(outcome(end, this.#answer.offset));
     } catch (error) {
       if (signal.aborted) return; // who did that has ended it
       await this.#end({ state: "failed", error: "The page failed. The browser’s console has more." });
@@ -89,14 +90,12 @@ export class Writer implements Listener {
   onWaiting(error: ServerError, retryAt: number): void {
     noteTrouble(error, retryAt);
     this.#answer.interrupted();
-    const phases: Partial<Record<typeof error.reason, Phase>> = {
-      loading: "loading-model",
-      full: "queued",
-    };
-    this.#setTrouble(phases[error.reason] ?? "reconnecting", error.message);
+    if (error.reason === "loading") this.#setTrouble("loading-model");
+    else if (error.reason === "full") this.#setTrouble("queued", `${error.message} Trying again…`);
+    else this.#setTrouble("reconnecting", `${error.message} Connecting again…`);
   }
 
-  #setTrouble(phase: Phase, note: string): void {
+  #setTrouble(phase: Phase, note?: string): void {
     this.#trouble = { phase, note };
     this.#tellRun();
   }
@@ -158,7 +157,9 @@ export class Writer implements Listener {
   }
 
   #tellRun(): void {
-    const { phase, place, progress, note } = this.#answer;
+    if (this.#hasEnded) return;
+    const { place, progress } = this.#answer;
+    const { phase, note } = this.#trouble ?? this.#answer;
     const now = Date.now();
     if (now - this.#speed.at >= SPEED_INTERVAL) {
       this.#speed = { value: this.#answer.speed(now), at: now };
@@ -168,31 +169,30 @@ export class Writer implements Listener {
       chat: this.#message.chat,
       message: this.#message.id,
       startedAt: this.#message.stream.startedAt,
-      phase: this.#trouble?.phase ?? phase,
+      phase,
       ...(place ? { place } : {}),
       ...(progress ? { progress } : {}),
       ...(speed === undefined ? {} : { tokensPerSecond: speed }),
-      ...((this.#trouble?.note ?? note) ? { note: this.#trouble?.note ?? note } : {}),
+      ...(note ? { note } : {}),
     });
   }
 }
 
 /** What an end means for the message. */
-function outcome(end: End): Partial<Message> {
+function outcome(end: End, offset: number): Partial<Message> {
   switch (end.kind) {
     case "complete":
       return { state: "done" };
     case "failed":
       return { state: "failed", error: end.error.message };
     case "lost":
-      return {
-        state: "failed",
-        error: "The server no longer has this answer. It was restarted, or the page was away for too long.",
-      };
+      return { state: "failed", error: offset > 0 ? LOST : NEVER_CAME };
     case "gap":
-      return {
-        state: "failed",
-        error: "The page was away for too long: the server has dropped what comes next.",
-      };
+      return { state: "failed", error: GAP };
   }
 }
+
+const LOST =
+  "The server no longer has this answer. It was restarted, or the page was away for too long.";
+const NEVER_CAME = "The server does not know this question: it was restarted, or the page was closed before it was sent.";
+const GAP = "The page was away for too long: the server has dropped what comes next.";
