@@ -26,6 +26,7 @@ export function Actions({ message, index, branches, last, edit }: Props): VNode 
       {message.content && <CopyButton text={message.content} label="Copy" />}
       <Action icon="edit" label="Edit" act={edit} />
       {answer && <Action icon="refresh" label="Answer again" act={() => regenerate(message.id)} />}
+      {!answer && last && <Action icon="refresh" label="Answer" act={() => regenerate(message.id)} />}
       {answer && last && canContinue(message) && !problem(message) && (
         <Action icon="play" label="Continue" act={() => continueAnswer(message.id)} />
       )}
@@ -48,32 +49,29 @@ function Action({ icon, label, act }: { icon: IconName; label: string; act: () =
 }
 
 function BranchSwitch({ ids, index }: { ids: string[]; index: number }): VNode {
-  const go = (to: number) => () => void attempt(() => showBranch(ids[to] as string));
   return (
     <div class="branches" role="group" aria-label="Versions">
-      <button
-        type="button"
-        class="icon-button"
-        aria-label="Previous version"
-        title="Previous version"
-        disabled={index === 0}
-        onClick={go(index - 1)}
-      >
-        <Icon name="chevron-left" />
-      </button>
-      <span aria-label={`Version ${index + 1} of ${ids.length}`}>
+      <Turn icon="chevron-left" label="Previous version" to={ids[index - 1]} />
+      <span>
         {index + 1}/{ids.length}
       </span>
-      <button
-        type="button"
-        class="icon-button"
-        aria-label="Next version"
-        title="Next version"
-        disabled={index === ids.length - 1}
-        onClick={go(index + 1)}
-      >
-        <Icon name="chevron-right" />
-      </button>
+      <Turn icon="chevron-right" label="Next version" to={ids[index + 1]} />
     </div>
+  );
+}
+
+/** A button that stays where it is at the last version, so that the focus does, too. */
+function Turn({ icon, label, to }: { icon: IconName; label: string; to: string | undefined }): VNode {
+  return (
+    <button
+      type="button"
+      class="icon-button"
+      aria-label={label}
+      title={label}
+      aria-disabled={to === undefined}
+      onClick={() => to !== undefined && void attempt(() => showBranch(to))}
+    >
+      <Icon name={icon} />
+    </button>
   );
 }

@@ -7,6 +7,7 @@ import { Icon } from "../icon";
 import { bytes } from "../shell/format";
 import type { Attachment } from "../types";
 import { CodeBlock } from "./Code";
+import { withoutDirections } from "./links";
 
 interface Props {
   list: Attachment[];
@@ -31,7 +32,7 @@ export function Attachments({ list, remove }: Props): VNode | null {
               onClick={() => show(one.id === shown ? null : one.id)}
             >
               <Icon name="file" />
-              <bdi class="name">{one.name}</bdi>
+              <bdi class="name">{withoutDirections(one.name)}</bdi>
               <span class="soft">{bytes(one.size)}</span>
             </button>
             {remove && (

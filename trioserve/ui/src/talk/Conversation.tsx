@@ -1,7 +1,7 @@
 // The column of messages.
 
 import { useComputed, type ReadonlySignal } from "@preact/signals";
-import type { VNode } from "preact";
+import type { RefObject, VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
@@ -29,7 +29,7 @@ export function Conversation(): VNode {
     <div class="talk">
       <div class="talk-scroll" ref={column} tabIndex={-1}>
         <div class="talk-column" ref={content}>
-          {open && <Messages key={id} open={open} column={column.current} />}
+          {open && <Messages key={id} open={open} column={column} />}
         </div>
       </div>
       <ToEnd atEnd={follower.atEnd} go={() => follower.toEnd()} />
@@ -46,7 +46,7 @@ function ToEnd({ atEnd, go }: { atEnd: ReadonlySignal<boolean>; go: () => void }
   );
 }
 
-function Messages({ open, column }: { open: OpenChat; column: HTMLElement | null }): VNode {
+function Messages({ open, column }: { open: OpenChat; column: RefObject<HTMLElement | null> }): VNode {
   const { chat, path, branches } = open;
   const [first, setFirst] = useState(() => beginning(path, path.length));
   const running = useComputed(() => runs.value.get(chat.id)?.message);
@@ -62,7 +62,7 @@ function Messages({ open, column }: { open: OpenChat; column: HTMLElement | null
       )}
       {path.slice(from).map((message, index) => (
         <MessageView
-          key={message.id}
+          key={message.parent ?? "first"} // so that the buttons keep the focus when another version is shown
           message={message}
           index={branches.get(message.id)?.index}
           branches={branches.get(message.id)?.ids}
@@ -76,7 +76,7 @@ function Messages({ open, column }: { open: OpenChat; column: HTMLElement | null
 }
 
 /** Shows earlier messages when one comes near to it; what is on the screen stays where it is. */
-function Earlier({ column, show }: { column: HTMLElement | null; show: () => void }): VNode {
+function Earlier({ column, show }: { column: RefObject<HTMLElement | null>; show: () => void }): VNode {
   const button = useRef<HTMLButtonElement>(null);
   const showing = useRef(show);
   showing.current = () => {
@@ -84,7 +84,7 @@ function Earlier({ column, show }: { column: HTMLElement | null; show: () => voi
     const before = next?.getBoundingClientRect().top ?? 0;
     show();
     requestAnimationFrame(() => {
-      if (column && next) column.scrollTop += next.getBoundingClientRect().top - before;
+      if (column.current && next) column.current.scrollTop += next.getBoundingClientRect().top - before;
     });
   };
   useEffect(() => {
@@ -92,7 +92,7 @@ function Earlier({ column, show }: { column: HTMLElement | null; show: () => voi
       (entries) => {
         if (entries.some((entry) => entry.isIntersecting)) showing.current();
       },
-      { root: column, rootMargin: "1200px 0px" },
+      { root: column.current, rootMargin: "1200px 0px" },
     );
     if (button.current) seen.observe(button.current);
     return () => seen.disconnect();

@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { attempt } from "../shell/toasts";
+import { focusComposer, touch } from "../shell/view";
 import { settings } from "../state/settings";
 import { edit } from "../state/talk";
 import type { Message } from "../types";
@@ -34,6 +35,7 @@ export function EditForm({ message, close }: { message: Message; close: () => vo
     void attempt(async () => {
       await edit(message.id, answer ? text : text.trim(), attachments);
       close();
+      if (!answer && !touch.value) focusComposer();
     });
   };
   const onKeyDown = (event: KeyboardEvent) => {
@@ -72,5 +74,5 @@ export function EditForm({ message, close }: { message: Message; close: () => vo
 /** A line of an answer is often ended where it is edited, so that there a key has to be held. */
 function sends(event: KeyboardEvent, answer: boolean): boolean {
   if (event.ctrlKey || event.metaKey) return true;
-  return !answer && settings.value.sendKey === "enter" && !event.shiftKey;
+  return !answer && settings.value.sendKey === "enter" && !touch.value && !event.shiftKey;
 }

@@ -43,6 +43,6 @@ function usePaced(text: string, writing: boolean): string {
     if (pace.shown === text) return undefined;
     const timer = setTimeout(() => drawAgain((count) => count + 1), pace.readyAt - performance.now());
     return () => clearTimeout(timer);
-  }, [text]);
+  });
   return pace.shown;
 }

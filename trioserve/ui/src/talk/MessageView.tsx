@@ -1,7 +1,7 @@
 // A message: what was written, and what can be done with it.
 
-import type { VNode } from "preact";
-import { useState } from "preact/hooks";
+import type { RefObject, VNode } from "preact";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { live } from "../state/chats";
 import { settings } from "../state/settings";
@@ -48,20 +48,39 @@ export const MessageView = memo(View);
 
 function UserMessage(properties: MessageProps): VNode {
   const { message } = properties;
-  const [editing, setEditing] = useState(false);
+  const { place, editing, edit, close } = useEditing();
   return (
-    <article class="message user" aria-label="You">
+    <article class="message user" aria-label="You" ref={place}>
       {editing ? (
-        <EditForm message={message} close={() => setEditing(false)} />
+        <EditForm message={message} close={close} />
       ) : (
         <>
           <Attachments list={message.attachments} />
           {message.content && <Bubble text={message.content} />}
         </>
       )}
-      {!editing && <Actions {...properties} edit={() => setEditing(true)} />}
+      {!editing && <Actions {...properties} edit={edit} />}
     </article>
   );
+}
+
+interface Editing {
+  place: RefObject<HTMLElement | null>;
+  editing: boolean;
+  edit: () => void;
+  close: () => void;
+}
+
+/** Whether a message is being edited. At the end the focus goes back to the button that began it. */
+function useEditing(): Editing {
+  const place = useRef<HTMLElement>(null);
+  const [editing, setEditing] = useState(false);
+  const before = useRef(false);
+  useLayoutEffect(() => {
+    if (before.current && !editing) place.current?.querySelector<HTMLElement>("[aria-label=Edit]")?.focus();
+    before.current = editing;
+  }, [editing]);
+  return { place, editing, edit: () => setEditing(true), close: () => setEditing(false) };
 }
 
 /** Stands where the answer will; what the server does is said above the composer. */
@@ -103,14 +122,14 @@ function beginning(text: string): string {
 
 function Answer(properties: MessageProps): VNode {
   const { message, running } = properties;
-  const [editing, setEditing] = useState(false);
+  const { place, editing, edit, close } = useEditing();
   const writing = message.state === "writing";
   const speaking = message.content !== "" || message.toolCalls.length > 0;
   return (
-    <article class="message answer" aria-label="Answer" aria-busy={writing}>
+    <article class="message answer" aria-label="Answer" aria-busy={writing} ref={place}>
       {message.reasoning && <Reasoning text={message.reasoning} writing={writing && !speaking} />}
       {editing ? (
-        <EditForm message={message} close={() => setEditing(false)} />
+        <EditForm message={message} close={close} />
       ) : (
         message.content && <Markdown text={message.content} writing={writing} />
       )}
@@ -119,8 +138,8 @@ function Answer(properties: MessageProps): VNode {
       {!writing && <Problem message={message} last={properties.last} />}
       {!writing && !editing && (
         <footer>
-          <Actions {...properties} edit={() => setEditing(true)} />
-          {settings.value.showStats && message.stats && <StatsLine stats={message.stats} />}
+          <Actions {...properties} edit={edit} />
+          {settings.value.showStats && message.stats && <StatsLine stats={message.stats} model={message.model} />}
         </footer>
       )}
     </article>

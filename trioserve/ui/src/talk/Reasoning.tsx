@@ -17,7 +17,7 @@ export function Reasoning({ text, writing }: { text: string; writing: boolean })
       <button type="button" class="fold" aria-expanded={open} onClick={() => choose(!open)}>
         <Icon name="brain" />
         <span class={writing ? "shimmer" : undefined}>{writing ? "Thinking" : "Thoughts"}</span>
-        <span class="soft">{words(text)}</span>
+        {!writing && <span class="soft">{words(text)}</span>}
         <Icon name="chevron-down" />
       </button>
       {open && <Markdown text={text} writing={writing} />}
