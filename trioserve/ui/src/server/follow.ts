@@ -74,7 +74,10 @@ export async function follow(
   }
 }
 
-/** Tell the server to stop writing an answer. Tries again for about a minute: the network may be away. */
+/**
+ * Tell the server to stop writing an answer. Tries again for about a minute: the network may be
+ * away.
+ */
 export async function stopStream(conversation: string): Promise<void> {
   const path = `v1/stream?conv_id=${encodeURIComponent(conversation)}`;
   for (let pause = FIRST_PAUSE; pause < 64_000; pause *= 2) {

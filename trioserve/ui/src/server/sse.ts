@@ -19,7 +19,10 @@ export type SseItem = SseEvent | SseComment;
 const NEWLINE = 10;
 const NOTHING = new Uint8Array(0);
 
-/** Takes the bytes of a stream as they come, cut anywhere. Lines end as the server ends them: with a newline, or with CR LF. */
+/**
+ * Takes the bytes of a stream as they come, cut anywhere. Lines end as the server ends them: with
+ * a newline, or with CR LF.
+ */
 export class SseParser {
   #offset: number;
   #rest: Uint8Array = NOTHING;

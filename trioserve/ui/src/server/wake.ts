@@ -22,7 +22,9 @@ export function listenToBrowser(): void {
   });
 }
 
-/** Wait for some milliseconds, or until something wakes us. Throws what `signal` was aborted with. */
+/**
+ * Wait for some milliseconds, or until something wakes us. Throws what `signal` was aborted with.
+ */
 export async function pauseFor(milliseconds: number, signal?: AbortSignal): Promise<void> {
   signal?.throwIfAborted();
   await new Promise<void>((resolve) => {

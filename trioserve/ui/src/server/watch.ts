@@ -2,13 +2,19 @@
 
 import { onWake } from "./wake";
 
-/** How often to look, in milliseconds. By the clock on the wall: other timers stand still while a machine sleeps. */
+/**
+ * How often to look, in milliseconds. By the clock on the wall: other timers stand still while a
+ * machine sleeps.
+ */
 const LOOK = 2_000;
 
 /** How old the last byte may be, in milliseconds, when the network or the person comes back. */
 const STALE = 5_000;
 
-/** Aborts `signal` when what is expected does not come in time, or when the outer signal is aborted. */
+/**
+ * Aborts `signal` when what is expected does not come in time, or when the outer signal is
+ * aborted.
+ */
 export class Watch {
   readonly #controller = new AbortController();
   readonly #timer: ReturnType<typeof setInterval>;

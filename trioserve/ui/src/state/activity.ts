@@ -19,9 +19,18 @@ const SMOOTHING = 0.6;
 /** What /slots?queue=1 tells. */
 interface Told {
   slots: ToldSlot[];
-  queue: { id_task: number; position: number; n_prompt_tokens: number; priority: number; waited_s: number; wait_s: number | null }[];
+  queue: ToldPlace[];
   kv_cache?: { cells: number; used: number };
   totals?: { prompt_tokens: number; cached_tokens: number; generated_tokens: number };
+}
+
+interface ToldPlace {
+  id_task: number;
+  position: number;
+  n_prompt_tokens: number;
+  priority: number;
+  waited_s: number;
+  wait_s: number | null;
 }
 
 interface ToldSlot {
@@ -143,7 +152,7 @@ function speedOf(slot: ToldSlot, name: string, decoded: number, now: number): nu
   return speed;
 }
 
-function queuedOf(one: Told["queue"][number], model: string): QueuedView {
+function queuedOf(one: ToldPlace, model: string): QueuedView {
   return {
     id: one.id_task,
     model,

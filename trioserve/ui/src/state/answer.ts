@@ -129,7 +129,10 @@ export class Answer {
     this.#arrivals.push(now);
   }
 
-  /** By the server's count, which comes at the end; of an answer that was stopped, by ours, if we saw all of it. */
+  /**
+   * By the server's count, which comes at the end; of an answer that was stopped, by ours, if we
+   * saw all of it.
+   */
   #stats(contextSize: number): Stats | undefined {
     const { tokens, firstAt, lastAt } = this.#count;
     const sawAll = this.#stream.offset === 0 && tokens > 0;

@@ -15,7 +15,10 @@ export { live, type OpenChat } from "./shown";
 /** All chats, the newest first. */
 export const chats: ReadonlySignal<Chat[]> = shown.chats;
 
-/** The chat on the screen; null until the page has started. One that has no messages yet is not in `chats`. */
+/**
+ * The chat on the screen; null until the page has started. One that has no messages yet is not in
+ * `chats`.
+ */
 export const openChat: ReadonlySignal<shown.OpenChat | null> = shown.openChat;
 
 /** Messages that are looked through at once. */
@@ -102,7 +105,10 @@ export async function exportChats(ids?: string[]): Promise<Blob> {
   return new Blob([written(wholes)], { type: "application/json" });
 }
 
-/** Add the chats of a file, but for those that are here already; how many were added. Throws an Error for people. */
+/**
+ * Add the chats of a file, but for those that are here already; how many were added. Throws an
+ * Error for people.
+ */
 export async function importChats(file: Blob): Promise<number> {
   const wholes = read(await file.text());
   const known = new Set(chats.peek().map(({ id }) => id));

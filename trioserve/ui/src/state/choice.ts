@@ -6,7 +6,10 @@ import { models } from "./models";
 import { settings } from "./settings";
 import { openChat } from "./shown";
 
-/** The model of the open chat, of the settings, or else one that is loaded; empty while none is known. */
+/**
+ * The model of the open chat, of the settings, or else one that is loaded; empty while none is
+ * known.
+ */
 export const chosenModel: ReadonlySignal<string> = computed(() => {
   const wanted = openChat.value?.chat.model || settings.value.model;
   const all = models.value;

@@ -43,7 +43,10 @@ export async function reading<T>(work: (tx: Transaction) => Promise<T>): Promise
   return transact("readonly", work);
 }
 
-/** Change the database within one transaction. Undefined: it could not be kept, and `storage` says why; then the page holds it until there is room, or drops it if it `isOptional`. */
+/**
+ * Change the database within one transaction. Undefined: it could not be kept, and `storage` says
+ * why; then the page holds it until there is room, or drops it if it `isOptional`.
+ */
 export async function writing<T>(
   work: (tx: Transaction) => Promise<T>,
   isOptional = false,
@@ -194,9 +197,11 @@ class Memory implements Transaction {
   }
 }
 
-/** Keep what there is of an answer, unless the database knows better. What it then has is returned; null: the answer was deleted.
-
-Another tab may have stopped the answer, be further with it, or have begun it anew. */
+/**
+ * Keep what there is of an answer, unless the database knows better: another tab may have stopped
+ * it, be further with it, or have begun it anew. What then counts is returned; null: the answer was
+ * deleted.
+ */
 export async function keepAnswer(message: Message, conversation: string): Promise<Message | null> {
   const kept = await writing(async (tx) => {
     const before = await tx.message(message.id);

@@ -4,7 +4,9 @@ import { isRecord } from "./json";
 
 type Fields = Record<string, unknown>;
 
-/** The same in our words; null: this is no such file. What is wrong in it shows when it is read on. */
+/**
+ * The same in our words; null: this is no such file. What is wrong in it shows when it is read on.
+ */
 export function fromLlamaServer(file: unknown): Fields[] | null {
   const all = Array.isArray(file) ? file : [file];
   const isLines = all.some((one) => isRecord(one) && one.type === "session");

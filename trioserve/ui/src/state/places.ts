@@ -6,7 +6,10 @@ const MOST = 4;
 let taken = 0;
 const waiting: (() => void)[] = [];
 
-/** Do something that needs a connection for long; `onWait` is called when it has to wait for one. Throws what `signal` was aborted with. */
+/**
+ * Do something that needs a connection for long; `onWait` is called when it has to wait for one.
+ * Throws what `signal` was aborted with.
+ */
 export async function withPlace<T>(
   work: () => Promise<T>,
   onWait: () => void,

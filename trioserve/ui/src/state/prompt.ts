@@ -36,7 +36,10 @@ interface Said {
   tool_call_id?: string;
 }
 
-/** Many templates refuse two messages of the same role in a row: answers that have no text are left out, and questions that then follow each other become one. */
+/**
+ * Many templates refuse two messages of the same role in a row: answers that have no text are left
+ * out, and questions that then follow each other become one.
+ */
 function messagesFor(path: readonly Message[], continues: boolean): Said[] {
   const said: Said[] = [];
   path.forEach((message, index) => {

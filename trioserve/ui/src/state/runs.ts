@@ -19,14 +19,19 @@ const writers = new Map<string, Writer>();
 /** Answers that another tab follows, and when there was last a sign of it. */
 const others = new Map<string, { message: Unwritten; seenAt: number }>();
 
-/** Milliseconds without a sign after which another tab is asked whether it still follows an answer. */
+/**
+ * Milliseconds without a sign after which another tab is asked whether it still follows an answer.
+ */
 const TRUST = 5_000;
 
 export function isFollowing(message: string): boolean {
   return writers.has(message);
 }
 
-/** Have an answer written: ask for it with `body`, or take up one that the server should be writing. */
+/**
+ * Have an answer written: ask for it with `body`, or take up one that the server should be
+ * writing.
+ */
 export async function write(message: Unwritten, body?: Record<string, unknown>): Promise<void> {
   const writer = new Writer(message, (run) => setRun(message, run));
   writers.set(message.id, writer);
@@ -57,7 +62,10 @@ async function stopElsewhere(message: Unwritten): Promise<void> {
   await look();
 }
 
-/** Take up the answers that the database has as unfinished, unless another tab follows them. Called at the start, and when another tab has changed something. */
+/**
+ * Take up the answers that the database has as unfinished, unless another tab follows them. Called
+ * at the start, and when another tab has changed something.
+ */
 export async function look(): Promise<void> {
   const found = (await reading((tx) => tx.writing())).filter(isUnwritten);
   const ids = new Set(found.map((message) => message.id));

@@ -18,7 +18,10 @@ const properties = signal<Props | null>(null);
 
 export const server: ReadonlySignal<ServerStatus> = status;
 
-/** Of the chosen model, where it is loaded; of a router, if it is not. Null until the server has said. */
+/**
+ * Of the chosen model, where it is loaded; of a router, if it is not. Null until the server has
+ * said.
+ */
 export const props: ReadonlySignal<Props | null> = properties;
 
 export const models: ReadonlySignal<Model[]> = allModels;
@@ -63,7 +66,10 @@ export function retryNow(): void {
   hurry.abort();
 }
 
-/** Something has not worked. Whether that is the server's state, the next look tells; that it is full, only this does. */
+/**
+ * Something has not worked. Whether that is the server's state, the next look tells; that it is
+ * full, only this does.
+ */
 export function noteTrouble(error: ServerError, retryAt: number): void {
   if (error.reason === "full") set("full", "The server is full.", retryAt);
   else if (error.reason === "key") setBy(error);

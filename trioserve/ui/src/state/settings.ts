@@ -98,15 +98,18 @@ const THEIR_WORDS: Record<string, (value: unknown) => Partial<Settings>> = {
   theme: (value) => ({ theme: (value === "system" ? "auto" : value) as Settings["theme"] }),
 };
 
-const THEIR_SAMPLING =
-  /^(temperature|dynatemp_(range|exponent)|top_[kp]|min_p|typ_p|typical_p|xtc_(probability|threshold)|(repeat|presence|frequency)_penalty|repeat_last_n|dry_(multiplier|base|allowed_length|penalty_last_n)|max_tokens|samplers)$/;
+const THEIR_SAMPLING = new Set(
+  `temperature dynatemp_range dynatemp_exponent top_k top_p min_p typ_p xtc_probability xtc_threshold
+  repeat_last_n repeat_penalty presence_penalty frequency_penalty dry_multiplier dry_base
+  dry_allowed_length dry_penalty_last_n max_tokens samplers`.split(/\s+/),
+);
 
 function inOurWords(given: Record<string, unknown>): Record<string, unknown> {
   const ours: Record<string, unknown> = {};
   const sampling: Record<string, unknown> = {};
   for (const [name, value] of Object.entries(given)) {
     const their = Object.hasOwn(THEIR_WORDS, name) ? THEIR_WORDS[name] : undefined;
-    if (THEIR_SAMPLING.test(name)) sampling[name === "typ_p" ? "typical_p" : name] = value;
+    if (THEIR_SAMPLING.has(name)) sampling[name === "typ_p" ? "typical_p" : name] = value;
     else if (their) Object.assign(ours, their(value));
     else if (Object.hasOwn(defaults, name)) ours[name] = value;
   }

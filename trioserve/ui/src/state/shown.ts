@@ -28,6 +28,9 @@ const lives = new Map<string, Signal<Message>>();
 /** Counts the calls that open a chat, of which the last one wins. */
 let openings = 0;
 
+/** Counts the changes that are made here. */
+let changes = 0;
+
 export function openTree(): ReadonlyMap<string, Message> {
   return tree;
 }
@@ -82,6 +85,7 @@ export async function change(
 ): Promise<void> {
   const before = chatOf(id);
   if (!before) return;
+  changes += 1;
   const isNew = !chats.peek().some((chat) => chat.id === id);
   const isToKeep = !isNew || messages.length > 0;
   if (openChat.peek()?.chat.id === id) {
@@ -143,13 +147,18 @@ function showMessage(message: Message): void {
   show(shown.chat);
 }
 
-/** Read a chat again that another tab has changed. Messages that are the same stay the same objects. */
+/**
+ * Read a chat again that another tab has changed. Messages that are the same stay the same
+ * objects.
+ */
 export async function refresh(id: string): Promise<void> {
   const isOpen = openChat.peek()?.chat.id === id;
   const turn = openings;
+  const changesBefore = changes;
   const [chat, messages] = await reading(async (tx) => {
     return [await tx.chat(id), isOpen ? await tx.messagesOf(id) : []] as const;
   });
+  if (changes !== changesBefore) return refresh(id); // what was read may be older than that
   if (!chat) {
     if (chats.peek().some((one) => one.id === id)) hide(id);
     return;

@@ -7,7 +7,10 @@ import { startSettings } from "./settings";
 import { loadChats, refresh } from "./shown";
 import { startTabs } from "./tabs";
 
-/** Read what is kept, take up the answers that are still being written, and connect. Called once; `newChat` or `open` follows, and again whenever another tab deletes the chat that is open. */
+/**
+ * Read what is kept, take up the answers that are still being written, and connect. Called once;
+ * `newChat` or `open` follows, and again whenever another tab deletes the chat that is open.
+ */
 export async function start(): Promise<void> {
   startSettings();
   listenToBrowser();

@@ -293,6 +293,17 @@ test("a chat that is open is not one that was asked for later", async () => {
   assert.equal(chat().id, second);
 });
 
+test("an answer is complete if only its last line was lost", async () => {
+  fake.onSession = (session) => {
+    session.event(delta({ content: "all" }));
+    session.event(delta({}, "stop"));
+    session.end();
+  };
+  fake.next("GET /v1/stream", { status: 404, body: { error: { message: "expired", code: 404 } } });
+  await say("x");
+  assert.deepEqual([last().content, last().state], ["all", "done"]);
+});
+
 // -- another tab, by what it does to the database and says on the channel
 
 const other = () => new BroadcastChannel("trioserve/prefix/tabs");
@@ -362,6 +373,16 @@ test("a chat that another tab deletes stops being answered", async () => {
   assert.deepEqual(await reading((tx) => tx.messagesOf(id)), []);
   await refresh(id);
   assert.equal(openChat.peek(), null);
+});
+
+test("what another tab changes does not undo what is being done here", async () => {
+  await say("one");
+  const { id } = chat();
+  const refreshed = refresh(id);
+  await send("two", []);
+  await refreshed;
+  await quiet();
+  assert.deepEqual(texts(), ["one", "answer 1", "two", "answer 2"]);
 });
 
 test("two tabs that follow the same answer do not spoil each other's work", async () => {

@@ -13,7 +13,10 @@ import type { Unwritten } from "./writer";
 /** Characters of a title that is taken from the first message. */
 const TITLE_LENGTH = 60;
 
-/** Send a message in the open chat, and have it answered. Returns once the message is kept, not when the answer is complete. Throws an Error for people if it cannot be sent. */
+/**
+ * Send a message in the open chat, and have it answered. Returns once the message is kept, not
+ * when the answer is complete. Throws an Error for people if it cannot be sent.
+ */
 export async function send(text: string, attachments: Attachment[]): Promise<void> {
   const { chat } = opened();
   if (!text.trim() && attachments.length === 0) throw new Error("There is nothing to send.");
@@ -74,7 +77,10 @@ export async function continueAnswer(message: string): Promise<void> {
   void write(unwritten, bodyOf(chat, path, hasText));
 }
 
-/** Delete a message and all that follows it; a sibling is shown in its place, if there is one. What it returns brings them back. */
+/**
+ * Delete a message and all that follows it; a sibling is shown in its place, if there is one. What
+ * it returns brings them back.
+ */
 export async function removeMessage(message: string): Promise<() => Promise<void>> {
   const { id, parent } = found(message);
   const { chat } = opened();
@@ -164,7 +170,10 @@ function bodyOf(chat: Chat, path: Message[], continues: boolean): Record<string,
   });
 }
 
-/** Each attempt has a conversation of its own, so that what the server has of another is not taken for it. */
+/**
+ * Each attempt has a conversation of its own, so that what the server has of another is not taken
+ * for it.
+ */
 function streamFor(chat: string, now: number): Unwritten["stream"] {
   return { conversation: `${chat}.${newId()}`, offset: 0, startedAt: now };
 }

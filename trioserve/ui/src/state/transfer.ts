@@ -12,6 +12,8 @@ const VERSION = 1;
 /** Ids of chats are sent in a header. */
 const GOOD_ID = /^[\w.-]{1,64}$/;
 
+type Fields = Record<string, unknown>;
+
 export interface Whole {
   chat: Chat;
   messages: Message[];
@@ -29,18 +31,21 @@ function exported(message: Message): Omit<Message, "chat" | "stream"> {
   return rest;
 }
 
-/** Read the text of a file. Messages get new ids, so that they can replace none that are here. Throws an Error for people. */
+/**
+ * Read the text of a file. Messages get new ids, so that they can replace none that are here.
+ * Throws an Error for people.
+ */
 export function read(text: string): Whole[] {
   const file = parsed(text);
   if (isRecord(file) && file.format === FORMAT) {
     if (file.version !== VERSION) {
       throw new Error("This file comes from a newer version of the page.");
     }
-    return list(file.chats, "chats").map((chat, i) => wholeOf(record(chat, `chats[${i}]`), `chats[${i}]`));
+    return each(file.chats, "chats", wholeOf);
   }
   const theirs = fromLlamaServer(file);
   if (theirs === null) throw new Error("This file has no chats of this page or of llama-server’s.");
-  return theirs.map((chat, i) => wholeOf(chat, `[${i}]`));
+  return each(theirs, "", wholeOf);
 }
 
 /** JSON, or a JSON value a line. */
@@ -57,14 +62,16 @@ function parsed(text: string): unknown {
   }
 }
 
-function wholeOf(given: Record<string, unknown>, at: string): Whole {
-  const items = list(given.messages, `${at}.messages`);
-  const records = items.map((item, i) => record(item, `${at}.messages[${i}]`));
-  const ids = new Map(records.map((item, i) => [string(item.id, `${at}.messages[${i}].id`), newId()]));
-  if (ids.size !== records.length) throw wrong(`${at}.messages`, "has an id twice");
+function wholeOf(given: Fields, at: string): Whole {
+  const inside = `${at}.messages`;
+  const olds = each(given.messages, inside, (one, where) => string(one.id, `${where}.id`));
+  const ids = new Map(olds.map((old) => [old, newId()]));
+  if (ids.size !== olds.length) throw wrong(inside, "has an id twice");
   const asked = string(given.id, `${at}.id`);
   const id = GOOD_ID.test(asked) ? asked : newId();
-  const messages = records.map((item, i) => messageOf(item, { chat: id, ids, at: `${at}.messages[${i}]` }));
+  const messages = each(given.messages, inside, (one, where) =>
+    messageOf(one, { chat: id, ids, at: where }),
+  );
   checkTree(messages, at);
   const createdAt = time(given.createdAt, `${at}.createdAt`);
   const leaf = given.leaf === null ? null : ids.get(string(given.leaf, `${at}.leaf`));
@@ -93,13 +100,11 @@ interface Where {
 const ROLES: readonly string[] = ["system", "user", "assistant", "tool"] satisfies Role[];
 const STATES: readonly unknown[] = ["done", "stopped", "failed"] satisfies Message["state"][];
 
-function messageOf(given: Record<string, unknown>, { chat, ids, at }: Where): Message {
+function messageOf(given: Fields, { chat, ids, at }: Where): Message {
   const role = string(given.role, `${at}.role`);
   if (!ROLES.includes(role)) throw wrong(`${at}.role`, "is none that there is");
   const parent = given.parent === null ? null : ids.get(string(given.parent, `${at}.parent`));
   if (parent === undefined) throw wrong(`${at}.parent`, "is no message of this chat");
-  const files = list(given.attachments ?? [], `${at}.attachments`);
-  const calls = list(given.toolCalls ?? [], `${at}.toolCalls`);
   // An answer that was still written when the file was made is one that was stopped.
   const state = STATES.includes(given.state) ? (given.state as Message["state"]) : "stopped";
   return {
@@ -109,8 +114,8 @@ function messageOf(given: Record<string, unknown>, { chat, ids, at }: Where): Me
     role: role as Role,
     content: string(given.content, `${at}.content`),
     reasoning: string(given.reasoning ?? "", `${at}.reasoning`),
-    toolCalls: calls.map((call, i) => callOf(record(call, `${at}.toolCalls[${i}]`), `${at}.toolCalls[${i}]`)),
-    attachments: files.map((file, i) => fileOf(record(file, `${at}.attachments[${i}]`), `${at}.attachments[${i}]`)),
+    toolCalls: each(given.toolCalls ?? [], `${at}.toolCalls`, callOf),
+    attachments: each(given.attachments ?? [], `${at}.attachments`, fileOf),
     model: string(given.model ?? "", `${at}.model`),
     createdAt: time(given.createdAt, `${at}.createdAt`),
     state,
@@ -120,7 +125,7 @@ function messageOf(given: Record<string, unknown>, { chat, ids, at }: Where): Me
   };
 }
 
-function callOf(given: Record<string, unknown>, at: string): ToolCall {
+function callOf(given: Fields, at: string): ToolCall {
   return {
     id: string(given.id, `${at}.id`),
     name: string(given.name, `${at}.name`),
@@ -128,7 +133,7 @@ function callOf(given: Record<string, unknown>, at: string): ToolCall {
   };
 }
 
-function fileOf(given: Record<string, unknown>, at: string): Attachment {
+function fileOf(given: Fields, at: string): Attachment {
   const text = string(given.text, `${at}.text`);
   return {
     id: newId(),
@@ -169,14 +174,14 @@ function wrong(at: string, what: string): Error {
   return new Error(`The file cannot be read: ${at} ${what}.`);
 }
 
-function record(value: unknown, at: string): Record<string, unknown> {
-  if (!isRecord(value)) throw wrong(at, "is no object");
-  return value;
-}
-
-function list(value: unknown, at: string): unknown[] {
+/** A list of objects, each with its place in the file. */
+function each<T>(value: unknown, at: string, make: (one: Fields, at: string) => T): T[] {
   if (!Array.isArray(value)) throw wrong(at, "is no list");
-  return value;
+  return value.map((one: unknown, index) => {
+    const where = `${at}[${index}]`;
+    if (!isRecord(one)) throw wrong(where, "is no object");
+    return make(one, where);
+  });
 }
 
 function string(value: unknown, at: string): string {

@@ -19,7 +19,10 @@ const UNSEEN_FRAME = 250;
 /** Milliseconds between two looks at the speed. */
 const SPEED_INTERVAL = 500;
 
-/** Milliseconds between two saves, and how many more a character adds: long answers are saved less often. */
+/**
+ * Milliseconds between two saves, and how many more a character adds: long answers are saved less
+ * often.
+ */
 const SAVE_INTERVAL = 1_000;
 const SAVE_PER_CHARACTER = 0.01;
 
@@ -56,7 +59,7 @@ export class Writer implements Listener {
     this.#tellRun();
     try {
       const end = await withPlace(() => follow(wanted, this, signal), wait, signal);
-      await this.#end(outcome(end, this.#answer.offset));
+      await this.#end(outcome(end, this.#answer));
     } catch (error) {
       if (signal.aborted) return; // who did that has ended it
       await this.#end({ state: "failed", error: "The page failed. The browser’s console has more." });
@@ -179,7 +182,8 @@ export class Writer implements Listener {
 }
 
 /** What an end means for the message. */
-function outcome(end: End, offset: number): Partial<Message> {
+function outcome(end: End, { offset, finish }: Answer): Partial<Message> {
+  if (end.kind !== "failed" && finish) return { state: "done" }; // only the last line is missing
   switch (end.kind) {
     case "complete":
       return { state: "done" };
@@ -194,5 +198,6 @@ function outcome(end: End, offset: number): Partial<Message> {
 
 const LOST =
   "The server no longer has this answer. It was restarted, or the page was away for too long.";
-const NEVER_CAME = "The server does not know this question: it was restarted, or the page was closed before it was sent.";
+const NEVER_CAME =
+  "The server does not know this question. It was restarted, or the page was closed too soon.";
 const GAP = "The page was away for too long: the server has dropped what comes next.";

@@ -62,7 +62,9 @@ class Session {
 export class FakeServer {
   readonly sessions = new Map<string, Session>();
   readonly asked: Asked[] = [];
-  /** What the next connections do, by "POST /v1/chat/completions" and the like; then all is well. */
+  /**
+   * What the next connections do, by "POST /v1/chat/completions" and the like; then all is well.
+   */
   readonly replies = new Map<string, Reply[]>();
   /** Answers to other routes. */
   readonly routes = new Map<string, () => Reply>();
