@@ -1,6 +1,7 @@
 // The blocks of a text that grows: those that are complete stay the same objects, and are not read again.
 
 import { lex, type Token, type Tokens } from "./lexer";
+import { closeLast } from "./unclosed";
 
 export interface Block {
   /** The same for as long as the block is shown. */
@@ -63,6 +64,7 @@ export class Blocks {
       if (token.type !== "space") this.done.push({ key: this.done.length, token });
     }
     const rest = tokens.slice(settled).filter((token) => token.type !== "space");
+    if (this.writing) closeLast(rest);
     const blocks = rest.map((token, index) => ({ key: this.done.length + index, token }));
     if (rest[0]?.type === "list") this.keepItems(rest[0] as Tokens.List, rest.length === 1);
     return [...this.done, ...blocks];
