@@ -190,15 +190,19 @@ function text(token: Tokens.Text | Tokens.Escape): string {
 function link(token: Tokens.Link): ComponentChildren {
   const to = address(token.href);
   if (!to) return <span>{inline(token.tokens)} ({token.href})</span>;
-  const shown = plain(token.tokens);
   return (
     <>
       <a href={to.href} title={to.href} target="_blank" rel="noopener noreferrer nofollow">
-        <bdi>{inline(token.tokens)}</bdi>
+        <bdi>{token.tokens.some(hasImage) ? plain(token.tokens) : inline(token.tokens)}</bdi>
       </a>
-      {misleads(shown, to) && <span class="place"> ({to.place})</span>}
+      {misleads(plain(token.tokens), to) && <span class="place"> ({to.place})</span>}
     </>
   );
+}
+
+/** A link is not inside another. */
+function hasImage(token: Token): boolean {
+  return token.type === "image" || ("tokens" in token && (token.tokens?.some(hasImage) ?? false));
 }
 
 /** A picture from elsewhere would tell that place who reads: it is a link, and its address is shown. */
@@ -213,6 +217,11 @@ function image(token: Tokens.Image): ComponentChildren {
   );
 }
 
+/** The text of tokens, without what is around it. */
 function plain(tokens: Token[] = []): string {
-  return tokens.map((token) => ("tokens" in token && token.tokens ? plain(token.tokens) : "text" in token ? String(token.text) : "")).join("");
+  return tokens.map((token) => ("tokens" in token && token.tokens ? plain(token.tokens) : own(token))).join("");
+}
+
+function own(token: Token): string {
+  return "text" in token ? String(token.text) : "";
 }

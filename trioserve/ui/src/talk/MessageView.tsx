@@ -14,6 +14,7 @@ import { memo } from "./memo";
 import { Problem } from "./Problem";
 import { Reasoning } from "./Reasoning";
 import { StatsLine } from "./StatsLine";
+import { System } from "./System";
 import { ToolCalls, ToolResult } from "./Tools";
 
 export interface MessageProps {
@@ -39,7 +40,7 @@ function View(properties: MessageProps): VNode {
     case "tool":
       return <ToolResult text={message.content} name={properties.tool} />;
     case "system":
-      return <ToolResult text={message.content} name="System prompt" />;
+      return <System text={message.content} />;
   }
 }
 

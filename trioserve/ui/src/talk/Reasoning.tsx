@@ -1,27 +1,25 @@
 // What the model thought before it answered, folded away.
 
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
 
-import { Icon } from "../icon";
 import { count } from "../shell/format";
 import { settings } from "../state/settings";
+import { Fold } from "./Fold";
 import { Markdown } from "./Markdown";
 
-/** The model's reasoning; only what is unfolded is drawn. */
+/** The model's reasoning; `writing`: it still thinks. */
 export function Reasoning({ text, writing }: { text: string; writing: boolean }): VNode {
-  const [chosen, choose] = useState<boolean | null>(null);
-  const open = chosen ?? settings.value.showReasoning;
+  const title = writing ? (
+    <span class="shimmer">Thinking</span>
+  ) : (
+    <>
+      Thoughts <span class="soft">{words(text)}</span>
+    </>
+  );
   return (
-    <section class="reasoning">
-      <button type="button" class="fold" aria-expanded={open} onClick={() => choose(!open)}>
-        <Icon name="brain" />
-        <span class={writing ? "shimmer" : undefined}>{writing ? "Thinking" : "Thoughts"}</span>
-        {!writing && <span class="soft">{words(text)}</span>}
-        <Icon name="chevron-down" />
-      </button>
-      {open && <Markdown text={text} writing={writing} />}
-    </section>
+    <Fold class="reasoning" icon="brain" title={title} open={settings.value.showReasoning}>
+      <Markdown text={text} writing={writing} />
+    </Fold>
   );
 }
 

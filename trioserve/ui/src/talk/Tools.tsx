@@ -1,11 +1,10 @@
 // Calls of tools, and what the tools said.
 
-import type { ComponentChildren, VNode } from "preact";
-import { useState } from "preact/hooks";
+import type { VNode } from "preact";
 
-import { Icon, type IconName } from "../icon";
 import type { ToolCall } from "../types";
 import { CodeBlock } from "./Code";
+import { Fold } from "./Fold";
 import { pretty, readArguments } from "./toolCalls";
 
 /** What the model asks tools to do. */
@@ -13,10 +12,20 @@ export function ToolCalls({ calls, writing }: { calls: ToolCall[]; writing: bool
   return (
     <>
       {calls.map((call, index) => (
-        <Fold key={call.id || index} icon="tool" title={call.name || "a tool"} said="Calls" open={writing}>
-          <CallArguments written={call.arguments} />
+        <Fold key={index} class="card" icon="tool" title={title("Calls", call.name)} open={writing}>
+          <div class="card-body">
+            <CallArguments written={call.arguments} />
+          </div>
         </Fold>
       ))}
+    </>
+  );
+}
+
+function title(what: string, tool: string | undefined): VNode {
+  return (
+    <>
+      {what} <bdi class="name">{tool || "a tool"}</bdi>
     </>
   );
 }
@@ -42,36 +51,11 @@ export function ToolResult({ text, name }: { text: string; name: string | undefi
   const { text: shown, json } = pretty(text);
   return (
     <article class="message result" aria-label="Result of a tool">
-      <Fold icon="check" title={name || "a tool"} said="Result of">
-        <CodeBlock text={shown} language={json ? "json" : ""} open={false} />
+      <Fold class="card" icon="check" title={title("Result of", name)}>
+        <div class="card-body">
+          <CodeBlock text={shown} language={json ? "json" : ""} open={false} />
+        </div>
       </Fold>
     </article>
-  );
-}
-
-interface FoldProps {
-  icon: IconName;
-  said: string;
-  title: string;
-  /** Unfolded until somebody folds it. */
-  open?: boolean;
-  children: ComponentChildren;
-}
-
-/** A line that unfolds; what is folded is not drawn. */
-export function Fold({ icon, said, title, open: atFirst = false, children }: FoldProps): VNode {
-  const [chosen, choose] = useState<boolean | null>(null);
-  const open = chosen ?? atFirst;
-  return (
-    <section class="folded-card">
-      <button type="button" class="fold" aria-expanded={open} onClick={() => choose(!open)}>
-        <Icon name={icon} />
-        <span>
-          {said} <bdi class="name">{title}</bdi>
-        </span>
-        <Icon name="chevron-down" />
-      </button>
-      {open && <div class="folded-body">{children}</div>}
-    </section>
   );
 }

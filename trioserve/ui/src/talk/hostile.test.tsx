@@ -177,6 +177,7 @@ for (const attack of attacks) {
   test(`harmless: ${JSON.stringify(attack).slice(0, 70)}`, () => {
     const place = shown(attack);
     assertHarmless(place);
+    assert.equal(place.querySelectorAll("a a").length, 0, "a link inside a link");
     assert.equal(place.querySelectorAll("[id], [name], [style], [src], [onclick]").length, 0);
   });
 }

@@ -1,0 +1,32 @@
+// A line that unfolds.
+
+import type { ComponentChildren, VNode } from "preact";
+import { useState } from "preact/hooks";
+
+import { Icon, type IconName } from "../icon";
+
+interface Props {
+  icon: IconName;
+  /** What the line says. */
+  title: ComponentChildren;
+  /** Unfolded until somebody folds it. */
+  open?: boolean;
+  class: string;
+  children: ComponentChildren;
+}
+
+/** A line with something below it, which is drawn only while it is unfolded. */
+export function Fold({ icon, title, open: atFirst = false, class: name, children }: Props): VNode {
+  const [chosen, choose] = useState<boolean | null>(null);
+  const open = chosen ?? atFirst;
+  return (
+    <section class={name}>
+      <button type="button" class="fold" aria-expanded={open} onClick={() => choose(!open)}>
+        <Icon name={icon} />
+        <span>{title}</span>
+        <Icon name="chevron-down" />
+      </button>
+      {open && children}
+    </section>
+  );
+}
