@@ -11,7 +11,7 @@ import pytest
 import trioserve
 
 PACKAGE = Path(trioserve.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "node_modules" not in path.parts)
 
 MAX_LINES = 400
 MAX_PARAMETERS = 8

@@ -105,7 +105,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         r"test_access_static_assets_without_api_key",
         r"/sw\.js",
-        "the page is one file",
+        "the files of the page have other names",
     ),
     Known(
         r"test_clear_and_restore",

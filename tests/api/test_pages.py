@@ -1,4 +1,4 @@
-"""The page in a real browser: an `EventSource` streams a chat, and Stop ends it."""
+"""The example of a page in a real browser: an `EventSource` streams a chat, and Stop ends it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import trio
 
 from tests.support.http_server import serving_script, slots_in_use
 from trioserve.testing import ScriptedBackend
+
+EXAMPLES, PAGE = str(Path(__file__).parents[2] / "examples"), "/eventsource.html"
 
 DRIVER = shutil.which("chromedriver")
 
@@ -95,8 +97,11 @@ async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 async def test_a_chat_streams_to_its_end(tmp_path: Path) -> None:
     backend = ScriptedBackend(lambda prompt: "It works: ünïcödé, 😀.", n_ctx=4096)
-    async with serving_script(backend) as (url, _), browsing(tmp_path) as browser:
-        await browser.open(url + "/")
+    async with (
+        serving_script(backend, static_path=EXAMPLES) as (url, _),
+        browsing(tmp_path) as browser,
+    ):
+        await browser.open(url + PAGE)
         await browser.script("document.getElementById('send').click()")
 
         async def done() -> bool:
@@ -111,8 +116,11 @@ async def test_a_chat_streams_to_its_end(tmp_path: Path) -> None:
 async def test_stop_frees_the_slot(tmp_path: Path) -> None:
     backend = ScriptedBackend(lambda prompt: "word " * 100_000, n_ctx=1_000_000)
     backend.on_decode = lambda _: time.sleep(0.002)
-    async with serving_script(backend) as (url, service), browsing(tmp_path) as browser:
-        await browser.open(url + "/")
+    async with (
+        serving_script(backend, static_path=EXAMPLES) as (url, service),
+        browsing(tmp_path) as browser,
+    ):
+        await browser.open(url + PAGE)
         await browser.script("document.getElementById('send').click()")
 
         async def speaks() -> bool:

@@ -1,12 +1,20 @@
-"""The page at ``/``, or the files that are served in its place."""
+"""The page at ``/`` and its files, or the files that are served in its place.
+
+What `make ui` built is served as it is: ``index.html`` is asked for each time, and all that it
+names has a hash in its name, so that a browser keeps it for ever.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import cast
 
+import attrs
 import trio
 from quart import Blueprint, Quart, request, send_file
 from quart_trio.wrappers import TrioResponse as Response
@@ -17,24 +25,111 @@ from trioserve.errors import NotFoundError
 
 blueprint = Blueprint("pages", __name__)
 
-_POLICY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # noqa: E501
+_KINDS = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
+}
+
+#: What the page may do: no script and no style but its own files, no request to anywhere else, and
+#: no text that becomes elements. Of scripts, it starts the worker that colours code.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types worker",
+    )
+)
+
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
-@cache
-def _index() -> bytes:
-    return (files("trioserve") / "ui" / "index.html").read_bytes()
+@attrs.frozen
+class _File:
+    """A file of the page. `packed` is for browsers that take gzip, where that is shorter."""
+
+    body: bytes
+    packed: bytes | None
+    kind: str
+    digest: str
 
 
 @blueprint.get("/")
 async def index() -> Response:
     """Serve the page, unless ``--no-ui`` or ``--path`` says otherwise."""
+    return await _serve("index.html", "no-cache")
+
+
+@blueprint.get("/licenses.txt")
+async def licenses() -> Response:
+    """Serve the licenses of what the page is made with."""
+    return await _serve("licenses.txt", "no-cache")
+
+
+@blueprint.get("/sw.js")
+async def worker() -> Response:
+    """Serve a service worker that removes itself, and so what another server's page has left."""
+    return await _serve("sw.js", "no-cache")
+
+
+@blueprint.get("/assets/<name>")
+async def asset(name: str) -> Response:
+    """Serve a file of the page whose name says what is in it."""
+    return await _serve(f"assets/{name}", "public, max-age=31536000, immutable")
+
+
+async def _serve(name: str, caching: str) -> Response:
     config = current_intake().config
     if config.static_path is not None:
-        return await _file(config.static_path, "index.html")
+        return await _file(config.static_path, name)
     if not config.ui:
         raise NotFoundError("This server has no page: it runs with --no-ui.")
-    headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
-    return Response(_index(), headers=headers, content_type="text/html; charset=utf-8")
+    if name not in _files():
+        raise NotFoundError("File Not Found")
+    found = await trio.to_thread.run_sync(_read, name)
+    # Weak, because the tag stands for the file packed and unpacked.
+    headers = {**_HEADERS, "Cache-Control": caching, "ETag": f'W/"{found.digest}"'}
+    if request.if_none_match.contains_weak(found.digest):
+        return Response(status=304, headers=headers)
+    body = found.body
+    if found.packed is not None and request.accept_encodings.quality("gzip") > 0:
+        body, headers["Content-Encoding"] = found.packed, "gzip"
+    return Response(body, headers=headers, content_type=found.kind)
+
+
+@cache
+def _files() -> dict[str, Traversable]:
+    """The files of the page by their paths below it."""
+    built = files("trioserve") / "ui" / "dist"
+    assets = {f"assets/{one.name}": one for one in (built / "assets").iterdir()}
+    return {name: built / name for name in ("index.html", "licenses.txt", "sw.js")} | assets
+
+
+@cache
+def _read(name: str) -> _File:
+    body = _files()[name].read_bytes()
+    packed = gzip.compress(body, mtime=0)
+    shorter = packed if len(packed) < 0.9 * len(body) else None
+    digest = hashlib.sha256(body).hexdigest()[:16]
+    return _File(body, shorter, _KINDS[Path(name).suffix], digest)
 
 
 async def _file(directory: str, name: str) -> Response:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from trioserve.config.model import ModelConfig
 from trioserve.config.option import option
+from trioserve.config.values import parse_json
 from trioserve.errors import ConfigError
 
 _models = partial(option, group="Models")
@@ -80,6 +82,11 @@ def _check_api_prefix(config: Config) -> None:
         raise ConfigError(f"api_prefix is {prefix!r}, but must begin with / and not end with it")
 
 
+def _check_ui_config(config: Config) -> None:
+    if not isinstance(config.ui_settings, dict):
+        raise ConfigError(f"ui_config must be a JSON object, not {config.ui_config!r}")
+
+
 def _check_routes(config: Config) -> None:
     for name in ("predict_route", "health_route"):
         path = getattr(config, name)
@@ -108,8 +115,8 @@ class Config(ModelConfig):
 
     CHECKS = (
         *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
-        _check_slot_save_path, _check_certificate, _check_api_prefix, _check_routes, _check_cors,
-        _check_ping_interval, _check_models_match, _check_sleep,
+        _check_slot_save_path, _check_certificate, _check_api_prefix, _check_ui_config,
+        _check_routes, _check_cors, _check_ping_interval, _check_models_match, _check_sleep,
     )
 
     # -- Models
@@ -188,6 +195,8 @@ class Config(ModelConfig):
         help="directory of files to serve instead of the built-in page")
     ui: bool = _network(True, "--ui --webui | --no-ui --no-webui LLAMA_ARG_UI",
         help="serve the built-in page at /")
+    ui_config: str | None = _network(None, "--ui-config --webui-config LLAMA_ARG_UI_CONFIG",
+        help="JSON object with defaults for the settings of the page")
     cors_origins: str = _network("localhost", "--cors-origins LLAMA_ARG_CORS_ORIGINS",
         help="origins whose pages may use the API, separated by commas; localhost = those on this "
         "machine, * = all (llama-server's default)")
@@ -275,3 +284,10 @@ class Config(ModelConfig):
     log_timestamps: bool = _log(True,
         "--log-timestamps | --no-log-timestamps LLAMA_ARG_LOG_TIMESTAMPS",
         help="begin each log line with its time")
+    # fmt: on
+
+    @property
+    def ui_settings(self) -> dict[str, Any]:
+        """The defaults that `ui_config` has for the settings of the page."""
+        settings: dict[str, Any] = parse_json(self.ui_config or "{}", "ui_config")
+        return settings

@@ -112,9 +112,6 @@ _FLAGS = """
 --video-timestamp-interval LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL
 --video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
 --media-path
-# the built-in page cannot be configured
---ui-config --webui-config LLAMA_ARG_UI_CONFIG
---ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG_FILE
 # the server runs no tools
 --ui-mcp-proxy --webui-mcp-proxy | --no-ui-mcp-proxy --no-webui-mcp-proxy LLAMA_ARG_UI_MCP_PROXY
 --tools LLAMA_ARG_TOOLS

@@ -4,7 +4,7 @@
 // content in its name, so that a browser may keep it for ever.
 
 import { build } from "esbuild";
-import { cp, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
+import { copyFile, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -38,6 +38,7 @@ const { metafile } = await build({
 
 await writeFile(join(out, "index.html"), await index());
 await writeFile(join(out, "licenses.txt"), await licenses());
+await copyFile(join(here, "src/sw.js"), join(out, "sw.js"));
 
 /** KaTeX's styles without the older formats of its fonts, which no browser asks for that the page is built for. */
 async function woff2Only({ path }) {
@@ -73,20 +74,20 @@ async function licenses() {
   const used = new Set();
   for (const { inputs } of Object.values(metafile.outputs)) {
     for (const [path, { bytesInOutput }] of Object.entries(inputs)) {
-      const name = /^node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(path)?.[1];
-      if (name && bytesInOutput > 0) used.add(name);
+      const folder = /^.*node_modules\/(?:@[^/]+\/)?[^/]+/.exec(path)?.[0];
+      if (folder && bytesInOutput > 0) used.add(folder);
     }
   }
   const parts = await Promise.all([...used].sort().map(license));
   return `The page of trioserve is made with these packages.\n${parts.join("")}`;
 }
 
-async function license(name) {
-  const folder = join(here, "node_modules", name);
+async function license(place) {
+  const folder = join(here, place);
   const about = JSON.parse(await readFile(join(folder, "package.json"), "utf8"));
   const files = (await readdir(folder)).filter((file) => /^(licen[cs]e|notice)/i.test(file)).sort();
-  if (files.length === 0) throw new Error(`${name} comes without the text of its license`);
+  if (files.length === 0) throw new Error(`${about.name} comes without the text of its license`);
   const texts = await Promise.all(files.map((file) => readFile(join(folder, file), "utf8")));
-  const title = `${name} ${about.version} (${about.license})`;
+  const title = `${about.name} ${about.version} (${about.license})`;
   return `\n${"-".repeat(80)}\n${title}\n\n${texts.map((text) => text.trim()).join("\n\n")}\n`;
 }

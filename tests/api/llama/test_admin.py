@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,8 +18,6 @@ from trioserve.api.base import auth, cors, errors, request
 from trioserve.api.base.request import json_response
 from trioserve.errors import QueueFullError
 from trioserve.testing import ScriptedBackend
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/ready", "/health/live"])
@@ -173,18 +170,6 @@ async def test_slots_can_be_hidden() -> None:
         answer = await client.get("/slots")
     assert answer.status_code == 501
     assert answer.json()["error"]["type"] == "not_supported_error"
-
-
-# -- the page
-
-
-async def test_the_page_is_the_example() -> None:
-    async with client_of(api_keys=("secret",)) as client:
-        answer = await client.get("/")
-    assert answer.status_code == 200
-    assert answer.headers["Content-Type"].startswith("text/html")
-    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
-    assert answer.text == (ROOT / "examples" / "eventsource.html").read_text()
 
 
 # -- keys

@@ -18,6 +18,9 @@ PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready
 #: Rules that begin so have an id that is the key: an `EventSource` sends no headers.
 PUBLIC_RULES = "/v1/stream/"
 
+#: Rules of the page's own files. Those of ``--path`` in their place need the key.
+PAGE_RULES = ("/assets/", "/licenses.txt", "/sw.js")
+
 _BEARER = re.compile(r"bearer +", re.IGNORECASE)
 
 
@@ -42,13 +45,15 @@ def install(app: Quart) -> None:
     """Refuse requests without a valid key, once the configuration has keys."""
 
     async def check() -> None:
-        keys = intake_of(app).config.api_keys
+        config = intake_of(app).config
         # By the rule, not by the path: a path may lead out of its beginning again.
         rule = request.url_rule.rule if request.url_rule is not None else ""
-        if not keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
+        if not config.api_keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
+            return
+        if config.static_path is None and rule.startswith(PAGE_RULES):
             return
         shown = key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
-        if not is_valid(shown, keys):
+        if not is_valid(shown, config.api_keys):
             raise AuthenticationError("Invalid API Key")
         current_request().api_key = shown
         current_request().held.belongs_to(shown)

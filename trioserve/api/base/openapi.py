@@ -19,7 +19,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
 from trioserve.api.base import json_schema
-from trioserve.api.base.auth import PUBLIC, PUBLIC_RULES
+from trioserve.api.base.auth import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.api.base.errors import shapes_of
 from trioserve.api.base.intake import current_intake
 from trioserve.api.base.request import json_response
@@ -146,7 +146,7 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
         "2XX": {"description": "What was asked for.", "content": kinds},
         **{status: {"$ref": f"#/components/responses/{status}"} for status in _errors()},
     }
-    if path in PUBLIC or path.startswith(PUBLIC_RULES):
+    if path in PUBLIC or path.startswith((PUBLIC_RULES, *PAGE_RULES)):
         operation["security"] = []
     return operation
 

@@ -61,7 +61,7 @@ async def props() -> Response:
             "model_alias": "trioserve",
             "model_path": "none",
             "default_generation_settings": {"params": {}, "n_ctx": 0},
-            "ui_settings": {},
+            "ui_settings": config.ui_settings,
             "build_info": FINGERPRINT,
             "is_sleeping": False,
             "cors_proxy_enabled": False,

@@ -64,9 +64,11 @@ interface TrustedTypes {
   };
 }
 
+const types = (globalThis as { trustedTypes?: TrustedTypes }).trustedTypes;
+/** Made once: the server's policy takes no second one of a name. */
+const policy = types?.createPolicy("worker", { createScriptURL: (own) => own });
+
 /** The page's policy lets no text become a script; the address of this page's own module may. */
 function trusted(url: string): unknown {
-  const types = (globalThis as { trustedTypes?: TrustedTypes }).trustedTypes;
-  if (!types) return url;
-  return types.createPolicy("worker", { createScriptURL: (own) => own }).createScriptURL(url);
+  return policy ? policy.createScriptURL(url) : url;
 }
