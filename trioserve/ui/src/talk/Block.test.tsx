@@ -66,11 +66,11 @@ test("a task shows whether it is done", () => {
 test("a block of code shows its language and its text", () => {
   const shown = html("```Python title\nif a < b:\n\n    pass\n```");
   assert.match(shown, /<span class="language">python<\/span>/);
-  assert.match(shown, /<pre[^>]*><code>if a &lt; b:\n\n {4}pass<\/code><\/pre>/);
+  assert.match(shown, /<pre[^>]*><code><span class="lines">if a &lt; b:\n\n {4}pass<\/span><\/code><\/pre>/);
 });
 
 test("code in a list loses the list's indentation only", () => {
-  assert.match(html("1. a\n   ```\n   x\n     y\n   ```"), /<code>x\n {2}y<\/code>/);
+  assert.match(html("1. a\n   ```\n   x\n     y\n   ```"), /<span class="lines">x\n {2}y<\/span>/);
 });
 
 /** The formulas of a text; those for display in brackets. */

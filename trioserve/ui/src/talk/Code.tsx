@@ -1,14 +1,15 @@
 // A block of code: its language, its text in colours, and a button that copies it.
 
 import type { ComponentChildren, VNode } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { CopyButton } from "./CopyButton";
 import { highlight } from "./highlight";
-import type { Line } from "./highlightCode";
+import type { Line, Piece } from "./highlightCode";
 import { revealed } from "./links";
 import { memo } from "./memo";
+import { linesOf, same } from "./lines";
 import { Painter, type Coloured } from "./painter";
 
 interface Props {
@@ -21,7 +22,7 @@ interface Props {
 function Code({ text, language, open }: Props): VNode {
   const [wrapped, setWrapped] = useState(false);
   const shown = revealed(text);
-  const lines = useColours(shown, language, open);
+  const lines = useLines(shown, language, open);
   return (
     <figure class={wrapped ? "code wrapped" : "code"}>
       <figcaption>
@@ -39,7 +40,7 @@ function Code({ text, language, open }: Props): VNode {
         <CopyButton text={text} label="Copy code" />
       </figcaption>
       <pre tabIndex={0} dir="ltr">
-        <code>{lines}</code>
+        <code>{grouped(lines)}</code>
       </pre>
     </figure>
   );
@@ -48,43 +49,43 @@ function Code({ text, language, open }: Props): VNode {
 /** A block of code. */
 export const CodeBlock = memo(Code);
 
-/** The code as it is shown: in colours as far as they are there, then plain. */
-function useColours(code: string, language: string, open: boolean): ComponentChildren {
+/** The lines of the code: in colours as far as they are there, then plain. */
+function useLines(code: string, language: string, open: boolean): Line[] {
   const [coloured, setColoured] = useState<Coloured>({ code: "", lines: [] });
   const painter = useMemo(() => new Painter(setColoured, highlight), []);
-  const drawn = useRef<Drawn>({ lines: [], nodes: [] });
   useEffect(() => painter.want(code, language, open), [painter, code, language, open]);
   useEffect(() => () => painter.end(), [painter]);
-  if (coloured.code === "" || !code.startsWith(coloured.code)) return code;
-  drawn.current = draw(coloured.lines, drawn.current);
-  return [...drawn.current.nodes, code.slice(coloured.code.length)];
+  return code.startsWith(coloured.code) ? linesOf(code, coloured) : linesOf(code, { code: "", lines: [] });
 }
 
-interface Drawn {
+/** So many lines are laid out together: while code is written, only the last of them are laid out again. */
+const TOGETHER = 24;
+
+function grouped(lines: Line[]): VNode[] {
+  const groups: VNode[] = [];
+  for (let at = 0; at < lines.length; at += TOGETHER) {
+    groups.push(<Lines key={at} lines={lines.slice(at, at + TOGETHER)} isLast={at + TOGETHER >= lines.length} />);
+  }
+  return groups;
+}
+
+interface LinesProps {
   lines: Line[];
-  nodes: VNode[];
+  isLast: boolean;
 }
 
-/** Lines that are as they were keep their nodes, so that nothing is done about them. */
-function draw(lines: Line[], before: Drawn): Drawn {
-  if (lines === before.lines) return before;
-  const nodes = lines.map((line, index) => {
-    const node = before.nodes[index];
-    return node && isSame(line, before.lines[index] as Line) ? node : drawLine(line, index);
-  });
-  return { lines, nodes };
-}
-
-function isSame(one: Line, other: Line): boolean {
-  return one.length === other.length && one.every(([kind, text], at) => other[at]?.[0] === kind && other[at]?.[1] === text);
-}
-
-function drawLine(line: Line, index: number): VNode {
-  const pieces = line.map(([kind, text]) => (kind ? <span class={`hl-${kind}`}>{text}</span> : text));
-  return (
-    <span key={index}>
-      {index > 0 && "\n"}
-      {pieces}
+const Lines = memo<LinesProps>(
+  ({ lines, isLast }) => (
+    <span class="lines">
+      {lines.map((line, at) => [...line.map(drawn), isLast && at === lines.length - 1 ? "" : "\n"])}
     </span>
-  );
+  ),
+  (before, after) =>
+    before.isLast === after.isLast &&
+    before.lines.length === after.lines.length &&
+    before.lines.every((line, at) => same(line, after.lines[at])),
+);
+
+function drawn([kind, text]: Piece): ComponentChildren {
+  return kind ? <span class={`hl-${kind}`}>{text}</span> : text;
 }

@@ -125,6 +125,8 @@ function Answer(properties: MessageProps): VNode {
   const { message, running } = properties;
   const { place, editing, edit, close } = useEditing();
   const writing = message.state === "writing";
+  // One that does nothing but call tools goes on after their results.
+  const passing = !properties.last && !properties.branches && message.toolCalls.length > 0 && !message.content;
   const speaking = message.content !== "" || message.toolCalls.length > 0;
   return (
     <article class="message answer" aria-label="Answer" aria-busy={writing} ref={place}>
@@ -137,7 +139,7 @@ function Answer(properties: MessageProps): VNode {
       {message.toolCalls.length > 0 && <ToolCalls calls={message.toolCalls} writing={writing} />}
       {running && !speaking && !message.reasoning && <Waiting />}
       {!writing && <Problem message={message} last={properties.last} />}
-      {!writing && !editing && (
+      {!writing && !editing && !passing && (
         <footer>
           <Actions {...properties} edit={edit} />
           {settings.value.showStats && message.stats && <StatsLine stats={message.stats} model={message.model} />}

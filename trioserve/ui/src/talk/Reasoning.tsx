@@ -13,7 +13,7 @@ export function Reasoning({ text, writing }: { text: string; writing: boolean })
     <span class="shimmer">Thinking</span>
   ) : (
     <>
-      Thoughts <span class="soft">{words(text)}</span>
+      Thoughts <span class="soft">· {words(text)}</span>
     </>
   );
   return (
