@@ -7,7 +7,7 @@ import { messageFor } from "../testing/messages";
 import type { Message } from "../types";
 import { chats, exportChats, importChats, live, newChat, open, openChat, remove, rename, search, setChat } from "./chats";
 import { keepAnswer, reading, writing } from "./db";
-import { isFollowing, look, runs } from "./runs";
+import { checkOthers, isFollowing, look, runs } from "./runs";
 import { settings } from "./settings";
 import { loadChats, refresh } from "./shown";
 import { endTabs, startTabs } from "./tabs";
@@ -312,7 +312,7 @@ function listen(): void {
   startTabs({
     onChanged: (id) => void refresh(id).then(look),
     onWritten: () => void look(),
-    onBye: () => undefined,
+    onBye: () => void checkOthers(0),
     isFollowing,
   });
 }
@@ -340,6 +340,50 @@ test("an answer that another tab follows is shown, and left to it", async () => 
   await save({ content: "from there, all", state: "done" });
   await quiet();
   assert.deepEqual([last().content, last().state], ["from there, all", "done"]);
+  tab.close();
+  endTabs();
+});
+
+test("an answer whose tab is closed is followed here", async () => {
+  await say("x");
+  listen();
+  const [conversation] = [...fake.sessions.keys()] as [string];
+  const tab = other();
+  tab.onmessage = ({ data }) => {
+    if (data.kind === "who") tab.postMessage({ kind: "me", asked: data.asked });
+  };
+  const stream = { conversation, offset: 0, startedAt: 1 };
+  await writing((tx) => tx.putMessage({ ...last(), content: "", state: "writing", stream }));
+  tab.postMessage({ kind: "written" });
+  await until(() => runs.peek().size === 1);
+  assert.equal(fake.count("GET /v1/stream"), 0);
+  tab.onmessage = null;
+  tab.postMessage({ kind: "bye" });
+  await quiet();
+  assert.equal(fake.count("GET /v1/stream"), 1);
+  assert.deepEqual([last().content, last().state], ["answer 1", "done"]);
+  tab.close();
+  endTabs();
+});
+
+test("an answer that another tab follows is stopped from here", async () => {
+  await say("x");
+  listen();
+  const tab = other();
+  tab.onmessage = ({ data }) => {
+    if (data.kind === "who") tab.postMessage({ kind: "me", asked: data.asked });
+  };
+  const stream = { conversation: "theirs", offset: 7, startedAt: 1 };
+  const half: Message = { ...last(), content: "half", state: "writing", stream };
+  await writing((tx) => tx.putMessage(half));
+  tab.postMessage({ kind: "written" });
+  await until(() => runs.peek().size === 1);
+  await stop(chat().id);
+  assert.equal(runs.peek().size, 0);
+  assert.deepEqual([last().content, last().state], ["half", "stopped"]);
+  assert.equal((await kept(half.id))!.state, "stopped");
+  const [stopped] = fake.asked.filter(({ method }) => method === "DELETE");
+  assert.equal(stopped!.query.get("conv_id"), "theirs");
   tab.close();
   endTabs();
 });
