@@ -28,6 +28,7 @@ async function inTime<T>(work: Promise<T>): Promise<T> {
   const over = work.finally(() => (isOver = true));
   over.catch(() => undefined);
   for (let turn = 0; !isOver; turn++) {
+    assert.ok(turn < 50_000, "it did not come to an end");
     await new Promise((resolve) => setImmediate(resolve));
     if (turn % 8 === 7) mock.timers.tick(200);
   }

@@ -31,8 +31,9 @@ const chat = () => openChat.peek()!.chat;
 const kept = (id: string) => reading((tx) => tx.message(id));
 
 async function until(fits: () => boolean): Promise<void> {
-  for (let i = 0; !fits(); i++) {
-    assert.ok(i < 2_000, "it did not come to pass");
+  const began = Date.now();
+  while (!fits()) {
+    assert.ok(Date.now() - began < 20_000, "it did not come to pass");
     await new Promise((resolve) => setTimeout(resolve, 2));
   }
 }
@@ -171,12 +172,15 @@ test("an error is in the answer, and the question stays", async () => {
 });
 
 test("answers come for chats that are not open", async () => {
-  fake.onSession = (session) => void setTimeout(() => answered(session, ["late"]), 20);
+  const sessions: { end(): void }[] = [];
+  fake.onSession = (session) => sessions.push({ end: () => answered(session, ["late"]) });
   await send("first", []);
   const { id } = chat();
   newChat();
   await send("second", []);
   assert.equal(runs.peek().size, 2);
+  await until(() => sessions.length === 2);
+  for (const session of sessions) session.end();
   await quiet();
   assert.deepEqual(texts(), ["second", "late"]);
   await open(id);
@@ -184,16 +188,22 @@ test("answers come for chats that are not open", async () => {
 });
 
 test("more answers than there are connections wait for each other", async () => {
-  fake.onSession = (session) => void setTimeout(() => answered(session, ["done"]), 20);
+  const sessions: { end(): void }[] = [];
+  fake.onSession = (session) => sessions.push({ end: () => answered(session, ["done"]) });
   const ids: string[] = [];
   for (let i = 0; i < 7; i++) {
     newChat();
     await send(`${i}`, []);
     ids.push(chat().id);
   }
+  await until(() => sessions.length === 4);
   await settle();
   const waiting = [...runs.peek().values()].filter(({ note }) => note?.startsWith("Waiting until"));
-  assert.equal(waiting.length, 3);
+  assert.deepEqual([waiting.length, sessions.length], [3, 4]);
+  for (let i = 0; i < 7; i++) {
+    await until(() => sessions.length > i);
+    sessions[i]!.end();
+  }
   await quiet();
   for (const id of ids) {
     await open(id);
@@ -210,7 +220,6 @@ test("a long answer is saved now and then, not at each token", async () => {
     session.add("data: [DONE]\n\n");
     session.end();
   };
-  const began = performance.now();
   let saves = 0;
   const put = IDBObjectStore.prototype.put;
   IDBObjectStore.prototype.put = function (this: IDBObjectStore, value: unknown) {
@@ -222,7 +231,6 @@ test("a long answer is saved now and then, not at each token", async () => {
   IDBObjectStore.prototype.put = put;
   assert.equal(last().content, pieces.join(""));
   assert.ok(saves < 20, `${saves} saves`);
-  assert.ok(performance.now() - began < 10_000);
 });
 
 test("messages are deleted with what follows, and brought back", async () => {
