@@ -42,18 +42,17 @@ test("an answer goes on with what was saved of it", () => {
   });
 });
 
-test("an answer that was stopped has our own count, unless we came in the middle", () => {
-  const progress = { prompt_progress: { total: 10, cache: 4, processed: 10, time_ms: 1 } };
+test("an answer that was stopped has the figures of its last event", () => {
   const answer = empty();
-  answer.take(chunk({}, progress), 5, 1_100);
-  answer.take(chunk({ content: "a" }), 10, 1_250);
-  answer.take(chunk({ content: "b" }), 20, 1_350);
+  const progress = { prompt_progress: { total: 10, cache: 4, processed: 10, time_ms: 1 } };
+  const timings = { cache_n: 4, prompt_n: 6, predicted_n: 0, predicted_ms: 0, predicted_per_second: 0 };
+  answer.take(chunk({}, { ...progress, timings }), 5, 1_100);
+  assert.equal(answer.message(0).stats, undefined);
+  const later = { ...timings, predicted_n: 2, predicted_ms: 100, predicted_per_second: 10 };
+  answer.take(chunk({ content: "ab" }, { timings: later }), 20, 1_250);
   assert.deepEqual(answer.message(0).stats, {
     tokens: 2, tokensPerSecond: 10, ttft: 250, promptTokens: 10, cachedTokens: 4, contextUsed: 12, contextSize: 0,
   });
-  const resumed = new Answer({ ...messageFor({ state: "writing" }), stream: { ...stream, offset: 9 } });
-  resumed.take(chunk({ content: "a" }), 20);
-  assert.equal(resumed.message(0).stats, undefined);
 });
 
 test("comments tell of the queue and of the model", () => {
@@ -74,15 +73,17 @@ test("comments tell of the queue and of the model", () => {
   assert.deepEqual([answer.phase, answer.progress], ["writing", undefined]);
 });
 
-test("the speed is that of the last seconds, and a burst after a break does not count", () => {
+test("the speed is that of the last seconds by the server's clock", () => {
   const answer = empty();
-  for (let i = 0; i < 100; i++) answer.take(chunk({ content: "a" }), i, 10_000 + i * 100);
-  assert.equal(answer.speed(19_900), 10);
-  assert.equal(answer.speed(40_000), undefined);
-  answer.take(chunk({ content: "a" }), 200, 40_000);
-  answer.interrupted();
-  for (let i = 0; i < 50; i++) answer.take(chunk({ content: "a" }), 201 + i, 41_000);
-  assert.equal(answer.speed(41_100), undefined);
+  const at = (predicted_n: number, predicted_ms: number) =>
+    answer.take(chunk({ content: "a" }, { timings: { predicted_n, predicted_ms } }), predicted_n, 5);
+  assert.equal(answer.speed, undefined);
+  at(1, 0);
+  assert.equal(answer.speed, undefined);
+  for (let i = 2; i <= 101; i++) at(i, (i - 1) * 50);
+  assert.equal(answer.speed, 20);
+  for (let i = 1; i <= 100; i++) at(101 + i * 3, 5_000 + i * 50);
+  assert.equal(answer.speed, 60);
 });
 
 test("a fragment with a strange index becomes a call of its own", () => {

@@ -3,15 +3,18 @@
 import type { Message, Phase, Run, Stats, StreamPlace, ToolCall } from "../types";
 import { isRecord } from "./json";
 
+/** What the server counts, in each chunk that has text. Its clock knows nothing of slow networks. */
 interface Timings {
   cache_n: number;
   prompt_n: number;
   predicted_n: number;
+  predicted_ms: number;
   predicted_per_second: number;
 }
 
-/** How much of the last seconds the speed is taken from, in milliseconds. */
+/** How many of the last milliseconds the speed is taken from, and how far apart the figures for it are. */
 const WINDOW = 3_000;
+const STEP = 100;
 
 /** Takes the chunks of one stream. What it holds is always that of the bytes up to `offset`. */
 export class Answer {
@@ -29,9 +32,7 @@ export class Answer {
   readonly #stream: StreamPlace;
   #ttft: number | undefined;
   #timings: Timings | null = null;
-  #prompt = { total: 0, cached: 0 };
-  #count = { tokens: 0, firstAt: 0, lastAt: 0 };
-  #arrivals: number[] = [];
+  #samples: Timings[] = [];
 
   constructor(message: Message & { stream: StreamPlace }) {
     this.#base = message;
@@ -47,7 +48,7 @@ export class Answer {
   /** Take an event; true: there is more to show of the message. */
   take(chunk: Record<string, unknown>, offset: number, now = Date.now()): boolean {
     this.offset = offset;
-    if (isRecord(chunk.timings)) this.#timings = chunk.timings as unknown as Timings;
+    if (isRecord(chunk.timings)) this.#takeTimings(chunk.timings as unknown as Timings);
     if (isRecord(chunk.prompt_progress)) this.#takeProgress(chunk.prompt_progress);
     const choice = (chunk.choices as unknown[] | undefined)?.[0];
     if (!isRecord(choice)) return false;
@@ -68,17 +69,13 @@ export class Answer {
     this.note = loading ? said(loading[1]!, loading[2]) : undefined;
   }
 
-  /** Tokens a second of late, roughly: the server sends a token an event unless it is hurried. */
-  speed(now = Date.now()): number | undefined {
-    const first = this.#arrivals.findIndex((at) => at >= now - WINDOW);
-    this.#arrivals.splice(0, first < 0 ? this.#arrivals.length : first);
-    const span = now - (this.#arrivals[0] ?? now);
-    return span > 300 ? ((this.#arrivals.length - 1) / span) * 1000 : undefined;
-  }
-
-  /** A connection was lost: what comes now in a burst says nothing of the speed. */
-  interrupted(): void {
-    this.#arrivals = [];
+  /** Tokens a second of late. */
+  get speed(): number | undefined {
+    const [first] = this.#samples;
+    const last = this.#timings;
+    if (!first || !last || last.predicted_ms - first.predicted_ms < STEP) return undefined;
+    const tokens = last.predicted_n - first.predicted_n;
+    return (tokens / (last.predicted_ms - first.predicted_ms)) * 1000;
   }
 
   /** The message as it is now. */
@@ -98,12 +95,10 @@ export class Answer {
   }
 
   #takeProgress(given: Record<string, unknown>): void {
-    if (this.#count.tokens > 0) return;
     const { processed = 0, total = 0, cache = 0 } = given as Record<string, number>;
     this.phase = "prompt";
     this.place = this.note = undefined;
     this.progress = { done: processed, total, cached: cache };
-    this.#prompt = { total, cached: cache };
   }
 
   #takeDelta(delta: Record<string, unknown>, now: number): boolean {
@@ -112,7 +107,7 @@ export class Answer {
     const hasThought = typeof reasoning === "string" && reasoning !== "";
     const hasCalls = Array.isArray(calls) && calls.length > 0;
     if (!hasText && !hasThought && !hasCalls) return false;
-    this.#countToken(now);
+    this.#ttft ??= Math.max(0, now - this.#stream.startedAt);
     this.phase = hasThought ? "thinking" : "writing";
     this.place = this.progress = this.note = undefined;
     if (hasThought) this.#reasoning += reasoning;
@@ -121,22 +116,17 @@ export class Answer {
     return true;
   }
 
-  #countToken(now: number): void {
-    this.#ttft ??= Math.max(0, now - this.#stream.startedAt);
-    this.#count.firstAt ||= now;
-    this.#count.lastAt = now;
-    this.#count.tokens += 1;
-    this.#arrivals.push(now);
+  #takeTimings(timings: Timings): void {
+    if (!timings.predicted_n) return;
+    this.#timings = timings;
+    const { predicted_ms: now } = timings;
+    const last = this.#samples[this.#samples.length - 1];
+    if (!last || now - last.predicted_ms >= STEP) this.#samples.push(timings);
+    while (now - this.#samples[0]!.predicted_ms > WINDOW) this.#samples.shift();
   }
 
-  /**
-   * By the server's count, which comes at the end; of an answer that was stopped, by ours, if we
-   * saw all of it.
-   */
   #stats(contextSize: number): Stats | undefined {
-    const { tokens, firstAt, lastAt } = this.#count;
-    const sawAll = this.#stream.offset === 0 && tokens > 0;
-    const timings = this.#timings ?? (sawAll ? this.#ownTimings(tokens, lastAt - firstAt) : null);
+    const timings = this.#timings;
     if (!timings) return undefined;
     const promptTokens = timings.cache_n + timings.prompt_n;
     return {
@@ -147,16 +137,6 @@ export class Answer {
       cachedTokens: timings.cache_n,
       contextUsed: promptTokens + timings.predicted_n,
       contextSize,
-    };
-  }
-
-  #ownTimings(tokens: number, time: number): Timings {
-    const { total, cached } = this.#prompt;
-    return {
-      cache_n: cached,
-      prompt_n: total - cached,
-      predicted_n: tokens,
-      predicted_per_second: time > 0 ? ((tokens - 1) / time) * 1000 : 0,
     };
   }
 }

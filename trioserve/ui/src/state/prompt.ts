@@ -23,6 +23,7 @@ export function bodyFor({ system, sampling, model, path, continues }: Asked): Re
     ...(continues ? { continue_final_message: true, add_generation_prompt: false } : {}),
     stream: true,
     return_progress: true,
+    timings_per_token: true,
     queue_comments: true,
     sse_ping_interval: PING_S,
   };

@@ -92,7 +92,6 @@ export class Writer implements Listener {
 
   onWaiting(error: ServerError, retryAt: number): void {
     noteTrouble(error, retryAt);
-    this.#answer.interrupted();
     if (error.reason === "loading") this.#setTrouble("loading-model");
     else if (error.reason === "full") this.#setTrouble("queued", `${error.message} Trying again…`);
     else this.#setTrouble("reconnecting", `${error.message} Connecting again…`);
@@ -165,7 +164,7 @@ export class Writer implements Listener {
     const { phase, note } = this.#trouble ?? this.#answer;
     const now = Date.now();
     if (now - this.#speed.at >= SPEED_INTERVAL) {
-      this.#speed = { value: this.#answer.speed(now), at: now };
+      this.#speed = { value: this.#answer.speed, at: now };
     }
     const speed = this.#speed.value;
     this.#onRun({
