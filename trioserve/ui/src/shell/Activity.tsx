@@ -6,7 +6,7 @@ import { Icon } from "../icon";
 import { activity, watchActivity } from "../state/server";
 import type { Activity as Seen, QueuedView, SlotView } from "../types";
 import { type Block, allot } from "./cells";
-import { contextSize, count, modelName, percent, seconds, short, speed, tokens } from "./format";
+import { count, modelName, percent, seconds, short, speed, tokens } from "./format";
 import { area, line } from "./spark";
 import { activityShown } from "./view";
 
@@ -138,28 +138,23 @@ interface SlotProps {
 
 function Slot({ slot, colour, named }: SlotProps): VNode {
   const isIdle = slot.state === "idle";
-  const held = slot.promptDone + slot.decoded;
+  const held = isIdle ? 0 : slot.promptDone + slot.decoded;
+  const cached = Math.min(slot.cachedTokens, slot.promptDone);
+  const says = `${tokens(held)} of ${count(slot.contextSize)}, ${count(cached)} of them from the cache`;
   return (
-    <li class={isIdle ? "slot idle" : "slot"} data-owner={colour}>
-      <span class="slot-name">
-        <i class="block" data-owner={isIdle ? "free" : colour} />
-        {named ? `${modelName(slot.model)} · ${slot.id}` : `Slot ${slot.id}`}
-      </span>
-      <span class="slot-does">{does(slot)}</span>
-      {!isIdle && (
-        <>
-          <div class="bar" aria-hidden="true">
-            <Part class="cached" tokens={Math.min(slot.cachedTokens, slot.promptDone)} of={slot.contextSize} />
-            <Part class="read" tokens={Math.max(slot.promptDone - slot.cachedTokens, 0)} of={slot.contextSize} />
+    <li class={isIdle ? "slot idle" : "slot"} data-owner={colour} title={isIdle ? undefined : says}>
+      <span class="slot-name">{named ? `${modelName(slot.model)} ${slot.id}` : `Slot ${slot.id}`}</span>
+      <div class="bar" role="img" aria-label={isIdle ? "empty" : says}>
+        {!isIdle && (
+          <>
+            <Part class="cached" tokens={cached} of={slot.contextSize} />
+            <Part class="read" tokens={slot.promptDone - cached} of={slot.contextSize} />
             <Part class="written" tokens={slot.decoded} of={slot.contextSize} />
             <Part class="to-read" tokens={slot.promptTokens - slot.promptDone} of={slot.contextSize} />
-          </div>
-          <span class="hint">
-            {tokens(held)} of {contextSize(slot.contextSize)}
-            {slot.cachedTokens > 0 && `, ${count(slot.cachedTokens)} from the cache`}
-          </span>
-        </>
-      )}
+          </>
+        )}
+      </div>
+      <span class="slot-does">{does(slot)}</span>
     </li>
   );
 }
@@ -170,10 +165,10 @@ function Part(props: { class: string; tokens: number; of: number }): VNode | nul
 }
 
 function does(slot: SlotView): string {
-  if (slot.paused) return "waits for its reader";
+  if (slot.paused) return "reader is slow";
   if (slot.state === "idle") return "idle";
   if (slot.state === "decode") return speed(slot.tokensPerSecond);
-  return slot.promptTokens > 0 ? `reads the prompt, ${percent(slot.promptDone / slot.promptTokens)}` : "reads the prompt";
+  return slot.promptTokens > 0 ? `reads, ${percent(slot.promptDone / slot.promptTokens)}` : "reads";
 }
 
 function Cache({ cache, slots }: { cache: { used: number; total: number }; slots: SlotView[] }): VNode {
@@ -195,9 +190,15 @@ function Cache({ cache, slots }: { cache: { used: number; total: number }; slots
         ))}
       </div>
       <p class="hint legend" aria-hidden="true">
-        <i class="block" data-owner="0" /> {short(inUse)} in use
-        <i class="block" data-owner="kept" /> {short(used - inUse)} kept for later
-        <i class="block" data-owner="free" /> {short(total - used)} free
+        <span>
+          <i class="block" data-owner="0" /> {short(inUse)} in use
+        </span>
+        <span>
+          <i class="block" data-owner="kept" /> {short(used - inUse)} kept for later
+        </span>
+        <span>
+          <i class="block" data-owner="free" /> {short(total - used)} free
+        </span>
       </p>
     </section>
   );
@@ -246,7 +247,7 @@ function Totals({ totals }: { totals: NonNullable<Seen["totals"]> }): VNode {
           <dd title={count(promptTokens)}>{short(promptTokens)}</dd>
         </div>
         <div>
-          <dt>found in the cache</dt>
+          <dt>found in cache</dt>
           <dd title={count(cachedTokens)}>{promptTokens > 0 ? percent(cachedTokens / promptTokens) : "–"}</dd>
         </div>
       </dl>

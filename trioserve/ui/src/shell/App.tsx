@@ -44,7 +44,7 @@ export function App(): VNode {
       {activityShown.value && <Activity />}
       <Overlay />
       {dragging.value && <DropZone />}
-      <Toasts />
+      {overlay.value === null && <Toasts />}
     </div>
   );
 }
@@ -53,7 +53,7 @@ function Column({ covered }: { covered: boolean }): VNode {
   const isOpen = useComputed(() => openChat.value !== null);
   const isEmpty = useComputed(() => openChat.value?.path.length === 0);
   return (
-    <main class="column" inert={covered}>
+    <main class={isEmpty.value ? "column empty" : "column"} inert={covered}>
       <Header />
       {isOpen.value && (isEmpty.value ? <Welcome /> : <Conversation />)}
       <div class="dock">

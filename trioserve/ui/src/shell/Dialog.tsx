@@ -2,6 +2,7 @@ import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useId, useRef } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { Toasts } from "./toasts";
 
 interface DialogProps {
   title: string;
@@ -36,6 +37,7 @@ export function Dialog(props: DialogProps): VNode {
         </header>
         {props.children}
       </div>
+      <Toasts />
     </dialog>
   );
 }
