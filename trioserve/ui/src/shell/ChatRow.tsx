@@ -61,6 +61,13 @@ export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VN
   );
 }
 
+/** Put the focus on a chat of the list, by how far it is from the given one: itself, or the one below. */
+function focusLink(chat: string, by: 0 | 1): void {
+  const links = [...document.querySelectorAll<HTMLElement>(".chat-link")];
+  const at = links.findIndex((link) => link.getAttribute("href") === linkTo(chat));
+  (links[at + by] ?? links[at - 1])?.focus();
+}
+
 function NameField({ chat }: { chat: Chat }): VNode {
   const input = useFocus<HTMLInputElement>();
   const end = (title: string) => {
@@ -82,6 +89,7 @@ function NameField({ chat }: { chat: Chat }): VNode {
         else if (event.key === "Escape") renamed.value = null;
         else return;
         event.preventDefault();
+        requestAnimationFrame(() => focusLink(chat.id, 0));
       }}
     />
   );
@@ -92,6 +100,7 @@ async function download(chat: Chat): Promise<void> {
 }
 
 async function drop(chat: Chat): Promise<void> {
+  focusLink(chat.id, 1);
   const undo = await remove(chat.id);
   say(`“${chat.title || "Untitled"}” was deleted.`, { label: "Undo", run: undo });
 }

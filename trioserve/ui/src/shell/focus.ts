@@ -1,10 +1,10 @@
 import type { RefObject } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 
 /** A ref whose element gets the focus when it appears, if `wanted`. */
 export function useFocus<Type extends HTMLElement>(wanted = true): RefObject<Type | null> {
   const element = useRef<Type>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (wanted) element.current?.focus();
   }, []);
   return element;
