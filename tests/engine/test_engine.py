@@ -347,6 +347,9 @@ class SixteenTokens:
 
     pace = 0.0
 
+    def begin(self, *, unified: bool) -> None:
+        """Learn nothing."""
+
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         return [min(16, pending[0], budget), *[0] * (len(pending) - 1)]
 

@@ -22,9 +22,9 @@ def test_ticks_smaller_and_larger_than_a_tile_are_told_apart() -> None:
     costs = PrefillCosts()
     observe(costs, 0, 0.010)
     observe(costs, 20, 0.050)  # 2 ms a token
-    assert costs.tiles_pay and not costs.knows_tiles
+    assert costs.tile_pays(60, 0.5) and not costs.knows_tiles
     observe(costs, 100, 0.110)  # 1 ms
-    assert costs.tiles_pay and costs.knows_tiles
+    assert costs.tile_pays(60, 0.05) and costs.knows_tiles
     assert costs.fitting(0.0405) == 20
     assert costs.fitting(0.1005) == 100
     assert costs.fitting(0.0635) == 31, "not a tile, so it costs what small ticks do"
@@ -35,7 +35,29 @@ def test_a_tile_that_is_hardly_cheaper_does_not_pay() -> None:
     costs = PrefillCosts()
     observe(costs, 20, 0.020)
     observe(costs, 100, 0.090)
-    assert not costs.tiles_pay
+    assert not costs.tile_pays(60, 0.050)
+    assert costs.tile_pays(60, 0.070), "it is hidden from readers"
+
+
+def test_what_others_have_made_dear_is_tried_again() -> None:
+    costs = PrefillCosts()
+    observe(costs, 20, 0.020)
+    for _ in range(9):
+        observe(costs, 100, 0.300)
+    for _ in range(costs.RETRY):
+        assert not costs.tile_pays(60, 0.200)
+        observe(costs, 20, 0.020)
+    assert costs.tile_pays(60, 0.200)
+    assert not costs.tile_pays(60, 0.090), "too long"
+    observe(costs, 100, 0.100)
+    assert costs.large_seconds(1) < 0.002 * costs.DEEPER
+
+
+def test_one_tick_that_others_have_held_up_says_little() -> None:
+    costs = PrefillCosts()
+    observe(costs, 100, 0.1)
+    observe(costs, 100, 100.0)
+    assert costs.large_seconds(100) <= 0.2 * costs.DEEPER
 
 
 def test_a_tick_with_few_prompt_tokens_says_nothing() -> None:

@@ -11,6 +11,7 @@ from trioserve.errors import ConfigError
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @given(
+    unified=st.booleans(),
     pending=st.lists(st.integers(1, 5000), min_size=1, max_size=8),
     n_decode=st.integers(0, 8),
     budget=st.integers(1, 2048),
@@ -20,12 +21,14 @@ from trioserve.errors import ConfigError
 )
 def test_the_shares_are_sound(
     name: str,
+    unified: bool,
     pending: list[int],
     n_decode: int,
     budget: int,
     observed: list[tuple[int, int, float]],
 ) -> None:
     strategy = STRATEGIES[name](50.0)
+    strategy.begin(unified=unified)
     for observation in observed:
         strategy.observe(*observation)
     shares = strategy.share(pending, n_decode, budget)
@@ -39,13 +42,27 @@ def test_a_tick_is_filled_up_to_its_time() -> None:
     strategy = DecodeMaximal(50.0)
     strategy.observe(0, 4, 0.010)  # 10 ms to decode
     strategy.observe(100, 0, 0.100)  # 1 ms a prompt token
-    assert strategy.share([128], 4, 2048) == [40]
+    assert strategy.share([40], 4, 2048) == [40]
+    assert strategy.share([128], 4, 2048) == [60]  # a tile
     assert strategy.share([3000], 0, 2048) == [500]
 
 
 def test_the_oldest_prompt_is_not_starved_and_the_shortest_not_held_up() -> None:
     assert DecodeMaximal().share([3000, 500, 20], 0, 100) == [50, 30, 20]
     assert DecodeMaximal().share([3000, 20, 500], 0, 1000) == [64, 20, 44]
+
+
+def test_in_a_split_cache_tiles_are_not_divided_between_prompts() -> None:
+    strategy = DecodeMaximal(100.0)
+    strategy.begin(unified=False)
+    strategy.observe(0, 4, 0.010)
+    strategy.observe(100, 0, 0.100)
+    shares = []
+    while len(shares) < 2:
+        if any(share := strategy.share([3000, 2000, 20], 4, 2048)):
+            shares.append(share)
+        strategy.observe(0, 4, 0.010)
+    assert shares == [[257, 0, 0], [0, 237, 20]]
 
 
 def test_strategies_are_found_by_name_and_by_import_path() -> None:

@@ -17,6 +17,9 @@ class Raises:
     def __init__(self, max_tick_ms: float) -> None:
         self._n_decodes = 0
 
+    def begin(self, *, unified: bool) -> None:
+        """Do nothing."""
+
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give the oldest prompt all."""
         return [min(pending[0], budget), *[0] * (len(pending) - 1)] if pending else []

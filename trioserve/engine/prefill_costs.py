@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: From so many tokens on, flash attention on a CPU reads the KV cache once for all of them.
-#: Deep in a long prompt this makes a token almost twice as cheap.
+#: From so many rows on, flash attention on a CPU reads the KV cache once for all of them (ggml's
+#: `GGML_FA_TILE_Q`). Deep in a long prompt this makes a token 2 to 12 times as cheap.
 TILE = 64
 #: Prompts get this many tokens a tick at least, so that they come to an end. Ticks with fewer say
 #: too little of what tokens cost.
@@ -16,7 +16,13 @@ class PrefillCosts:
     A tick is taken to cost ``decode_s + n_prefill * per_token``. Both are learned as moving
     averages: `decode_s` from ticks that only decode, `per_token` from those with a prompt, apart
     for ticks that are smaller and larger than a tile.
+
+    In a unified KV cache, all rows of a tick make tiles. In a split one, llama.cpp first computes
+    one row of each sequence together, and then what a prompt has left.
     """
+
+    #: Whether the KV cache is unified.
+    unified = True
 
     #: Share of a new observation in the average. High: load on the machine comes and goes.
     WEIGHT = 0.3
@@ -24,6 +30,10 @@ class PrefillCosts:
     DEEPER = 1.15
     #: A tile makes the tick longer; it has to make a token cheaper by this factor.
     TILE_GAIN = 0.85
+    #: A new cost counts as at most so many times the average: others may have had the cores.
+    MOST = 2.0
+    #: After so many ticks that were smaller, a tile is tried again.
+    RETRY = 4
 
     def __init__(self) -> None:
         #: What a tick takes that only decodes, and while no prompts come in.
@@ -31,6 +41,7 @@ class PrefillCosts:
         self._small_s = 0.0  # for each prompt token, in ticks smaller than a tile
         self._large_s = 0.0  # in others
         self._alone_s = 0.0  # in ticks without decode
+        self._n_small = 0  # ticks with a prompt since the last tile
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float, *, quiet: bool) -> None:
         """Learn from a tick; `quiet`: no prompt waited in it."""
@@ -42,14 +53,27 @@ class PrefillCosts:
             if not n_decode:
                 self._alone_s = self._average(self._alone_s, seconds / n_prefill)
             rest = max(0.0, seconds - self.decode_s) if n_decode else seconds
-            if n_prefill + n_decode < TILE:
+            if self._rows(n_prefill, n_decode) < TILE:
                 self._small_s = self._average(self._small_s, rest / n_prefill)
+                self._n_small += 1
             else:
+                self._n_small = 0
                 # A long tick says enough by itself, and the next one is deeper in the prompt.
                 self._large_s = self._average(self._large_s, rest / n_prefill, 2 * self.WEIGHT)
 
+    def _rows(self, n_prefill: int, n_decode: int) -> int:
+        """Count the rows of which a tick makes tiles."""
+        return n_prefill + (n_decode if self.unified else -(n_decode > 0))
+
+    def filling(self, n_rows: int, n_decode: int) -> int:
+        """How many prompt tokens make so many rows, or a tile more, with whatever decodes."""
+        if not self.unified:
+            return n_rows + (n_decode > 0)
+        n_tokens = n_rows - n_decode % TILE
+        return n_tokens if n_tokens >= MIN_TOKENS else n_tokens + TILE
+
     def _average(self, old: float, new: float, weight: float = WEIGHT) -> float:
-        return old + weight * (new - old) if old else new
+        return old + weight * (min(new, self.MOST * old) - old) if old else new
 
     def forget_depth(self, time: float, *, small: bool) -> None:
         """Forget what a tile cost deep in a prompt, if it no longer fits into a time.
@@ -68,10 +92,19 @@ class PrefillCosts:
         """Whether there was a tick as large as a tile."""
         return bool(self._large_s)
 
-    @property
-    def tiles_pay(self) -> bool:
-        """Whether a token is clearly cheaper in a tile, or nobody knows."""
-        return not self._large_s or self._large_s < self._small_s * self.TILE_GAIN
+    def tile_pays(self, n_tokens: int, ahead_s: float) -> bool:
+        """Whether a prompt is to have so many tokens, which make a tile, and not fewer.
+
+        Args:
+            n_tokens: how many.
+            ahead_s: seconds that streams may be ahead, so that they do not miss a tick as long.
+        """
+        seconds = self.large_seconds(n_tokens)  # 0: nobody knows, and the tile shows it
+        if seconds < ahead_s:
+            return True
+        # What others have made dear would stay so, without another try.
+        is_due = self._n_small >= self.RETRY and seconds < 2 * ahead_s
+        return is_due or self._large_s < self._small_s * self.TILE_GAIN
 
     def large_seconds(self, n_tokens: int) -> float:
         """Seconds that tokens may take in the next large tick, beside decode."""

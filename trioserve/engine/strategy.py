@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from trioserve.engine.prefill_costs import TILE
 from trioserve.engine.tick_clock import SLOWDOWN, TickClock
 from trioserve.errors import ConfigError
 
@@ -22,6 +23,9 @@ class BatchStrategy(Protocol):
 
         It is that of the tick that `share` was called for, and hides how uneven ticks are.
         """
+
+    def begin(self, *, unified: bool) -> None:
+        """Learn whether the KV cache is unified, before the first tick."""
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Say how many tokens each prompt gets in this tick.
@@ -54,15 +58,26 @@ class DecodeMaximal:
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
         self._clock = TickClock(max_tick_ms)
+        self._in_turns = self._is_turn_of_oldest = False
 
     @property
     def pace(self) -> float:
         """Seconds between two tokens of a stream, if prompts come in."""
         return self._clock.pace
 
+    def begin(self, *, unified: bool) -> None:
+        """Learn how rows make tiles."""
+        self._clock.begin(unified=unified)
+        self._in_turns = not unified
+
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Share what leaves the streams at their pace."""
-        return share_out(pending, self._clock.prompt_tokens(pending, n_decode, budget))
+        n_tokens = self._clock.prompt_tokens(pending, n_decode, budget)
+        if not self._in_turns or len(pending) == 1 or not TILE < n_tokens < 5 * TILE:
+            return share_out(pending, n_tokens)
+        # In a split KV cache, halves of a tile would be no tiles.
+        self._is_turn_of_oldest = not self._is_turn_of_oldest
+        return share_out(pending, n_tokens, first=n_tokens if self._is_turn_of_oldest else 0)
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn what tokens cost."""
@@ -76,6 +91,9 @@ class PrefillPriority:
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
         """Take the limit that all strategies are given, and do without."""
+
+    def begin(self, *, unified: bool) -> None:
+        """Learn nothing."""
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Share all of the batch."""
@@ -95,6 +113,10 @@ class Balanced:
     def pace(self) -> float:
         """Seconds between two tokens of a stream, if prompts come in."""
         return self._clock.pace
+
+    def begin(self, *, unified: bool) -> None:
+        """Learn how rows make tiles."""
+        self._clock.begin(unified=unified)
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give every prompt an equal part; what one does not need goes to the others."""
@@ -126,6 +148,10 @@ class AnswersFirst:
         """0: prompts wait for the streams."""
         return 0.0
 
+    def begin(self, *, unified: bool) -> None:
+        """Let the other strategy know."""
+        self._strategy.begin(unified=unified)
+
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give prompts nothing, or all that the other strategy gives them."""
         if n_decode:
@@ -137,10 +163,10 @@ class AnswersFirst:
         self._strategy.observe(n_prefill, n_decode, seconds)
 
 
-def share_out(pending: Sequence[int], budget: int) -> list[int]:
-    """Give the first half of the budget to the oldest prompt, the rest to the shortest ones."""
+def share_out(pending: Sequence[int], budget: int, first: int | None = None) -> list[int]:
+    """Give the oldest prompt so many tokens, by default half, and the rest to the shortest ones."""
     shares = [0] * len(pending)
-    shares[0] = min(pending[0], -(-budget // 2))
+    shares[0] = min(pending[0], -(-budget // 2) if first is None else first)
     left = budget - shares[0]
     for i in sorted(range(len(pending)), key=lambda i: pending[i] - shares[i]):
         more = min(pending[i] - shares[i], left)

@@ -29,11 +29,11 @@ class TickClock:
 
     #: The pace as long as nobody knows what decoding takes.
     DEFAULT_PACE_S = 0.05
-    #: What long prompts get once the streams are so far ahead that they do not miss it: a token
-    #: costs a third less than in the smallest tile.
+    #: Rows that long prompts get once the streams are so far ahead that they do not miss them: a
+    #: token costs a third less than in the smallest tile, and no less in any larger one.
     LARGE_TILES = (256, 128)
     #: A large tile takes no longer than that, for streams cannot be further ahead.
-    MAX_AHEAD_S = 0.75
+    MAX_AHEAD_S = 1.0
     #: While no stream decodes, a tick may take this many times the pace, or `DEFAULT_PACE_S`.
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
@@ -47,6 +47,10 @@ class TickClock:
         self._lead_s = 0.0
         self._pace_s = 0.0  # of the last tick; 0: no prompts came in
         self._in_tiles = False  # a prompt got a tile where that took longer than the pace
+
+    def begin(self, *, unified: bool) -> None:
+        """Learn whether the KV cache is unified."""
+        self._costs.unified = unified
 
     @property
     def pace(self) -> float:
@@ -86,23 +90,26 @@ class TickClock:
             return n_pending
         time = self._pace_s + self._lead_s - costs.decode_s
         fitting = costs.fitting(min(time, self._pace_s - costs.decode_s))
-        if fitting < min(self.LARGE_TILES) and (tile := self._large_tile(n_pending)):
-            n_tokens = min(budget, _with_rest(tile - n_decode, n_pending))
+        if large := self._large_tile(fitting, n_pending, n_decode):
+            n_tokens = min(budget, large)
             return n_tokens if costs.large_seconds(n_tokens) <= time else 0
-        # A tile also shows what tiles cost, where that is not known.
-        least = max(MIN_TOKENS, TILE - n_decode) if costs.tiles_pay else MIN_TOKENS
+        least = costs.filling(TILE, n_decode)
+        if not costs.tile_pays(least, self.MAX_AHEAD_S):
+            least = MIN_TOKENS
         if fitting < least and self._lead_s < 0:
             return 0
         self._in_tiles = self._in_tiles or (fitting < least and least > MIN_TOKENS)
         return min(budget, _with_rest(max(least, fitting), n_pending))
 
-    def _large_tile(self, n_pending: int) -> int:
-        """Find the largest tile that a long prompt may have; 0: none."""
-        if not self._costs.knows_tiles:
+    def _large_tile(self, fitting: int, n_pending: int, n_decode: int) -> int:
+        """Find the largest tile that a long prompt may have; 0: none, or more than that fits."""
+        if fitting >= min(self.LARGE_TILES) or not self._costs.knows_tiles:
             return 0
-        tiles = [tile for tile in self.LARGE_TILES if tile < n_pending]
-        in_time = [n for n in tiles if self._costs.large_seconds(n + TILE) < self.MAX_AHEAD_S]
-        return max(in_time, default=0)
+        for n_rows in self.LARGE_TILES:
+            n_tokens = _with_rest(self._costs.filling(n_rows, n_decode), n_pending)
+            if n_rows < n_pending and self._costs.large_seconds(n_tokens) < self.MAX_AHEAD_S:
+                return n_tokens
+        return 0
 
 
 def _with_rest(n_tokens: int, n_pending: int) -> int:
