@@ -69,7 +69,13 @@ function list(token: Tokens.List, open: boolean): VNode {
     <Item key={index} item={item} open={open && index === token.items.length - 1} />
   ));
   if (!token.ordered) return <ul>{items}</ul>;
-  return <ol start={token.start === "" || token.start === 1 ? undefined : token.start}>{items}</ol>;
+  const start = token.start || 0;
+  const isWide = start + items.length > 99; // there is room for two digits
+  return (
+    <ol start={start === 1 ? undefined : start} class={isWide ? "wide" : undefined}>
+      {items}
+    </ol>
+  );
 }
 
 const Item = memo<{ item: Tokens.ListItem; open: boolean }>(

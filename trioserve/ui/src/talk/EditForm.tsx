@@ -53,6 +53,7 @@ export function EditForm({ message, close }: { message: Message; close: () => vo
       <Attachments list={attachments} remove={(id) => setAttachments(attachments.filter((one) => one.id !== id))} />
       <textarea
         ref={field}
+        rows={1}
         aria-label={answer ? "Edit the answer" : "Edit your message"}
         dir="auto"
         value={text}
