@@ -4,6 +4,7 @@ import { beforeEach, test } from "node:test";
 import "../testing/browser";
 import { FakeServer, type Reply } from "../testing/fake_server";
 import { ServerError } from "../server/api";
+import { pauseFor } from "../server/wake";
 import { activity, lookAround } from "./activity";
 import { chosenModel } from "./choice";
 import { models } from "./models";
@@ -40,7 +41,7 @@ test("a server is asked what it is, and then only whether it is well", async () 
   assert.equal(chosenModel.peek(), "small");
   assert.deepEqual([contextSizeOf("small"), contextSizeOf("unknown")], [2048, 4096]);
   await look();
-  assert.deepEqual([fake.count("GET /props"), fake.count("GET /health")], [1, 1]);
+  assert.deepEqual([fake.count("GET /props"), fake.count("GET /health")], [1, 2]);
 });
 
 test("its troubles have words", async () => {
@@ -64,6 +65,23 @@ test("its troubles have words", async () => {
   await stateAfterLook();
   assert.match(server.peek().message, /does not know this API key/);
   settings.value = { ...settings.peek(), apiKey: "" };
+});
+
+test("a server that drains answers other routes, and is draining all the same", async () => {
+  await stateAfterLook();
+  const drains = says(503, "The server is shutting down");
+  fake.next("GET /health", drains, drains);
+  await look();
+  await look();
+  assert.equal(server.peek().state, "draining");
+});
+
+test("who waits for a server that was away is told when it is back", async () => {
+  fake.next("GET /health", { isAway: true });
+  await stateAfterLook();
+  const waited = pauseFor(60_000);
+  assert.equal(await stateAfterLook(), "ready");
+  await waited;
 });
 
 test("a server that was away is asked anew what it is", async () => {

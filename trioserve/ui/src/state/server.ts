@@ -3,7 +3,7 @@
 import { effect, signal, type ReadonlySignal } from "@preact/signals";
 
 import { request, requestJson, ServerError } from "../server/api";
-import { pauseFor } from "../server/wake";
+import { pauseFor, wake } from "../server/wake";
 import { Watch } from "../server/watch";
 import type { Model, Props, ServerState, ServerStatus } from "../types";
 import { chosenModel } from "./choice";
@@ -107,12 +107,12 @@ export async function look(now = Date.now()): Promise<void> {
   const { signal } = watch;
   watch.expect(PATIENCE);
   try {
+    await request("health", { signal }); // the other routes also answer while it drains
     if (now - learntAt >= FRESH) {
       await learn(signal);
       learntAt = now;
-    } else {
-      await request("health", { signal });
-      if (properties.peek()?.role === "router") await readModels();
+    } else if (properties.peek()?.role === "router") {
+      await readModels();
     }
     const { state, retryAt = 0 } = status.peek();
     if (state === "full" && retryAt > now) return;
@@ -172,5 +172,8 @@ const WRONG_KEY = "The server does not know this API key.";
 
 function set(state: ServerState, message: string, retryAt?: number): void {
   const next = retryAt === undefined ? { state, message } : { state, message, retryAt };
-  if (JSON.stringify(next) !== JSON.stringify(status.peek())) status.value = next;
+  const before = status.peek();
+  if (JSON.stringify(next) === JSON.stringify(before)) return;
+  status.value = next;
+  if (before.state === "unreachable" || before.state === "loading") wake(); // who waits may go on
 }
