@@ -90,6 +90,11 @@ export function contextSizeOf(model: string): number {
   return known?.contextSize || ofChosen;
 }
 
+/** A model answers: a router may know more of it than when it was asked last. */
+export function noteAnswer(model: string): void {
+  if (!contextSizeOf(model)) retryNow();
+}
+
 async function keepLooking(): Promise<never> {
   for (;;) {
     await look();

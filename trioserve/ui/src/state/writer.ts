@@ -6,7 +6,7 @@ import type { Message, Phase, Run, StreamPlace } from "../types";
 import { Answer } from "./answer";
 import { keepAnswer } from "./db";
 import { withPlace } from "./places";
-import { contextSizeOf, noteTrouble, noteWorks } from "./server";
+import { contextSizeOf, noteAnswer, noteTrouble, noteWorks } from "./server";
 import { endLive, showLive } from "./shown";
 import { tellChanged, tellWritten } from "./tabs";
 
@@ -33,6 +33,7 @@ export class Writer implements Listener {
   readonly #onRun: (run: Run | null) => void;
   #trouble: { phase: Phase; note: string | undefined } | null = null;
   #speed: { value: number | undefined; at: number } = { value: undefined, at: 0 };
+  #hasText = false;
   #isDrawing = false;
   #isSaving = false;
   #hasEnded = false;
@@ -75,7 +76,9 @@ export class Writer implements Listener {
   }
 
   onChunk(chunk: Record<string, unknown>, offset: number): void {
-    this.#answer.take(chunk, offset);
+    const isFirst = this.#answer.take(chunk, offset) && !this.#hasText;
+    if (isFirst) noteAnswer(this.#message.model);
+    this.#hasText ||= isFirst;
     this.#draw();
   }
 
