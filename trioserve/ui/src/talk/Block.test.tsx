@@ -32,7 +32,7 @@ function html(text: string, open = false): string {
 
 const same: [name: string, text: string, html: string][] = [
   ["a paragraph", "one *two* **three** ~~four~~ `<b>`", "<p>one <em>two</em> <strong>three</strong> <del>four</del> <code>&lt;b&gt;</code></p>"],
-  ["a heading", "# Title", "<h3>Title</h3>"],
+  ["a heading", "# Title", "<h2>Title</h2>"],
   ["a small heading", "###### Title", "<h6>Title</h6>"],
   ["a list", "- a\n- b", "<ul><li>a</li><li>b</li></ul>"],
   ["a list that begins later", "3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'],

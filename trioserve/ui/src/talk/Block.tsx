@@ -27,8 +27,8 @@ export const Block = memo<BlockProps>(
 function block(token: Token, open: boolean): ComponentChildren {
   switch (token.type) {
     case "heading":
-      // The page has headings of its own above those of a message.
-      return h(`h${Math.min(6, (token as Tokens.Heading).depth + 2)}`, null, inline(token.tokens));
+      // The chat's title is above them.
+      return h(`h${Math.min(6, (token as Tokens.Heading).depth + 1)}`, null, inline(token.tokens));
     case "paragraph":
       return <p>{inline(token.tokens)}</p>;
     case "text":

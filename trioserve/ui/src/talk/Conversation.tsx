@@ -29,6 +29,7 @@ export function Conversation(): VNode {
     <div class="talk">
       <div class="talk-scroll" ref={column} tabIndex={-1}>
         <div class="talk-column" ref={content}>
+          <h1 class="visually-hidden">{open?.chat.title}</h1>
           {open && <Messages key={id} open={open} column={column} />}
         </div>
       </div>

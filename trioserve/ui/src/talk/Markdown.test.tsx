@@ -37,7 +37,7 @@ async function grow(place: Element, from: string, to: string): Promise<void> {
 test("while a text grows, what is complete stays as it is on the page", async () => {
   const place = window.document.createElement("div") as unknown as Element;
   render(<Markdown text={opening} writing />, place);
-  const kept = [...place.querySelectorAll("h3, p, li:first-child, li:first-child *")];
+  const kept = [...place.querySelectorAll("h2, p, li:first-child, li:first-child *")];
   assert.equal(kept.length, 5);
   const changed: unknown[] = [];
   const observer = new window.MutationObserver((records) => changed.push(...records));
@@ -47,7 +47,7 @@ test("while a text grows, what is complete stays as it is on the page", async ()
   const text = `${opening}4. Four\n5. Five\n\nAnd a paragraph after it.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n`;
   await grow(place, opening, text);
   assert.deepEqual(changed, []);
-  assert.deepEqual([...place.querySelectorAll("h3, p, li:first-child, li:first-child *")].slice(0, 5), kept);
+  assert.deepEqual([...place.querySelectorAll("h2, p, li:first-child, li:first-child *")].slice(0, 5), kept);
   assert.equal(place.querySelectorAll("ol > li").length, 5);
   assert.equal(place.querySelectorAll("td").length, 2);
 });

@@ -33,7 +33,9 @@ function Formula({ text, display }: { text: string; display: boolean }): VNode {
     else if (place.current) set(library, text, display, place.current);
   }, [library, text, display]);
   if (!library) return <span class={display ? "maths display source" : "maths source"}>{text}</span>;
-  return <span key="set" ref={place} class={display ? "maths display" : "maths"} />;
+  if (!display) return <span key="inline" ref={place} class="maths" />;
+  // A wide formula is scrolled, by keyboard as well.
+  return <span key="display" ref={place} class="maths display" role="group" aria-label="Formula" tabIndex={0} />;
 }
 
 /** Put a formula into an element; one that is wrong is shown as it is written. */

@@ -21,7 +21,7 @@ before(() => {
 
 /** The elements that a message may have, and their attributes. */
 const ELEMENTS = new Set(
-  ("a b bdi blockquote br button code dd del div dl dt em figcaption figure h3 h4 h5 h6 hr i input kbd li mark ol p path " +
+  ("a b bdi blockquote br button code dd del div dl dt em figcaption figure h2 h3 h4 h5 h6 hr i input kbd li mark ol p path " +
     "pre s span strong sub sup svg table tbody td th thead tr u ul").split(" "),
 );
 const ATTRIBUTES = new Set(
