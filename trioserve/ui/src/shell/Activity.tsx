@@ -61,9 +61,9 @@ function Panels({ seen }: { seen: Seen }): VNode {
   return (
     <>
       <Speed now={seen.tokensPerSecond} />
-      {seen.slots && <Slots slots={seen.slots} />}
+      {seen.slots && seen.slots.length > 0 && <Slots slots={seen.slots} />}
       {seen.cache && <Cache cache={seen.cache} slots={seen.slots ?? []} />}
-      {seen.queue && <Queue queue={seen.queue} />}
+      {seen.queue && seen.slots?.length !== 0 && <Queue queue={seen.queue} />}
       {seen.totals && <Totals totals={seen.totals} />}
       {seen.missing.map((sentence) => (
         <p key={sentence} class="hint">

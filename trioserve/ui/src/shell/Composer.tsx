@@ -58,7 +58,7 @@ export function Composer(): VNode {
         {running.value && chat ? (
           <button
             type="button"
-            class="icon-button send"
+            class="icon-button send stop"
             aria-label="Stop"
             title="Stop (Esc)"
             onClick={() => void attempt(() => stop(chat))}
