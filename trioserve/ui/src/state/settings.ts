@@ -30,7 +30,7 @@ let base = defaults;
 /** Read what is kept, and from now on keep what changes. */
 export function startSettings(): void {
   const given = load("defaults");
-  if (isRecord(given)) base = withDefaults(given);
+  base = isRecord(given) ? withDefaults(given) : defaults;
   read();
   effect(() => write("settings", changesFrom(base, settings.value)));
   effect(() => write("presets", presets.value));

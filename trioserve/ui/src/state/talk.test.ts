@@ -145,8 +145,10 @@ test("after a reload the text goes on without a gap or a repeat, from any offset
     const stream = { conversation, offset, startedAt: 1 };
     const saved: Message = { ...whole, content, state: "writing", stream };
     await writing((tx) => tx.putMessage(saved));
-    await look();
+    const connections = fake.count("GET /v1/stream");
+    await Promise.all([look(), look()]);
     await quiet();
+    assert.equal(fake.count("GET /v1/stream"), connections + 1);
     assert.deepEqual([last().content, last().state], ["Once upon ä time", "done"]);
     assert.equal((await kept(whole.id))!.content, "Once upon ä time");
   }
@@ -299,6 +301,10 @@ test("a chat that is open is not one that was asked for later", async () => {
   assert.equal(isThere, false);
   await Promise.all([open(first), open(second)]);
   assert.equal(chat().id, second);
+  const opening = open(first);
+  newChat();
+  await opening;
+  assert.deepEqual(path(), []);
 });
 
 test("an answer is complete if only its last line was lost", async () => {
@@ -342,12 +348,14 @@ test("an answer that another tab follows is shown, and left to it", async () => 
   const stream = { conversation: "theirs", offset: 0, startedAt: 1 };
   await save({ content: "", state: "writing", stream });
   await until(() => runs.peek().size === 1);
+  const [question] = path();
   await save({ content: "from there", state: "writing", stream: { ...stream, offset: 9 } });
   await until(() => live(id)?.peek().content === "from there");
   assert.equal(fake.count("GET /v1/stream"), 0);
   await save({ content: "from there, all", state: "done" });
   await quiet();
   assert.deepEqual([last().content, last().state], ["from there, all", "done"]);
+  assert.equal(path()[0], question, "what has not changed is not drawn again");
   tab.close();
   endTabs();
 });
@@ -408,6 +416,21 @@ test("an answer that another tab stops ends here, as it was there", async () => 
   }
   await quiet();
   assert.deepEqual([last().content, last().state, last().error], ["ha", "stopped", undefined]);
+});
+
+test("an answer that another tab stops ends here even if the server goes on", async (t) => {
+  t.mock.timers.enable({ apis: ["Date"] });
+  fake.onSession = (session) => session.event(delta({ content: "half" }));
+  await send("x", []);
+  const { id } = last();
+  const [session] = [...fake.sessions.values()];
+  while (live(id)?.peek().content !== "half") await new Promise((resolve) => setTimeout(resolve, 5));
+  const { stream: _, ...stopped } = { ...last(), content: "half", state: "stopped" as const };
+  await writing((tx) => tx.putMessage(stopped));
+  t.mock.timers.tick(2_000);
+  (session ?? [...fake.sessions.values()][0]!).event(delta({ content: " more" }));
+  while (runs.peek().size > 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.deepEqual([last().content, last().state], ["half", "stopped"]);
 });
 
 test("a chat that another tab deletes stops being answered", async () => {
