@@ -52,11 +52,9 @@ export function App(): VNode {
 function Column({ covered }: { covered: boolean }): VNode {
   const isOpen = useComputed(() => openChat.value !== null);
   const isEmpty = useComputed(() => openChat.value?.path.length === 0);
-  const title = useComputed(() => openChat.value?.chat.title || "Untitled");
   return (
     <main class={isEmpty.value ? "column empty" : "column"} inert={covered}>
       <Header />
-      {!isEmpty.value && <h1 class="visually-hidden">{title.value}</h1>}
       {isOpen.value && (isEmpty.value ? <Welcome /> : <Conversation />)}
       <div class="dock">
         <Notices />

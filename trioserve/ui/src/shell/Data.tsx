@@ -27,7 +27,7 @@ export function Data(): VNode {
           Import…
         </button>
       </div>
-      <p class="hint">A file of chats is JSON. What is in it and here already stays as it is here.</p>
+      <p class="hint">Files of this page and of llama-server’s can be imported. Chats that are here already are left as they are.</p>
       {number > 0 && <DeleteAll known={known} />}
     </>
   );

@@ -25,6 +25,8 @@ test("the progress of the prompt is told, and what the cache had", () => {
 
 test("a long wait tells that time passes", () => {
   assert.equal(describeRun(run({}), 3900).text, "Waiting for the server…");
+  assert.equal(describeRun(run({}), 6_400).text, "Waiting for the server, 5 s");
+  assert.equal(describeRun(run({}), 121_400).text, "Waiting for the server, 2 min");
   assert.equal(describeRun(run({}), 13_400).text, "Waiting for the server, 12 s");
 });
 

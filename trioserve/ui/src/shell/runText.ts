@@ -49,8 +49,9 @@ function withSpeed(what: string, run: Run): string {
 
 /** After a while, people want to see that it is going on. */
 function waited(what: string, run: Run, now: number): string {
-  const passed = (now - run.startedAt) / 1000;
-  return passed < 3 ? `${what}…` : `${what}, ${seconds(Math.floor(passed))}`;
+  const passed = Math.floor((now - run.startedAt) / 1000);
+  if (passed < 3) return `${what}…`;
+  return `${what}, ${passed < 60 ? `${passed} s` : seconds(passed)}`;
 }
 
 /** The "40%" in a note, as a share. */
