@@ -6,9 +6,9 @@ import { count } from "../shell/format";
 import { settings } from "../state/settings";
 import { Fold } from "./Fold";
 import { Markdown } from "./Markdown";
+import { memo } from "./memo";
 
-/** The model's reasoning; `writing`: it still thinks. */
-export function Reasoning({ text, writing }: { text: string; writing: boolean }): VNode {
+function Thoughts({ text, writing }: { text: string; writing: boolean }): VNode {
   const title = writing ? (
     <span class="shimmer">Thinking</span>
   ) : (
@@ -22,6 +22,9 @@ export function Reasoning({ text, writing }: { text: string; writing: boolean })
     </Fold>
   );
 }
+
+/** The model's reasoning; `writing`: it still thinks. */
+export const Reasoning = memo(Thoughts);
 
 function words(text: string): string {
   const number = text.match(/\S+/g)?.length ?? 0;
