@@ -24,7 +24,7 @@ const { metafile } = await build({
   bundle: true,
   splitting: true,
   format: "esm",
-  target: ["chrome109", "firefox115", "safari16.4"],
+  target: ["chrome123", "firefox120", "safari17.5"],
   minify: true,
   legalComments: "none", // licenses.txt has them all
   loader: { ".woff2": "file", ".svg": "copy" },

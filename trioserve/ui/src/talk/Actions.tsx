@@ -1,6 +1,7 @@
 // What can be done with a message, and the way to its other versions.
 
 import type { VNode } from "preact";
+import { useRef } from "preact/hooks";
 
 import { Icon, type IconName } from "../icon";
 import { attempt, say } from "../shell/toasts";
@@ -60,16 +61,24 @@ function BranchSwitch({ ids, index }: { ids: string[]; index: number }): VNode {
   );
 }
 
-/** A button that stays where it is at the last version, so that the focus does, too. */
+/** A button that stays where it is, also at the last version, so that it can be pressed again. */
 function Turn({ icon, label, to }: { icon: IconName; label: string; to: string | undefined }): VNode {
+  const button = useRef<HTMLButtonElement>(null);
+  const turn = async (id: string) => {
+    const place = () => button.current?.getBoundingClientRect().top ?? 0;
+    const before = place();
+    await showBranch(id);
+    requestAnimationFrame(() => button.current?.closest(".talk-scroll")?.scrollBy(0, place() - before));
+  };
   return (
     <button
+      ref={button}
       type="button"
       class="icon-button"
       aria-label={label}
       title={label}
       aria-disabled={to === undefined}
-      onClick={() => to !== undefined && void attempt(() => showBranch(to))}
+      onClick={() => to !== undefined && void attempt(() => turn(to))}
     >
       <Icon name={icon} />
     </button>

@@ -1,12 +1,11 @@
 // The column of messages.
 
-import { useComputed, type ReadonlySignal } from "@preact/signals";
+import type { ReadonlySignal } from "@preact/signals";
 import type { RefObject, VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { openChat, type OpenChat } from "../state/chats";
-import { runs } from "../state/runs";
 import { settings } from "../state/settings";
 import { MessageView } from "./MessageView";
 import { useFollower } from "./scroll";
@@ -21,9 +20,13 @@ export function Conversation(): VNode {
   const follower = useFollower(column, content);
   const open = openChat.value;
   const id = open?.chat.id;
-  const asked = open?.path.findLast((message) => message.role === "user")?.id;
+  const leaf = open?.path.at(-1);
+  const written = leaf?.state === "writing" ? leaf.id : null;
 
-  useLayoutEffect(() => follower.toEnd(), [follower, id, asked]);
+  useLayoutEffect(() => follower.toEnd(), [follower, id]);
+  useLayoutEffect(() => {
+    if (written) follower.toEnd();
+  }, [follower, written]);
 
   return (
     <div class="talk">
@@ -50,7 +53,6 @@ function ToEnd({ atEnd, go }: { atEnd: ReadonlySignal<boolean>; go: () => void }
 function Messages({ open, column }: { open: OpenChat; column: RefObject<HTMLElement | null> }): VNode {
   const { chat, path, branches } = open;
   const [first, setFirst] = useState(() => beginning(path, path.length));
-  const running = useComputed(() => runs.value.get(chat.id)?.message);
   const from = Math.min(first, Math.max(0, path.length - 1));
   const names = toolNames(path);
   const system = chat.system || settings.value.system;
@@ -68,7 +70,6 @@ function Messages({ open, column }: { open: OpenChat; column: RefObject<HTMLElem
           index={branches.get(message.id)?.index}
           branches={branches.get(message.id)?.ids}
           last={from + index === path.length - 1}
-          running={running.value === message.id}
           tool={names.get(message.id)}
         />
       ))}

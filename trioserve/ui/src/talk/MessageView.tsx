@@ -24,8 +24,6 @@ export interface MessageProps {
   branches: string[] | undefined;
   /** It is the last one of the conversation. */
   last: boolean;
-  /** It is being written. */
-  running: boolean;
   /** Of a tool's result: the tool. */
   tool: string | undefined;
 }
@@ -122,7 +120,7 @@ function beginning(text: string): string {
 }
 
 function Answer(properties: MessageProps): VNode {
-  const { message, running } = properties;
+  const { message } = properties;
   const { place, editing, edit, close } = useEditing();
   const writing = message.state === "writing";
   // One that does nothing but call tools goes on after their results.
@@ -137,7 +135,7 @@ function Answer(properties: MessageProps): VNode {
         message.content && <Markdown text={message.content} writing={writing} />
       )}
       {message.toolCalls.length > 0 && <ToolCalls calls={message.toolCalls} writing={writing} />}
-      {running && !speaking && !message.reasoning && <Waiting />}
+      {writing && !speaking && !message.reasoning && <Waiting />}
       {!writing && <Problem message={message} last={properties.last} />}
       {!writing && !editing && !passing && (
         <footer>
