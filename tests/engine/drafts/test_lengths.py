@@ -33,9 +33,15 @@ def test_two_rows_may_cost_twice_as_much_as_one_and_thirty_not_much_more() -> No
 
 
 def test_more_rows_never_cost_less() -> None:
-    costs = learned({1: 2.0, 4: 1.0, 8: 3.0})
+    costs = learned({1: 2.0, 4: 1.0, 8: 2.0})
     assert costs.seconds(2) == 2.0
-    assert costs.seconds(16) >= 3.0
+    assert costs.seconds(16) >= 2.0
+
+
+def test_the_first_measurement_of_a_size_counts_no_more_than_twice_what_was_expected() -> None:
+    costs = learned({1: 1.0, 4: 2.0})
+    costs.observe(8, 1000.0)
+    assert costs.seconds(8) <= 2 * TickCosts.MOST * 2.0
 
 
 def test_a_slow_tick_counts_as_at_most_twice_the_average() -> None:

@@ -25,7 +25,8 @@ class TickCosts:
 
     #: Share of a new measurement in the average.
     WEIGHT = 0.25
-    #: A measurement counts as at most so many times the average: others may have had the core.
+    #: A measurement counts as at most so many times the average, and the first one as so many times
+    #: what was expected: others may have had the core.
     MOST = 2.0
     #: Ticks after which a cost is not known any more, and after which it is to be measured again.
     TICKS, FRESH = 2048, 128
@@ -50,7 +51,9 @@ class TickCosts:
         self._tick += 1
         cost = self._costs.get(n_rows)
         if cost is None or self._tick - cost.tick > self.TICKS:
-            self._costs[n_rows] = _Cost(seconds, self._tick)
+            expected = self.seconds(n_rows)
+            most = self.MOST * expected if expected else seconds
+            self._costs[n_rows] = _Cost(min(seconds, most), self._tick)
             self._known = sorted(self._costs)
         else:
             old, seconds = cost.seconds, min(seconds, cost.seconds * self.MOST)
