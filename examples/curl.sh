@@ -44,10 +44,19 @@ post /tokenize '{"content": "Hello, world", "with_pieces": true}'
 post /detokenize '{"tokens": [300, 301]}'
 post /apply-template '{"messages": [{"role": "user", "content": "Hi"}]}'
 
-# What a browser's EventSource does: the chat is pending until its Location is read.
+# What a browser's EventSource does: the stream is read from its Location, now or later.
 printf '\n\n== POST /v1/chat/completions with Prefer: respond-async\n'
 location=$(curl --silent --show-error --fail-with-body -H "$json" -H 'Prefer: respond-async' \
     "$base/v1/chat/completions" -d '{"messages": [{"role": "user", "content": "Say hello"}]}' |
     sed 's/.*"location":"\([^"]*\)".*/\1/')
 get "$location"
+
+# A stream with a name: read on from an offset, found again, stopped.
+printf '\n\n== POST /v1/chat/completions with X-Conversation-Id\n'
+curl --silent --show-error --fail-with-body -H "$json" -H 'X-Conversation-Id: one' \
+    "$base/v1/chat/completions" \
+    -d '{"messages": [{"role": "user", "content": "Say hello"}], "stream": true, "max_tokens": 4}'
+get '/v1/stream?conv_id=one&from=0'
+post /v1/streams/lookup '{"conversation_ids": ["one", "two"]}'
+curl --silent --show-error --fail-with-body --request DELETE "$base/v1/stream?conv_id=one"
 echo

@@ -55,6 +55,7 @@ from .errors import (
     ServerClosingError as ServerClosingError,
     ServerSleepingError as ServerSleepingError,
     StalledReaderError as StalledReaderError,
+    StreamStoppedError as StreamStoppedError,
     TemplateError as TemplateError,
     TooManyRequestsError as TooManyRequestsError,
     TrioServeError as TrioServeError,

@@ -310,6 +310,14 @@ class StalledReaderError(RequestEndedError):
     code = "stalled_reader"
 
 
+class StreamStoppedError(RequestEndedError):
+    """A DELETE has stopped the stream, or a newer one has the id of its conversation."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "stream_stopped"
+
+
 class AbandonedError(RequestEndedError):
     """Work was given up because nobody waits for it any longer."""
 

@@ -47,6 +47,15 @@ HOSTILE = (
     {"a": [{"b": [[[[{}]]]]}]},
 )
 
+#: Headers that make a stream outlive its connection, and others that are hostile.
+HEADERS = (
+    *({},) * 6,
+    {"X-Conversation-Id": "one"},
+    {"X-Conversation-Id": "::\t::"},
+    {"Prefer": "respond-async, wait=1"},
+    {"Prefer": "respond-async;,=,wait=99999999999999", "X-Conversation-Id": "two"},
+)
+
 N_REQUESTS = 800
 
 #: Not errors of ours: what is not there, or is switched off.
@@ -83,7 +92,8 @@ async def test_hostile_requests_get_an_answer() -> None:
         described = (await client.get("/openapi.json")).json()
         for _ in range(N_REQUESTS):
             path, body = draw(described, chance)
-            answer = await client.post(path, json=body)
+            headers = chance.choice(HEADERS)
+            answer = await client.post(path, json=body, headers=headers)
             if NO_MODEL in answer.text:
                 continue
             assert answer.status_code < 500 or answer.status_code in FINE, (path, body, answer.text)

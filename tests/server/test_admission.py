@@ -108,7 +108,7 @@ async def test_without_keys_everybody_has_it() -> None:
         ("/v1/responses", {"input": "a"}),
     ],
 )
-@pytest.mark.parametrize("headers", [{}, {"Prefer": "respond-async"}])
+@pytest.mark.parametrize("headers", [{}, {"Prefer": "respond-async, wait=1"}])
 async def test_too_high_a_priority_is_a_400(
     path: str, body: dict[str, object], headers: dict[str, str]
 ) -> None:

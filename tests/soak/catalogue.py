@@ -247,6 +247,39 @@ def long_stream(source: random.Random, n_predict: int = 64, n_probs: int = 20) -
     return Ask(name="a slow reader", data=data, head=head, allowed=allowed, end=b'"stop":true')
 
 
+def named_stream(source: random.Random, name: str) -> Ask:
+    """A stream that can be resumed."""
+    body = {"prompt": text(source), "n_predict": 128, "stream": True, "ignore_eos": True}
+    data, head = request("POST", "/completion", body, f"X-Conversation-Id: {name}")
+    allowed = frozenset({200, 409, 429})
+    return Ask(name="a stream that is resumed, POST", data=data, head=head, allowed=allowed)
+
+
+def rest_of_stream(name: str, offset: int) -> Ask:
+    """The rest of one. It may be gone: others may have needed its place, or have taken it."""
+    data, head = request("GET", f"/v1/stream?conv_id={name}&from={offset}")
+    allowed = frozenset({200, 400, 404})
+    return Ask(name="a stream that is resumed, GET", data=data, head=head, allowed=allowed)
+
+
+def stop_of_stream(name: str) -> Ask:
+    """The end of one."""
+    data, head = request("DELETE", f"/v1/stream?conv_id={name}")
+    allowed = frozenset({204})
+    return Ask(name="a stream that is resumed, DELETE", data=data, head=head, allowed=allowed)
+
+
+def is_whole(body: bytes) -> bool:
+    """Whether a stream has come to its end without a gap: each id is where its event ends."""
+    offset = 0
+    *events, rest = body.split(b"\n\n")
+    for event in events:
+        offset += len(event) + 2
+        if event.startswith(b"id: ") and int(event[4:].split(b"\n")[0]) != offset:
+            return False
+    return rest == b"" and b'"stop":true' in events[-1]
+
+
 def _bad_requests(source: random.Random) -> tuple[tuple[int, bytes, int], ...]:
     """Wrong requests: the status that each has to get, its bytes, and how many are its head."""
     chat = "/v1/chat/completions"
@@ -278,6 +311,9 @@ def _bad_requests(source: random.Random) -> tuple[tuple[int, bytes, int], ...]:
         (401, *request("GET", "/slots", key="wrong")),
         (403, *request("POST", chat, body, "Origin: http://elsewhere.example")),
         (404, *request("GET", "/" + "a" * source.randrange(1, 500))),
+        (400, *request("POST", "/completion", {"stream": True}, "X-Conversation-Id: " + "x" * 300)),
+        (400, *request("GET", "/v1/stream?conv_id=")),
+        (404, *request("GET", "/v1/stream?conv_id=nothing&from=1")),
         (404, *request("GET", "/v1/stream/nothing")),
         (405, *request("GET", chat)),
         (413, huge, n_head),

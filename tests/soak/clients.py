@@ -80,7 +80,7 @@ class Client:
             )
             return
         data, head = catalogue.request("GET", path, None, "Accept: text/event-stream", key="")
-        allowed = frozenset({200, 429})
+        allowed = frozenset({200, 404})  # others may have needed its place
         getting = Ask(
             name=f"{name}, GET", data=data, head=head, allowed=allowed, end=b"event: done"
         )
@@ -88,6 +88,39 @@ class Client:
             await self._drop(getting)
         else:
             await self._ask_alone(getting)
+
+    async def resume(self) -> None:
+        """Begin a stream with a name, lose its connection several times, and read on; or stop it.
+
+        Some names are shared, so that a newer stream takes the place of one that is being read.
+        """
+        is_shared = self.source.random() < 0.2
+        name = f"shared-{self.source.randrange(3)}" if is_shared else f"{self.source.random()}"
+        ask = catalogue.named_stream(self.source, name)
+        body = b""
+        for _ in range(20):
+            answer = await self._read_some(ask)
+            self.tally.note(ask.name, answer.status or "no answer yet")
+            self._check_status(ask, answer)
+            if answer.status not in (0, 200):
+                return
+            body += answer.body if answer.status else b""
+            if answer.done:
+                break
+            ask = catalogue.rest_of_stream(name, len(body))
+        else:
+            await self._ask_alone(catalogue.stop_of_stream(name))
+            return
+        if not is_shared and not catalogue.is_whole(body):
+            self.tally.fault(f"{ask.name}: it came as {body[:300]!r} ... {body[-300:]!r}")
+
+    async def _read_some(self, ask: Ask) -> ResponseReader:
+        answer, n_parts = ResponseReader(), self.source.randint(0, 12)
+        async with self._connected() as stream:
+            await self._send(stream, ask.data)
+            while n_parts and not answer.done and await self._receive(stream, answer, 2000):
+                n_parts -= 1
+        return answer
 
     async def control(self) -> None:
         """Cancel a streamed chat, or end its reasoning, over another connection."""
@@ -272,6 +305,7 @@ ACTS: tuple[tuple[Callable[[Client], Awaitable[None]], int], ...] = (
     (Client.leave, 40),
     (Client.send_bad_request, 8),
     (Client.read_event_source, 8),
+    (Client.resume, 8),
     (Client.control, 4),
     (Client.stop_uploading, 4),
     (Client.send_mutated, 10),

@@ -27,6 +27,7 @@ FLAGS = (
     *("--host", "127.0.0.1", "--port", "0", "--log-format", "json"),
     *("-t", "1", "-np", "4", "-c", "2048", "-n", "128", "-cram", "4", "--max-queue", "10"),
     *("--api-key", ",".join(KEYS), "--metrics", "--props"),
+    *("--stream-sessions", "100", "--stream-bytes", "40000", "--stream-keep-seconds", "10"),
     *("--timeout", "2", "--stall-timeout", "2", "--unread-tokens", "32"),
     *("--keep-alive-timeout", "2", "--drain-timeout", "30", "--max-body-size", str(MAX_BODY)),
 )

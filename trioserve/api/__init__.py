@@ -56,7 +56,7 @@ from trioserve.api.openai import chat as openai, embeddings
 from trioserve.api.openai.responses import errors as responses_errors, routes as responses
 from trioserve.api.router import ollama as router_ollama, routes as router_routes
 from trioserve.api.router.service import RouterService
-from trioserve.api.streams import routes as streams
+from trioserve.api.streams import posts as streamed_posts, routes as streams
 from trioserve.config import Config
 
 __all__ = ["RouterService", "Service", "configure", "install", "install_router"]
@@ -112,6 +112,7 @@ def _install_base(app: QuartTrio, served: intake.Intake) -> None:
     rate_limits.install(app)
     auth.install(app)
     errors.install(app, [anthropic_errors.SHAPE, responses_errors.SHAPE, ollama_errors.SHAPE])
+    streamed_posts.install(app)  # after the checks: an answer that is posted for is read later
     pages.install(app)
     for blueprint in (openapi.blueprint, pages.blueprint):
         app.register_blueprint(blueprint)

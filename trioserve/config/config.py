@@ -205,7 +205,8 @@ class Config(ModelConfig):
         help="methods that pages of other origins may use")
     cors_headers: str = _network(
         # The star is for those that SDKs add by themselves. It does not stand for the first.
-        "Authorization, Content-Type, Prefer, X-Api-Key, X-Request-Id, X-Request-Timeout, *",
+        "Authorization, Content-Type, Last-Event-ID, Prefer, X-Api-Key, X-Conversation-Id, "
+        "X-Request-Id, X-Request-Timeout, *",
         "--cors-headers LLAMA_ARG_CORS_HEADERS",
         help="headers that pages of other origins may send; * = any")
     cors_credentials: bool = _network(False,
@@ -264,6 +265,19 @@ class Config(ModelConfig):
         "--max-request-memory TRIOSERVE_MAX_REQUEST_MEMORY", min=2**20,
         help="bytes that all requests together may hold, by estimate: bodies, what is made of "
         "them, and prompts; more are refused with status 503")
+
+    stream_sessions: int = _limit(512, "--stream-sessions TRIOSERVE_STREAM_SESSIONS", min=1,
+        help="streams that may be resumed, running or finished; beyond that the one that finished "
+        "first is forgotten, or if none has, a new one is refused with status 429. Of several API "
+        "keys, one has half of them at most")
+    stream_bytes: int = _limit(4 * 2**20, "--stream-bytes TRIOSERVE_STREAM_BYTES", min=2**12,
+        help="bytes that are kept of each such stream: its newest events")
+    stream_total_bytes: int = _limit(256 * 2**20,
+        "--stream-total-bytes TRIOSERVE_STREAM_TOTAL_BYTES", min=2**12,
+        help="bytes that are kept of all such streams together")
+    stream_keep_seconds: float = _limit(300.0,
+        "--stream-keep-seconds TRIOSERVE_STREAM_KEEP_SECONDS", min=1,
+        help="seconds after its end in which such a stream can still be read")
 
     # -- Logs
     log_format: str = _log("auto", "--log-format TRIOSERVE_LOG_FORMAT",

@@ -120,13 +120,3 @@ class Health:
             raise UnavailableError(self._loop.failure.message)
         if self._stuck:
             raise UnavailableError(f"A tick takes longer than {self._timeout:g} seconds.")
-
-    def check_queue(self, client: str) -> None:
-        """Look whether there is room for one more request of a client, without holding it.
-
-        Raises:
-            QueueFullError: too many requests wait already.
-            ServerClosingError: the server drains, or is closed.
-        """
-        self._admission.check_open()
-        self._admission.check(0, client)

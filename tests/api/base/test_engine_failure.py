@@ -80,10 +80,10 @@ async def test_a_stream_ends_with_one_error(path: str, body: dict[str, Any]) -> 
 
 async def test_a_stream_for_an_event_source_ends_with_one_error() -> None:
     async with client_of(backend(), **BROKEN) as client:
-        headers = {"Prefer": "respond-async"}
+        headers = {**ID, "Prefer": "respond-async"}
         body = {"messages": HI, "stream": True}
         put = await client.post("/v1/chat/completions", json=body, headers=headers)
-        answer = await client.get(put.headers["Location"], headers=ID)
+        answer = await client.get(put.headers["Location"])
     *_, (name, error), last = blocks_of(answer)
     assert (name, error["error"]["message"]) == ("", FAILED)
     assert last == ("done", {})

@@ -16,8 +16,8 @@ from tests.support.http_server import connected, post, read_response, serving, s
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import CHAT
 from trioserve.api.base.errors import InternalError
-from trioserve.api.base.registry import ConflictError
 from trioserve.api.llama import admin
+from trioserve.api.sessions.ring import OffsetError
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import (
@@ -59,6 +59,7 @@ from trioserve.errors import (
     ServerClosingError,
     ServerSleepingError,
     StalledReaderError,
+    StreamStoppedError,
     TemplateError,
     TooManyRequestsError,
     TrioServeError,
@@ -334,21 +335,38 @@ async def another_method() -> httpx.Response:
 
 
 @answers(
-    ConflictError,
-    409,
-    message="This stream is being read on another connection.",
+    OffsetError,
+    400,
+    message="No event of the stream has the id 1.",
+    param="Last-Event-ID",
     type="invalid_request_error",
 )
-async def a_stream_that_somebody_reads() -> httpx.Response:
-    backend = ScriptedBackend(lambda prompt: "x" * 100_000, n_slots=1, n_ctx=200_000)
-    async with serving_script(backend) as (url, _), httpx.AsyncClient(base_url=url) as client:
-        headers = {"Prefer": "respond-async"}
-        parked = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-        where = parked.headers["Location"]
-        async with connected(url) as reader:
-            await reader.send_all(f"GET {where} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            await reader.receive_some()
-            return await client.get(where)
+async def an_offset_that_a_stream_does_not_have() -> httpx.Response:
+    async with client_of() as client:
+        body = {"prompt": "a", "stream": True}
+        await client.post("/completion", json=body, headers={"X-Conversation-Id": "a"})
+        return await client.get("/v1/stream?conv_id=a", headers={"Last-Event-ID": "1"})
+
+
+@answers(
+    StreamStoppedError,
+    409,
+    code="stream_stopped",
+    message="The stream was stopped.",
+    type="invalid_request_error",
+)
+async def a_stream_that_is_stopped_before_it_begins() -> httpx.Response:
+    async with busy() as where, trio.open_nursery() as nursery:
+
+        async def stop() -> None:
+            while where.service.streams.find("", "a") is None:
+                await trio.sleep(0.001)
+            await where.client.delete("/v1/stream?conv_id=a")
+
+        nursery.start_soon(stop)
+        headers = {"X-Conversation-Id": "a"}
+        body = {**CHAT, "stream": True}
+        return await where.client.post("/v1/chat/completions", json=body, headers=headers)
 
 
 @answers(

@@ -7,16 +7,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
-import pytest
 import trio
 
 from tests.support.clients import client_and_service
 from tests.support.http_server import connected, serving_script
-from tests.support.scripts import CHAT
-from trioserve.api.base import registry
+from tests.support.scripts import CHAT, endless
 from trioserve.api.base.service import Service
 
-PREFER = {"Prefer": "respond-async"}
+PREFER = {"Prefer": "respond-async, wait=1"}
 MB = 2**20
 
 
@@ -27,7 +25,8 @@ async def until_held(service: Service, at_least: int, at_most: int) -> None:
 
 
 def chat_of(n_bytes: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "x" * n_bytes}]}
+    """A chat whose body is long, and its prompt is not."""
+    return {**CHAT, "ignored": "x" * n_bytes}
 
 
 async def test_bodies_that_arrive_are_bounded_in_all() -> None:
@@ -68,36 +67,27 @@ async def test_a_body_that_nobody_reads_is_not_kept() -> None:
         assert service.memory.n_held == 0
 
 
-async def test_pending_chats_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "PENDING_SECONDS", 1.0)
-    async with client_and_service(max_request_memory=4 * MB) as (client, service):
-        statuses = []
+async def test_chats_that_wait_for_nobody_are_bounded() -> None:
+    async with client_and_service(endless(), max_request_memory=4 * MB) as (client, service):
+        statuses, locations = [], []
         for _ in range(6):
             answer = await client.post(
                 "/v1/chat/completions", json=chat_of(MB // 2), headers=PREFER
             )
             statuses.append(answer.status_code)
+            locations.append(answer.headers.get("Location"))
         assert statuses == [202, 202, 202, 503, 503, 503]
         assert answer.json()["error"]["code"] == "memory_full"
         assert answer.headers["Retry-After"] == "1"
         await until_held(service, 3 * MB, 4 * MB)
+        for location in filter(None, locations):
+            assert (await client.delete(location)).status_code == 204
         await until_held(service, 0, 0)
 
 
-async def test_a_pending_chat_is_held_until_it_was_sent() -> None:
-    async with client_and_service() as (client, service):
-        for method in ("GET", "DELETE"):
-            posted = await client.post("/v1/chat/completions", json=CHAT, headers=PREFER)
-            await until_held(service, 1, 5000)
-            assert (await client.request(method, posted.headers["Location"])).status_code < 300
-            await until_held(service, 0, 0)
-
-
 async def test_one_key_leaves_room_for_another() -> None:
-    async with client_and_service(api_keys=("one", "two"), max_request_memory=6 * MB) as (
-        client,
-        _,
-    ):
+    settings = {"api_keys": ("one", "two"), "max_request_memory": 6 * MB}
+    async with client_and_service(endless(), **settings) as (client, service):
 
         async def post(key: str) -> int:
             headers = {**PREFER, "Authorization": f"Bearer {key}"}
@@ -108,3 +98,5 @@ async def test_one_key_leaves_room_for_another() -> None:
 
         assert [await post("one") for _ in range(4)] == [202, 202, 503, 503]
         assert await post("two") == 202
+        for session in list(service.streams):
+            service.streams.stop(session, "The test is over.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -26,7 +25,8 @@ from trioserve.server.queue import Queue
 from trioserve.testing import ScriptedBackend
 from trioserve.types import EngineStatus, Task, WaitingStatus
 
-PREFER = {"Prefer": "respond-async"}
+PREFER = {"Prefer": "respond-async, wait=1"}
+NAMED = {"X-Conversation-Id": "one"}
 
 #: A route that generates, and a body for it.
 ROUTES = [
@@ -241,27 +241,14 @@ async def test_one_prompt_too_many_refuses_all_of_them() -> None:
             await until_queued(service.server, 0)
 
 
-async def test_nothing_is_parked_for_a_full_queue() -> None:
-    async with busy(max_queue=0) as (client, _):
-        answer = await client.post("/v1/chat/completions", json=CHAT, headers=PREFER)
-        assert answer.status_code == 429
-        assert int(answer.headers["Retry-After"]) >= 1
-
-
-async def test_a_parked_request_can_be_tried_again() -> None:
-    async with busy(max_queue=1) as where, AsyncExitStack() as stack:
-        client, server = where.client, where.service.server
-        parked = await client.post("/v1/chat/completions", json=CHAT, headers=PREFER)
-        location = parked.headers["Location"]
-        await stack.enter_async_context(server.stream("it waits"))
-        for _ in range(2):
-            answer = await client.get(location)
+async def test_no_stream_begins_in_a_full_queue() -> None:
+    async with busy(max_queue=0) as (client, service):
+        for headers in (PREFER, NAMED):
+            body = {**CHAT, "stream": True}
+            answer = await client.post("/v1/chat/completions", json=body, headers=headers)
             assert answer.status_code == 429
             assert int(answer.headers["Retry-After"]) >= 1
-        await stack.aclose()
-        await where.free()
-        assert "[DONE]" in (await client.get(location)).text
-        assert (await client.get(location)).status_code == 204
+        assert list(service.streams) == []
 
 
 # -- priorities
@@ -365,13 +352,13 @@ async def test_the_time_at_a_proxy_counts(waited: str, status: int) -> None:
         assert answer.status_code == status
 
 
-async def test_the_time_of_a_parked_request_begins_when_it_is_posted() -> None:
+async def test_the_time_of_a_stream_begins_when_it_is_posted() -> None:
     async with client_of() as client:
-        body = {**CHAT, "timeout": 0.05}
-        parked = await client.post("/v1/chat/completions", json=body, headers=PREFER)
-        assert parked.status_code == 202
-        await trio.sleep(0.1)
-        assert (await client.get(parked.headers["Location"])).status_code == 504
+        body = {**CHAT, "timeout": 50, "stream": True}
+        for waited, status in (("10", 200), ("100", 504)):
+            headers = {**NAMED, "X-Request-Waited": waited}
+            answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+            assert answer.status_code == status
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "1", True, 1e9, 10**400])
@@ -416,7 +403,7 @@ async def test_keys_take_turns_and_are_not_shown() -> None:
         assert "bert" not in shown + repr(logs)
 
 
-async def test_a_parked_request_keeps_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_keeps_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     async with (
@@ -431,8 +418,8 @@ async def test_a_parked_request_keeps_its_client(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(requests, "open", opened)
         headers = {**PREFER, "Authorization": "Bearer anna"}
-        parked = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-        assert (await client.get(parked.headers["Location"])).status_code == 200
+        accepted = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        assert (await client.get(accepted.headers["Location"])).status_code == 200
     assert seen == ["anna"]
 
 

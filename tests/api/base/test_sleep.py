@@ -183,17 +183,17 @@ async def test_a_model_that_cannot_be_loaded_again() -> None:
     assert loader.n_begun == 4
 
 
-async def test_a_chat_that_waits_for_its_reader_does_not_keep_it_awake() -> None:
+async def test_a_stream_that_has_ended_does_not_keep_it_awake() -> None:
     loader = ScriptedLoader()
     async with sleeper(loader) as (client, server):
         headers = {"Prefer": "respond-async"}
         answer = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
         assert answer.status_code == 202
-        await server.sleep()
+        await server.sleep()  # once it has ended
         stream = await client.get(answer.headers["Location"])
         assert "data: [DONE]" in stream.text
         assert "error" not in stream.text
-    assert len(loader.backends) == 3
+    assert len(loader.backends) == 2
 
 
 async def test_it_falls_asleep_by_itself() -> None:

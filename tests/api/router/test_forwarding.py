@@ -190,12 +190,12 @@ async def test_a_prefix_ends_at_the_router() -> None:
     async with routed(api_prefix="/llm") as router:
         assert (await router.client.get("/llm/slots")).status_code == 200
         assert (await router.client.get("/slots")).status_code == 404
-        pending = await router.client.post(
+        accepted = await router.client.post(
             "/llm/v1/chat/completions", json=CHAT, headers={"Prefer": "respond-async"}
         )
-        location = pending.headers["location"]
+        location = accepted.headers["location"]
         assert location.startswith("/llm/v1/stream/")
-        assert pending.json() == {"location": location}
+        assert accepted.json() == {"location": location}
         assert (await router.client.get(location)).status_code == 200
 
 
@@ -213,30 +213,6 @@ async def test_requests_of_vertex_name_their_models() -> None:
 # -- answers that another request began
 
 
-async def test_a_pending_chat_is_found_at_its_child() -> None:
-    async with routed(two()) as router:
-        pending = await router.client.post(
-            "/v1/chat/completions",
-            json={**CHAT, "model": "two"},
-            headers={"Prefer": "respond-async"},
-        )
-        assert pending.status_code == 202
-        stream = await router.client.get(pending.headers["location"])
-        assert stream.headers["content-type"] == "text/event-stream"
-        assert "second" in "".join(
-            event["choices"][0]["delta"].get("content") or ""
-            for event in map(json.loads, _data(stream.text))
-            if event.get("choices")
-        )
-        assert (await router.client.get("/v1/stream/other")).status_code == 404
-        assert router.fleet.users == []
-
-
-def _data(text: str) -> list[str]:
-    lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: {")]
-    return lines[:-1]  # without the farewell
-
-
 async def test_control_is_for_the_child_that_knows_the_id() -> None:
     async with routed(two()) as router:
         answer = await router.client.post(
@@ -250,7 +226,10 @@ async def test_control_is_for_the_child_that_knows_the_id() -> None:
 
 async def test_no_model_is_loaded_for_an_id() -> None:
     async with routed({"one": None}) as router:
-        assert (await router.client.get("/v1/stream/other")).status_code == 404
+        answer = await router.client.post(
+            "/v1/chat/completions/control", json={"id": "none", "action": "cancel"}
+        )
+        assert answer.status_code == 404
 
 
 # -- children that end

@@ -15,7 +15,7 @@ from trioserve.errors import AuthenticationError
 #: Routes that need no key, as in llama-server; and the page, which holds no secrets.
 PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready"})
 
-#: Rules that begin so have an id that is the key: an `EventSource` sends no headers.
+#: Rules that begin so have an id that stands in for a key: an `EventSource` sends no headers.
 PUBLIC_RULES = "/v1/stream/"
 
 #: Rules of the page's own files. Those of ``--path`` in their place need the key.

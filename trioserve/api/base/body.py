@@ -66,18 +66,31 @@ async def read_whole(look: Callable[[bytes], _T]) -> tuple[bytes, _T]:
     return found
 
 
-async def _read(parse: Callable[[bytes], _T]) -> _T:
+async def look_into(look: Callable[[bytes], _T]) -> _T:
+    """Look into the body of the current request, which its handler will read after that.
+
+    Raises:
+        TrioServeError: from `look`, which may run in a thread; or as `read_json`.
+    """
+    return await _read(look, keep=True)
+
+
+async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
     current = cast(Request, request._get_current_object())  # type: ignore[attr-defined]
-    data = await current.get_data(cache=False)
+    data = await current.get_data(cache=keep)
     assert isinstance(data, bytes)
     if current.overload is not None:
         raise current.overload
-    if len(data) <= _SHORT_BODY:
-        current.held.grow(weight_of(data) - len(data))
-        return parse(data)
-    weight = await trio.to_thread.run_sync(weight_of, data)
-    current.held.grow(weight - len(data))
-    return await trio.to_thread.run_sync(parse, data)
+    try:
+        if len(data) <= _SHORT_BODY:
+            current.held.grow(weight_of(data) - len(data))
+            return parse(data)
+        weight = await trio.to_thread.run_sync(weight_of, data)
+        current.held.grow(weight - len(data))
+        return await trio.to_thread.run_sync(parse, data)
+    finally:
+        if keep:  # what was made of it is gone
+            current.held.shrink_to(len(data))
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

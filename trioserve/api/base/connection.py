@@ -32,7 +32,8 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from trio_util import AsyncValue
 
-from trioserve.errors import TrioServeError
+from trioserve.api.sessions.session import Session
+from trioserve.errors import RequestEndedError, TrioServeError
 from trioserve.types import CancelReason
 
 if TYPE_CHECKING:
@@ -115,8 +116,12 @@ def abort(send: Callable[..., Awaitable[None]]) -> bool:
 
     ASGI has no message for this. Hypercorn's callables are bound methods, and lead from the
     HTTP stream over the protocol to the server of the connection, which holds the transport.
-    Returns False, and warns, where they do not: then the client's socket stays as it is.
+    Returns False, and warns, where they do not: then the client's socket stays as it is. Where a
+    session takes the answer, there is no socket, and the session ends.
     """
+    if isinstance(session := getattr(send, "__self__", None), Session):
+        session.stop(RequestEndedError("The answer was cut off."))
+        return True
     try:
         http_stream = send.__self__  # type: ignore[attr-defined]
         protocol = http_stream.send.__self__

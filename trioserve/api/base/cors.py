@@ -21,7 +21,14 @@ from trioserve.config import Config
 _MAX_AGE = "600"
 
 _EXPOSED = ", ".join(
-    ("Location", "Request-Id", "Retry-After", "X-Request-Id", *rate_limits.HEADERS)
+    (
+        "Location",
+        "Preference-Applied",
+        "Request-Id",
+        "Retry-After",
+        "X-Request-Id",
+        *rate_limits.HEADERS,
+    )
 )
 
 

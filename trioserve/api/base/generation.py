@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-import quart
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
@@ -15,11 +14,9 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.keepalive import Waiting
-from trioserve.api.base.registry import Start
 from trioserve.api.base.request import current_context, current_request, json_response
 from trioserve.api.base.service import (
     awake_server,
-    current_responses,
     current_server,
     current_service,
     keep_awake,
@@ -151,19 +148,3 @@ async def counted_tokens(request: ChatRequest) -> Response:
     server = await awake_server(request.model)
     n_tokens = await server.count_tokens(request.messages, request.chat_params)
     return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
-
-
-def is_to_be_pending() -> bool:
-    """Whether the current request asks for its answer on a route of its own."""
-    preferences = quart.request.headers.get("Prefer", "").lower().split(",")
-    return "respond-async" in (each.strip() for each in preferences)
-
-
-def respond_pending(start: Start) -> Response:
-    """Keep a response for whoever comes to read it, and say where."""
-    id_ = current_responses().add(start, current_request().held)
-    location = f"{quart.request.root_path}/v1/stream/{id_}"
-    response = json_response({"location": location}, status=202)
-    response.headers["Location"] = location
-    response.headers["Preference-Applied"] = "respond-async"
-    return response

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quart import Quart, current_app
 from trio_util import AsyncValue
 
+from trioserve.api.sessions.sessions import Sessions
 from trioserve.config import Config
 from trioserve.server.memory import MemoryBudget
 
@@ -24,6 +25,7 @@ class Intake:
         self.n_connections = 0  # that are served
         self.n_refused = 0  # connections that are being told that there are too many
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
+        self.streams = Sessions()  # that outlive the connections of their readers
         self._own_memory = MemoryBudget.of(config)
 
     @property

@@ -36,6 +36,9 @@ MAX_RESPONSE_FIELDS = 256
 MAX_PROMPTS = 256
 MAX_INPUTS = 2048
 
+#: Conversations that are looked up at once.
+MAX_LOOKUPS = 16384
+
 #: Files beside the one with the gap.
 MAX_EXTRA_FILES = 1024
 

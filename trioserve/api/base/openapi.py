@@ -53,6 +53,18 @@ _KEYS = {
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 
+#: Headers of requests whose answer may be a stream. See `trioserve.api.streams.posts`.
+_OF_STREAMS = {
+    "X-Conversation-Id": {
+        "description": "A name for the stream, which then can be resumed.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 256},
+    },
+    "Prefer": {
+        "description": "With respond-async, the answer is 202 and a location to read from.",
+        "schema": {"type": "string", "examples": ["respond-async"]},
+    },
+}
+
 _ANYTHING: Mapping[str, Any] = {"schema": {}}
 
 
@@ -134,14 +146,18 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     }
     if rest:
         operation["description"] = rest
-    if parameters := _parameters(path, getattr(handler, "query", {})):
-        operation["parameters"] = parameters
+    parameters = _parameters(path, getattr(handler, "query", {}))
     kinds: dict[str, Any] = {"application/json": _ANYTHING}
     if request_class is not None:
         body = {"schema": {"$ref": json_schema.COMPONENTS + request_class.__name__}}
         operation["requestBody"] = {"required": True, "content": {"application/json": body}}
         if "stream" in json_schema.of_fields(request_class):
             kinds[handler.streams] = _ANYTHING  # type: ignore[attr-defined]
+            parameters += [
+                {"name": name, "in": "header", **about} for name, about in _OF_STREAMS.items()
+            ]
+    if parameters:
+        operation["parameters"] = parameters
     operation["responses"] = {
         "2XX": {"description": "What was asked for.", "content": kinds},
         **{status: {"$ref": f"#/components/responses/{status}"} for status in _errors()},

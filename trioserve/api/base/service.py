@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -113,7 +114,7 @@ class Service(Intake):
         try:
             with self._scope:
                 server = self._make_server(await self.fetch(self.config))
-                async with server, alongside(self.responses.keep_expiring):
+                async with server, alongside(partial(self.streams.run, server.config)):
                     self._server = server
                     self._loaded.set()
                     task_status.started()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.intake import current_intake
 from trioserve.api.base.service import current_server
+from trioserve.api.sessions import metrics as streams
 from trioserve.errors import NotSupportedError
 
 blueprint = Blueprint("metrics", __name__)
@@ -21,7 +23,7 @@ async def metrics() -> Response:
         )
     status = await server.status()
     return Response(
-        server.metrics.render(status),
+        server.metrics.render(status) + streams.render(current_intake().streams),
         headers={"Process-Start-Time-Unix": str(int(server.metrics.started))},
         content_type="text/plain; version=0.0.4; charset=utf-8",
     )

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sse, writers
+from trioserve.api.base import writers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
-    event_stream,
     gap_prompt,
-    is_to_be_pending,
     open_streams,
     read_chat,
-    respond_pending,
     respond_stream,
 )
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.own_form import Verbose
 from trioserve.api.base.request import current_request, long_response, size_of_outputs
-from trioserve.api.base.service import current_responses, keep_awake
+from trioserve.api.base.service import current_responses
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -54,17 +50,11 @@ blueprint = Blueprint("openai", __name__)
 @blueprint.post("/chat/completions")
 @takes(ChatRequest)
 async def chat_completions() -> Response:
-    """Answer a chat: at once, as a stream, or later on a route of its own (`streams`)."""
+    """Answer a chat, at once or as a stream."""
     request = await read_chat(ChatRequest.parse)
     server, params, context = await admit(request)
-    start = partial(_open_chat, server, request, params, context)
-    if is_to_be_pending():
-        # The page that will come for it could not read a status.
-        server.parts.admission.check_priority(params.priority, context.client)
-        server.parts.health.check_queue(context.client)
-        return respond_pending(start)
     if request.stream:
-        return await sse.respond(current_request(), await start())
+        return await _stream_chat(server, request, params, context)
     answers = await server.chats.answer(
         request.messages, params, request.chat_params, context, n=request.n_copies
     )
@@ -73,15 +63,9 @@ async def chat_completions() -> Response:
     )
 
 
-async def _open_chat(
+async def _stream_chat(
     server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
-) -> sse.EventStream:
-    """Start to answer a chat. It ends with the current request, at the latest.
-
-    Raises:
-        TrioServeError: as `Server.stream_chat`.
-    """
-    await keep_awake(server, context)  # it may have fallen asleep while the chat was pending
+) -> Response:
     streams = await open_streams(
         server.chats.stream(
             request.messages, params, request.chat_params, context, n=request.n_copies
@@ -94,7 +78,7 @@ async def _open_chat(
             events.id, streams, context.client, reasoning_control=request.reasoning_control
         )
     )
-    return await event_stream(server, request, streams, events)
+    return await respond_stream(server, request, streams, events)
 
 
 def whole_chat(

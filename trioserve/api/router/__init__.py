@@ -13,10 +13,9 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.router import forwarding, owners
 
 #: Blueprints and endpoints that are answered by the router itself.
-_OWN = frozenset({"router", "router_ollama", "openapi", "pages", "vertex_health", "vertex_predict"})
-
-#: Endpoints about an answer that another request began. Only the child that gives it knows its id.
-_BY_ID = frozenset({"control.control", "streams.read", "streams.cancel"})
+_OWN = frozenset(
+    {"router", "router_ollama", "openapi", "pages", "streams", "vertex_health", "vertex_predict"}
+)
 
 
 def install(app: Quart) -> None:
@@ -26,7 +25,7 @@ def install(app: Quart) -> None:
         endpoint = request.endpoint
         if endpoint is None or endpoint.partition(".")[0] in _OWN:
             return None
-        if endpoint in _BY_ID:
+        if endpoint == "control.control":  # only the child that gives an answer knows its id
             return await owners.forward()
         return await forwarding.forward()
 

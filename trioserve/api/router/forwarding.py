@@ -143,12 +143,7 @@ async def respond(answer: Answer) -> Response:
     if not answer.ended and not 0 < length <= _SHORT:
         response = Response(_parts(answer, _Client.current()), answer.status, headers)
     else:
-        data = await answer.receive_all()
-        if location := headers.get("Location"):
-            headers["Location"] = whole = request.root_path + location
-            data = data.replace(location.encode(), whole.encode())
-            length = len(data)
-        response = Response(data, answer.status, headers)
+        response = Response(await answer.receive_all(), answer.status, headers)
     if length:
         response.headers["Content-Length"] = str(length)  # of a HEAD, too
     return response

@@ -41,7 +41,7 @@ async def forward() -> Response:
             if response is not None and not await _is_unknown(response):
                 break
     if response is None:
-        raise NotFoundError("There is no such stream: no model is loaded.")
+        raise NotFoundError("There is no such answer: no model is loaded.")
     return response
 
 

@@ -18,6 +18,7 @@ from trioserve.api.base.request import current_request, json_response
 from trioserve.api.base.writers import FINGERPRINT
 from trioserve.api.router import forwarding, listing
 from trioserve.api.router.service import current_fleet, current_router
+from trioserve.api.sessions import metrics as streams
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -88,7 +89,7 @@ async def metrics() -> Response:
             "This server does not support metrics endpoint. Start it with `--metrics`"
         )
     return Response(
-        router.metrics.render(router.fleet),
+        router.metrics.render(router.fleet) + streams.render(router.streams),
         content_type="text/plain; version=0.0.4; charset=utf-8",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -110,7 +111,11 @@ class RouterService(Intake):
         """
         try:
             with self._scope:
-                async with self._open_fleet() as fleet, alongside(self._own_memory.keep_trim):
+                async with (
+                    self._open_fleet() as fleet,
+                    alongside(self._own_memory.keep_trim),
+                    alongside(partial(self.streams.run, self.config)),
+                ):
                     self._fleet = fleet
                     self._downloads = Downloads(fleet, token=self.config.hf_token)
                     self._loaded.set()

@@ -1,1 +1,1 @@
-"""Chats that are posted first and streamed later, to a browser's `EventSource`."""
+"""Streams that can be resumed: what begins them, and the routes that read and stop them."""

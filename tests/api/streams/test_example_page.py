@@ -1,4 +1,4 @@
-"""The example of a page in a real browser: an `EventSource` streams a chat, and Stop ends it."""
+"""`examples/eventsource.html` in a real browser: a stream goes on after cuts, and Stop ends it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import httpx
 import pytest
 import trio
 
+from tests.support.event_source import connections_of_readers, gated
 from tests.support.http_server import serving_script, slots_in_use
+from trioserve.api.base.service import Service
 from trioserve.testing import ScriptedBackend
 
-EXAMPLES, PAGE = str(Path(__file__).parents[2] / "examples"), "/eventsource.html"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 DRIVER = shutil.which("chromedriver")
 
@@ -90,19 +92,28 @@ async def _port_in(log: Path) -> int:
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not await condition():
             await trio.sleep(0.05)
 
 
-async def test_a_chat_streams_to_its_end(tmp_path: Path) -> None:
-    backend = ScriptedBackend(lambda prompt: "It works: ünïcödé, 😀.", n_ctx=4096)
+@asynccontextmanager
+async def open_page(
+    backend: ScriptedBackend, tmp_path: Path
+) -> AsyncIterator[tuple[Browser, Service]]:
+    """Serve the examples, open the page, and send what is in it."""
     async with (
-        serving_script(backend, static_path=EXAMPLES) as (url, _),
+        serving_script(backend, static_path=str(EXAMPLES)) as (url, service),
         browsing(tmp_path) as browser,
     ):
-        await browser.open(url + PAGE)
+        await browser.open(url + "/eventsource.html")
         await browser.script("document.getElementById('send').click()")
+        yield browser, service
+
+
+async def test_a_chat_streams_to_its_end(tmp_path: Path) -> None:
+    backend = ScriptedBackend(lambda prompt: "It works: ünïcödé, 😀.", n_ctx=4096)
+    async with open_page(backend, tmp_path) as (browser, _):
 
         async def done() -> bool:
             return "tokens" in await browser.text_of("status")
@@ -113,15 +124,36 @@ async def test_a_chat_streams_to_its_end(tmp_path: Path) -> None:
         assert await browser.script("return document.getElementById('send').disabled") is False
 
 
+async def test_an_answer_goes_on_after_each_of_ten_cuts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"{n} " for n in range(200))
+    backend, gate = gated(text)
+    connections = connections_of_readers(monkeypatch)
+    async with open_page(backend, tmp_path) as (browser, _):
+        for n in range(10):
+            said = len(await browser.text_of("answer"))
+            gate.allow(30)
+
+            async def goes_on(n: int = n, said: int = said) -> bool:
+                return len(connections) > n and len(await browser.text_of("answer")) > said
+
+            await _until(goes_on)
+            connections[n]()
+        gate.open()
+
+        async def done() -> bool:
+            return "tokens" in await browser.text_of("status")
+
+        await _until(done)
+        assert await browser.text_of("answer") == text
+        assert len(connections) == 11
+
+
 async def test_stop_frees_the_slot(tmp_path: Path) -> None:
     backend = ScriptedBackend(lambda prompt: "word " * 100_000, n_ctx=1_000_000)
     backend.on_decode = lambda _: time.sleep(0.002)
-    async with (
-        serving_script(backend, static_path=EXAMPLES) as (url, service),
-        browsing(tmp_path) as browser,
-    ):
-        await browser.open(url + PAGE)
-        await browser.script("document.getElementById('send').click()")
+    async with open_page(backend, tmp_path) as (browser, service):
 
         async def speaks() -> bool:
             return "word" in await browser.text_of("answer")

@@ -1,0 +1,106 @@
+"""Streams that can be resumed, in a router: they live there, whatever becomes of the model."""
+
+from __future__ import annotations
+
+import json
+
+import trio
+
+from tests.support.event_source import gated, payloads_in, text_in, text_of
+from tests.support.fake_fleet import routed
+from tests.support.http_server import chunks_of, post
+from tests.support.scripts import CHAT, answering
+from tests.support.unix_server import SSE_HEAD, chunk, playing
+
+CHATS = "/v1/chat/completions"
+NAMED = {"X-Conversation-Id": "chat::two"}
+READ = "/v1/stream?conv_id=chat::two"
+STREAM = {**CHAT, "model": "two", "stream": True}
+ASK = post(CHATS, json.dumps(STREAM).encode(), "X-Conversation-Id: chat::two")
+
+
+async def test_a_stream_is_resumed() -> None:
+    backend, gate = gated("0123456789" * 20)
+    async with routed({"one": None, "two": backend}) as router:
+        gate.allow(20)
+        async with chunks_of(router.url, ASK) as next_chunk:
+            read = await next_chunk()
+            while not text_of(read):
+                read += await next_chunk()
+        data = read.encode()
+        gate.open()
+        found = await router.client.post("/v1/streams/lookup", json={"conversation_ids": ["chat"]})
+        assert [each["conversation_id"] for each in found.json()] == ["chat::two"]
+        rest = await router.client.get(f"{READ}&from={len(data)}")
+        assert text_in(data + rest.content) == "0123456789" * 20
+        await router.service.n_forwarded.wait_value(0)
+        assert router.fleet.users == []
+        # It is the router's: the model is not asked.
+        router.fleet.sockets.clear()
+        assert (await router.client.get(READ)).content == data + rest.content
+        assert (await router.client.delete(READ)).status_code == 204
+        assert (await router.client.get(READ)).status_code == 404
+
+
+async def test_an_event_source() -> None:
+    async with routed({"one": None, "two": answering("second")}) as router:
+        accepted = await router.client.post(
+            CHATS, json={**CHAT, "model": "two"}, headers={"Prefer": "respond-async"}
+        )
+        assert accepted.status_code == 202
+        stream = await router.client.get(accepted.headers["location"])
+        assert text_in(stream.content.replace(b"event: done\ndata: {}\n\n", b"")) == "second"
+        assert (await router.client.get("/v1/stream/other")).status_code == 404
+
+
+async def test_stopping_a_stream_frees_the_model() -> None:
+    backend, gate = gated("x" * 1000, n_slots=1)
+    async with routed({"two": backend}) as router:
+        gate.allow(10)
+        async with chunks_of(router.url, ASK) as next_chunk:
+            await next_chunk()
+            assert router.fleet.users == ["two"]
+            assert (await router.client.delete(READ)).status_code == 204
+        with trio.fail_after(10):
+            await router.service.n_forwarded.wait_value(0)
+        gate.open()
+        assert router.fleet.users == []
+
+
+async def test_a_process_that_is_killed() -> None:
+    async def play(stream: trio.SocketStream, request: bytes) -> None:
+        await stream.send_all(SSE_HEAD + chunk(b'data: {"a": 1}\n\n') + b"8\r\ndata")
+
+    async with playing(play) as path, routed({"two": path}) as router:
+        answer = await router.client.post(CHATS, json=STREAM, headers=NAMED)
+        first, last = payloads_in(answer.content)
+        assert first == {"a": 1}
+        assert last["error"]["code"] == "model_process_ended"
+        assert (await router.client.get(READ)).content == answer.content
+
+
+async def test_a_process_that_is_killed_before_it_answers() -> None:
+    async def play(stream: trio.SocketStream, request: bytes) -> None:
+        await stream.send_all(SSE_HEAD[:20])
+
+    async with playing(play) as path, routed({"two": path}) as router:
+        answer = await router.client.post(CHATS, json=STREAM, headers=NAMED)
+        assert answer.status_code == 503
+        assert (await router.client.get(READ)).status_code == 404
+
+
+async def test_an_unknown_model() -> None:
+    async with routed({"one": None}) as router:
+        answer = await router.client.post(CHATS, json=STREAM, headers=NAMED)
+        assert answer.status_code == 400
+        assert "'two'" in answer.json()["error"]["message"]
+
+
+async def test_metrics_and_keys() -> None:
+    async with routed({"two": answering("a")}, api_keys=("k",), metrics_endpoint=True) as router:
+        key = {"Authorization": "Bearer k"}
+        await router.client.post(CHATS, json=STREAM, headers={**NAMED, **key})
+        assert (await router.client.get(READ)).status_code == 401
+        assert (await router.client.get(READ, headers=key)).status_code == 200
+        text = (await router.client.get("/metrics", headers=key)).text
+        assert 'trioserve:streams{state="finished"} 1.0' in text

@@ -1,0 +1,116 @@
+"""The ring of a stream's bytes: every reader gets a contiguous part of the stream, or is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from trioserve.api.sessions.ring import OffsetError, Ring
+
+MARK = b"\n\n"
+
+#: Events without their mark, which must not begin or end with a part of it.
+EVENTS = st.binary(min_size=1, max_size=24).map(lambda data: data.replace(b"\n", b"-")) | st.just(
+    b"a\nb"
+)
+
+
+class Readers(RuleBasedStateMachine):
+    """Appends, drops, reads from any offset and a close, in any order."""
+
+    @initialize(max_bytes=st.integers(1, 80))
+    def begin(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.ring = Ring(max_bytes, MARK)
+        self.whole = b""
+        self.ends = {0}
+        self.readers: list[tuple[int, bytearray]] = []  # where each began, and what it has got
+
+    @precondition(lambda self: not self.ring.closed)
+    @rule(events=st.lists(EVENTS, min_size=1, max_size=3))
+    def append(self, events: list[bytes]) -> None:
+        for event in events:
+            self.whole += event + MARK
+            self.ends.add(len(self.whole))
+        self.ring.append(b"".join(event + MARK for event in events))
+
+    @rule(n_bytes=st.integers(0, 100))
+    def drop(self, n_bytes: int) -> None:
+        before = self.ring.start
+        self.ring.drop(n_bytes)
+        assert self.ring.start - before >= min(n_bytes, len(self.whole) - before)
+
+    @rule()
+    def close(self) -> None:
+        self.ring.close()
+
+    @rule(offset=st.integers(0, 300))
+    def come(self, offset: int) -> None:
+        there = self.ring.start <= offset <= self.ring.end
+        if there:
+            self.ring.check(offset)
+            assert self.ring.is_boundary(offset) == (offset in self.ends)
+            self.readers.append((offset, bytearray()))
+        else:
+            with pytest.raises(OffsetError):
+                self.ring.check(offset)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), about=st.integers(1, 40))
+    def read(self, data: st.DataObject, about: int) -> None:
+        began, got = data.draw(st.sampled_from(self.readers))
+        offset = began + len(got)
+        if offset < self.ring.start:
+            with pytest.raises(OffsetError, match="no longer kept"):
+                self.ring.read(offset, about)
+            return
+        new = self.ring.read(offset, about)
+        got += new
+        assert bool(new) == (offset < len(self.whole))
+        assert not new or began + len(got) in self.ends
+        in_one_event = not any(offset < end < offset + len(new) for end in self.ends)
+        assert len(new) <= about or in_one_event
+
+    @invariant()
+    def each_reader_has_a_contiguous_part(self) -> None:
+        if hasattr(self, "ring"):
+            for began, got in self.readers:
+                assert self.whole[began : began + len(got)] == got
+
+    @invariant()
+    def what_is_kept_are_the_newest_whole_events(self) -> None:
+        if hasattr(self, "ring"):
+            assert len(self.ring) <= self.max_bytes
+            assert self.ring.start in self.ends
+            assert self.ring.end == len(self.whole)
+
+
+Readers.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestReaders = Readers.TestCase
+
+
+def test_the_oldest_events_are_dropped_whole() -> None:
+    ring = Ring(12, MARK)
+    ring.append(b"aaaa\n\nbb\n\n")
+    ring.append(b"c\n\n")
+    assert (ring.start, ring.read(6, 100)) == (6, b"bb\n\nc\n\n")
+    with pytest.raises(OffsetError, match="Bytes 5 to 5 of the stream are no longer kept"):
+        ring.read(5, 100)
+
+
+def test_an_event_that_is_larger_than_the_ring_is_not_kept() -> None:
+    ring = Ring(10, MARK)
+    ring.append(b"a\n\n")
+    ring.append(b"b" * 20 + b"\n\n")
+    assert (ring.start, ring.end, len(ring)) == (25, 25, 0)
+    ring.append(b"c\n\n")
+    assert ring.read(25, 100) == b"c\n\n"
+
+
+def test_memory_does_not_grow_with_the_length_of_the_stream() -> None:
+    ring = Ring(10_000, MARK)
+    for _ in range(10_000):
+        ring.append(b"x" * 98 + MARK)
+        assert ring._bytes.__sizeof__() < 25_000
+    assert ring.end == 1_000_000

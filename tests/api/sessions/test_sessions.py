@@ -1,0 +1,346 @@
+"""Sessions: how they are found, how they end, and that their bounds hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trioserve.api.sessions import metrics
+from trioserve.api.sessions.session import Form, Send, Session
+from trioserve.api.sessions.sessions import Sessions
+from trioserve.config import Config
+from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
+from trioserve.server.concurrency import alongside
+
+FORM = Form(
+    "text/event-stream",
+    lambda error: {"error": {"kind": type(error).__name__, "message": str(error)}},
+    lambda body, n_before: b"data: %b\n\n" % json.dumps({**body, "n": n_before}).encode(),
+)
+
+HEAD = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream")],
+}
+
+
+class Writer:
+    """A request that sends events when it is told to."""
+
+    def __init__(self) -> None:
+        self.into, self.out = trio.open_memory_channel[bytes](1000)
+        self.cancelled = False
+
+    async def __call__(self, send: Send) -> None:
+        try:
+            await send(HEAD)
+            async for part in self.out:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except trio.Cancelled:
+            self.cancelled = True
+            raise
+
+    async def write(self, *parts: bytes) -> None:
+        for part in parts:
+            self.into.send_nowait(part)
+        await wait_all_tasks_blocked()
+
+    async def end(self) -> None:
+        self.into.close()
+        await wait_all_tasks_blocked()
+
+
+@asynccontextmanager
+async def opened(**config: Any) -> AsyncIterator[Sessions]:
+    sessions = Sessions()
+    async with alongside(partial(sessions.run, Config(**config))):
+        await wait_all_tasks_blocked()
+        yield sessions
+
+
+def begin(
+    sessions: Sessions,
+    ask: Callable[[Send], Any] | None = None,
+    *,
+    key: str = "",
+    conversation: str | None = None,
+    secret: bool = False,
+) -> Session:
+    return sessions.start(key, conversation, FORM, ask or Writer(), secret=secret)
+
+
+def read(session: Session) -> list[str]:
+    """What is kept, without ids."""
+    blocks = session.ring.read(session.ring.start, 2**30).decode().split("\n\n")[:-1]
+    return [block.split("\n", 1)[-1] for block in blocks]
+
+
+def last_error(session: Session) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(read(session)[-1].removeprefix("data: "))["error"]
+    return error
+
+
+async def test_a_stream_ends_with_its_request(autojump_clock: MockClock) -> None:
+    async with opened() as sessions:
+        writer = Writer()
+        session = begin(sessions, writer, conversation="a", secret=True)
+        assert session.names.secret is not None
+        assert len(session.names.secret) >= 32
+        assert sessions.find("", "a") is sessions.find_secret(session.names.secret) is session
+        assert not session.is_answered
+        await writer.write(b"data: 1\n\n", b":\n\n")
+        assert session.is_answered
+        assert session.completed_at == 0
+        await writer.end()
+        assert session.ring.closed
+        assert session.completed_at >= session.started_at > 0
+        assert read(session) == ["data: 1", ":"]
+        assert session.failure is None
+
+
+async def test_one_conversation_has_one_stream(autojump_clock: MockClock) -> None:
+    async with opened() as sessions:
+        writer = Writer()
+        old = begin(sessions, writer, conversation="a")
+        await writer.write(b"data: 1\n\n", b"data: 2\n\n")
+        new = begin(sessions, conversation="a")
+        other = begin(sessions, key="another", conversation="a")
+        await wait_all_tasks_blocked()
+        assert writer.cancelled
+        assert sessions.find("", "a") is new
+        assert sessions.find("another", "a") is other
+        assert last_error(old)["kind"] == "StreamStoppedError"
+        assert json.loads(read(old)[-1].removeprefix("data: "))["n"] == 2
+        assert isinstance(old.failure, StreamStoppedError)
+        assert sessions.n_bytes == 0  # of the old one, nothing counts any more
+
+
+async def test_stopping_twice_or_too_late(autojump_clock: MockClock) -> None:
+    async with opened() as sessions:
+        writer = Writer()
+        session = begin(sessions, writer, conversation="a")
+        await writer.write(b"data: 1\n\n")
+        await writer.end()
+        sessions.stop(session, "late")
+        sessions.stop(session, "later")
+        await wait_all_tasks_blocked()
+        assert session.failure is None
+        assert sessions.find("", "a") is None
+        assert list(sessions) == []
+
+
+async def test_an_answer_that_is_no_stream(autojump_clock: MockClock) -> None:
+    async def refuse(send: Send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 418, "headers": headers})
+        await send(
+            {"type": "http.response.body", "body": b'{"error": {"kind": ', "more_body": True}
+        )
+        await send({"type": "http.response.body", "body": b'"Teapot"}}', "more_body": False})
+
+    async with opened() as sessions:
+        session = begin(sessions, refuse)
+        await session.wait_answer()
+        assert not session.is_stream
+        assert session.head is not None
+        assert (session.head.status, session.body) == (418, b'{"error": {"kind": "Teapot"}}')
+        assert last_error(session) == {"kind": "Teapot"}
+
+
+@pytest.mark.parametrize("body", [b"{}", b"hello"])
+async def test_neither_a_stream_nor_an_error(body: bytes, autojump_clock: MockClock) -> None:
+    async def answer(send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async with opened() as sessions:
+        session = begin(sessions, answer)
+        await session.wait_answer()
+        assert last_error(session)["message"] == "The answer is not a stream."
+
+
+async def test_a_request_that_breaks_ends_its_own_stream_only(autojump_clock: MockClock) -> None:
+    async def break_(send: Send) -> None:
+        await send(HEAD)
+        raise ZeroDivisionError("oh")
+
+    async def say_nothing(send: Send) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with opened() as sessions:
+        broken, silent, whole = begin(sessions, break_), begin(sessions, say_nothing), Writer()
+        session = begin(sessions, whole)
+        await whole.write(b"data: 1\n\n")
+        assert last_error(broken)["kind"] == "ZeroDivisionError"
+        assert last_error(silent)["kind"] == "ServerClosingError"
+        await whole.end()
+        assert read(session) == ["data: 1"]
+
+
+async def test_the_end_of_the_server_ends_streams(autojump_clock: MockClock) -> None:
+    async with opened() as sessions:
+        writer = Writer()
+        session = begin(sessions, writer)
+        await writer.write(b"data: 1\n\n", b"data: hal")
+    assert writer.cancelled
+    assert session.ring.closed
+    assert len(read(session)) == 2
+    assert last_error(session)["kind"] == "ServerClosingError"
+    assert not sessions.is_open
+    with pytest.raises(ServerClosingError):
+        begin(sessions)
+
+
+# -- bounds
+
+
+async def test_the_one_that_ended_first_goes_first(autojump_clock: MockClock) -> None:
+    async with opened(stream_sessions=3) as sessions:
+        writers = [Writer() for _ in range(3)]
+        first, second, third = [begin(sessions, each) for each in writers]
+        with pytest.raises(QueueFullError) as refused:
+            begin(sessions)
+        assert refused.value.retry_after >= 1
+        await writers[1].end()
+        await writers[0].end()
+        for ended in (second, first):
+            assert ended in list(sessions)
+            begin(sessions)
+            assert ended not in list(sessions)
+        assert third in list(sessions)
+        assert sessions.n_evicted == 2
+        with pytest.raises(QueueFullError):
+            begin(sessions)
+
+
+async def test_of_several_keys_one_has_half(autojump_clock: MockClock) -> None:
+    async with opened(stream_sessions=4, api_keys=("a", "b")) as sessions:
+        writer = Writer()
+        begin(sessions, writer, key="a")
+        begin(sessions, key="a")
+        with pytest.raises(QueueFullError, match="of this API key"):
+            begin(sessions, key="a")
+        kept = begin(sessions, key="b")
+        await writer.end()
+        begin(sessions, key="a")  # in place of its own
+        assert kept in list(sessions)
+
+
+async def test_a_stream_is_kept_for_a_time(autojump_clock: MockClock) -> None:
+    async with opened(stream_keep_seconds=10) as sessions:
+        writers = [Writer(), Writer()]
+        early, late = [begin(sessions, each, conversation=str(i)) for i, each in enumerate(writers)]
+        await writers[0].write(b"data: 1\n\n")
+        await writers[0].end()
+        await trio.sleep(5)
+        await writers[1].end()
+        with late.reading():
+            await trio.sleep(4.9)
+            assert sessions.find("", "0") is early
+            await trio.sleep(0.2)
+            assert sessions.find("", "0") is None
+            await trio.sleep(20)
+            assert sessions.find("", "1") is late  # somebody reads it
+        await trio.sleep(11)
+        assert list(sessions) == []
+        assert sessions.n_bytes == 0
+        assert sessions.n_evicted == 0
+
+
+async def test_one_stream_is_bounded(autojump_clock: MockClock) -> None:
+    async with opened(stream_bytes=4096) as sessions:
+        writer = Writer()
+        session = begin(sessions, writer)
+        for _ in range(100):
+            await writer.write(b"data: " + b"x" * 100 + b"\n\n")
+            assert len(session.ring) == sessions.n_bytes <= 4096
+        assert session.ring.end > 10_000
+
+
+async def test_all_streams_are_bounded(autojump_clock: MockClock) -> None:
+    async with opened(stream_bytes=4096, stream_total_bytes=8192) as sessions:
+        finished, large, small = Writer(), Writer(), Writer()
+        begin(sessions, finished, conversation="finished")
+        begin(sessions, large, conversation="large")
+        begin(sessions, small, conversation="small")
+        event = b"data: " + b"x" * 100 + b"\n\n"
+        await finished.write(*[event] * 30)
+        await finished.end()
+        for _ in range(30):
+            await large.write(event)
+        assert sessions.find("", "finished") is not None
+        for _ in range(100):
+            await large.write(event)
+            await small.write(event)
+            assert sessions.n_bytes <= 8192
+        assert sessions.find("", "finished") is None
+        assert sessions.n_evicted == 1
+        sizes = [len(each.ring) for each in sessions]
+        assert min(sizes) > 3000  # neither was left without
+
+
+async def test_running_streams_share_what_there_is(autojump_clock: MockClock) -> None:
+    async with opened(stream_bytes=4096, stream_total_bytes=4096) as sessions:
+        writers = [Writer() for _ in range(8)]
+        for each in writers:
+            begin(sessions, each)
+        for _ in range(30):
+            for each in writers:
+                await each.write(b"data: " + b"x" * 100 + b"\n\n")
+                assert sessions.n_bytes <= 4096
+        assert all(len(each.ring) >= 128 for each in sessions)
+        assert sum(len(each.ring) for each in sessions) == sessions.n_bytes
+
+
+# -- lookups and metrics
+
+
+async def test_lookup_knows_models_behind_names(autojump_clock: MockClock) -> None:
+    async with opened() as sessions:
+        for name in ("a", "a::one", "a::two::x", "ab", "b:::c"):
+            begin(sessions, conversation=name)
+        begin(sessions, key="another", conversation="a")
+
+        def names(*wanted: str) -> list[str | None]:
+            return [each.names.conversation for each in sessions.lookup("", wanted)]
+
+        assert names("a") == ["a", "a::one", "a::two::x"]
+        assert names("a::two", "ab", "none", "") == ["a::two::x", "ab"]
+        assert names("b", "b:") == ["b:::c", "b:::c"]
+        assert len(sessions.lookup("another", ["a"])) == 1
+
+
+async def test_metrics(autojump_clock: MockClock) -> None:
+    async with opened(stream_sessions=2) as sessions:
+        writers = [Writer() for _ in range(3)]
+        begin(sessions, writers[0])
+        await writers[0].end()
+        running = begin(sessions, writers[1])
+        begin(sessions, writers[2])
+        await writers[1].write(b"data: 1\n\n")
+        await writers[2].end()
+        with running.reading():
+            text = metrics.render(sessions).decode()
+            n_bytes = len(running.ring)
+    samples = {
+        (one.name, *one.labels.values()): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+    assert samples == {
+        ("trioserve:streams", "running"): 1,
+        ("trioserve:streams", "finished"): 1,
+        ("trioserve:stream_readers",): 1,
+        ("trioserve:stream_bytes",): n_bytes,
+        ("trioserve:streams_evicted_total",): 1,
+    }

@@ -1,0 +1,1 @@
+"""Streams that outlive the connections of their readers: their bytes, their ends, their bounds."""
