@@ -38,7 +38,7 @@ async function exportAll(): Promise<void> {
 }
 
 async function importFile(): Promise<void> {
-  const [file] = await choose({ accept: ".json,.jsonl,application/json" });
+  const [file] = await choose({ accept: ".json,.jsonl,.zip,application/json" });
   if (!file) return;
   const added = await importChats(file);
   say(added === 1 ? "One chat was added." : `${added ? count(added) : "No"} chats were added.`);

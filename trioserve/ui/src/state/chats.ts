@@ -9,6 +9,7 @@ import { stopRuns } from "./runs";
 import * as shown from "./shown";
 import { tellChanged } from "./tabs";
 import { read, written } from "./transfer";
+import { isZip, textsIn } from "./zip";
 
 export { live, type OpenChat } from "./shown";
 
@@ -110,7 +111,9 @@ export async function exportChats(ids?: string[]): Promise<Blob> {
  * Error for people.
  */
 export async function importChats(file: Blob): Promise<number> {
-  const wholes = read(await file.text());
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  const texts = isZip(bytes) ? await textsIn(bytes) : [new TextDecoder().decode(bytes)];
+  const wholes = texts.flatMap(read);
   const known = new Set(chats.peek().map(({ id }) => id));
   const added = wholes.filter(({ chat }) => !known.has(chat.id) && known.add(chat.id));
   if (added.length > 0 && !(await keep(added, true))) {
