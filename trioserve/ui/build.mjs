@@ -14,26 +14,33 @@ const out = resolve(process.argv[2] ?? join(here, "dist"));
 await rm(out, { recursive: true, force: true });
 await mkdir(out, { recursive: true });
 
-const { metafile } = await build({
+const common = {
   absWorkingDir: here,
-  entryPoints: { page: "src/main.tsx", style: "src/style/page.css", icon: "src/icon.svg" },
   outdir: out,
   entryNames: "assets/[name]-[hash]",
-  chunkNames: "assets/[name]-[hash]",
-  assetNames: "assets/[name]-[hash]",
   bundle: true,
-  splitting: true,
-  format: "esm",
   target: ["chrome123", "firefox120", "safari17.5"],
   minify: true,
   legalComments: "none", // licenses.txt has them all
+  metafile: true,
+  logLevel: "warning",
+};
+
+// A script and not a module, because modules wait until the page has been read, and drawn.
+const early = await build({ ...common, entryPoints: { theme: "src/theme.ts" }, format: "iife" });
+
+const { metafile } = await build({
+  ...common,
+  entryPoints: { page: "src/main.tsx", style: "src/style/page.css", icon: "src/icon.svg" },
+  chunkNames: "assets/[name]-[hash]",
+  assetNames: "assets/[name]-[hash]",
+  splitting: true,
+  format: "esm",
   loader: { ".woff2": "file", ".svg": "copy" },
   plugins: [{ name: "woff2-only", setup: (steps) => steps.onLoad({ filter: /katex\.css$/ }, woff2Only) }],
   jsx: "automatic",
   jsxImportSource: "preact",
   define: { "process.env.NODE_ENV": '"production"' },
-  metafile: true,
-  logLevel: "warning",
 });
 
 await writeFile(join(out, "index.html"), await index());
@@ -53,15 +60,25 @@ async function index() {
     return { name: relative(found[0]), file: found[1] };
   };
   const page = built("src/main.tsx");
-  const preloads = page.file.imports
-    .filter((one) => one.kind === "import-statement")
-    .map((one) => `<link rel="modulepreload" href="${relative(one.path)}">`);
+  const preloads = [...importedBy(page.file)]
+    .map((path) => `<link rel="modulepreload" href="${relative(path)}">`);
   const text = await readFile(join(here, "src/index.html"), "utf8");
   return text
     .replace("<!-- preloads -->", preloads.join("\n    "))
+    .replace("{theme}", relative(Object.keys(early.metafile.outputs)[0]))
     .replace("{page}", page.name)
     .replace("{style}", built("src/style/page.css").name)
     .replaceAll("{icon}", built("src/icon.svg").name);
+}
+
+/** The paths of what a built file imports at its start, and of what that imports. */
+function importedBy(file, found = new Set()) {
+  for (const { kind, path } of file.imports) {
+    if (kind !== "import-statement" || found.has(path)) continue;
+    found.add(path);
+    importedBy(metafile.outputs[path], found);
+  }
+  return found;
 }
 
 /** The path of a built file as the page names it: relative, as the server may have a prefix. */

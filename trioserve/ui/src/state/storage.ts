@@ -4,18 +4,12 @@ import { signal, type ReadonlySignal } from "@preact/signals";
 
 import type { StorageStatus } from "../types";
 
+export { place } from "./place";
+
 const status = signal<StorageStatus>({ state: "kept", message: "" });
 
 /** Where chats are kept; something for a notice when they are not. */
 export const storage: ReadonlySignal<StorageStatus> = status;
-
-/**
- * The name under which the page keeps something: several servers may share an origin, each with a
- * prefix.
- */
-export function place(name: string): string {
-  return `trioserve${new URL(".", document.baseURI).pathname}${name}`;
-}
 
 /** The browser refuses to keep anything. */
 export function noteBlocked(): void {
