@@ -17,6 +17,9 @@ import { touch } from "./view";
 /** A text of so many characters is attached when it is pasted. */
 const LONG_PASTE = 8000;
 
+/** Takes back the offer to paste it as text after all, once it is sent. */
+let takeBackOffer = (): void => undefined;
+
 /** Where a message is written, with what goes along with it. */
 export function Composer(): VNode {
   const { text, attachments } = draft.value;
@@ -79,6 +82,7 @@ export function Composer(): VNode {
 async function sendDraft(): Promise<void> {
   const { text, attachments } = draft.value;
   setDraft({ text: "", attachments: [] });
+  takeBackOffer();
   try {
     await send(text.trim(), attachments);
   } catch (error) {
@@ -139,7 +143,8 @@ function onPaste(event: ClipboardEvent): void {
     detach(id);
     setDraft({ text: draft.value.text + pasted });
   };
-  say("The text is attached as a file.", { label: "Paste as text", run: write });
+  takeBackOffer();
+  takeBackOffer = say("The text is attached as a file.", { label: "Paste as text", run: write });
 }
 
 /** Begin to edit the last message of the user; false: there is none. */

@@ -48,11 +48,12 @@ function DeleteAll({ known }: { known: string }): VNode {
   const [asked, ask] = useState(false);
   const go = async () => {
     ask(false);
-    const undo = await Promise.all(chats.value.map((chat) => remove(chat.id)));
+    const all = await exportChats();
+    await Promise.all(chats.value.map((chat) => remove(chat.id)));
     say(`${known} were deleted.`, {
       label: "Undo",
       run: async () => {
-        await Promise.all(undo.map((one) => one()));
+        await importChats(all);
       },
     });
   };

@@ -43,6 +43,7 @@ export function Settings({ section }: { section: Section }): VNode {
               aria-selected={name === section}
               aria-controls="settings-panel"
               tabIndex={name === section ? 0 : -1}
+              autofocus={name === section}
               onClick={() => go(name)}
             >
               {sections[name].title}

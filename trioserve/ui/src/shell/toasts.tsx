@@ -20,9 +20,9 @@ interface Toast {
 const toasts = signal<Toast[]>([]);
 let last = 0;
 
-/** Say something; `action` is offered beside it. */
-export function say(text: string, action?: Toast["action"]): void {
-  add({ text, failure: false, action });
+/** Say something; `action` is offered beside it. What is returned takes it back. */
+export function say(text: string, action?: Toast["action"]): () => void {
+  return add({ text, failure: false, action });
 }
 
 /** Do something, and say so if it fails. */
@@ -34,9 +34,10 @@ export async function attempt(work: () => unknown): Promise<void> {
   }
 }
 
-function add(toast: Omit<Toast, "id">): void {
-  last += 1;
-  toasts.value = [...toasts.value.slice(-2), { ...toast, id: last }];
+function add(toast: Omit<Toast, "id">): () => void {
+  const id = ++last;
+  toasts.value = [...toasts.value.slice(-2), { ...toast, id }];
+  return () => drop(id);
 }
 
 function drop(id: number): void {
