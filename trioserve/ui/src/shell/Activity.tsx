@@ -167,7 +167,7 @@ function Part(props: { class: string; tokens: number; of: number }): VNode | nul
 function does(slot: SlotView): string {
   if (slot.paused) return "reader is slow";
   if (slot.state === "idle") return "idle";
-  if (slot.state === "decode") return speed(slot.tokensPerSecond);
+  if (slot.state === "decode") return slot.tokensPerSecond > 0 ? speed(slot.tokensPerSecond) : "writes";
   return slot.promptTokens > 0 ? `reads, ${percent(slot.promptDone / slot.promptTokens)}` : "reads";
 }
 
