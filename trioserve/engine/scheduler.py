@@ -49,10 +49,8 @@ class Scheduler:
         self.slots = [Slot(i) for i in range(n_slots)]
         self.waiting: WaitingQueue[Run] = WaitingQueue()
         self.stalled: dict[int, Run] = {}  # paused and without a slot, by task id
-        self.n_ctx = n_ctx
-        self.n_ctx_seq = n_ctx_seq
-        self.n_batch = n_batch
-        self.n_outputs = n_outputs
+        self.n_ctx, self.n_ctx_seq = n_ctx, n_ctx_seq
+        self.n_batch, self.n_outputs = n_batch, n_outputs
         self.cache = cache
         self._strategy = strategy
         strategy.begin(unified=cache.unified)
