@@ -58,3 +58,9 @@ test("the end of a text is shown even if it comes while the page waits", async (
   await new Promise((resolve) => setTimeout(resolve, 200));
   assert.match(place.textContent ?? "", /Three/);
 });
+
+test("a link whose definition comes at the end is a link once the text is complete", async () => {
+  const place = window.document.createElement("div") as unknown as Element;
+  await grow(place, "", "See [there][1].\n\nAnd more.\n\n[1]: https://example.org/\n");
+  assert.equal(place.querySelector("a")?.getAttribute("href"), "https://example.org/");
+});

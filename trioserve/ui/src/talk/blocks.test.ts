@@ -170,3 +170,33 @@ test("a text that is all there is read once", () => {
   const first = blocks.update(answer, false);
   assert.equal(blocks.update(answer, false), first);
 });
+
+/** Numbers from 0 to 1 that are the same each time. */
+function* numbers(seed: number): Generator<number, never> {
+  for (;;) {
+    seed = (seed + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(seed ^ (seed >>> 15), 1 | seed);
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
+    yield ((mixed ^ (mixed >>> 14)) >>> 0) / 4294967296;
+  }
+}
+
+const pieces = (
+  "- a|* b|1. c|10)|  |    |\n|\n|\n\n|\n\n\n|text| more|**bold**|`code`|```|```js|~~~|> |>|# |$$|$x$|\\[|\\]|<div>|<!--|-->" +
+  "|---|===|[a]: b|[a](b)|- [ ] t|+|-|1|1.|\t|***|\\|&amp;|https://a.b|a| "
+).split("|").concat("| a | b |", "\n|---|---|\n", "|");
+
+test("of any text, in any chunks, nothing is lost or doubled, and its end is right", () => {
+  const random = numbers(14);
+  const upTo = (most: number) => Math.floor(random.next().value * most);
+  const bare = (text: string) => text.replace(/\s+/g, "");
+  for (let turn = 0; turn < 300; turn += 1) {
+    const text = Array.from({ length: 3 + upTo(22) }, () => pieces[upTo(pieces.length)]).join("");
+    const blocks = new Blocks();
+    for (let end = 1 + upTo(3); end < text.length; end += 1 + upTo(3)) {
+      const shown = tokensOf(blocks.update(text.slice(0, end), true));
+      assert.equal(bare(shown.map(({ raw }) => raw).join("")), bare(text.slice(0, end)), JSON.stringify(text));
+    }
+    assert.deepEqual(outline(tokensOf(blocks.update(text, false))), outline(lex(text)), JSON.stringify(text));
+  }
+});

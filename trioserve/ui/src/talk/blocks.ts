@@ -1,6 +1,7 @@
 // The blocks of a text that grows: those that are complete stay the same objects, and are not read again.
 
 import { lex, type Token, type Tokens } from "./lexer";
+import type { MathsToken } from "./mathsSyntax";
 import { closeLast } from "./unclosed";
 
 export interface Block {
@@ -23,8 +24,6 @@ export class Blocks {
   private at = 0;
   /** Of the list that is being written: what is complete. */
   private list: Tokens.List | null = null;
-  /** There are definitions of links: "[1]: https://…". */
-  private defines = false;
   private blocks: Block[] = [];
 
   /** The blocks of `text`; it usually begins with the text of the last call. */
@@ -33,9 +32,10 @@ export class Blocks {
     if (normal === this.text && writing === this.writing && this.blocks.length > 0) {
       return this.blocks;
     }
-    // Once the text is complete it is read as a whole: a definition at its end may be what a link at its beginning needs.
-    const ended = !writing && this.writing && this.defines;
-    if (ended || !normal.startsWith(this.text)) this.restart();
+    // Once it is complete, a text is read as a whole: what its end says may matter to its beginning, as the definition
+    // of a link does. What is the same then stays as it is on the page.
+    const isComplete = !writing && this.writing;
+    if (isComplete || !normal.startsWith(this.text)) this.restart();
     this.text = normal;
     this.writing = writing;
     this.blocks = this.read();
@@ -46,26 +46,26 @@ export class Blocks {
     this.done = [];
     this.at = 0;
     this.list = null;
-    this.defines = false;
   }
 
   private read(): Block[] {
     const carried = this.list;
     const tokens = lex(this.text.slice(this.at), this.writing);
-    this.defines ||= tokens.some((token) => token.type === "def");
     if (carried && tokens[0]?.type === "list") tokens[0] = joined(carried, tokens[0] as Tokens.List);
     else if (carried) tokens.unshift(carried);
 
+    // Definitions change what other blocks are, but not their text: such blocks are new ones.
+    const first = !this.writing && tokens.some((token) => token.type === "def") ? 0.5 : 0;
     const settled = settledUpTo(tokens);
     this.list = null;
     this.at -= carried?.raw.length ?? 0;
     for (const token of tokens.slice(0, settled)) {
       this.at += token.raw.length;
-      if (token.type !== "space") this.done.push({ key: this.done.length, token });
+      if (token.type !== "space") this.done.push({ key: first + this.done.length, token });
     }
     const rest = tokens.slice(settled).filter((token) => token.type !== "space");
     if (this.writing) closeLast(rest);
-    const blocks = rest.map((token, index) => ({ key: this.done.length + index, token }));
+    const blocks = rest.map((token, index) => ({ key: first + this.done.length + index, token }));
     if (rest[0]?.type === "list") this.keepItems(rest[0] as Tokens.List, rest.length === 1);
     return [...this.done, ...blocks];
   }
@@ -84,10 +84,17 @@ export class Blocks {
 /** The index of the first token that more text can change. */
 function settledUpTo(tokens: Token[]): number {
   const last = tokens.findLastIndex((token) => token.type !== "space");
-  if (last < tokens.length - 1 || !isOneLine(tokens[last])) return Math.max(0, last);
-  // What its first line begins, more of this line has to say: "3" may become a further item of a list.
+  if (last < tokens.length - 1 || !isUndecided(tokens[last])) return Math.max(0, last);
+  // What its line begins, the rest of the line has to say. It may yet belong to the block before: as a paragraph that
+  // goes on, or as a further item of a list.
   const before = tokens.findLastIndex((token, index) => index < last && token.type !== "space");
-  return tokens[before]?.type === "list" ? before : Math.max(0, last);
+  return Math.max(0, before);
+}
+
+function isUndecided(token: Token | undefined): boolean {
+  if (token?.type === "mathsBlock") return (token as MathsToken).open || !token.raw.endsWith("\n");
+  if (token?.type === "table") return (token as Tokens.Table).rows.length === 0;
+  return isOneLine(token);
 }
 
 function isOneLine(token: Token | undefined): boolean {

@@ -42,9 +42,14 @@ class BoundedLexer extends Lexer {
   private readonly limit: number;
 
   /** `writing`: the text may go on, so that what is open at its end may be closed yet. */
-  constructor(length: number, readonly writing: boolean) {
+  constructor(length: number, private readonly writing: boolean) {
     super(marked.defaults);
     this.limit = 3_000_000 + 16 * length;
+  }
+
+  /** Whether what is being read may go on beyond its end: not within another block. */
+  get growing(): boolean {
+    return this.writing && this.depth === 1;
   }
 
   override blockTokens(src: string, tokens: Token[] = [], clipped?: boolean): TokensList {

@@ -50,7 +50,7 @@ const block: TokenizerAndRendererExtension = {
     if (!/^ {0,3}[$\\]/.test(src)) return undefined;
     const near = paragraph(src.slice(0, MAX));
     const token = found("mathsBlock", BLOCK.exec(near), true);
-    const growing = (this.lexer as { writing?: boolean }).writing && near.length === src.length;
+    const growing = (this.lexer as { growing?: boolean }).growing && near.length === src.length;
     if (token || !growing || !OPEN_BLOCK.test(near)) return token;
     return { type: "mathsBlock", raw: near, text: near, display: true, open: true };
   },
