@@ -4,7 +4,7 @@ import { App } from "./shell/App";
 import { startDrafts } from "./shell/draft";
 import { startRouting } from "./shell/route";
 import { attempt } from "./shell/toasts";
-import { touch, focusComposer } from "./shell/view";
+import { focusAgain } from "./shell/view";
 import { start } from "./state/start";
 
 const app = document.getElementById("app");
@@ -16,5 +16,5 @@ void attempt(async () => {
   await start();
   await startRouting();
   startDrafts();
-  if (!touch.value) focusComposer(); // on a phone, the keyboard would hide half of the page
+  focusAgain();
 });

@@ -6,9 +6,10 @@ import { Icon } from "../icon";
 import { activity, watchActivity } from "../state/server";
 import type { Activity as Seen, QueuedView, SlotView } from "../types";
 import { type Block, allot } from "./cells";
+import { useFocus } from "./focus";
 import { count, modelName, percent, seconds, short, speed, tokens } from "./format";
 import { area, line } from "./spark";
-import { activityShown } from "./view";
+import { activityShown, focusAgain, wide } from "./view";
 
 /** So many looks are in the chart: a minute of them. */
 const LOOKS = 120;
@@ -38,17 +39,17 @@ export function Activity(): VNode {
       stopWatching();
     };
   }, []);
+  const first = useFocus<HTMLButtonElement>(!wide.value);
+  const hide = () => {
+    activityShown.value = false;
+    focusAgain();
+  };
   const seen = activity.value;
   return (
     <aside class="activity" aria-label="Activity of the server">
       <header class="activity-head">
         <h2>Activity</h2>
-        <button
-          type="button"
-          class="icon-button"
-          aria-label="Hide the activity"
-          onClick={() => (activityShown.value = false)}
-        >
+        <button ref={first} type="button" class="icon-button" aria-label="Hide the activity" onClick={hide}>
           <Icon name="close" />
         </button>
       </header>

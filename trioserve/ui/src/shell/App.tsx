@@ -14,7 +14,7 @@ import { RunStatus } from "./RunStatus";
 import { Sidebar } from "./Sidebar";
 import { listenToKeys } from "./shortcuts";
 import { Toasts } from "./toasts";
-import { activityShown, focusComposer, overlay, showSidebar, sidebarShown, wide } from "./view";
+import { activityShown, focusComposer, overlay, sidebarShown, uncover, wide } from "./view";
 import { Welcome } from "./Welcome";
 
 const Conversation = later(async () => (await import("../talk/Conversation")).Conversation);
@@ -32,14 +32,14 @@ export function App(): VNode {
     const ends = [listenToKeys(), listenToDrags(), showTheme(), showTitle()];
     return () => ends.forEach((end) => end());
   }, []);
-  const isCovered = !wide.value && sidebarShown.value;
+  const isCovered = !wide.value && (sidebarShown.value || activityShown.value);
   return (
     <div class="frame">
       <button type="button" class="button skip" onClick={focusComposer}>
         Skip to the message
       </button>
       {sidebarShown.value && <Sidebar />}
-      {isCovered && <div class="scrim" onClick={() => showSidebar(false)} />}
+      {isCovered && <div class="scrim" onClick={uncover} />}
       <Column covered={isCovered} />
       {activityShown.value && <Activity />}
       <Overlay />

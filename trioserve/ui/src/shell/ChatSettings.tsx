@@ -5,8 +5,8 @@ import { openChat, setChat } from "../state/chats";
 import { newId } from "../state/ids";
 import { presets, settings } from "../state/settings";
 import type { Sampling } from "../types";
-import { SamplingForm } from "./SamplingForm";
 import { useFocus } from "./focus";
+import { SamplingForm } from "./SamplingForm";
 import { attempt, say } from "./toasts";
 
 /** What the model is told first, and how it answers: of the open chat. */

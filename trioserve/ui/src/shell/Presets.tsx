@@ -28,8 +28,7 @@ export function Presets(): VNode {
 
 function Row({ preset }: { preset: Preset }): VNode {
   const remove = () => {
-    const before = presets.value;
-    presets.value = before.filter((one) => one.id !== preset.id);
+    presets.value = presets.value.filter((one) => one.id !== preset.id);
     say(`“${preset.name}” was deleted.`, {
       label: "Undo",
       run: () => {
@@ -69,7 +68,7 @@ function Row({ preset }: { preset: Preset }): VNode {
 }
 
 /** Puts a preset in use in the open chat. */
-export function UseButton({ preset }: { preset: Preset }): VNode {
+function UseButton({ preset }: { preset: Preset }): VNode {
   const use = async () => {
     const open = openChat.value;
     if (!open) return;

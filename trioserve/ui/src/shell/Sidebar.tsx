@@ -6,12 +6,13 @@ import { Icon } from "../icon";
 import { chats, openChat, search } from "../state/chats";
 import type { Chat } from "../types";
 import { ChatRow } from "./ChatRow";
+import { useFocus } from "./focus";
 import { count, era } from "./format";
 import { keyNames } from "./keys";
 import { goTo } from "./route";
 import { mac, startChat } from "./shortcuts";
 import { attempt } from "./toasts";
-import { focusComposer, overlay, showSidebar, uncover } from "./view";
+import { focusAgain, focusComposer, overlay, showSidebar, uncover, wide } from "./view";
 
 /** So many chats are drawn at first, and as many more when the list is scrolled to its end. */
 const PAGE = 60;
@@ -20,16 +21,22 @@ const found = signal<Chat[] | null>(null);
 
 /** The chats, and the ways to everything else. */
 export function Sidebar(): VNode {
+  // Over the conversation it takes the focus, which is behind it else.
+  const first = useFocus<HTMLButtonElement>(!wide.value);
   const begin = () => {
     uncover();
     startChat();
+  };
+  const hide = () => {
+    showSidebar(false);
+    focusAgain();
   };
   const newKeys = keyNames({ key: "o", mod: true, shift: true }, mac).join(mac ? "" : "+");
   return (
     <nav class="sidebar" aria-label="Chats">
       <div class="sidebar-head">
         <span class="brand">trioserve</span>
-        <button type="button" class="icon-button" aria-label="Hide the chats" onClick={() => showSidebar(false)}>
+        <button ref={first} type="button" class="icon-button" aria-label="Hide the chats" onClick={hide}>
           <Icon name="sidebar" />
         </button>
       </div>

@@ -27,12 +27,14 @@ export const roomy = media("(min-width: 76rem)");
 /** Whether keys are pressed on glass, where Enter is a new line. */
 export const touch = media("(hover: none) and (pointer: coarse)");
 
+/** What has room beside the conversation stays as it was left. */
 const pinned = signal(recall("sidebar") !== "hidden");
 const drawn = signal(false);
 effect(() => remember("sidebar", pinned.value ? "shown" : "hidden"));
 
 export const sidebarShown = computed(() => (wide.value ? pinned.value : drawn.value));
-export const activityShown = signal(false);
+export const activityShown = signal(roomy.value && recall("activity") === "shown");
+effect(() => remember("activity", activityShown.value ? "shown" : "hidden"));
 export const overlay = signal<Overlay>(null);
 
 /** Show or hide the sidebar. */
@@ -52,6 +54,11 @@ export function uncover(): boolean {
 /** Put the cursor where a message is written. */
 export function focusComposer(): void {
   document.getElementById("message")?.focus();
+}
+
+/** Give the focus back when what had it is gone. On glass, that would bring up the keyboard. */
+export function focusAgain(): void {
+  if (!touch.value) focusComposer();
 }
 
 /** Put the cursor where chats are searched. */
