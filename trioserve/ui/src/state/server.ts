@@ -30,8 +30,8 @@ export const models: ReadonlySignal<Model[]> = allModels;
 const PAUSES: Record<ServerState, number> = {
   connecting: 1_000,
   loading: 1_000,
-  ready: 10_000,
-  sleeping: 10_000,
+  ready: 5_000,
+  sleeping: 5_000,
   draining: 2_000,
   full: 5_000,
   "needs-key": 60_000,

@@ -127,7 +127,8 @@ export function showLive(message: Message): void {
     return;
   }
   lives.set(message.id, signal(message));
-  showMessage(message);
+  // Another object, so that who has drawn the message looks again, and finds that it is live.
+  showMessage({ ...message });
 }
 
 /** Show a message that is no longer written. */

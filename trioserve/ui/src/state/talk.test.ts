@@ -1,6 +1,8 @@
 import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
 
+import { effect } from "@preact/signals";
+
 import { settle } from "../testing/browser";
 import { answered, delta, FakeServer } from "../testing/fake_server";
 import { messageFor } from "../testing/messages";
@@ -111,6 +113,19 @@ test("an answer is shown while it comes, and a stop keeps what there is", async 
   assert.equal((await kept(id))!.state, "stopped");
   await until(() => fake.count("DELETE /v1/stream") === 1);
   assert.equal(fake.sessions.size, 0);
+});
+
+test("who shows a message can tell by the object when it becomes live, and when it is no longer", async () => {
+  const seen = new Map<Message, boolean>();
+  const end = effect(() => {
+    const message = openChat.value?.path[1];
+    if (message && !seen.has(message)) seen.set(message, live(message.id) !== undefined);
+  });
+  await say("x");
+  end();
+  const [now, ...before] = [...seen.values()].reverse();
+  assert.equal(now, false);
+  assert.ok(before.includes(true));
 });
 
 test("an answer that was stopped goes on where it was", async () => {
