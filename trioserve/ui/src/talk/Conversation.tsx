@@ -5,7 +5,7 @@ import type { RefObject, VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
-import { openChat, type OpenChat } from "../state/chats";
+import { live, openChat, type OpenChat } from "../state/chats";
 import { settings } from "../state/settings";
 import { MessageView } from "./MessageView";
 import { useFollower } from "./scroll";
@@ -67,6 +67,7 @@ function Messages({ open, column }: { open: OpenChat; column: RefObject<HTMLElem
         <MessageView
           key={message.parent ?? "first"} // so that the buttons keep the focus when another version is shown
           message={message}
+          live={live(message.id)}
           index={branches.get(message.id)?.index}
           branches={branches.get(message.id)?.ids}
           last={from + index === path.length - 1}

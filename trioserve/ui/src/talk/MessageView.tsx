@@ -1,9 +1,9 @@
 // A message: what was written, and what can be done with it.
 
+import type { ReadonlySignal } from "@preact/signals";
 import type { RefObject, VNode } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
-import { live } from "../state/chats";
 import { settings } from "../state/settings";
 import type { Message } from "../types";
 import { Actions } from "./Actions";
@@ -19,6 +19,8 @@ import { ToolCalls, ToolResult } from "./Tools";
 
 export interface MessageProps {
   message: Message;
+  /** The message while it is written. */
+  live: ReadonlySignal<Message> | undefined;
   /** Which of its siblings it is, and all of them. */
   index: number | undefined;
   branches: string[] | undefined;
@@ -29,7 +31,7 @@ export interface MessageProps {
 }
 
 function View(properties: MessageProps): VNode {
-  const message = live(properties.message.id)?.value ?? properties.message;
+  const message = properties.live?.value ?? properties.message;
   switch (message.role) {
     case "user":
       return <UserMessage {...properties} message={message} />;
