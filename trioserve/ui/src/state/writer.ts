@@ -95,9 +95,10 @@ export class Writer implements Listener {
 
   onWaiting(error: ServerError, retryAt: number): void {
     noteTrouble(error, retryAt);
+    const says = error.message.replace(/[^.!?…]$/, "$&."); // what the server says need not end in a stop
     if (error.reason === "loading") this.#setTrouble("loading-model");
-    else if (error.reason === "full") this.#setTrouble("queued", `${error.message} Trying again…`);
-    else this.#setTrouble("reconnecting", `${error.message} Connecting again…`);
+    else if (error.reason === "full") this.#setTrouble("queued", `${says} Trying again…`);
+    else this.#setTrouble("reconnecting", `${says} Connecting again…`);
   }
 
   #setTrouble(phase: Phase, note?: string): void {
