@@ -19,7 +19,7 @@ const common = {
   outdir: out,
   entryNames: "assets/[name]-[hash]",
   bundle: true,
-  target: ["chrome123", "firefox120", "safari17.5"],
+  target: ["chrome123", "firefox125", "safari17.5"],
   minify: true,
   legalComments: "none", // licenses.txt has them all
   metafile: true,
