@@ -7,7 +7,7 @@ import { onWake } from "../server/wake";
 import type { Message, Run } from "../types";
 import { keepAnswer, reading } from "./db";
 import { endLive, refresh, showLive } from "./shown";
-import { isFollowedElsewhere, tellChanged } from "./tabs";
+import { isFollowedElsewhere, tellChanged, tellRun } from "./tabs";
 import { Writer, type Unwritten } from "./writer";
 
 /** By the id of the chat. */
@@ -33,7 +33,9 @@ export function isFollowing(message: string): boolean {
  * writing.
  */
 export async function write(message: Unwritten, body?: Record<string, unknown>): Promise<void> {
-  const writer = new Writer(message, (run) => setRun(message, run));
+  const writer = new Writer(message, (run) => {
+    if (setRun(message, run) && run) tellRun(run);
+  });
   writers.set(message.id, writer);
   try {
     await writer.run(body);
@@ -106,13 +108,18 @@ async function claim(message: Unwritten): Promise<void> {
 function follow(message: Unwritten): void {
   others.set(message.id, { message, seenAt: Date.now() });
   showLive(message);
-  const { chat, id, stream } = message;
-  setRun(message, { chat, message: id, startedAt: stream.startedAt, phase: phaseOf(message) });
+  const { chat, id, stream, content } = message;
+  if (runs.peek().get(chat)?.message === id) return; // that tab tells more
+  const phase = content ? "writing" : "sending";
+  setRun(message, { chat, message: id, startedAt: stream.startedAt, phase });
 }
 
-function phaseOf({ content, reasoning }: Message): Run["phase"] {
-  if (content) return "writing";
-  return reasoning ? "thinking" : "sending";
+/** Show how another tab says that an answer goes. */
+export function showRun(run: Run): void {
+  const other = others.get(run.message);
+  if (!other) return;
+  other.seenAt = Date.now();
+  setRun(other.message, run);
 }
 
 /** Show how an answer has ended that another tab followed. */
@@ -128,12 +135,14 @@ function isUnwritten(message: Message): message is Unwritten {
   return message.state === "writing" && message.stream !== undefined;
 }
 
-function setRun(message: Message, run: Run | null): void {
+/** Show how an answer goes; null: it has ended. False: that is nothing new. */
+function setRun(message: Message, run: Run | null): boolean {
   const before = runs.peek().get(message.chat);
-  if (run === null && before?.message !== message.id) return;
-  if (run && JSON.stringify(run) === JSON.stringify(before)) return;
+  if (run === null && before?.message !== message.id) return false;
+  if (run && JSON.stringify(run) === JSON.stringify(before)) return false;
   const next = new Map(runs.peek());
   if (run) next.set(message.chat, run);
   else next.delete(message.chat);
   runs.value = next;
+  return true;
 }

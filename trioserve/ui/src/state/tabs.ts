@@ -1,12 +1,14 @@
 // Several tabs of the page share one database. They tell each other what has changed, and ask who
 // follows an answer.
 
+import type { Run } from "../types";
 import { newId } from "./ids";
 import { place } from "./storage";
 
 type Note =
   | { kind: "changed"; chat: string }
   | { kind: "written" }
+  | { kind: "run"; run: Run }
   | { kind: "who"; message: string; asked: string }
   | { kind: "me"; asked: string }
   | { kind: "bye" };
@@ -22,6 +24,8 @@ export interface Ears {
   onChanged(chat: string): void;
   /** Another tab has saved more of an answer. */
   onWritten(): void;
+  /** How an answer goes that another tab follows. */
+  onRun(run: Run): void;
   /** A tab has been closed: what it followed, nobody does. */
   onBye(): void;
   /** Whether this tab follows an answer. */
@@ -35,6 +39,7 @@ export function startTabs(ears: Ears): void {
   channel.onmessage = ({ data }: MessageEvent<Note>) => {
     if (data.kind === "changed") ears.onChanged(data.chat);
     else if (data.kind === "written") ears.onWritten();
+    else if (data.kind === "run") ears.onRun(data.run);
     else if (data.kind === "bye") ears.onBye();
     else if (data.kind === "me") questions.get(data.asked)?.();
     else if (ears.isFollowing(data.message)) tell({ kind: "me", asked: data.asked });
@@ -56,6 +61,11 @@ export function tellChanged(chat: string): void {
 /** Tell the other tabs that there is more of an answer. */
 export function tellWritten(): void {
   tell({ kind: "written" });
+}
+
+/** Tell the other tabs how an answer goes that this one follows. */
+export function tellRun(run: Run): void {
+  tell({ kind: "run", run });
 }
 
 /** Whether another tab follows an answer. */

@@ -9,7 +9,7 @@ import { messageFor } from "../testing/messages";
 import type { Message } from "../types";
 import { chats, exportChats, importChats, live, newChat, open, openChat, remove, rename, search, setChat } from "./chats";
 import { keepAnswer, reading, writing } from "./db";
-import { checkOthers, isFollowing, look, runs } from "./runs";
+import { checkOthers, isFollowing, look, runs, showRun } from "./runs";
 import { settings } from "./settings";
 import { loadChats, refresh } from "./shown";
 import { endTabs, startTabs } from "./tabs";
@@ -341,6 +341,7 @@ function listen(): void {
   startTabs({
     onChanged: (id) => void refresh(id).then(look),
     onWritten: () => void look(),
+    onRun: showRun,
     onBye: () => void checkOthers(0),
     isFollowing,
   });
@@ -364,6 +365,9 @@ test("an answer that another tab follows is shown, and left to it", async () => 
   await save({ content: "", state: "writing", stream });
   await until(() => runs.peek().size === 1);
   const [question] = path();
+  const run = { ...runs.peek().get(chat().id)!, phase: "queued", place: { position: 2 } };
+  tab.postMessage({ kind: "run", run });
+  await until(() => runs.peek().get(chat().id)?.place?.position === 2);
   await save({ content: "from there", state: "writing", stream: { ...stream, offset: 9 } });
   await until(() => live(id)?.peek().content === "from there");
   assert.equal(fake.count("GET /v1/stream"), 0);
