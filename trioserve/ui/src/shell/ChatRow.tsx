@@ -7,6 +7,7 @@ import type { Chat } from "../types";
 import { linkTo } from "./address";
 import { fileName, save } from "./files";
 import { useFocus } from "./focus";
+import { quoted } from "./format";
 import { Menu } from "./Popover";
 import { attempt, say } from "./toasts";
 import { uncover } from "./view";
@@ -102,5 +103,5 @@ async function download(chat: Chat): Promise<void> {
 async function drop(chat: Chat): Promise<void> {
   focusLink(chat.id, 1);
   const undo = await remove(chat.id);
-  say(`“${chat.title || "Untitled"}” was deleted.`, { label: "Undo", run: undo });
+  say(`${quoted(chat.title || "Untitled")} was deleted.`, { label: "Undo", run: undo });
 }

@@ -6,6 +6,7 @@ import { newId } from "../state/ids";
 import { presets, settings } from "../state/settings";
 import type { Sampling } from "../types";
 import { useFocus } from "./focus";
+import { quoted } from "./format";
 import { SamplingForm } from "./SamplingForm";
 import { attempt, say } from "./toasts";
 
@@ -103,7 +104,7 @@ function PresetChoice({ onChange }: Pick<FormProps, "onChange">): VNode | null {
           event.currentTarget.value = "";
           if (!chosen) return;
           onChange({ system: chosen.system, sampling: chosen.sampling });
-          say(`“${chosen.name}” is in use.`);
+          say(`${quoted(chosen.name)} is in use.`);
         }}
       >
         <option value="">Choose…</option>
@@ -144,7 +145,7 @@ function PresetName({ now, onEnd }: PresetNameProps): VNode {
     const others = presets.value.filter((one) => one.name !== title);
     presets.value = [...others, { id: newId(), name: title, system, sampling }];
     onEnd();
-    say(`“${title}” is saved.`);
+    say(`${quoted(title)} is saved.`);
   };
   return (
     <form class="inline-form" onSubmit={save}>

@@ -160,7 +160,7 @@ function Chip({ attachment }: { attachment: Attachment }): VNode {
   return (
     <li class="chip">
       <Icon name="file" />
-      <span class="chip-name" title={name}>
+      <span class="chip-name" dir="auto" title={name}>
         {name}
       </span>
       <span class="hint">{bytes(size)}</span>

@@ -4,6 +4,7 @@ import { Icon } from "../icon";
 import { openChat, setChat } from "../state/chats";
 import { presets } from "../state/settings";
 import type { Preset } from "../types";
+import { quoted } from "./format";
 import { summary } from "./sampling";
 import { attempt, say } from "./toasts";
 
@@ -29,7 +30,7 @@ export function Presets(): VNode {
 function Row({ preset }: { preset: Preset }): VNode {
   const remove = () => {
     presets.value = presets.value.filter((one) => one.id !== preset.id);
-    say(`“${preset.name}” was deleted.`, {
+    say(`${quoted(preset.name)} was deleted.`, {
       label: "Undo",
       run: () => {
         presets.value = [...presets.value, preset];
@@ -73,7 +74,7 @@ function UseButton({ preset }: { preset: Preset }): VNode {
     const open = openChat.value;
     if (!open) return;
     await setChat(open.chat.id, { system: preset.system, sampling: preset.sampling });
-    say(`“${preset.name}” is in use in this chat.`);
+    say(`${quoted(preset.name)} is in use in this chat.`);
   };
   return (
     <button type="button" class="button" disabled={!openChat.value} onClick={() => void attempt(use)}>

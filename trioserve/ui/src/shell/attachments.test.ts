@@ -14,9 +14,9 @@ test("a text file becomes an attachment", async () => {
 
 test("a file that is no text, or too large, is refused with its name", async () => {
   const picture = new File([bytes(0x89, 0x50, 0x4e, 0x47, 0, 1)], "photo.png");
-  await assert.rejects(readAttachment(picture, "1"), /“photo.png” is not a text file/);
+  await assert.rejects(readAttachment(picture, "1"), /photo\.png.” is not a text file/);
   const large = new File([new Uint8Array(MAX_BYTES + 1).fill(65)], "log.txt");
-  await assert.rejects(readAttachment(large, "1"), /“log.txt” is too large/);
+  await assert.rejects(readAttachment(large, "1"), /log\.txt.” is too large/);
 });
 
 test("texts in other encodings are read", () => {

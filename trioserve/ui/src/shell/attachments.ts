@@ -1,6 +1,7 @@
 /** Files that go with a message, read as text. */
 
 import type { Attachment } from "../types";
+import { quoted } from "./format";
 
 /** The largest file that is taken. More would not fit into the context of a model. */
 export const MAX_BYTES = 1_000_000;
@@ -8,9 +9,9 @@ export const MAX_BYTES = 1_000_000;
 /** Read a file as text; an Error for people says why it cannot be. */
 export async function readAttachment(file: File, id: string): Promise<Attachment> {
   const { name, type, size } = file;
-  if (size > MAX_BYTES) throw new Error(`“${name}” is too large. The limit is 1 MB.`);
+  if (size > MAX_BYTES) throw new Error(`${quoted(name)} is too large. The limit is 1 MB.`);
   const text = decode(new Uint8Array(await file.arrayBuffer()));
-  if (text === null) throw new Error(`“${name}” is not a text file.`);
+  if (text === null) throw new Error(`${quoted(name)} is not a text file.`);
   return { id, name, type: type || "text/plain", size, text };
 }
 

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bytes, contextSize, count, era, modelName, percent, seconds, speed, tokens } from "./format";
+import { bytes, contextSize, count, era, modelName, percent, quoted, seconds, speed, tokens } from "./format";
 
 test("numbers", () => {
   assert.equal(count(1234567.4), "1,234,567");
@@ -59,4 +59,8 @@ test("a model goes by the name of its file", () => {
   assert.equal(modelName("/models/gemma-3-270m.gguf"), "gemma-3-270m");
   assert.equal(modelName("ggml-org/gemma-3:Q4_K_M"), "gemma-3:Q4_K_M");
   assert.equal(modelName("plain"), "plain");
+});
+
+test("a quoted text is isolated from what is around it", () => {
+  assert.equal(quoted("a\u202eb"), "“\u2068a\u202eb\u2069”");
 });

@@ -74,3 +74,8 @@ export function era(time: number, now: number): string {
 export function modelName(id: string): string {
   return id.slice(id.lastIndexOf("/") + 1).replace(/\.gguf$/i, "") || id;
 }
+
+/** A text in quotes, in which it stays: one that runs from right to left turns nothing beside it. */
+export function quoted(text: string): string {
+  return `“\u2068${text}\u2069”`;
+}
