@@ -28,6 +28,10 @@ export function isFollowing(message: string): boolean {
   return writers.has(message);
 }
 
+export function runOf(message: string): Run | undefined {
+  return [...runs.peek().values()].find((run) => run.message === message);
+}
+
 /**
  * Have an answer written: ask for it with `body`, or take up one that the server should be
  * writing.

@@ -1,7 +1,7 @@
 // Starts what the state is made of.
 
 import { listenToBrowser } from "../server/wake";
-import { checkOthers, isFollowing, look, showRun, startChecking } from "./runs";
+import { checkOthers, isFollowing, look, runOf, showRun, startChecking } from "./runs";
 import { startServer } from "./server";
 import { startSettings } from "./settings";
 import { loadChats, refresh } from "./shown";
@@ -22,6 +22,7 @@ export async function start(): Promise<void> {
     onRun: showRun,
     onBye: () => void checkOthers(0),
     isFollowing,
+    runOf,
   });
   startChecking();
   void look();

@@ -30,6 +30,8 @@ export interface Ears {
   onBye(): void;
   /** Whether this tab follows an answer. */
   isFollowing(message: string): boolean;
+  /** How it goes. */
+  runOf(message: string): Run | undefined;
 }
 
 /** Begin to listen to the other tabs. */
@@ -42,7 +44,11 @@ export function startTabs(ears: Ears): void {
     else if (data.kind === "run") ears.onRun(data.run);
     else if (data.kind === "bye") ears.onBye();
     else if (data.kind === "me") questions.get(data.asked)?.();
-    else if (ears.isFollowing(data.message)) tell({ kind: "me", asked: data.asked });
+    else if (ears.isFollowing(data.message)) {
+      tell({ kind: "me", asked: data.asked });
+      const run = ears.runOf(data.message);
+      if (run) tellRun(run);
+    }
   };
   globalThis.addEventListener?.("pagehide", () => tell({ kind: "bye" }));
 }

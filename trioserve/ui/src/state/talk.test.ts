@@ -9,7 +9,7 @@ import { messageFor } from "../testing/messages";
 import type { Message } from "../types";
 import { chats, exportChats, importChats, live, newChat, open, openChat, remove, rename, search, setChat } from "./chats";
 import { keepAnswer, reading, writing } from "./db";
-import { checkOthers, isFollowing, look, runs, showRun } from "./runs";
+import { checkOthers, isFollowing, look, runOf, runs, showRun } from "./runs";
 import { settings } from "./settings";
 import { loadChats, refresh } from "./shown";
 import { endTabs, startTabs } from "./tabs";
@@ -344,6 +344,7 @@ function listen(): void {
     onRun: showRun,
     onBye: () => void checkOthers(0),
     isFollowing,
+    runOf,
   });
 }
 
@@ -375,6 +376,25 @@ test("an answer that another tab follows is shown, and left to it", async () => 
   await quiet();
   assert.deepEqual([last().content, last().state], ["from there, all", "done"]);
   assert.equal(path()[0], question, "what has not changed is not drawn again");
+  tab.close();
+  endTabs();
+});
+
+test("another tab that asks is told who follows an answer, and how it goes", async () => {
+  listen();
+  fake.onSession = (session) => session.event(delta({ content: "half" }));
+  await send("x", []);
+  const { id } = last();
+  await until(() => runs.peek().get(chat().id)?.phase === "writing");
+  const tab = other();
+  const heard: { kind: string; asked?: string; run?: { message: string } }[] = [];
+  tab.onmessage = ({ data }) => heard.push(data);
+  tab.postMessage({ kind: "who", message: "unknown", asked: "1" });
+  tab.postMessage({ kind: "who", message: id, asked: "2" });
+  const isMe = ({ kind }: { kind: string }) => kind === "me";
+  await until(() => heard.slice(heard.findIndex(isMe)).some(({ run }) => run?.message === id));
+  assert.deepEqual(heard.filter(isMe), [{ kind: "me", asked: "2" }]);
+  await stop(chat().id);
   tab.close();
   endTabs();
 });
