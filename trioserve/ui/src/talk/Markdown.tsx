@@ -8,8 +8,8 @@ import { Block } from "./Block";
 
 /** Of the time that passes while a text is written, drawing it takes at most a quarter. */
 const SHARE = 3;
-/** A text that takes less than this to draw is drawn at each frame, milliseconds. */
-const QUICK_MS = 4;
+/** Between two drawings, milliseconds: a reader sees no more of them, and a phone's battery does. */
+const PAUSE_MS = 30;
 
 /** A text in Markdown. While it is written, only its last block is read and drawn again. */
 export function Markdown({ text, writing }: { text: string; writing: boolean }): VNode {
@@ -26,7 +26,7 @@ export function Markdown({ text, writing }: { text: string; writing: boolean }):
   );
 }
 
-/** The text to show now: where drawing takes long, it waits a little for more. */
+/** The text to show now: after each drawing it waits a little for more, and longer where drawing takes long. */
 function usePaced(text: string, writing: boolean): string {
   const [, drawAgain] = useState(0);
   const pace = useRef({ shown: text, drawn: "", readyAt: 0 }).current;
@@ -37,7 +37,7 @@ function usePaced(text: string, writing: boolean): string {
     if (pace.drawn === pace.shown) return;
     pace.drawn = pace.shown;
     const cost = performance.now() - begun;
-    pace.readyAt = cost > QUICK_MS ? begun + cost * (1 + SHARE) : 0;
+    pace.readyAt = begun + Math.max(PAUSE_MS, cost * (1 + SHARE));
   });
   useEffect(() => {
     if (pace.shown === text) return undefined;

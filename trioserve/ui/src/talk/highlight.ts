@@ -6,7 +6,7 @@ import type { Question, Reply } from "./highlightWorker";
 /** Longer code stays plain. */
 const MAX_CODE = 60_000;
 /** A question that takes longer ends the worker. */
-const PATIENCE_MS = 2000;
+const PATIENCE_MS = 5000;
 
 let worker: Promise<Worker> | null = null;
 let queue: Promise<unknown> = Promise.resolve();

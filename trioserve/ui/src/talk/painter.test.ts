@@ -44,13 +44,17 @@ test("code without a language stays plain", () => {
   assert.deepEqual(asked, []);
 });
 
-test("what could not be coloured is not tried again until it changes", async () => {
+test("what could not be coloured is not tried again, unless as another language", async () => {
   const { asked, highlight, answer } = scripted();
-  const painter = new Painter(() => assert.fail("nothing to show"), highlight, 0);
+  const shown: Coloured[] = [];
+  const painter = new Painter((one) => shown.push(one), highlight, 0);
   painter.want("a", "nonsense", false);
   await answer(null);
-  painter.want("a", "nonsense", false);
+  painter.want("ab", "nonsense", false);
   assert.deepEqual(asked, ["a"]);
+  painter.want("ab", "js", false);
+  await answer();
+  assert.deepEqual(shown.map((one) => one.code), ["ab"]);
 });
 
 test("nothing is shown after the end", async () => {

@@ -19,8 +19,10 @@ export class Painter {
   private open = false;
   private busy = false;
   private ended = false;
-  /** What was coloured last, or what is not to be tried again. */
-  private last: string | null = null;
+  /** What was coloured last. */
+  private last = "";
+  /** The language in which it could not be done, and is not tried again. */
+  private failed = "";
 
   constructor(
     private readonly show: (coloured: Coloured) => void,
@@ -42,12 +44,12 @@ export class Painter {
 
   private async work(): Promise<void> {
     this.busy = true;
-    while (!this.ended && this.language && this.code && this.code !== this.last) {
-      const code = this.code;
+    while (!this.ended && this.code !== this.last && this.language !== this.failed) {
+      const { code, language } = this;
+      const lines = await this.highlight(code, language);
       this.last = code;
-      const lines = await this.highlight(code, this.language);
-      if (lines === null) break;
-      if (!this.ended) this.show({ code, lines });
+      if (lines === null) this.failed = language;
+      else if (!this.ended) this.show({ code, lines });
       if (this.open) await new Promise((resolve) => setTimeout(resolve, this.pause));
     }
     this.busy = false;
