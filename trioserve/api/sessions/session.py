@@ -79,6 +79,7 @@ class Session:
         self.completed_at = 0
         self.n_readers = 0
         self.head: Head | None = None
+        self.is_stream = False  # the answer is the stream that was asked for, and has begun
         self.body = b""  # of an answer that is no stream
         self.failure: Exception | None = None  # why there is no whole answer
         self._framing = framing_of(form.content_type)
@@ -105,6 +106,7 @@ class Session:
         """Take a message of the answer. This is an ASGI ``send`` that never waits for a reader."""
         if message["type"] == "http.response.start":
             self.head = Head(message["status"], tuple(message["headers"]))
+            self.is_stream = self.head.is_stream(self.form.content_type)
             if self.is_stream:
                 self._answered.set()
             return
@@ -113,11 +115,6 @@ class Session:
         elif events := self._framing.feed(message.get("body", b""), self.ring.end):
             self._append(events)
         self._whole = not message.get("more_body", False)
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the answer is the stream that was asked for, and has begun."""
-        return self.head is not None and self.head.is_stream(self.form.content_type)
 
     def _append(self, events: bytes) -> None:
         before = len(self.ring)
