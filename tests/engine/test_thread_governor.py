@@ -112,6 +112,20 @@ def test_a_neighbour_comes_and_goes() -> None:
     assert machine.governor.changes == 2
 
 
+def test_trials_cost_little_of_the_first_seconds_beside_a_neighbour() -> None:
+    n_ticks, seconds = 0, 0.0
+    for seed in range(20):
+        machine = Machine(seed=seed)
+        machine.work, machine.stall = 0.0125, 0.6  # a tick with two threads takes 50 times as long
+        machine.run(5)
+        machine.others = 1
+        start = machine.now
+        for _ in range(256):
+            machine.tick()
+        n_ticks, seconds = n_ticks + 256, seconds + machine.now - start
+    assert n_ticks / seconds > 0.62 * machine.speed(1)
+
+
 def test_one_that_was_there_first() -> None:
     machine = Machine()
     machine.others = 1

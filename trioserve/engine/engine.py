@@ -95,6 +95,7 @@ class Engine(Loop):
         self._decoder = Decoder(backend)
         self._slot_calls = SlotCalls()
         self._strategy = strategy
+        strategy.begin(unified=self._scheduler.cache.unified)
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
         self._counters = Counters()

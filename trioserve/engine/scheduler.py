@@ -53,7 +53,6 @@ class Scheduler:
         self.n_batch, self.n_outputs = n_batch, n_outputs
         self.cache = cache
         self._strategy = strategy
-        strategy.begin(unified=cache.unified)
         self.turns = AdapterTurns(TURN_S) if has_adapters else None
         self._admitted: list[Slot] = []
         self._preempted: list[Run] = []

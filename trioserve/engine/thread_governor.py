@@ -33,8 +33,10 @@ SLOW = 1.5
 #: What is usual rises by so much in a window: ticks take longer as texts grow.
 DRIFT = 1.02
 
-#: A trial succeeds if its ticks take at most so much of the time.
+#: A trial succeeds if its ticks take at most so much of the time. With so little of it, there is no
+#: need to look again at the threads in use.
 GAIN = 0.9
+CLEAR = 0.1
 #: It ends early if each of its first ticks takes this many times as long, or any one far longer.
 HOPELESS = 1.1
 EARLY = 3
@@ -44,6 +46,10 @@ FAR_LONGER = 1.5
 #: nothing runs, too: whatever took the cores may be gone. For fewer, only ticks count.
 MIN_WAIT_S = 0.5
 MAX_WAIT_S = 60.0
+#: They last for so many times what the last trial has lost; and where one of fewer threads has just
+#: succeeded, for so many times what each of its ticks has saved.
+PER_LOSS = 10.0
+PER_GAIN = 3.0
 #: More threads were a failure, too, if they did not last for so many seconds.
 LASTING_S = 10.0
 
@@ -118,6 +124,16 @@ class _Trial:
         """When its last tick ended."""
         return max(self.ticks.end, self.again.end)
 
+    @property
+    def lost(self) -> float:
+        """Seconds that its ticks took longer than usual."""
+        return max(0.0, self.ticks.seconds * (1 - self.usual / self.ticks.cost))
+
+    @property
+    def saved(self) -> float:
+        """Seconds by which each of its ticks was shorter than usual."""
+        return self.ticks.seconds / len(self.ticks.costs) * (self.usual / self.ticks.cost - 1)
+
     def add(self, tick: Tick) -> bool | None:
         """Add a tick; returns whether the trial has succeeded or failed, None while it goes on."""
         ticks, again = self.ticks, self.again
@@ -130,6 +146,8 @@ class _Trial:
             return None
         if ticks.cost > GAIN * self.usual:
             return False
+        if ticks.cost <= CLEAR * self.usual:
+            return True
         # The machine, or the texts, may have changed in the middle of it.
         return ticks.cost <= GAIN * again.cost if again.is_full else None
 
@@ -142,10 +160,10 @@ class _Waits:
     wait: float = MIN_WAIT_S
     failures: int = 0
 
-    def fail(self, now: float) -> None:
-        """Wait for twice as long."""
+    def fail(self, now: float, lost: float = 0.0) -> None:
+        """Wait for twice as long, or longer where so many seconds were lost."""
         self.failures += 1
-        self.next = now + self.wait
+        self.next = now + min(max(self.wait, PER_LOSS * lost), MAX_WAIT_S)
         self.wait = min(2 * self.wait, MAX_WAIT_S)
 
     def reset(self, next_: float) -> None:
@@ -232,9 +250,9 @@ class _Governed:
         fewer = trial.candidate < self.threads
         if not succeeded:
             if fewer:
-                self._fewer.fail(self._in_ticks)
+                self._fewer.fail(self._in_ticks, trial.lost)
             else:
-                self._more.fail(now)
+                self._more.fail(now, trial.lost)
             self._usual[trial.size] = trial.usual  # so this is what it costs
             return
         self._change(trial.candidate)
@@ -245,7 +263,7 @@ class _Governed:
         elif now - self._raised < LASTING_S:
             self._more.fail(now)
         else:
-            self._more.reset(now + MIN_WAIT_S)
+            self._more.reset(now + min(max(MIN_WAIT_S, PER_GAIN * trial.saved), MAX_WAIT_S))
 
     def _change(self, threads: int) -> None:
         self.threads = threads
