@@ -31,7 +31,7 @@ export function Popover(props: PopoverProps): VNode {
   };
   const toggled = (event: { newState: string }) => {
     if (event.newState === "closed") setOpen(false);
-    else panel.current?.querySelector<HTMLElement>("[data-first], [role^=menuitem], input, button")?.focus();
+    else panel.current?.querySelector<HTMLElement>("[data-first], .menu-entry")?.focus();
   };
   return (
     <>
@@ -76,10 +76,10 @@ function place(panel: HTMLElement, at: DOMRect): void {
   style.maxHeight = `${(below ? innerHeight - at.bottom : at.top) - 16}px`;
 }
 
-/** Move between the entries of a menu with the arrow keys. */
+/** Move between the entries with the arrow keys. */
 function step(event: KeyboardEvent, panel: HTMLElement): void {
-  const entries = [...panel.querySelectorAll<HTMLElement>("[role^=menuitem]")];
-  if (entries.length === 0) return;
+  const entries = [...panel.querySelectorAll<HTMLElement>(".menu-entry")];
+  if (entries.length === 0 || (event.target instanceof HTMLInputElement && !event.key.startsWith("Arrow"))) return;
   const at = entries.indexOf(document.activeElement as HTMLElement);
   const to = new Map([
     ["ArrowDown", at + 1],

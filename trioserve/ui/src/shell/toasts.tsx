@@ -5,6 +5,7 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { focusAgain } from "./view";
 
 /** How long one is shown, in milliseconds. One that offers something, or tells of a failure, stays longer. */
 const BRIEF = 4000;
@@ -65,6 +66,7 @@ function Shown({ toast }: { toast: Toast }): VNode {
   }, [held]);
   const press = () => {
     drop(id);
+    focusAgain();
     void attempt(() => action?.run());
   };
   return (
