@@ -62,8 +62,7 @@ class Engine(Loop):
             the rest goes to RAM. None: any number.
         checkpoints: how many there may be, where sequences cannot be cut.
         context_shift: go on in a full context without its older half, rather than end.
-        notify, flush_interval: as a `Loop` has them. The first token of a task and the last leave
-            at once.
+        notify, flush_interval: as a `Loop` has them. A task's first and last token leave at once.
     """
 
     def __init__(
