@@ -61,7 +61,7 @@ export function Activity(): VNode {
 function Panels({ seen }: { seen: Seen }): VNode {
   return (
     <>
-      <Speed now={seen.tokensPerSecond} />
+      {seen.slots && <Speed now={seen.tokensPerSecond} />}
       {seen.slots && seen.slots.length > 0 && <Slots slots={seen.slots} />}
       {seen.cache && <Cache cache={seen.cache} slots={seen.slots ?? []} />}
       {seen.queue && seen.slots?.length !== 0 && <Queue queue={seen.queue} />}
