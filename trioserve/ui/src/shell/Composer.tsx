@@ -12,7 +12,7 @@ import { attach, attachText, detach, draft, setDraft } from "./draft";
 import { choose } from "./files";
 import { bytes, count, percent } from "./format";
 import { attempt, say } from "./toasts";
-import { touch } from "./view";
+import { focusComposer, touch } from "./view";
 
 /** A text of so many characters is attached when it is pasted. */
 const LONG_PASTE = 8000;
@@ -27,7 +27,9 @@ export function Composer(): VNode {
   const running = useComputed(() => runs.value.has(openChat.value?.chat.id ?? ""));
   const canSend = text.trim() !== "" || attachments.length > 0;
   const submit = () => {
-    if (canSend && !running.value && chat) void attempt(() => sendDraft());
+    if (!canSend || running.value || !chat) return;
+    stay();
+    void attempt(() => sendDraft());
   };
   return (
     <form
@@ -64,7 +66,10 @@ export function Composer(): VNode {
             class="icon-button send stop"
             aria-label="Stop"
             title="Stop (Esc)"
-            onClick={() => void attempt(() => stop(chat))}
+            onClick={() => {
+              stay();
+              void attempt(() => stop(chat));
+            }}
           >
             <Icon name="stop" />
           </button>
@@ -76,6 +81,11 @@ export function Composer(): VNode {
       </div>
     </form>
   );
+}
+
+/** The button that was pressed goes, and the focus with it. On a phone, the keyboard would come up. */
+function stay(): void {
+  if (!touch.value) focusComposer();
 }
 
 /** Send the draft; it is back if that fails. */

@@ -86,14 +86,20 @@ function SearchField(): VNode {
     };
   }, [text, all]);
 
+  // Who types quickly does not wait for the list.
+  const openFirst = async () => {
+    const [first] = text.trim() ? await search(text.trim()) : [];
+    if (!first) return;
+    goTo(first.id);
+    uncover();
+  };
   const onKey = (event: KeyboardEvent) => {
     if (event.key === "Escape") {
       event.preventDefault();
       if (text) setText("");
       else focusComposer();
-    } else if (event.key === "Enter" && found.value?.[0]) {
-      goTo(found.value[0].id);
-      uncover();
+    } else if (event.key === "Enter") {
+      void attempt(openFirst);
     } else if (event.key === "ArrowDown") {
       event.preventDefault();
       document.querySelector<HTMLElement>(".chat-link")?.focus();
