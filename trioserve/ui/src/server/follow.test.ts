@@ -38,7 +38,7 @@ async function inTime<T>(work: Promise<T>): Promise<T> {
 async function followed(
   signal = new AbortController().signal,
   offset = 0,
-  body: Record<string, unknown> | undefined = { messages: [] },
+  body: Record<string, unknown> | null = { messages: [] },
 ): Promise<Followed> {
   const result = { text: "", offsets: [] as number[], waits: [] as ServerError[] };
   const listener = {
@@ -172,6 +172,18 @@ test("a server that was restarted has lost the answer", async (t) => {
   fake.next(POST, { cutAfter: 120 });
   fake.next(GET, { isAway: true }, { status: 404, body: { error: { message: "unknown", code: 404 } } });
   assert.equal((await followed()).end.kind, "lost");
+});
+
+test("after a reload the server is asked whether it knows the answer, before it is read", async (t) => {
+  withClock(t);
+  const fake = server();
+  const { offsets } = await followed();
+  const { text, end } = await followed(undefined, offsets[2], null);
+  assert.deepEqual([text, end.kind], [PIECES.slice(2).join(""), "complete"]);
+  fake.sessions.clear();
+  const reads = fake.count(GET);
+  assert.equal((await followed(undefined, offsets[2], null)).end.kind, "lost");
+  assert.equal(fake.count(GET), reads);
 });
 
 test("an answer whose next bytes were dropped has a gap", async (t) => {

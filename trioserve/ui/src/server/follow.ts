@@ -10,7 +10,7 @@ import { Watch } from "./watch";
 
 export interface Following {
   conversation: string;
-  /** The body of the POST; absent: the server should know the conversation. */
+  /** The body of the POST; absent: the server should know the conversation already. */
   body?: Record<string, unknown>;
   /** Where to go on. */
   offset: number;
@@ -96,7 +96,7 @@ class FinalError extends ServerError {}
 
 class Connection {
   offset: number;
-  /** Whether the server has the request: perhaps, after a POST that had no answer. */
+  /** Whether the server has the request: perhaps, after a POST without an answer or a reload. */
   #posted: "no" | "perhaps" | "yes";
 
   constructor(
@@ -105,7 +105,7 @@ class Connection {
     private readonly outer: AbortSignal,
   ) {
     this.offset = wanted.offset;
-    this.#posted = wanted.body ? "no" : "yes";
+    this.#posted = wanted.body ? "no" : "perhaps";
   }
 
   /** Open a connection and read it to its end; true: the answer is complete. */
@@ -114,6 +114,7 @@ class Connection {
     try {
       watch.expect(SILENCE);
       if (this.#posted === "perhaps") this.#posted = (await this.#isKnown(watch)) ? "yes" : "no";
+      if (this.#posted === "no" && !this.wanted.body) throw new ServerError("It is unknown.", 404);
       const response = await this.#open(watch);
       this.listener.onConnected();
       return await this.#readBody(response, watch);
@@ -126,8 +127,9 @@ class Connection {
   endBy(error: ServerError): End | null {
     if (error instanceof FinalError) return { kind: "failed", error };
     if (error.passes && (error.retryAfter ?? 0) <= LONGEST_ASKED) return null;
-    if (this.#posted === "yes" && error.reason === "unknown") return { kind: "lost" };
-    if (this.#posted === "yes" && error.status === 400) return { kind: "gap" };
+    const isReading = this.#posted === "yes" || !this.wanted.body;
+    if (isReading && error.reason === "unknown") return { kind: "lost" };
+    if (isReading && error.status === 400) return { kind: "gap" };
     return { kind: "failed", error };
   }
 

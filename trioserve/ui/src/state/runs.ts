@@ -129,10 +129,10 @@ export function showRun(run: Run): void {
 /** Show how an answer has ended that another tab followed. */
 async function end(message: Unwritten): Promise<void> {
   others.delete(message.id);
-  setRun(message, null);
   const now = await reading((tx) => tx.message(message.id));
   endLive(now ?? { ...message, state: "stopped" });
   await refresh(message.chat);
+  setRun(message, null);
 }
 
 function isUnwritten(message: Message): message is Unwritten {

@@ -392,7 +392,8 @@ test("another tab that asks is told who follows an answer, and how it goes", asy
   tab.postMessage({ kind: "who", message: "unknown", asked: "1" });
   tab.postMessage({ kind: "who", message: id, asked: "2" });
   const isMe = ({ kind }: { kind: string }) => kind === "me";
-  await until(() => heard.slice(heard.findIndex(isMe)).some(({ run }) => run?.message === id));
+  const isToldAfter = (at: number) => at >= 0 && heard.slice(at).some(({ run }) => run?.message === id);
+  await until(() => isToldAfter(heard.findIndex(isMe)));
   assert.deepEqual(heard.filter(isMe), [{ kind: "me", asked: "2" }]);
   await stop(chat().id);
   tab.close();
