@@ -222,7 +222,7 @@ function Queue({ queue }: { queue: QueuedView[] }): VNode {
               </span>
               <span class="hint">
                 {seconds(one.waitedS)}
-                {one.waitS !== null && ` · about ${seconds(one.waitS)} left`}
+                {one.waitS !== null && (one.waitS < 0.1 ? " · soon" : ` · about ${seconds(one.waitS)} left`)}
               </span>
             </li>
           ))}

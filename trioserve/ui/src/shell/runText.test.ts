@@ -11,6 +11,7 @@ test("a place in the queue is told with the time that is left, if one is known",
   const place = (position: number, waitS?: number) =>
     describeRun(run({ phase: "queued", place: { position, waitS } }), 1000).text;
   assert.equal(place(1), "Next in the queue");
+  assert.equal(place(1, 0.04), "Next in the queue");
   assert.equal(place(3, 2.12), "Number 3 in the queue, about 2.1 s");
   assert.equal(describeRun(run({ phase: "queued" }), 1000).text, "Waiting in the queue");
 });

@@ -40,7 +40,7 @@ export function describeRun(run: Run, now: number): RunText {
 function queued(place: Run["place"]): string {
   if (!place) return "Waiting in the queue";
   const where = place.position === 1 ? "Next in the queue" : `Number ${count(place.position)} in the queue`;
-  return place.waitS === undefined ? where : `${where}, about ${seconds(place.waitS)}`;
+  return place.waitS === undefined || place.waitS < 0.1 ? where : `${where}, about ${seconds(place.waitS)}`;
 }
 
 function withSpeed(what: string, run: Run): string {
