@@ -13,7 +13,7 @@ export function Problem({ message, last }: { message: Message; last: boolean }):
   const found = problem(message);
   if (!found) return null;
   return (
-    <div class={found.failed ? "problem failed" : "problem"} role={found.failed ? "alert" : undefined}>
+    <div class={found.failed ? "problem failed" : "problem"} role={found.failed && last ? "alert" : undefined}>
       {found.failed && <Icon name="alert" />}
       <p>{found.text}</p>
       {last && (
