@@ -70,9 +70,9 @@ test("of a long conversation the last messages are drawn, and earlier ones when 
   );
   open(path, "another");
   await drawn();
-  assert.equal(place.querySelectorAll(".message").length, 30);
+  assert.equal(place.querySelectorAll(".message").length, 20);
   assert.match(place.textContent ?? "", /Number 99/);
-  for (const expected of [60, 90, 100]) {
+  for (const expected of [40, 60, 80, 100]) {
     place.querySelector<HTMLElement>(".earlier")?.click();
     await drawn();
     assert.equal(place.querySelectorAll(".message").length, expected);

@@ -91,8 +91,8 @@ test("results belong to the calls before them, in order", () => {
 
 test("of a long conversation the end is shown at first", () => {
   const path = Array.from({ length: 500 }, () => message);
-  assert.equal(beginning(path, 500), 470);
-  assert.equal(beginning(path, 470), 440);
+  assert.equal(beginning(path, 500), 480);
+  assert.equal(beginning(path, 480), 460);
   assert.equal(beginning(path, 10), 0);
   assert.equal(beginning([], 0), 0);
   const long = Array.from({ length: 500 }, () => ({ ...message, content: "x".repeat(50_000) }));

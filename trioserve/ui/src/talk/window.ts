@@ -3,8 +3,8 @@
 import type { Message } from "../types";
 
 /** At once: so many messages at most, and so much text at most. */
-const MOST = 30;
-const TEXT = 60_000;
+const MOST = 20;
+const TEXT = 30_000;
 const LEAST = 4;
 
 /** Where to begin so that the messages before `end` fill some screens, and take little time to draw. */
