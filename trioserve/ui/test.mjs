@@ -38,7 +38,7 @@ try {
   });
   const files = tests.map((name) => join(out, name.replace(/\.tsx?$/, ".mjs")));
   const { status } = spawnSync(
-    process.execPath, ["--enable-source-maps", "--test", "--test-reporter=dot", "--test-timeout=60000", ...files], { stdio: "inherit" },
+    process.execPath, ["--enable-source-maps", "--test", "--test-reporter=dot", "--test-timeout=120000", ...files], { stdio: "inherit" },
   );
   process.exitCode = status ?? 1;
 } finally {
