@@ -47,19 +47,33 @@ export async function reading<T>(work: (tx: Transaction) => Promise<T>): Promise
  * Change the database within one transaction. Undefined: it could not be kept, and `storage` says
  * why; then the page holds it until there is room, or drops it if it `isOptional`.
  */
-export async function writing<T>(
+export function writing<T>(
   work: (tx: Transaction) => Promise<T>,
   isOptional = false,
+): Promise<T | undefined> {
+  // One after the other: what cannot be kept has to be held before the next one looks for it.
+  const done = lastWrite.then(() => attempt(work, isOptional));
+  const next = () => undefined;
+  lastWrite = done.then(next, next); // who has called hears of the error
+  return done;
+}
+
+let lastWrite: Promise<void> = Promise.resolve();
+
+async function attempt<T>(
+  work: (tx: Transaction) => Promise<T>,
+  isOptional: boolean,
 ): Promise<T | undefined> {
   const changes = new Changes();
   try {
     const result = await transact("readwrite", work, changes);
     changes.wereKept();
     // Perhaps something was deleted, so that there is room.
-    if (hasUnkept()) await writing(writeUnkept);
+    if (hasUnkept()) await attempt(writeUnkept, false);
     else noteKept();
     return result;
   } catch (error) {
+    if (!(error instanceof DOMException)) throw error;
     if (!isOptional) changes.wereNotKept();
     noteUnkept(error);
     return undefined;

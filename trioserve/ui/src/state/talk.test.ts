@@ -60,6 +60,19 @@ test("a message is sent, answered and kept", async () => {
   assert.deepEqual(post!.body.messages, [{ role: "user", content: "Hello there\nfriend" }]);
 });
 
+test("a message and its run are there at the same moment", async () => {
+  const lengths: number[] = [];
+  const end = effect(() => void lengths.push((openChat.value?.path.length ?? 0) - runs.value.size));
+  const sent = send("x", []);
+  await Promise.resolve();
+  await Promise.resolve();
+  assert.deepEqual([path().length, runs.peek().size], [2, 1]);
+  await sent;
+  await quiet();
+  end();
+  assert.ok(lengths.length > 1);
+});
+
 test("a conversation goes on with what was said", async () => {
   await say("one");
   await say("two");

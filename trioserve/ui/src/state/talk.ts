@@ -71,10 +71,11 @@ export async function continueAnswer(message: string): Promise<void> {
   const { stats: _, finish: __, error: ___, ...rest } = before;
   const now = Date.now();
   const unwritten: Unwritten = { ...rest, state: "writing", stream: streamFor(chat.id, now) };
-  await change(chat.id, { leaf: before.id, updatedAt: now }, [unwritten]);
+  const isKept = change(chat.id, { leaf: before.id, updatedAt: now }, [unwritten]);
   const hasText = Boolean(before.content || before.reasoning);
   const path = pathTo(openTree(), hasText ? before.id : before.parent);
   void write(unwritten, bodyOf(chat, path, hasText));
+  await isKept;
 }
 
 /**
@@ -155,8 +156,10 @@ async function answer(parent: string | null, added: Message[]): Promise<void> {
   };
   const title = chat.title || titleFrom(added[0]);
   const how = { title, leaf: unwritten.id, updatedAt: now };
-  await change(chat.id, how, [...added, unwritten]);
+  // What is written of the answer gets to the database after this, and so finds the message there.
+  const isKept = change(chat.id, how, [...added, unwritten]);
   void write(unwritten, bodyOf(chat, pathTo(openTree(), parent), false));
+  await isKept;
 }
 
 function bodyOf(chat: Chat, path: Message[], continues: boolean): Record<string, unknown> {
