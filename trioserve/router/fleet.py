@@ -10,8 +10,6 @@ from contextlib import (
     asynccontextmanager,
     nullcontext,
 )
-from types import TracebackType
-from typing import Self
 
 import trio
 
@@ -33,7 +31,7 @@ from trioserve.router.record import Record
 from trioserve.router.schedule import Schedule, Ticket
 from trioserve.router.states import FleetEvent, ModelState, Status, Waiting
 from trioserve.router.supervisor import Supervisor, too_often
-from trioserve.server.concurrency import alongside
+from trioserve.server.concurrency import EnteredOnce, alongside
 
 __all__ = ["Child", "Fleet"]
 
@@ -44,7 +42,7 @@ _GRACE = 5.0
 _NEWS_INTERVAL = 0.1
 
 
-class Fleet:
+class Fleet(EnteredOnce):
     """The models of a catalog, each in a process of its own.
 
     Inside ``async with Fleet(catalog) as fleet:``, ``async with fleet.use(entry) as child:`` gives
@@ -85,21 +83,6 @@ class Fleet:
         self._news = _Bell()
         self._supervisor: Supervisor | None = None
         self._closed = False
-        self._life: AbstractAsyncContextManager[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._life = self._live()
-        await self._life.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        assert self._life is not None
-        return await self._life.__aexit__(exc_type, exc, traceback)
 
     # -- life
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Self
 
 import trio
 
@@ -30,3 +33,29 @@ async def alongside(function: Callable[[], Awaitable[object]]) -> AsyncIterator[
             raise
     if failure is not None:
         raise failure
+
+
+class EnteredOnce(ABC):
+    """Something that lives inside ``async with``, once, as long as `_live` does."""
+
+    _life: AbstractAsyncContextManager[None] | None = None
+
+    @abstractmethod
+    def _live(self) -> AbstractAsyncContextManager[None]:
+        """Make the block that is entered."""
+
+    async def __aenter__(self) -> Self:
+        if self._life is not None:
+            raise RuntimeError(f"a {type(self).__name__} can be entered only once")
+        self._life = self._live()
+        await self._life.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._life is not None
+        return await self._life.__aexit__(exc_type, exc, traceback)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import structlog
@@ -18,7 +17,7 @@ from trioserve.config import Config
 from trioserve.errors import EngineError, ServerClosingError, ServerSleepingError
 from trioserve.server.arguments import refuse, take_context
 from trioserve.server.common import Common
-from trioserve.server.concurrency import alongside
+from trioserve.server.concurrency import EnteredOnce, alongside
 from trioserve.server.context import RequestContext
 from trioserve.server.health import Health
 from trioserve.server.keeper import Keeper, ServerState
@@ -34,7 +33,7 @@ from trioserve.types import EngineCounters, EngineStatus
 _log = structlog.stdlib.get_logger("trioserve.server")
 
 
-class ServerLife:
+class ServerLife(EnteredOnce):
     """What a `Server` is, whatever it is asked for: its model is loaded, or the server sleeps."""
 
     def __init__(
@@ -60,7 +59,6 @@ class ServerLife:
         self._drive = drive
         self._room = room
         self._begun = asleep  # it was loaded, or need not be
-        self._life: AbstractAsyncContextManager[None] | None = None
         self._keeper = Keeper(
             self._engine,
             self._remember,
@@ -82,22 +80,6 @@ class ServerLife:
         self._status: EngineStatus | None = None  # before it ended, to fall asleep
         self._scales: tuple[float, ...] = ()  # of its adapters, then
         self._before = EngineCounters()  # what earlier engines had done
-
-    async def __aenter__(self) -> Self:
-        if self._life is not None:
-            raise RuntimeError("a Server can be entered only once")
-        self._life = self._live()
-        await self._life.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        assert self._life is not None
-        return await self._life.__aexit__(exc_type, exc, traceback)
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:

@@ -6,19 +6,18 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import structlog
 import trio
 from quart import Quart, current_app, request
 
+from trioserve.api.base.app_life import AppLife
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import Request
-from trioserve.api.base.intake import Intake, intake_of
+from trioserve.api.base.intake import intake_of
 from trioserve.api.base.registry import Responses
 from trioserve.config import Config
 from trioserve.errors import (
     ModelLoadingError,
     ServerClosingError,
-    TrioServeError,
     UnavailableError,
 )
 from trioserve.models.fetch import fetch
@@ -27,15 +26,13 @@ from trioserve.server.concurrency import alongside
 from trioserve.server.lifecycle import Loader
 from trioserve.server.memory import MemoryBudget
 
-_log = structlog.stdlib.get_logger("trioserve.api")
-
 _T = TypeVar("_T")
 
 #: Seconds in which clients are told that the engine has failed, before the service ends.
 _FAREWELL = 3.0
 
 
-class Service(Intake):
+class Service(AppLife):
     """Holds the `Server` of an app, which answers while the model is still loading.
 
     Making one loads nothing; `run` does.
@@ -48,16 +45,10 @@ class Service(Intake):
     def __init__(self, config: Config | None = None, *, load: Loader | None = None) -> None:
         super().__init__(config or Config())
         self.responses = Responses()
-        #: Why there is no server: the model cannot be loaded, or the engine broke.
-        self.failure: TrioServeError | None = None
         #: Finds the files of the models, and downloads those that are not there.
         self.fetch: Callable[[Config], Awaitable[Config]] = fetch
         self._load = load
         self._server: Server | None = None
-        self._scope = trio.CancelScope()
-        self._stopping = False
-        self._loaded = trio.Event()
-        self._ended = trio.Event()
 
     @property
     def memory(self) -> MemoryBudget:
@@ -94,39 +85,22 @@ class Service(Intake):
         if self._server is not None and self._server.ready:
             self._server.parts.health.check_live()
 
-    async def wait_loaded(self) -> None:
-        """Wait until the model is loaded. Waits on when it cannot be."""
-        await self._loaded.wait()
-
-    async def wait_ended(self) -> None:
-        """Wait until the server has ended, or could not begin; `failure` says why."""
-        await self._ended.wait()
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load the model and serve it until `stop` is called. Reports started once loaded.
+    async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
+        """Load the model and serve it.
 
         Raises:
-            ModelLoadError: the model cannot be loaded. Written to the log, and kept in `failure`.
-            HubError: it cannot be downloaded; likewise.
+            ModelLoadError: the model cannot be loaded.
+            HubError: it cannot be downloaded.
             EngineError: the engine has failed, and the configuration says that this is the end.
-            TrioServeError: whatever else ends the server, in the same way.
         """
-        try:
-            with self._scope:
-                server = self._make_server(await self.fetch(self.config))
-                async with server, alongside(partial(self.streams.run, server.config)):
-                    self._server = server
-                    self._loaded.set()
-                    task_status.started()
-                    await self._until_failure(server)
-        except TrioServeError as error:
-            self.failure = error
-            _log.error(error.message)
-            raise
-        finally:
-            self._server = None
-            self._stopping = True
-            self._ended.set()
+        server = self._make_server(await self.fetch(self.config))
+        async with server, alongside(partial(self.streams.run, server.config)):
+            self._server = server
+            self._began(task_status)
+            await self._until_failure(server)
+
+    def _forget(self) -> None:
+        self._server = None
 
     def _make_server(self, config: Config) -> Server:
         return Server(config) if self._load is None else Server(config, load=self._load)
@@ -150,13 +124,6 @@ class Service(Intake):
             self._scope.cancel()  # gives up loading
         else:
             await self._server.drain(self.config.drain_timeout if timeout is None else timeout)
-
-    async def stop(self) -> None:
-        """End the server, if `run` was called, and wait until its memory is free."""
-        self._stopping = True
-        self._scope.cancel()
-        with trio.CancelScope(shield=True):
-            await self._ended.wait()
 
 
 def service_of(app: Quart) -> Service:

@@ -8,26 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import structlog
 import trio
 from quart import current_app
 from trio_util import AsyncValue
 
-from trioserve.api.base.intake import Intake, intake_of
+from trioserve.api.base.app_life import AppLife
+from trioserve.api.base.intake import intake_of
 from trioserve.api.router.metrics import RouterMetrics
 from trioserve.config import Config
 from trioserve.errors import (
     ModelLoadError,
     ServerClosingError,
-    TrioServeError,
     UnavailableError,
 )
 from trioserve.models.catalog import GgufSummary, ModelEntry, describe
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.server.concurrency import alongside
-
-_log = structlog.stdlib.get_logger("trioserve.api")
 
 #: Seconds in which clients get what their models have sent last.
 _FAREWELL = 3.0
@@ -36,7 +33,7 @@ _FAREWELL = 3.0
 OpenFleet: TypeAlias = Callable[[], AbstractAsyncContextManager[Fleet]]
 
 
-class RouterService(Intake):
+class RouterService(AppLife):
     """Holds the `Fleet` of an app.
 
     Args:
@@ -46,8 +43,6 @@ class RouterService(Intake):
 
     def __init__(self, config: Config, open_fleet: OpenFleet) -> None:
         super().__init__(config)
-        #: Why there is no fleet.
-        self.failure: TrioServeError | None = None
         #: Requests that are with a child, or wait for one.
         self.n_forwarded = AsyncValue(0)
         self.metrics = RouterMetrics()
@@ -55,10 +50,6 @@ class RouterService(Intake):
         self._fleet: Fleet | None = None
         self._downloads: Downloads | None = None
         self._summaries: dict[tuple[Path, object], GgufSummary | None] = {}
-        self._scope = trio.CancelScope()
-        self._stopping = False
-        self._loaded = trio.Event()
-        self._ended = trio.Event()
 
     @property
     def fleet(self) -> Fleet:
@@ -95,40 +86,19 @@ class RouterService(Intake):
                 self._summaries[key] = None
         return self._summaries[key]
 
-    async def wait_loaded(self) -> None:
-        """Wait until requests are taken. Waits on when they cannot be."""
-        await self._loaded.wait()
+    async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
+        async with (
+            self._open_fleet() as fleet,
+            alongside(self._own_memory.keep_trim),
+            alongside(partial(self.streams.run, self.config)),
+        ):
+            self._fleet = fleet
+            self._downloads = Downloads(fleet, token=self.config.hf_token)
+            self._began(task_status)
+            await self._downloads.run()
 
-    async def wait_ended(self) -> None:
-        """Wait until the service has ended, or could not begin; `failure` says why."""
-        await self._ended.wait()
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve the models until `stop` is called. Reports started once requests are taken.
-
-        Raises:
-            TrioServeError: whatever ends the fleet. Written to the log, and kept in `failure`.
-        """
-        try:
-            with self._scope:
-                async with (
-                    self._open_fleet() as fleet,
-                    alongside(self._own_memory.keep_trim),
-                    alongside(partial(self.streams.run, self.config)),
-                ):
-                    self._fleet = fleet
-                    self._downloads = Downloads(fleet, token=self.config.hf_token)
-                    self._loaded.set()
-                    task_status.started()
-                    await self._downloads.run()
-        except TrioServeError as error:
-            self.failure = error
-            _log.error(error.message)
-            raise
-        finally:
-            self._fleet = None
-            self._stopping = True
-            self._ended.set()
+    def _forget(self) -> None:
+        self._fleet = None
 
     async def drain(self) -> None:
         """Take nothing new, and let the models finish what runs, within the `drain_timeout`."""
@@ -137,13 +107,6 @@ class RouterService(Intake):
             await self._fleet.drain()
         with trio.move_on_after(_FAREWELL):
             await self.n_forwarded.wait_value(0)
-
-    async def stop(self) -> None:
-        """End all models, if `run` was called, and wait until their processes have ended."""
-        self._stopping = True
-        self._scope.cancel()
-        with trio.CancelScope(shield=True):
-            await self._ended.wait()
 
 
 def current_router() -> RouterService:
