@@ -180,7 +180,15 @@ def measure_all(options: argparse.Namespace, target: Target) -> tuple[dict[str, 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 1 when the limit is not kept, 2 when nothing was measured."""
     options = parse(argv)
-    more = ("--stream-interval-ms", "0", "--metrics", "--stream-sessions", "4096")
+    more = (
+        "--stream-interval-ms",
+        "0",
+        "--metrics",
+        "--stream-sessions",
+        "4096",
+        "--cache-ram",
+        "0",
+    )
     flags = Flags(model=options.model, threads=options.threads, slots=options.slots, more=more)
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         try:

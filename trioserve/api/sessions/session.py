@@ -60,7 +60,7 @@ class Names:
 
 
 class Session:
-    """One stream. Made by `Sessions.open`.
+    """One stream. Made by `Sessions.start`.
 
     Args:
         names: under which it is found.
