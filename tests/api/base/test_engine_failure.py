@@ -29,6 +29,8 @@ def blocks_of(answer: httpx.Response) -> list[tuple[str, Any]]:
     assert rest == ""
     events = []
     for block in blocks:
+        if block.startswith("retry: "):  # for an `EventSource`
+            continue
         fields = dict(line.split(": ", 1) for line in block.split("\n"))
         events.append((fields.get("event", ""), json.loads(fields["data"])))
     return events

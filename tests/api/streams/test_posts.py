@@ -186,7 +186,7 @@ async def test_a_reader_that_the_stream_has_overtaken_is_told() -> None:
     async with client_and_service(answering("Hello")) as (client, service):
         await client.post(CHATS, json=CHAT, headers={**NAMED, **ASYNC})
         session = await until_closed(service)
-        slow = reading._follow(session, 0, b"last")
+        slow = reading._follow(session, 0, b"", b"last")
         session.drop(1)
         error, last = [part async for part in slow]
         assert "no longer kept" in payloads_in(error)[-1]["error"]["message"]
@@ -524,7 +524,8 @@ async def test_both_names() -> None:
         accepted = await client.post(CHATS, json=CHAT, headers={**NAMED, **ASYNC})
         location = accepted.headers["Location"]
         one, other = await client.get(at()), await client.get(location)
-        assert other.content == one.content + b"event: done\ndata: {}\n\n"
+        whole = b"retry: 500\n\n" + one.content + b"event: done\ndata: {}\n\n"
+        assert other.content == whole
         assert (await client.delete(location)).status_code == 204
         for url in (at(), location):
             assert (await client.get(url)).status_code == 404
@@ -584,3 +585,8 @@ async def test_ollama_streams_without_being_asked() -> None:
         assert whole.json()["message"]["content"] == "Hello"
         nothing = await client.post("/api/chat", json={"messages": []}, headers=NAMED)
         assert nothing.json()["done_reason"] == "load"
+        accepted = await client.post("/api/chat", json={"messages": HI}, headers={**NAMED, **ASYNC})
+        lines = await client.get(accepted.headers["Location"])
+        assert lines.headers["content-type"] == "application/x-ndjson"
+        assert lines.content == (await client.get(at())).content
+        assert json.loads(lines.content.splitlines()[-1])["done"]

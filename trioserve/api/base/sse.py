@@ -90,6 +90,8 @@ DONE = b"data: [DONE]\n\n"
 _MANY_CANDIDATES = 256
 _MANY_TOKENS = 16384
 
+CONTENT_TYPE = "text/event-stream"
+
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -201,7 +203,7 @@ class EventStream:
     on_error: OnError
     pings: Pings
     tells_start: bool = False  # the client wants to know when its prompt is begun
-    content_type: str = "text/event-stream"
+    content_type: str = CONTENT_TYPE
 
 
 async def respond(request: Request, events: EventStream) -> Response:

@@ -21,6 +21,7 @@ def respond(
     offset: int,
     *,
     headers: Headers | None = None,
+    first: bytes = b"",
     last: bytes = b"",
 ) -> Response:
     """Make the response that sends a stream from an offset on, until it ends.
@@ -29,17 +30,22 @@ def respond(
         session: what is sent.
         offset: where to begin; the ring has it.
         headers: of the response, other than usual.
+        first: what is sent before.
         last: what is sent after the end.
     """
     current_request().resources.enter_context(session.reading())
-    body = _follow(session, offset, last)
+    body = _follow(session, offset, first, last)
     headers = headers or Headers(sse.HEADERS)
     return Response(body, headers=headers, content_type=session.form.content_type)
 
 
-async def _follow(session: Session, offset: int, last: bytes) -> AsyncGenerator[bytes, None]:
+async def _follow(
+    session: Session, offset: int, first: bytes, last: bytes
+) -> AsyncGenerator[bytes, None]:
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
     ring = session.ring
+    if first:
+        yield first
     try:
         while not (ring.closed and offset == ring.end):
             if events := ring.read(offset, _PIECE):

@@ -29,8 +29,9 @@ from trioserve.errors import InvalidRequestError, NotFoundError, PermissionDenie
 
 blueprint = Blueprint("streams", __name__)
 
-#: An event of its own after the last one, for the page to close on: an `EventSource` takes the
-#: end of a response for a fault, and connects again.
+#: What an `EventSource` gets before and after the events. It connects again after any end of a
+#: response, so many milliseconds later, unless the page closes it at the last event.
+_FIRST = b"retry: 500\n\n"
 _LAST = b"event: done\ndata: {}\n\n"
 
 _OFFSET = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -123,7 +124,9 @@ async def read_secret(id_: str) -> Response:
     offset = _offset(session)
     if session.ring.closed and offset == session.ring.end:
         return Response(status=204)  # which stops an EventSource from coming back
-    return _read(session, offset, _LAST)
+    if session.form.content_type != sse.CONTENT_TYPE:
+        return _read(session, offset)
+    return _read(session, offset, _FIRST, _LAST)
 
 
 @blueprint.delete("/v1/stream/<id_>")
@@ -146,10 +149,10 @@ def _secret(id_: str) -> Session | None:
 # -- reading
 
 
-def _read(session: Session, offset: int, last: bytes = b"") -> Response:
+def _read(session: Session, offset: int, first: bytes = b"", last: bytes = b"") -> Response:
     if request.method == "HEAD":
         return Response(headers=sse.HEADERS, content_type=session.form.content_type)
-    return reading.respond(session, offset, last=last)
+    return reading.respond(session, offset, first=first, last=last)
 
 
 def _offset(session: Session) -> int:
