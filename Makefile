@@ -22,7 +22,7 @@ MKDOCS := $(PY) -m mkdocs build --strict --site-dir site
 silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test check format docs ui fuzz soak test-vocabularies test-models \
+.PHONY: help serve install test check format docs ui screenshots fuzz soak test-vocabularies test-models \
 	test-lowest wheel clean distclean
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make format       format the code, and mend what ruff can mend"
 	@echo "make docs         build the documentation into site/"
 	@echo "make ui           check, test and build the chat page; needs npm"
+	@echo "make screenshots  take the pictures of the chat page in docs/images/ again; needs Chromium"
 	@echo "make fuzz         send mutated requests to a server, then generated ones for FUZZ_SECONDS=300"
 	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
 	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
@@ -68,6 +69,10 @@ ui:
 	@cd $(UI) && npm ci --no-audit --no-fund --loglevel=error && npm run --silent check \
 		&& npm test --silent && npm run --silent build
 	@ls $(UI)/dist
+
+screenshots: $(VENV)/.installed-dev
+	@mkdir -p docs/images
+	@SCREENSHOTS=docs/images $(PY) -m pytest -q tests/ui/test_looks.py -k 'looks_good or activity'
 
 FUZZ_SECONDS ?= 300
 
