@@ -27,7 +27,7 @@ const common = {
 };
 
 // A script and not a module, because modules wait until the page has been read, and drawn.
-const early = await build({ ...common, entryPoints: { theme: "src/theme.ts" }, format: "iife" });
+const early = await build({ ...common, entryPoints: { early: "src/early.ts" }, format: "iife" });
 
 const { metafile } = await build({
   ...common,
@@ -65,7 +65,7 @@ async function index() {
   const text = await readFile(join(here, "src/index.html"), "utf8");
   return text
     .replace("<!-- preloads -->", preloads.join("\n    "))
-    .replace("{theme}", relative(Object.keys(early.metafile.outputs)[0]))
+    .replace("{early}", relative(Object.keys(early.metafile.outputs)[0]))
     .replace("{page}", page.name)
     .replace("{style}", built("src/style/page.css").name)
     .replaceAll("{icon}", built("src/icon.svg").name);

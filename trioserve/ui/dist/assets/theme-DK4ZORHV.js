@@ -1,1 +1,0 @@
-"use strict";(()=>{function n(e){return`trioserve${new URL(".",document.baseURI).pathname}${e}`}function i(){try{let e=o=>JSON.parse(localStorage.getItem(n(o))??"null"),{theme:t}={...e("defaults"),...e("settings")};return t==="light"||t==="dark"?t:void 0}catch{return}}var r=i();r&&(document.documentElement.dataset.theme=r);})();
