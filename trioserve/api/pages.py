@@ -6,8 +6,10 @@ names has a hash in its name, so that a browser keeps it for ever.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -34,13 +36,13 @@ _KINDS = {
     ".woff2": "font/woff2",
 }
 
-#: What the page may do: no script and no style but its own files, no request to anywhere else, and
-#: no text that becomes elements. Of scripts, it starts the worker that colours code.
+#: What the page may do: no script and no style but its own, no request to anywhere else, and no
+#: text that becomes elements. Of scripts, it starts the worker that colours code.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
+        "script-src 'self'{script}",
+        "style-src 'self'{style}",
         "img-src 'self' data: blob:",
         "font-src 'self'",
         "connect-src 'self'",
@@ -53,8 +55,10 @@ _POLICY = "; ".join(
     )
 )
 
+#: What stands in the page itself: its first script, and its first style.
+_INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
+
 _HEADERS = {
-    "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
@@ -70,6 +74,7 @@ class _File:
     packed: bytes | None
     kind: str
     digest: str
+    policy: str
 
 
 @blueprint.get("/")
@@ -107,6 +112,7 @@ async def _serve(name: str, caching: str) -> Response:
     found = await trio.to_thread.run_sync(_read, name)
     # Weak, because the tag stands for the file packed and unpacked.
     headers = {**_HEADERS, "Cache-Control": caching, "ETag": f'W/"{found.digest}"'}
+    headers["Content-Security-Policy"] = found.policy
     if request.if_none_match.contains_weak(found.digest):
         return Response(status=304, headers=headers)
     body = found.body
@@ -129,7 +135,17 @@ def _read(name: str) -> _File:
     packed = gzip.compress(body, mtime=0)
     shorter = packed if len(packed) < 0.9 * len(body) else None
     digest = hashlib.sha256(body).hexdigest()[:16]
-    return _File(body, shorter, _KINDS[Path(name).suffix], digest)
+    policy = _policy_of(body if name == "index.html" else b"")
+    return _File(body, shorter, _KINDS[Path(name).suffix], digest, policy)
+
+
+def _policy_of(page: bytes) -> str:
+    """The policy that allows what stands in a page, by its hash."""
+    allowed = {"script": "", "style": ""}
+    for tag, text in _INLINE.findall(page):
+        digest = base64.b64encode(hashlib.sha256(text).digest()).decode()
+        allowed[tag.decode()] += f" 'sha256-{digest}'"
+    return _POLICY.format(**allowed)
 
 
 async def _file(directory: str, name: str) -> Response:

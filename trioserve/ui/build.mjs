@@ -26,8 +26,9 @@ const common = {
   logLevel: "warning",
 };
 
-// A script and not a module, because modules wait until the page has been read, and drawn.
-const early = await build({ ...common, entryPoints: { early: "src/early.ts" }, format: "iife" });
+// What has to be there before anything is drawn stands in index.html. The server allows it by its hash.
+const early = await inline("src/early.ts");
+const first = await inline("src/style/first.css");
 
 const { metafile } = await build({
   ...common,
@@ -53,6 +54,12 @@ async function woff2Only({ path }) {
   return { contents: text.replaceAll(/,\s*url\([^)]*\.(?:woff|ttf)\)\s*format\("[^"]*"\)/g, ""), loader: "css" };
 }
 
+/** A built file as text. */
+async function inline(source) {
+  const { outputFiles } = await build({ ...common, entryPoints: [source], format: "iife", write: false });
+  return outputFiles[0].text.trim();
+}
+
 /** The page, with the names of the files that it starts with. */
 async function index() {
   const built = (source) => {
@@ -65,7 +72,8 @@ async function index() {
   const text = await readFile(join(here, "src/index.html"), "utf8");
   return text
     .replace("<!-- preloads -->", preloads.join("\n    "))
-    .replace("{early}", relative(Object.keys(early.metafile.outputs)[0]))
+    .replace("{early}", () => early)
+    .replace("{first}", () => first)
     .replace("{page}", page.name)
     .replace("{style}", built("src/style/page.css").name)
     .replaceAll("{icon}", built("src/icon.svg").name);
