@@ -104,8 +104,8 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         r"test_access_static_assets_without_api_key",
-        r"/sw\.js",
-        "the files of the page have other names",
+        r"/manifest\.webmanifest",
+        "the chat page has no manifest, and its files have other names",
     ),
     Known(
         r"test_clear_and_restore",
