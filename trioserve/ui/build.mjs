@@ -55,8 +55,8 @@ async function woff2Only({ path }) {
 }
 
 /** A built file as text. */
-async function inline(source) {
-  const { outputFiles } = await build({ ...common, entryPoints: [source], format: "iife", write: false });
+async function inline(source, define = {}) {
+  const { outputFiles } = await build({ ...common, entryPoints: [source], format: "iife", write: false, define });
   return outputFiles[0].text.trim();
 }
 
@@ -67,15 +67,17 @@ async function index() {
     return { name: relative(found[0]), file: found[1] };
   };
   const page = built("src/main.tsx");
-  const preloads = [...importedBy(page.file)]
-    .map((path) => `<link rel="modulepreload" href="${relative(path)}">`);
+  const files = {
+    style: built("src/style/page.css").name,
+    page: page.name,
+    imported: [page.name, ...[...importedBy(page.file)].map(relative)],
+  };
+  const start = await inline("src/start.ts", { FILES: JSON.stringify(files) });
   const text = await readFile(join(here, "src/index.html"), "utf8");
   return text
-    .replace("<!-- preloads -->", preloads.join("\n    "))
     .replace("{early}", () => early)
     .replace("{first}", () => first)
-    .replace("{page}", page.name)
-    .replace("{style}", built("src/style/page.css").name)
+    .replace("{start}", () => start)
     .replaceAll("{icon}", built("src/icon.svg").name);
 }
 
