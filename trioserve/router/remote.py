@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import trio
@@ -20,6 +19,7 @@ from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Answer, Outgoing, exchange
 from trioserve.router.remote_stream import RemoteStream, error_of
 from trioserve.server.chats import Messages
+from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.embedding_results import Array
 from trioserve.server.stream import ChatCompletion, Completion
 
@@ -29,7 +29,7 @@ _HEADERS = ((b"content-type", b"application/json"),)
 _UNTOLD = frozenset({"best_of", "logprobs", "n", "n_probs", "return_progress", "top_logprobs"})
 
 
-class ChildModels(Mapping[str, "RemoteServer"]):
+class ChildModels(EnteredOnce, Mapping[str, "RemoteServer"]):
     """Models in processes of their own: ``async with ChildModels(models_dir="m") as models:``.
 
     The models are those that ``trioserve --models-dir m`` offers, under the same names, and
@@ -83,20 +83,11 @@ class ChildModels(Mapping[str, "RemoteServer"]):
             raise RuntimeError("the models are known inside the block")
         return self._fleet
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
         catalog = await trio.to_thread.run_sync(self._find)
-        fleet = self._open(catalog)
-        await fleet.__aenter__()
-        self._fleet = fleet
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        return await self._entered.__aexit__(exc_type, exc, traceback)
+        async with self._open(catalog) as self._fleet:
+            yield
 
 
 class RemoteServer:

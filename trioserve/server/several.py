@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import trio
 
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ConfigError
+from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.keeper import ServerState
 from trioserve.server.lifecycle import Driver, Loader, in_thread
 from trioserve.server.server import Server
@@ -24,7 +23,7 @@ _IN_MEMORY = (ServerState.LOADING, ServerState.READY)
 _LOOK_AGAIN = 1.0
 
 
-class Models(Mapping[str, Server]):
+class Models(EnteredOnce, Mapping[str, Server]):
     """Several models in one program: ``async with Models({"small": "a.gguf"}) as models:``.
 
     ``models["small"]`` is a `Server` that begins asleep: its model is loaded when it is first
@@ -54,7 +53,6 @@ class Models(Mapping[str, Server]):
         if max_loaded < 0:
             raise ConfigError(f"max_loaded must be at least 0, not {max_loaded}")
         self._places = trio.CapacityLimiter(max_loaded or max(1, len(models)))
-        self._stack = AsyncExitStack()
         self._servers = {
             name: Server(
                 Config(model=config) if isinstance(config, str) else config,
@@ -75,20 +73,12 @@ class Models(Mapping[str, Server]):
     def __len__(self) -> int:
         return len(self._servers)
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for server in self.values():
                 await stack.enter_async_context(server)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        return await self._stack.__aexit__(exc_type, exc, traceback)
+            yield
 
     @asynccontextmanager
     async def _room(self, name: str) -> AsyncIterator[None]:
