@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from trioserve.engine.thread_governor import (
     HEAVY,
+    LOST_CORES,
     MAX_PAUSE_S,
     MAX_WAIT_S,
     WINDOW,
@@ -35,9 +36,11 @@ class Machine:
         self.others = 0
         self.work = 0.02
         self.stall = 0.06
+        self.stalls_heavy = False
         self.hides_cpu = False  # others slow down a core, and take no CPU time of it
         self.now = 1000.0
         self.n_ticks = 0
+        self.n_given_up = 0
         self.choices = range(1, cores + 1)
         self.governor = ThreadGovernor(self.choices, self.choices)
         self.random = random.Random(seed)
@@ -57,20 +60,38 @@ class Machine:
             return 2 * seconds, 2 * seconds * threads
         share = self.cores / (threads + self.others)
         seconds /= share
-        if n_tokens < HEAVY:  # of many tokens, there is much to do between two waits
+        if (
+            n_tokens < HEAVY or self.stalls_heavy
+        ):  # of many tokens, there is much to do between two waits
             seconds += self.random.uniform(0.3, 1.7) * self.stall
         return seconds, seconds * threads * share
 
     def tick(self, n_tokens: int = 1) -> float:
         """Run one; returns how long it took."""
-        threads = self.governor.choose(n_tokens)
-        assert threads in self.choices
-        seconds, cpu_seconds = self.cost(threads, n_tokens)
+        began, limit = self.now, self.governor.limit(n_tokens)
+        seconds, cpu_seconds = self._decode(n_tokens)
+        while limit is not None and seconds > limit:
+            if self.threads_of(n_tokens) - cpu_seconds / seconds > LOST_CORES:
+                self.now += limit
+                share = limit / seconds
+                self.governor.give_up(Tick(n_tokens, limit, cpu_seconds * share, self.now))
+                self.n_given_up += 1
+                seconds, cpu_seconds = self._decode(n_tokens)
+                break
+            limit *= 3
         self.now += seconds
         self.governor.observe(Tick(n_tokens, seconds, cpu_seconds, self.now))
         self.now += BETWEEN
         self.n_ticks += 1
-        return seconds
+        return self.now - BETWEEN - began
+
+    def threads_of(self, n_tokens: int) -> int:
+        threads = self.governor.choose(n_tokens)
+        assert threads in self.choices
+        return threads
+
+    def _decode(self, n_tokens: int) -> tuple[float, float]:
+        return self.cost(self.threads_of(n_tokens), n_tokens)
 
     def run(self, seconds: float, n_tokens: int = 1) -> list[int]:
         """Run for a while; returns the threads of each tick."""
@@ -232,9 +253,39 @@ def test_after_a_pause_what_was_seen_before_does_not_count() -> None:
     machine.now += 2 * MAX_PAUSE_S
     for _ in range(10 * WINDOW):  # ticks so rare that there is no window
         machine.others = 1
-        assert machine.governor.choose(1) == 2
         machine.now += 2 * MAX_PAUSE_S
         machine.tick()
+    assert machine.threads == 2
+    assert machine.governor.changes == 0
+
+
+@pytest.mark.parametrize("n_tokens", [1, 100])
+def test_no_tick_takes_far_too_long(n_tokens: int) -> None:
+    machine = Machine()
+    machine.run(30, n_tokens)
+    usual = machine.tick(n_tokens)
+    machine.others, machine.stall, machine.stalls_heavy = 1, 100 * usual, True
+    worst = max(machine.tick(n_tokens) for _ in range(300))
+    assert 0 < machine.n_given_up < 10
+    assert worst < 10 * usual
+    assert machine.governor.threads[n_tokens >= HEAVY] == 1
+
+
+def test_a_tick_that_has_its_cores_may_take_its_time() -> None:
+    machine = Machine()
+    machine.run(30)
+    machine.work *= 20  # a much longer text
+    machine.run(30)
+    assert machine.n_given_up == 0
+
+
+def test_where_fewer_threads_do_not_help_ticks_are_seldom_given_up() -> None:
+    machine = Machine()
+    machine.run(30)
+    machine.others, machine.cores, machine.stall = 100, 1, 0.0
+    machine.run(600)
+    assert machine.n_given_up < 50
+    assert machine.n_ticks > 200
 
 
 def test_a_trial_waits_for_ticks_of_its_size() -> None:

@@ -16,7 +16,7 @@ class Decoder:
     """Fills the backend's batch, and decodes it with the right adapters and threads."""
 
     def __init__(self, backend: Backend) -> None:
-        self.threads = Threads(backend)
+        self.threads = Threads(backend, backend.interrupt)
         self._backend = backend
         self._adapters: Adapters = ()  # that the backend has set
         self._task_id: int | None = None  # whose prompt most of the batch is

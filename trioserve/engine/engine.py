@@ -126,8 +126,7 @@ class Engine(Loop):
     def call_slot(self, slot_id: int, function: Callable[[], None]) -> None:
         """Call a function on the inference thread, as soon as a slot is idle.
 
-        Raises:
-            InvalidRequestError: there is no such slot.
+        Raises InvalidRequestError if there is no such slot.
         """
         if not 0 <= slot_id < self.n_slots:
             raise InvalidRequestError("Invalid slot ID", param="id_slot")
@@ -163,6 +162,7 @@ class Engine(Loop):
         for run in self._scheduler.runs():
             run.close()
         self._samplers.close()
+        self._decoder.threads.close()
         self.drafts.close()
         self._backend.close()
 

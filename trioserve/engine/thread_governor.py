@@ -42,6 +42,10 @@ HOPELESS = 1.1
 EARLY = 3
 FAR_LONGER = 1.5
 
+#: A tick may be given up if it takes this many times as long as usual, and so many seconds.
+OVERDUE = 2.5
+MIN_LIMIT_S = 0.02
+
 #: Seconds between trials. They double with each one that fails. For more threads, they pass while
 #: nothing runs, too: whatever took the cores may be gone. For fewer, only ticks count.
 MIN_WAIT_S = 0.5
@@ -183,6 +187,7 @@ class _Governed:
         self._raised = -math.inf  # when one of more threads succeeded
         self._windows: dict[int, _Window] = {}  # by size, as what follows
         self._usual: dict[int, float] = {}
+        self._last: dict[int, float] = {}  # what the last tick cost
         self._fewer, self._more = _Waits(), _Waits()
         self._in_ticks = 0.0  # seconds
 
@@ -193,9 +198,35 @@ class _Governed:
             return self.threads
         return trial.threads or self.threads
 
+    def limit(self, size: int) -> float | None:
+        """Return the cost at which a tick of this size is overdue; None: it may take its time."""
+        trial = self._trial
+        if trial is not None:
+            return OVERDUE * trial.usual if trial.size == size else None
+        if self.threads == self._choices[0] or self._in_ticks < self._fewer.next:
+            return None
+        usual = self._usual.get(size) or self._last.get(size)
+        return None if usual is None else OVERDUE * usual
+
+    def give_up(self, tick: Tick) -> None:
+        """Learn from a tick that was overdue and was ended. It is computed again.
+
+        If it was one of a trial, that is over. If not, a trial of fewer threads begins.
+        """
+        self._in_ticks += tick.seconds
+        trial = self._trial
+        if trial is not None:
+            is_again = trial.threads is None
+            (trial.again if is_again else trial.ticks).add(tick)
+            self._conclude(trial, is_again, tick.end)
+            return
+        threads = self._with_fewer(self.threads - tick.cpu_seconds / tick.seconds)
+        self._trial = _Trial(threads, tick.size, tick.cost, _Window(tick.end), _Window(tick.end))
+
     def observe(self, tick: Tick) -> None:
         """Learn from a tick."""
         self._in_ticks += tick.seconds
+        self._last[tick.size] = tick.cost
         trial = self._trial
         if trial is None:
             self._watch(tick)
@@ -270,6 +301,7 @@ class _Governed:
         self._trial = None
         self._windows.clear()
         self._usual.clear()
+        self._last.clear()
 
 
 class ThreadGovernor:
@@ -302,6 +334,19 @@ class ThreadGovernor:
         """Return how many threads a tick is to have."""
         kind = self._heavy if n_tokens >= HEAVY else self._light
         return kind.choose(n_tokens.bit_length())
+
+    def limit(self, n_tokens: int) -> float | None:
+        """Return the seconds after which a tick is overdue; None: it may take its time."""
+        is_heavy = n_tokens >= HEAVY
+        kind = self._heavy if is_heavy else self._light
+        cost = kind.limit(n_tokens.bit_length())
+        if cost is None:
+            return None
+        return max(MIN_LIMIT_S, cost * n_tokens if is_heavy else cost)
+
+    def give_up(self, tick: Tick) -> None:
+        """Learn from a tick that had the threads of `choose`, was overdue, and was ended."""
+        (self._heavy if tick.n_tokens >= HEAVY else self._light).give_up(tick)
 
     def observe(self, tick: Tick) -> None:
         """Learn from a tick that had the threads of `choose`."""

@@ -8,20 +8,36 @@ from time import monotonic, process_time
 import structlog
 
 from trioserve.engine.backend import ThreadedBackend
-from trioserve.engine.thread_governor import LASTING_S, ThreadGovernor, Tick
+from trioserve.engine.thread_governor import LASTING_S, LOST_CORES, ThreadGovernor, Tick
+from trioserve.engine.watchdog import Watchdog
+from trioserve.errors import DecodeInterruptedError
 
 _log = structlog.stdlib.get_logger("trioserve.engine")
 
 
 class Threads:
-    """The threads of a backend. Used from the inference thread."""
+    """The threads of a backend. Used from the inference thread.
 
-    def __init__(self, backend: ThreadedBackend) -> None:
+    Args:
+        backend: computes.
+        interrupt: ends what it computes, from any thread, and nothing has changed then. A tick
+            that takes far too long is ended and computed again with other threads.
+    """
+
+    def __init__(
+        self, backend: ThreadedBackend, interrupt: Callable[[], None] | None = None
+    ) -> None:
         self._backend = backend
         self._governor = ThreadGovernor(*backend.thread_choices)
+        self._watchdog = Watchdog(interrupt) if interrupt is not None else None
         self._set = 0  # what was set last; 0: nothing, and the backend has what it began with
         self._now, self._since = self._governor.threads, monotonic()
         self._told = self._now
+
+    def close(self) -> None:
+        """End what runs beside the inference thread."""
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def counters(self) -> dict[str, int]:
         """Return what `EngineCounters` has of them."""
@@ -35,15 +51,40 @@ class Threads:
         if not governor.adapts:
             compute()
             return
-        threads = governor.choose(n_tokens)
+        timer = self._begin(n_tokens)
+        if not self._ends_in_time(compute, timer, governor.limit(n_tokens)):
+            governor.give_up(timer.stop())
+            timer = self._begin(n_tokens)
+            compute()
+        tick = timer.stop()
+        governor.observe(tick)
+        self._tell(tick.end)
+
+    def _ends_in_time(
+        self, compute: Callable[[], None], timer: _Timer, seconds: float | None
+    ) -> bool:
+        """Compute; returns whether it came to its end. After so many seconds it may be ended."""
+        if seconds is None or self._watchdog is None:
+            compute()
+            return True
+        watch = self._watchdog.begin(seconds, timer.has_lost_cores)
+        try:
+            compute()
+        except DecodeInterruptedError:
+            if not watch.has_ended:
+                raise
+            return False
+        finally:
+            self._watchdog.end()
+        return True
+
+    def _begin(self, n_tokens: int) -> _Timer:
+        """Set the threads that a tick is to have, and take the time from now on."""
+        threads = self._governor.choose(n_tokens)
         if threads != self._set:
             self._backend.set_threads(threads)
             self._set = threads
-        start, cpu_start = monotonic(), process_time()
-        compute()
-        cpu_seconds, now = process_time() - cpu_start, monotonic()
-        governor.observe(Tick(n_tokens, now - start, cpu_seconds, now))
-        self._tell(now)
+        return _Timer(n_tokens, threads)
 
     def _tell(self, now: float) -> None:
         """Log a change once it has lasted."""
@@ -56,3 +97,24 @@ class Threads:
                 event = "fewer threads, because other processes use the cores"
             self._told = numbers
             _log.info(event, threads=numbers[0], threads_batch=numbers[1])
+
+
+class _Timer:
+    """Takes the time of a tick: that which passes, and that of the CPU."""
+
+    __slots__ = ("_cpu_start", "_n_tokens", "_start", "_threads")
+
+    def __init__(self, n_tokens: int, threads: int) -> None:
+        self._n_tokens = n_tokens
+        self._threads = threads
+        self._start, self._cpu_start = monotonic(), process_time()
+
+    def stop(self) -> Tick:
+        """Describe the tick, which has come to its end."""
+        cpu_seconds, now = process_time() - self._cpu_start, monotonic()
+        return Tick(self._n_tokens, now - self._start, cpu_seconds, now)
+
+    def has_lost_cores(self) -> bool:
+        """Whether the threads got less of the cores than they could have used, up to now."""
+        tick = self.stop()
+        return self._threads - tick.cpu_seconds / tick.seconds > LOST_CORES
