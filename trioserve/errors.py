@@ -160,6 +160,19 @@ class UnsupportedFieldError(InvalidRequestError):
     """A field is known, but this version gives it no effect; so it is refused, not ignored."""
 
 
+class InvalidMediaError(InvalidRequestError):
+    """An image, a sound or a video cannot be read, or is larger than the limits allow.
+
+    `index` says which one it is, where the error is raised for one of several.
+    """
+
+    code = "invalid_media"
+
+    def __init__(self, message: str, *, param: str | None = None, index: int = 0) -> None:
+        super().__init__(message, param=param)
+        self.index = index
+
+
 class TemplateError(InvalidRequestError):
     """The chat template refuses the messages, or breaks one of the bounds it runs under."""
 
@@ -347,6 +360,14 @@ class KVCacheFullError(DecodeError):
 
 class DecodeInterruptedError(DecodeError):
     """`llama_decode` was ended early, because its prompt was cancelled. Nothing has changed."""
+
+
+class EncodeError(EngineError):
+    """The projector could not make embeddings of an image or of sound."""
+
+
+class EncodeInterruptedError(EncodeError):
+    """An image or sound is no longer wanted, and its encoding was ended early."""
 
 
 class BackendMismatchError(EngineError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trioserve.engine.drafter import Drafter
+from trioserve.engine.projector import MediaPiece, Projector
 from trioserve.types import (
     AdapterInfo,
     Adapters,
@@ -238,6 +239,13 @@ class Backend(ThreadedBackend, Protocol):
         The engine closes them, before the backend.
         """
 
+    @property
+    def projector(self) -> Projector | None:
+        """What makes embeddings of media; None: the model takes text only.
+
+        The backend closes it.
+        """
+
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, and no others, from the next `decode` on.
 
@@ -252,6 +260,13 @@ class Backend(ThreadedBackend, Protocol):
             KVCacheFullError: not enough free cells; nothing has changed.
             DecodeInterruptedError: `interrupt` was called; nothing has changed.
             DecodeError: anything else; what the sequences hold is unknown.
+        """
+
+    def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
+        """Decode parts of chunks of media, `n_batch` cells at most; of one chunk only, if that is
+        not causal. Returns the row of the last cell of each piece.
+
+        Raises what `decode` raises.
         """
 
     def interrupt(self) -> None:

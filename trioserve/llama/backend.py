@@ -9,7 +9,8 @@ from weakref import WeakSet
 import structlog
 
 from trioserve.config import ModelConfig
-from trioserve.errors import InvalidRequestError, ModelLoadError
+from trioserve.engine.projector import MediaPiece, Projector
+from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
 from trioserve.llama import control_vector, state_file
 from trioserve.llama.adapters import LoadedAdapters
 from trioserve.llama.batch import Batch
@@ -73,6 +74,7 @@ class LlamaBackend:
         self._lora = adapters
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
         self.drafters: Sequence[LlamaDrafter] = ()
+        self.projector: Projector | None = None
         self.n_slots: int = n_slots
         self.thread_choices = thread_choices
         self._offload = Offload(context) if backend_sampling else None
@@ -157,6 +159,10 @@ class LlamaBackend:
         """
         self._compiler.pool.start()
         self._context.decode(self.batch)
+
+    def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
+        """Decode parts of chunks of media. Raises NotSupportedError: there is no projector."""
+        raise NotSupportedError("The model takes text only.")
 
     def interrupt(self) -> None:
         """End the decode that runs. From any thread.

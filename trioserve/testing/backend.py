@@ -15,10 +15,12 @@ import attrs
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
 from trioserve.engine.drafter import Drafter
+from trioserve.engine.projector import MediaPiece, Projector
 from trioserve.errors import (
     DecodeInterruptedError,
     InvalidRequestError,
     KVCacheFullError,
+    NotSupportedError,
     TrioServeError,
 )
 from trioserve.testing.sampler import ScriptedConstraint, ScriptedSampler
@@ -133,6 +135,7 @@ class ScriptedBackend:
     chat_template: str | None = None
     adapters: Sequence[AdapterInfo] = ()
     drafters: Sequence[Drafter] = ()
+    projector: Projector | None = None
 
     def __attrs_post_init__(self) -> None:
         self.current_adapters: Adapters = ()
@@ -242,6 +245,10 @@ class ScriptedBackend:
             self._seen[seq].append(self._values(seq, pos)[0])
             if logits:
                 self.logits[row] = seq, pos + 1
+
+    def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
+        """Refuse: there is no projector."""
+        raise NotSupportedError("The model takes text only.")
 
     def interrupt(self) -> None:
         """End the decode that runs."""

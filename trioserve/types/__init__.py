@@ -24,7 +24,18 @@ from trioserve.types.events import (
     TokenProb,
     TokenProbs,
 )
-from trioserve.types.prompt import CellKey, Prompt
+from trioserve.types.media import (
+    CellKey,
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    DecodedVideo,
+    MediaChunk,
+    MediaKind,
+    MediaSource,
+    content_id,
+)
+from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import (
     DEFAULT_SAMPLERS,
     SAMPLER_LETTERS,
@@ -77,6 +88,10 @@ __all__ = [
     "Chunk",
     "Chunks",
     "Constraint",
+    "DecodedAudio",
+    "DecodedImage",
+    "DecodedMedia",
+    "DecodedVideo",
     "Embedded",
     "EmbeddingTask",
     "EngineCounters",
@@ -89,6 +104,9 @@ __all__ = [
     "Finished",
     "GenerationParams",
     "Grammar",
+    "MediaChunk",
+    "MediaKind",
+    "MediaSource",
     "ModelInfo",
     "Options",
     "Preempted",
@@ -105,4 +123,5 @@ __all__ = [
     "TokenProb",
     "TokenProbs",
     "WaitingStatus",
+    "content_id",
 ]

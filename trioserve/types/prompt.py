@@ -7,15 +7,26 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from trioserve.errors import InvalidRequestError
+from trioserve.types.media import CellKey, MediaChunk
 from trioserve.types.sampling import TokenId
-
-#: What a cell of the KV cache holds, for comparing: a token id. For media it will be a number
-#: below 0, made from the identity of the medium and the place in it.
-CellKey = int
 
 
 def _to_tuple(tokens: Iterable[TokenId]) -> tuple[TokenId, ...]:
     return tuple(tokens)
+
+
+def _to_chunks(media: Iterable[tuple[int, MediaChunk]]) -> tuple[tuple[int, MediaChunk], ...]:
+    return tuple(media)
+
+
+def _keys(prompt: Prompt) -> tuple[CellKey, ...]:
+    keys: list[CellKey] = []
+    n_tokens = 0
+    for n_before, chunk in prompt.media:
+        keys += prompt.tokens[n_tokens:n_before]
+        keys += chunk.keys
+        n_tokens = n_before
+    return (*keys, *prompt.tokens[n_tokens:]) if keys else prompt.tokens
 
 
 def _lowest(prompt: Prompt) -> TokenId:
@@ -28,34 +39,47 @@ def _highest(prompt: Prompt) -> TokenId:
 
 @attrs.frozen
 class Prompt:
-    """What a task continues. Its length is the number of cells that it takes in the KV cache.
+    """What a task continues: tokens, and chunks of media between them.
 
-    Today it is all tokens, and a token takes one cell and one position. An image will take many
-    cells and, with M-RoPE, fewer positions; so a length in cells is not a position.
+    Its length is the number of cells that it takes in the KV cache. A chunk takes many cells and,
+    with M-RoPE, fewer positions; so a length in cells is not a position.
     """
 
+    #: Its text.
     tokens: tuple[TokenId, ...] = attrs.field(converter=_to_tuple)
+    #: Its chunks in their order, each with the number of tokens before it.
+    media: tuple[tuple[int, MediaChunk], ...] = attrs.field(
+        default=(), converter=_to_chunks, eq=False, repr=False, kw_only=True
+    )
     #: Lengths in cells at which a later prompt is likely to part from this one. Where memory cannot
     #: be cut, the state is kept there.
     hints: tuple[int, ...] = attrs.field(
         default=(), converter=_to_tuple, eq=False, repr=False, kw_only=True
+    )
+    #: What each cell is compared by. Equal prompts have equal keys, and no others do.
+    keys: Sequence[CellKey] = attrs.field(
+        init=False, repr=False, default=attrs.Factory(_keys, True)
     )
     #: The range of the token ids, found once: a prompt may have a hundred thousand of them.
     lowest: TokenId = attrs.field(init=False, repr=False, default=attrs.Factory(_lowest, True))
     highest: TokenId = attrs.field(init=False, repr=False, default=attrs.Factory(_highest, True))
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.keys)
 
     @property
     def n_positions(self) -> int:
         """How many positions of a sequence it takes."""
-        return len(self.tokens)
+        return len(self.tokens) + sum(chunk.n_positions for _, chunk in self.media)
 
     @property
-    def keys(self) -> Sequence[CellKey]:
-        """What each cell is compared by. Equal prompts have equal keys, and no others do."""
-        return self.tokens
+    def spans(self) -> Sequence[tuple[int, MediaChunk]]:
+        """Its chunks, each with the number of cells before it."""
+        spans, n_media = [], 0
+        for n_before, chunk in self.media:
+            spans.append((n_before + n_media, chunk))
+            n_media += chunk.n_cells
+        return spans
 
     def check(self, n_vocab: int, param: str) -> None:
         """Refuse tokens that a vocabulary of `n_vocab` does not have.

@@ -1,0 +1,107 @@
+"""Images, sound and video: as clients send them, as they are decoded, and as parts of a prompt.
+
+A file goes through three forms. A `MediaSource` is what a request says, and may be anything at all.
+`DecodedMedia` is what a process of its own has made of it: pixels, or samples. A `MediaChunk` is
+a part of a prompt, as the model's projector has cut it; the model takes its embeddings in place
+of tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+MediaKind: TypeAlias = Literal["image", "audio", "video"]
+
+#: What a cell of the KV cache holds, for comparing: a token id, or for media a number below 0, made
+#: of the identity of the chunk and the place in it.
+CellKey: TypeAlias = int
+
+#: So many bits of the key of a media cell are its place in the chunk.
+_PLACE_BITS = 24
+
+
+@attrs.frozen(kw_only=True)
+class MediaSource:
+    """A file that a request brings or names. Exactly one of `data`, `url` and `path` is set."""
+
+    #: What the client says it is. None: an image, sound or a video.
+    kind: MediaKind | None = None
+    data: bytes | None = attrs.field(default=None, repr=False)
+    url: str | None = None  # http, https or file
+    path: str | None = None  # given by a program that has the server in it, and trusted
+    #: The field of the request that errors name, such as ``messages[0].content[1].image_url``.
+    param: str = "messages"
+
+
+def content_id(*parts: bytes) -> str:
+    """Make an identity of content: equal content has equal ones, and no other has."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecodedImage:
+    """Pixels: RGB, row after row from the top, three bytes each."""
+
+    width: int
+    height: int
+    pixels: bytes = attrs.field(repr=False)
+    id: str  # `content_id` of the size and the pixels
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecodedAudio:
+    """Samples of one channel: float32 in native byte order, from -1 to 1, all finite."""
+
+    rate: int  # samples a second
+    samples: bytes = attrs.field(repr=False)
+    id: str  # `content_id` of the rate and the samples
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return len(self.samples) / 4 / self.rate
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecodedVideo:
+    """Frames, each with the second at which it is shown."""
+
+    frames: tuple[tuple[float, DecodedImage], ...] = attrs.field(repr=False)
+    id: str  # `content_id` of the ids and times of the frames
+
+
+DecodedMedia: TypeAlias = DecodedImage | DecodedAudio | DecodedVideo
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MediaChunk:
+    """A part of a prompt that is no text: an image, a tile of one, or a window of sound.
+
+    The model takes a row of embeddings for each of its cells, which the projector computes from
+    `content`.
+    """
+
+    kind: MediaKind
+    n_cells: int  # rows of embeddings, and cells in the KV cache
+    n_positions: int  # how much further the next token's position is; with M-RoPE, fewer
+    #: What it shows and how it was prepared. Chunks with equal ids have equal embeddings.
+    id: str
+    #: Whether its cells see only those before them. If not, all are decoded in one ubatch.
+    is_causal: bool = True
+    #: What the projector has prepared; nobody else looks into it.
+    content: Any = attrs.field(repr=False)
+    #: What its cells are compared by, in the KV cache.
+    keys: tuple[CellKey, ...] = attrs.field(init=False, repr=False)
+
+    @keys.default
+    def _make_keys(self) -> tuple[CellKey, ...]:
+        digest = hashlib.sha256(self.id.encode()).digest()
+        first = -(int.from_bytes(digest[:16], "little") + 1 << _PLACE_BITS)
+        return tuple(range(first, first - self.n_cells, -1))
