@@ -25,6 +25,7 @@ TITLES = {
     "prefilled / new": "Prompt tokens computed for each new one",
     "p99 beyond one tick": "From a cancel until the slot is free, beyond one tick, p99, ms",
     "schema / plain": "Throughput with a JSON Schema, as a share of that without",
+    "busy / quiet": "Throughput beside a busy process, as a share of that without",
     "memory/connection": "Memory of each connection, KB",
     "health p99": "/health meanwhile, p99, ms",
 }
