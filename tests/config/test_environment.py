@@ -66,7 +66,7 @@ def test_a_wrong_variable_is_refused_by_its_name(name: str, text: str, message: 
 def test_variables_that_cannot_matter() -> None:
     environ = {
         "LLAMA_ARG_PERF": "1",
-        "LLAMA_ARG_MMPROJ_AUTO": "0",
+        "LLAMA_ARG_MTMD_BATCH_MAX_TOKENS": "512",
         "LLAMA_ARG_NO_AGENT": "1",
         "LLAMA_ARG_BACKEND_SAMPLING": "0",  # says no to what is not there
     }

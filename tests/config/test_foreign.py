@@ -19,7 +19,9 @@ def test_what_is_not_there_yet_is_refused(flag: str) -> None:
 
 
 def test_what_is_not_there_yet_is_refused_with_the_reason() -> None:
-    assert refused("--mmproj", "x").endswith("does not have yet: only text input is supported")
+    assert refused("--prio", "x").endswith(
+        "does not have yet: threads are left to the operating system; use taskset and nice"
+    )
     assert refused(LLAMA_ARG_TOOLS="x").endswith("does not have yet: the server runs no tools")
 
 

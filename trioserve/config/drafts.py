@@ -6,8 +6,8 @@ from functools import partial
 
 import attrs
 
+from trioserve.config.media import MediaConfig
 from trioserve.config.option import option
-from trioserve.config.source import SourceConfig
 from trioserve.config.values import parse_placement
 from trioserve.errors import ConfigError
 
@@ -64,14 +64,14 @@ def _check_types(config: DraftConfig) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class DraftConfig(SourceConfig):
+class DraftConfig(MediaConfig):
     """How drafts are made. Names are llama-server's.
 
     Raises:
         ConfigError: a value cannot be used; the message names the field.
     """
 
-    CHECKS = (*SourceConfig.CHECKS, _check_types, _check_draft_model)
+    CHECKS = (*MediaConfig.CHECKS, _check_types, _check_draft_model)
 
     spec_type: tuple[str, ...] = _draft(("none",), "--spec-type LLAMA_ARG_SPEC_TYPE",
         help="what to guess the next tokens from, so that one tick can check several: "

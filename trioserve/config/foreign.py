@@ -25,10 +25,8 @@ NO_EFFECT: Mapping[str, str] = {
     "--no-perf": "timings are always measured",
     "-e": "escapes are always processed",
     "--escape": "escapes are always processed",
-    "--no-mmproj": "only text input is supported",
-    "--no-mmproj-auto": "only text input is supported",
-    "--mmproj-offload": "only text input is supported",
-    "--no-mmproj-offload": "only text input is supported",
+    "--mtmd-batch-max-tokens": "images are encoded one at a time, so that each can be cancelled",
+    "--video-ffmpeg-dir": "videos are read without the programs of ffmpeg",
     "--no-agent": "the server runs no tools",
     "-no-ag": "the server runs no tools",
     "--no-ui-mcp-proxy": "there is no such proxy",
@@ -43,7 +41,15 @@ NO_EFFECT: Mapping[str, str] = {
 
 #: Those of them that take a value.
 TAKES_VALUE = frozenset(
-    {"--threads-http", "-dt", "--defrag-thold", "-sps", "--slot-prompt-similarity"}
+    {
+        "--threads-http",
+        "-dt",
+        "--defrag-thold",
+        "-sps",
+        "--slot-prompt-similarity",
+        "--mtmd-batch-max-tokens",
+        "--video-ffmpeg-dir",
+    }
 )
 
 # A flag on each line, written as `split_names` reads it. A line that begins with # says why
@@ -54,6 +60,8 @@ _FLAGS = """
 -dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD
 --warmup | --no-warmup
 --threads-http LLAMA_ARG_THREADS_HTTP
+--mtmd-batch-max-tokens LLAMA_ARG_MTMD_BATCH_MAX_TOKENS
+--video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
 -sps --slot-prompt-similarity
 # a GGML RPC server that dies would hang the server for ever
 --rpc LLAMA_ARG_RPC
@@ -99,19 +107,6 @@ _FLAGS = """
 -lcs --lookup-cache-static
 -lcd --lookup-cache-dynamic
 # the prefix cache works differently; see --cache-seqs and --cache-ram
-# only text input is supported
--mm --mmproj LLAMA_ARG_MMPROJ
--mmu --mmproj-url LLAMA_ARG_MMPROJ_URL
---mmproj-auto | --no-mmproj --no-mmproj-auto LLAMA_ARG_MMPROJ_AUTO
---mmproj-offload | --no-mmproj-offload LLAMA_ARG_MMPROJ_OFFLOAD
--mmdev --mmproj-device
---image-min-tokens LLAMA_ARG_IMAGE_MIN_TOKENS
---image-max-tokens LLAMA_ARG_IMAGE_MAX_TOKENS
---mtmd-batch-max-tokens LLAMA_ARG_MTMD_BATCH_MAX_TOKENS
---video-fps LLAMA_ARG_VIDEO_FPS
---video-timestamp-interval LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL
---video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
---media-path
 # the server runs no tools
 --ui-mcp-proxy --webui-mcp-proxy | --no-ui-mcp-proxy --no-webui-mcp-proxy LLAMA_ARG_UI_MCP_PROXY
 --tools LLAMA_ARG_TOOLS
