@@ -122,8 +122,7 @@ def test_a_fault_is_named(messages: Any, param: str) -> None:
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0].type"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "hologram"}]}, "messages[0].content[0].type"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
         (
             {"role": "assistant", "tool_calls": [{"type": "custom"}]},

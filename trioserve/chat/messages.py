@@ -3,7 +3,8 @@
 A message in normal form is a dict with
 
 * ``role``: text,
-* ``content``: text, or a list of ``{"type": "text", "text": …}``,
+* ``content``: text, or a list of ``{"type": "text", "text": …}`` and of
+  ``{"type": "media", "media": MediaSource(…)}``,
 * on an assistant's message, when it has any, ``tool_calls``: a list of ``{"id", "type":
   "function", "function": {"name", "arguments"}}`` with the arguments as JSON text, and
   ``reasoning_content``: text,
@@ -17,7 +18,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trioserve.chat.media_parts import Attachment, media_part, parse_media_part
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.types import MediaSource
 
 #: The roles that every client may use. Others must be known to the model's template.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -50,9 +53,11 @@ def parse_messages(messages: object, path: str = "messages") -> Messages:
     """Bring OpenAI's chat messages into normal form.
 
     Raises:
-        UnsupportedFieldError: a content part is not text, or a call not of a function.
+        UnsupportedFieldError: a content part is of a kind that is not known, or a call not of a
+            function.
+        InvalidMediaError: an image, sound or a video is not where the message says.
         InvalidRequestError: something is missing or of the wrong type.
-        Both name the field in `param`, such as ``messages[2].content[0].text``.
+        All name the field in `param`, such as ``messages[2].content[0].text``.
     """
     if isinstance(messages, Messages):
         return messages
@@ -129,11 +134,17 @@ def _parse_content(content: object, path: str) -> str | list[dict[str, Any]]:
 
 
 def _parse_part(part: object, path: str) -> dict[str, Any]:
+    if isinstance(part, Attachment):
+        return media_part(part.source(path))
     fields = _mapping(part, path)
     kind = _text(fields, "type", path, filled=True)
-    if kind not in ("text", "refusal"):
-        raise _unsupported(f"{path}.type", f"is {kind!r}: only text can be given to this model")
-    return {"type": "text", "text": _text(fields, kind, path)}
+    if kind in ("text", "refusal"):
+        return {"type": "text", "text": _text(fields, kind, path)}
+    if kind == "media" and isinstance(fields.get("media"), MediaSource):
+        return media_part(fields["media"])
+    if (media := parse_media_part(kind, fields, path)) is None:
+        raise _unsupported(f"{path}.type", f"is {kind!r:.80}, which is not known here")
+    return media
 
 
 def _parse_call(call: object, path: str) -> dict[str, Any]:

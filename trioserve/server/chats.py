@@ -14,6 +14,8 @@ import trio
 
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.thinking import after_thinking, thinking_of
+from trioserve.chat.markers import MarkedMessages, mark
+from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.chat.template.budget import Limits, OutOfTimeError
@@ -28,6 +30,7 @@ from trioserve.server.choices import all_of, check_copies, copies_of
 from trioserve.server.completions import Completions
 from trioserve.server.context import RequestContext
 from trioserve.server.hints import hints_of
+from trioserve.server.media_prompts import check_kinds
 from trioserve.server.model import LoadedModel
 from trioserve.server.stream import ChatCompletion, ChatStream
 from trioserve.server.tokens import Tokenizer
@@ -50,8 +53,23 @@ class ChatPrompts:
         self._quick = model.template.with_limits(_QUICK)
         self._is_slow = False  # the last render was
 
+    async def mark(self, messages: Messages, marker: str | None = None) -> MarkedMessages:
+        """Check messages, and put markers in the place of media. See `markers.mark`.
+
+        Raises:
+            InvalidRequestError: a message is malformed.
+            UnsupportedFieldError: the model does not take one of the media.
+        """
+        if isinstance(messages, ParsedMessages):
+            parsed = messages
+        else:
+            parsed = await self._workers.run(lambda _: parse_messages(messages), _n_chars(messages))
+        marked = mark(parsed, marker)
+        check_kinds(self._model.modalities, marked.media.values())
+        return marked
+
     async def render(self, messages: Messages, chat: ChatParams) -> str:
-        """See `Server.render`."""
+        """Render messages without media; see `Server.render`."""
         self._workers.check_open()
         size = _n_chars([messages, chat.tools, chat.template_kwargs])
         if size <= SMALL and not self._is_slow:
@@ -230,6 +248,7 @@ class Chats:
         # By text, a model whose template knows no tools would be told to call them.
         shown = can.supports_tools or choice.mode != "none"
         shown_chat = chat if shown else attrs.evolve(chat, tools=None)
+        messages = (await self._prompts.mark(messages)).messages
         text = await self._prompts.render(messages, shown_chat)
         prompt = await self._prompts.prompt_of(text, messages, shown_chat)
         part = chat.continue_final_message

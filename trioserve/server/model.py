@@ -22,7 +22,7 @@ from trioserve.errors import (
     TemplateError,
 )
 from trioserve.llama import legacy_template
-from trioserve.types import FimTokens, GenerationParams, Grammar, ModelInfo, TokenId
+from trioserve.types import FimTokens, GenerationParams, Grammar, Modalities, ModelInfo, TokenId
 
 
 @attrs.frozen(kw_only=True)
@@ -84,6 +84,8 @@ class LoadedModel:
     keeps_checkpoints: bool
     #: The parameters of a request that sets none.
     defaults: GenerationParams
+    #: What it takes beside text.
+    modalities: Modalities = attrs.field(factory=Modalities)
     #: How a model for embeddings pools them, "rank" for one that ranks; None: it makes text.
     pooling: str | None = None
 

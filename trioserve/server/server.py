@@ -122,7 +122,8 @@ class Server(ServerLife):
         chat = take_chat(fields, chat)
         refuse(fields)
         async with self.awake():
-            return await self.parts.prompts.render(messages, chat)
+            marked = await self.parts.prompts.mark(messages)
+            return await self.parts.prompts.render(marked.messages, chat)
 
     async def count_tokens(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any

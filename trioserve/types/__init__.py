@@ -33,6 +33,7 @@ from trioserve.types.media import (
     MediaChunk,
     MediaKind,
     MediaSource,
+    Modalities,
     content_id,
 )
 from trioserve.types.prompt import Prompt
@@ -107,6 +108,7 @@ __all__ = [
     "MediaChunk",
     "MediaKind",
     "MediaSource",
+    "Modalities",
     "ModelInfo",
     "Options",
     "Preempted",

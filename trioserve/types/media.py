@@ -36,6 +36,25 @@ class MediaSource:
     param: str = "messages"
 
 
+@attrs.frozen(kw_only=True)
+class Modalities:
+    """What a model takes beside text."""
+
+    vision: bool = False  # images, and so the frames of videos
+    audio: bool = False
+
+    @property
+    def video(self) -> bool:
+        """Whether it takes videos."""
+        return self.vision
+
+    def take(self, kind: MediaKind | None) -> bool:
+        """Whether it takes files of a kind; None: of any."""
+        if kind is None:
+            return self.vision or self.audio
+        return self.audio if kind == "audio" else self.vision
+
+
 def content_id(*parts: bytes) -> str:
     """Make an identity of content: equal content has equal ones, and no other has."""
     digest = hashlib.sha256()

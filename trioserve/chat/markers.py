@@ -1,0 +1,106 @@
+"""Places of media in a text. Templates render nothing but text, so each image, sound or video
+becomes a marker, which is found again in what was rendered.
+
+The markers of a chat are unguessable, so that what a user writes stays text.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from trioserve.chat.media_parts import has_media
+from trioserve.chat.messages import Message, Messages
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.types import MediaSource
+
+#: What a prompt is made of: text, and media where they stand in it.
+Parts: TypeAlias = Sequence[str | MediaSource]
+
+
+@attrs.frozen
+class MarkedMessages:
+    """Messages in which markers stand for media, and the media by their markers."""
+
+    messages: Messages
+    media: Mapping[str, MediaSource] = attrs.field(factory=dict)
+
+    def split(self, text: str) -> Parts:
+        """Split a rendered text at its markers.
+
+        Raises:
+            UnsupportedFieldError: the template has left one out.
+        """
+        if not self.media:
+            return [text]
+        # The markers differ in one number, so that this takes no longer where there are many.
+        pattern = re.sub(r"_\d+__>$", r"_\\d+__>", next(iter(self.media)))
+        pieces = re.split(f"({pattern})", text)
+        for marker in self.media.keys() - set(pieces):
+            param = self.media[marker].param
+            raise UnsupportedFieldError(
+                f"'{param}' has no place in the chat template of this model.", param=param
+            )
+        return [self.media.get(piece, piece) for piece in pieces if piece]
+
+
+def new_marker() -> str:
+    """Make a marker that nobody can guess, in llama-server's form."""
+    return f"<__media_{secrets.token_hex(16)}__>"
+
+
+def mark(messages: Messages, marker: str | None = None) -> MarkedMessages:
+    """Put markers in the place of media. The parts of such a message become one text.
+
+    Args:
+        messages: in normal form.
+        marker: stands for each of them; such a text cannot be split. Without it they have markers
+            of their own, which nobody can guess.
+    """
+    media: dict[str, MediaSource] = {}
+    head = f"<__media_{secrets.token_hex(16)}"
+
+    def write(source: MediaSource) -> str:
+        own = f"{head}_{len(media)}__>"
+        media[own] = source
+        return own if marker is None else marker
+
+    return MarkedMessages(Messages(_mark(message, write) for message in messages), media)
+
+
+def _mark(message: Message, write: Callable[[MediaSource], str]) -> Message:
+    content = message["content"]
+    return {**message, "content": _join(content, write)} if has_media(content) else message
+
+
+def _join(parts: Sequence[Mapping[str, Any]], write: Callable[[MediaSource], str]) -> str:
+    """Join parts as llama-server does: a newline before a text, but not beside a marker."""
+    joined, after_text = "", False
+    for part in parts:
+        is_text = part["type"] == "text"
+        piece = part["text"] if is_text else write(part["media"])
+        joined += f"\n{piece}" if is_text and after_text and joined else piece
+        after_text = is_text
+    return joined
+
+
+def split_at(text: str, marker: str, sources: Sequence[MediaSource], param: str) -> Parts:
+    """Split a text at a marker, which stands for each of the media in turn.
+
+    Raises:
+        InvalidRequestError: there are more markers than media, or fewer; the error names `param`.
+    """
+    pieces = text.split(marker)
+    if len(pieces) - 1 != len(sources):
+        raise InvalidRequestError(
+            f"'{param}' has {len(pieces) - 1} media markers, and there are {len(sources)} media.",
+            param=param,
+        )
+    parts: list[str | MediaSource] = [pieces[0]]
+    for source, piece in zip(sources, pieces[1:], strict=True):
+        parts += (source, piece)
+    return [part for part in parts if part]

@@ -1,0 +1,270 @@
+"""Parts of a message that are no text: images, sound and video, in OpenAI's forms and in programs.
+
+In normal form such a part is ``{"type": "media", "media": MediaSource(...)}``. What a request
+brings is decoded from base64 here; nothing is fetched, and nothing looks into a file.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+
+from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
+from trioserve.types import MediaKind, MediaSource
+
+#: Characters of base64 that are decoded at once. Meanwhile no other thread runs.
+_PIECE = 2**20
+
+#: The longest URL, in characters.
+MAX_URL = 8192
+
+_DETAILS = ("auto", "low", "high", "original")
+
+#: The kinds of files by the beginning of their media type.
+_KINDS: Mapping[str, MediaKind] = {"image": "image", "audio": "audio", "video": "video"}
+
+
+# -- in a program
+
+
+@attrs.frozen
+class Attachment:
+    """A file in a message of a program: a path, or the bytes of one. See `Image`."""
+
+    kind: ClassVar[MediaKind]
+    file: str | os.PathLike[str] | bytes = attrs.field(repr=lambda file: repr(file)[:80])
+
+    def source(self, param: str) -> MediaSource:
+        """Say where the file is; `param` is what errors call it."""
+        if isinstance(self.file, bytes):
+            return MediaSource(kind=self.kind, data=self.file, param=param)
+        return MediaSource(kind=self.kind, path=os.fspath(self.file), param=param)
+
+    def as_part(self) -> dict[str, Any]:
+        """Write it as a content part in JSON. Reads the file. Raises OSError: it cannot be read."""
+        data = self.file if isinstance(self.file, bytes) else Path(self.file).read_bytes()
+        encoded = binascii.b2a_base64(data, newline=False).decode()
+        name, field = {
+            "image": ("image_url", "url"),
+            "audio": ("input_audio", "data"),
+            "video": ("input_video", "data"),
+        }[self.kind]
+        return {"type": name, name: {field: encoded}}
+
+
+class Image(Attachment):
+    """An image in a message: a path, or the bytes of a file.
+
+    >>> {"role": "user", "content": [Image("cat.png"), {"type": "text", "text": "What is it?"}]}
+    """
+
+    kind = "image"
+
+
+class Audio(Attachment):
+    """A recording in a message: a path, or the bytes of a file."""
+
+    kind = "audio"
+
+
+class Video(Attachment):
+    """A video in a message: a path, or the bytes of a file. The model sees some of its frames."""
+
+    kind = "video"
+
+
+# -- in normal form
+
+
+def media_part(source: MediaSource) -> dict[str, Any]:
+    """Make a content part in normal form."""
+    return {"type": "media", "media": source}
+
+
+def has_media(content: object) -> bool:
+    """Whether the content of a message in normal form has an image, sound or a video."""
+    return isinstance(content, list) and any(part["type"] == "media" for part in content)
+
+
+# -- as clients write them
+
+
+def parse_media_part(kind: str, part: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+    """Read a content part whose `type` is `kind`. None: that is no type of media.
+
+    Raises:
+        UnsupportedFieldError: it is a file that the client has uploaded before.
+        InvalidRequestError: something is missing or of the wrong type; `param` names it.
+    """
+    read = _READERS.get(kind)
+    return None if read is None else read(part, path)
+
+
+def source_of(text: object, kind: MediaKind | None, param: str) -> MediaSource:
+    """Read where a file is: an http, https or file URL, a data URL, or base64.
+
+    Args:
+        text: as the client sent it.
+        kind: what the client says it is.
+        param: the field that errors name.
+
+    Raises:
+        InvalidMediaError: it is none of these, or the file is empty.
+        InvalidRequestError: it is no text.
+    """
+    if not isinstance(text, str):
+        problem = "is missing" if text is None else "must be text"
+        raise InvalidRequestError(f"'{param}' {problem}.", param=param)
+    scheme = text[:8].lower()
+    if scheme.startswith(("http://", "https://", "file://")):
+        if len(text) > MAX_URL:
+            raise InvalidMediaError(
+                f"'{param}' is a URL of {len(text)} characters, and {MAX_URL} are allowed.",
+                param=param,
+            )
+        return MediaSource(kind=kind, url=text, param=param)
+    if scheme.startswith("data:"):
+        media_type, data = split_data_url(text, param)
+        if media_type.partition("/")[0] not in _KINDS:
+            raise InvalidMediaError(
+                f"'{param}' is of the type {media_type!r:.80}; images, sound and videos can be "
+                "given here.",
+                param=param,
+            )
+        return MediaSource(kind=kind, data=data, param=param)
+    return MediaSource(kind=kind, data=decode_base64(text, param), param=param)
+
+
+def split_data_url(url: str, param: str) -> tuple[str, bytes]:
+    """Split a data URL into its media type, in lower case and without parameters, and its data.
+
+    Raises:
+        InvalidMediaError: it is no data URL, or its data are not in base64.
+    """
+    head, comma, _ = url[:MAX_URL].partition(",")
+    scheme, _, head_text = head.partition(":")
+    media_type, *others = head_text.lower().split(";")
+    if scheme.lower() != "data" or not comma or others[-1:] != ["base64"]:
+        raise InvalidMediaError(
+            f"'{param}' must be a data URL of the form 'data:image/png;base64,...'.", param=param
+        )
+    return media_type.strip(), decode_base64(url, param, start=len(head) + 1)
+
+
+def decode_base64(text: str, param: str, *, start: int = 0) -> bytes:
+    """Decode base64 from the character `start` on. White space and missing padding are fine.
+
+    Raises:
+        InvalidMediaError: it is something else, or nothing.
+    """
+    decoded, rest = [], ""
+    try:
+        for begin in range(start, len(text), _PIECE):
+            piece = rest + "".join(text[begin : begin + _PIECE].split())
+            n_whole = len(piece) // 4 * 4
+            decoded.append(binascii.a2b_base64(piece[:n_whole], strict_mode=True))
+            rest = piece[n_whole:]
+        if rest:
+            decoded.append(binascii.a2b_base64(rest + "=" * (4 - len(rest)), strict_mode=True))
+    except ValueError:  # also of characters that are not ASCII
+        raise InvalidMediaError(
+            f"'{param}' is not valid base64, and no URL of http, https, file or data.", param=param
+        ) from None
+    if not any(decoded):
+        raise InvalidMediaError(f"'{param}' is empty.", param=param)
+    return b"".join(decoded)
+
+
+def _image_url(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    path = f"{path}.image_url"
+    given = _object(part.get("image_url"), "url", path)
+    detail = given.get("detail")
+    if detail is not None and detail not in _DETAILS:
+        raise InvalidRequestError(
+            f"'{path}.detail' must be one of {', '.join(_DETAILS)}.", param=f"{path}.detail"
+        )
+    return media_part(source_of(given.get("url"), "image", path))
+
+
+def _input_audio(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    path = f"{path}.input_audio"
+    given = _object(part.get("input_audio"), "data", path)
+    return media_part(source_of(given.get("data", given.get("url")), "audio", path))
+
+
+def _video(name: str, part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    path = f"{path}.{name}"
+    given = _object(part.get(name), "url", path)
+    return media_part(source_of(given.get("data", given.get("url")), "video", path))
+
+
+def _input_video(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return _video("input_video", part, path)
+
+
+def _video_url(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return _video("video_url", part, path)
+
+
+def _file(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    path = f"{path}.file"
+    return file_part(_object(part.get("file"), "file_data", path), path)
+
+
+def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Read OpenAI's object of a file, with ``file_data``: media, or plain text.
+
+    Raises:
+        UnsupportedFieldError: it is a file that the client has uploaded, or a document.
+        InvalidRequestError: it cannot be read; `param` names the field.
+    """
+    if given.get("file_id") is not None:
+        raise UnsupportedFieldError(
+            f"'{path}.file_id' is not supported: no files are kept here. Send 'file_data'.",
+            param=f"{path}.file_id",
+        )
+    data, param = given.get("file_data"), f"{path}.file_data"
+    if not isinstance(data, str) or data[:5].lower() != "data:":
+        return media_part(source_of(data, None, param))
+    media_type, content = split_data_url(data, param)
+    if (kind := _KINDS.get(media_type.partition("/")[0])) is not None:
+        return media_part(MediaSource(kind=kind, data=content, param=param))
+    if media_type.startswith("text/") or media_type == "application/json":
+        return {"type": "text", "text": text_of(content, param)}
+    raise UnsupportedFieldError(
+        f"'{param}' is of the type {media_type!r:.80}; images, sound, videos and plain text can be "
+        "read.",
+        param=param,
+    )
+
+
+def text_of(data: bytes, param: str) -> str:
+    """Decode the text of a file. Raises InvalidMediaError: it is not UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidMediaError(f"'{param}' must be text in UTF-8.", param=param) from None
+
+
+def _object(value: object, name: str, path: str) -> Mapping[str, Any]:
+    """Take an object, or a text, which stands for the object with nothing but `name`."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, str):
+        return {name: value}
+    problem = "is missing" if value is None else "must be an object"
+    raise InvalidRequestError(f"'{path}' {problem}.", param=path)
+
+
+_READERS = {
+    "image_url": _image_url,
+    "input_audio": _input_audio,
+    "input_video": _input_video,
+    "video_url": _video_url,
+    "file": _file,
+}
