@@ -25,13 +25,15 @@ _PLACE_BITS = 24
 
 @attrs.frozen(kw_only=True)
 class MediaSource:
-    """A file that a request brings or names. Exactly one of `data`, `url` and `path` is set."""
+    """A file that a request brings or names: `data`, `url`, `path` or `decoded`, and one only."""
 
     #: What the client says it is. None: an image, sound or a video.
     kind: MediaKind | None = None
     data: bytes | None = attrs.field(default=None, repr=False)
     url: str | None = None  # http, https or file
     path: str | None = None  # given by a program that has the server in it, and trusted
+    #: What the server itself has decoded before, such as a window of a long recording.
+    decoded: DecodedMedia | None = attrs.field(default=None, repr=False)
     #: The field of the request that errors name, such as ``messages[0].content[1].image_url``.
     param: str = "messages"
 
