@@ -16,6 +16,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
+from trioserve.llama.media import library as mtmd
 from trioserve.models import BUNDLED
 
 PACKAGE = Path(llama.__file__).parent
@@ -43,6 +44,14 @@ def test_the_list_names_what_the_sources_call() -> None:
     assert called - structures - callbacks == set(library.FUNCTIONS)
     assert list(library.FUNCTIONS) == sorted(set(library.FUNCTIONS))
     assert set(library.SHORT) <= set(library.FUNCTIONS)
+
+
+def test_the_list_of_libmtmd_names_what_the_sources_call() -> None:
+    sources = "\n".join(path.read_text() for path in (PACKAGE / "media").glob("*.py"))
+    called = set(re.findall(r"\b_?mtmd\.(mtmd_\w+)", sources))
+    structures = {"mtmd_input_part", "mtmd_decoder_pos"}
+    assert called - structures == set(mtmd.FUNCTIONS)
+    assert list(mtmd.FUNCTIONS) == sorted(set(mtmd.FUNCTIONS))
 
 
 def test_only_this_package_imports_llama_cpp() -> None:

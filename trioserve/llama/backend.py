@@ -9,7 +9,7 @@ from weakref import WeakSet
 import structlog
 
 from trioserve.config import ModelConfig
-from trioserve.engine.projector import MediaPiece, Projector
+from trioserve.engine.projector import MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
 from trioserve.llama import control_vector, state_file
 from trioserve.llama.adapters import LoadedAdapters
@@ -21,11 +21,14 @@ from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.lazy import matcher_for
 from trioserve.llama.grammar.matcher import CompiledGrammar
 from trioserve.llama.machine import free_memory
+from trioserve.llama.media.decoding import decode_pieces
+from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import Model, Progress
 from trioserve.llama.sampling import chain
 from trioserve.llama.sampling.offload import Offload
 from trioserve.llama.sampling.sampler import Sampler
 from trioserve.llama.vocab import Vocab
+from trioserve.models import resolve_projector
 from trioserve.types import (
     AdapterInfo,
     Adapters,
@@ -74,7 +77,7 @@ class LlamaBackend:
         self._lora = adapters
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
         self.drafters: Sequence[LlamaDrafter] = ()
-        self.projector: Projector | None = None
+        self.projector: LlamaProjector | None = None
         self.n_slots: int = n_slots
         self.thread_choices = thread_choices
         self._offload = Offload(context) if backend_sampling else None
@@ -103,15 +106,21 @@ class LlamaBackend:
         if config.spec_draft_model is not None and progress is not None:
             progress, draft_progress = divide(config, progress)
         model = Model.load(config, progress=progress)
+        projector = None
         try:
+            if (path := resolve_projector(config)) is not None:
+                projector = LlamaProjector.load(path, model, config)
+            max_chunk = projector.max_chunk if projector is not None else 0
             max_n_ctx_seq = model.max_n_ctx_seq(config)
             adapters = LoadedAdapters(model, config.lora_files)
-            context = Context(model, generation_params(model, config))
+            context = Context(model, generation_params(model, config, max_chunk=max_chunk))
             _check_generates(model, context)
             control_vector.apply(
                 model, context, config.control_vector_files, config.control_vector_layer_range
             )
         except BaseException:
+            if projector is not None:
+                projector.close()
             model.close()
             raise
         # When fewer threads decode, the cores of the others are no more to spare than before.
@@ -126,6 +135,7 @@ class LlamaBackend:
             backend_sampling=config.backend_sampling,
             adapters=adapters,
         )
+        backend.projector = projector
         if config.spec_draft_model is not None:
             try:
                 backend.drafters = (load_drafter(model, context, config, draft_progress),)
@@ -161,8 +171,21 @@ class LlamaBackend:
         self._context.decode(self.batch)
 
     def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
-        """Decode parts of chunks of media. Raises NotSupportedError: there is no projector."""
-        raise NotSupportedError("The model takes text only.")
+        """Decode parts of chunks of media; returns the row of the last cell of each.
+
+        Raises:
+            NotSupportedError: there is no projector.
+            EngineError: the pieces are no batch; nothing has changed.
+            KVCacheFullError, DecodeInterruptedError, DecodeError: as `decode`.
+        """
+        if self.projector is None:
+            raise NotSupportedError("The model takes text only.")
+        return decode_pieces(
+            self._context,
+            pieces,
+            self.projector.width,
+            has_sections=self.projector.has_sections,
+        )
 
     def interrupt(self) -> None:
         """End the decode that runs. From any thread.
@@ -331,11 +354,13 @@ class LlamaBackend:
         return saved, size
 
     def close(self) -> None:
-        """Free drafters, samplers, the context and the model, in this order; twice is fine."""
+        """Free drafters, samplers, the projector, the context and the model; twice is fine."""
         for drafter in self.drafters:
             drafter.close()
         for sampler in list(self._samplers):
             sampler.close()
+        if self.projector is not None:
+            self.projector.close()
         self._compiler.close()
         self._context.close()
         self._model.close()

@@ -7,7 +7,8 @@ What a context is for depends on its parameters. `generation_params` makes those
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import attrs
 
@@ -20,7 +21,6 @@ from trioserve.errors import (
     ModelLoadError,
 )
 from trioserve.llama import library
-from trioserve.llama.batch import Batch
 from trioserve.llama.huge_pages import HugePages
 from trioserve.llama.interrupt import Interrupt
 from trioserve.llama.library import lib
@@ -38,7 +38,7 @@ _POSITIONS = (
     "yarn_beta_slow",
     "yarn_beta_fast",
 )
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
 @attrs.frozen
@@ -72,6 +72,22 @@ ENOUGH = 4096
 
 #: What `llama_decode` returns when its callback says that it should end.
 _INTERRUPTED = 2
+
+
+class AnyBatch(Protocol):
+    """What a context decodes: tokens, or embeddings in their place."""
+
+    def __len__(self) -> int:
+        """How many rows it has."""
+
+    def seal(self) -> Any:
+        """Return the structure that `llama_decode` takes."""
+
+    def rows(self) -> bytes:
+        """Return a byte for each row: 1 where logits were asked for."""
+
+    def starts(self) -> dict[int, int]:
+        """Return the first position of each sequence in it."""
 
 
 class Context:
@@ -114,7 +130,7 @@ class Context:
         self.unified = bool(params.kv_unified) or self.n_seqs == 1
         self.memory = Memory(handle, self.n_seqs, unified=bool(params.kv_unified))
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: AnyBatch) -> None:
         """Run a batch. An empty one does nothing.
 
         Raises:
@@ -162,6 +178,10 @@ class Context:
         """
         self._interrupt.set()
 
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        """Let decodes run to their end in this block; `interrupt` does nothing."""
+        return self._interrupt.held()
+
     def close(self) -> None:
         """Free it. Closing twice is fine."""
         handle, self.handle = self.handle, None
@@ -181,8 +201,13 @@ class Context:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
 
-def generation_params(model: Model, config: ModelConfig) -> Any:
+def generation_params(model: Model, config: ModelConfig, *, max_chunk: int = 0) -> Any:
     """Make the parameters of a context that generates text.
+
+    Args:
+        model: the model.
+        config: what is configured.
+        max_chunk: cells of media that must fit into a physical batch.
 
     Raises:
         ModelLoadError: the KV cache would be larger than the memory that is free.
@@ -198,15 +223,15 @@ def generation_params(model: Model, config: ModelConfig) -> Any:
     # room for those of every row: 300 MB for 512 rows and 152,000 tokens.
     n_draft_rows = DRAFT_ROWS if config.draft_types and model.can_cut else 0
     params.n_outputs_max = max(params.n_seq_max, config.parallel + n_draft_rows)
-    params.n_batch = max(config.batch_size, params.n_outputs_max)
-    params.n_ubatch = min(config.ubatch_size, params.n_batch)
+    params.n_batch = max(config.batch_size, params.n_outputs_max, max_chunk)
+    params.n_ubatch = max(min(config.ubatch_size, params.n_batch), max_chunk)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
         # llama.cpp tries out where each physical batch goes before it computes the first of them.
         # Where there is no room for all, cells of the window are gone that were still needed.
         params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_outputs_max)
     decode_threads, prefill_threads = thread_choices(config)
     params.n_threads, params.n_threads_batch = decode_threads[-1], prefill_threads[-1]
-    params.flash_attn_type = _FLASH_ATTENTION[config.flash_attn]
+    params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
     params.type_k = _CACHE_TYPES[config.cache_type_k].number
     params.type_v = _CACHE_TYPES[config.cache_type_v].number
     params.kv_unified = config.kv_unified

@@ -130,7 +130,7 @@ def place(params: Any, config: ModelConfig) -> list[Any]:
     params.no_host = config.no_host
     kept: list[Any] = []
     if config.device:
-        handles = _chosen(config.device)
+        handles = chosen(config.device)
         kept.append((ctypes.c_void_p * (len(handles) + 1))(*handles, None))
         params.devices = ctypes.cast(kept[-1], ctypes.c_void_p)
     if config.tensor_split:
@@ -151,7 +151,7 @@ def place(params: Any, config: ModelConfig) -> list[Any]:
     return kept
 
 
-def _chosen(names: tuple[str, ...]) -> list[int]:
+def chosen(names: tuple[str, ...]) -> list[int]:
     """Return the devices with these names; "none" is no device but the CPU."""
     if names == ("none",):
         return []

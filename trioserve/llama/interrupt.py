@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from trioserve.llama.library import lib
@@ -21,6 +24,8 @@ class Interrupt:
         self._buffer = ctypes.create_string_buffer(2)
         address = ctypes.cast(_c_library().strlen, ctypes.c_void_p).value
         self.callback = lib.ggml_abort_callback(address)
+        self._lock = threading.Lock()
+        self._is_held = False
 
     def install(self, params: Any) -> None:
         """Have a context that is made with these parameters look at the flag."""
@@ -29,7 +34,20 @@ class Interrupt:
 
     def set(self) -> None:
         """End the decode that runs, or else the next one."""
-        self._buffer[0] = b"!"
+        with self._lock:
+            if not self._is_held:
+                self._buffer[0] = b"!"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let decodes run to their end in this block, whatever anybody asks."""
+        with self._lock:
+            self._is_held = True
+            self.clear()
+        try:
+            yield
+        finally:
+            self._is_held = False
 
     def is_set(self) -> bool:
         """Whether a decode is to end, or has ended for this."""

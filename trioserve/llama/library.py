@@ -39,7 +39,8 @@ FUNCTIONS = (
     "llama_model_has_encoder", "llama_model_is_diffusion", "llama_model_is_hybrid",
     "llama_model_is_recurrent", "llama_model_load_from_file", "llama_model_meta_count",
     "llama_model_meta_key_by_index", "llama_model_meta_val_str_by_index", "llama_model_n_cls_out",
-    "llama_model_n_ctx_train", "llama_model_n_embd", "llama_model_n_embd_out", "llama_model_n_head",
+    "llama_model_n_ctx_train", "llama_model_n_embd", "llama_model_n_embd_inp",
+    "llama_model_n_embd_out", "llama_model_n_head",
     "llama_model_n_head_kv", "llama_model_n_layer", "llama_model_n_params", "llama_model_n_swa",
     "llama_model_size", "llama_n_batch", "llama_n_ctx", "llama_n_ctx_seq", "llama_n_seq_max",
     "llama_n_ubatch", "llama_numa_init", "llama_pooling_type", "llama_print_system_info",
@@ -53,7 +54,7 @@ FUNCTIONS = (
     "llama_sampler_init_temp_ext", "llama_sampler_init_top_k", "llama_sampler_init_top_n_sigma",
     "llama_sampler_init_top_p", "llama_sampler_init_typical", "llama_sampler_init_xtc",
     "llama_sampler_name", "llama_sampler_sample", "llama_set_adapter_cvec",
-    "llama_set_adapters_lora", "llama_set_n_threads", "llama_set_sampler",
+    "llama_set_adapters_lora", "llama_set_causal_attn", "llama_set_n_threads", "llama_set_sampler",
     "llama_state_seq_get_data_ext", "llama_state_seq_get_size_ext",
     "llama_state_seq_set_data_ext",
     "llama_supports_gpu_offload", "llama_synchronize", "llama_token_to_piece", "llama_tokenize",
@@ -205,6 +206,11 @@ def start(numa: str = "none") -> None:
             lib.llama_backend_init()
         if numa != "none":
             lib.llama_numa_init(_NUMA[numa])  # does nothing the second time
+
+
+def log_callback() -> Any:
+    """Return the function that takes log lines, for other libraries; after `start`."""
+    return _callback
 
 
 def expect_errors(are_expected: Callable[[], bool]) -> None:

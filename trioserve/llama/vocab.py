@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +16,9 @@ from trioserve.errors import (
     AbandonedError,
     InvalidRequestError,
     ModelLoadError,
-    ServerClosingError,
 )
 from trioserve.llama.library import lib, short
+from trioserve.llama.shared import Shared
 from trioserve.llama.text_parts import MAX_CHARS, TextParts
 from trioserve.types import FimTokens, TokenId
 
@@ -61,8 +60,7 @@ class Vocab:
 
     def __init__(self, handle: Any, metadata: Mapping[str, str]) -> None:
         self.handle: Any = handle
-        self._users = 0
-        self._idle = threading.Condition()
+        self._shared = Shared(handle)
         self._type: int = lib.llama_vocab_type(handle)
         self.n_tokens: int = lib.llama_vocab_n_tokens(handle)
         self.bos: TokenId = lib.llama_vocab_bos(handle)
@@ -88,7 +86,8 @@ class Vocab:
         #: Tokens that must never be chosen, according to the model file.
         self.suppressed: tuple[TokenId, ...] = self._suppressed()
         self._check_bytes()
-        self._added = self._find_added()
+        #: The tokens that a text gets before it and after it, with `add_special`.
+        self.added = self._find_added()
         self._n_prefix = self._find_prefix()
         self._too_long = _word_limit(self._type, metadata)
 
@@ -135,7 +134,7 @@ class Vocab:
             with self.in_use() as handle:
                 return tuple(_tokenize(handle, data, add_special, parse_special))
         del data
-        before, after = self._added if add_special else ((), ())
+        before, after = self.added if add_special else ((), ())
         tokens = list(before)
         for part in parts.split(text):
             if stop(len(tokens)):
@@ -199,23 +198,12 @@ class Vocab:
 
     def close(self) -> None:
         """Wait for running calls, and refuse later ones. Closing twice is fine."""
-        with self._idle:
-            self.handle = None
-            self._idle.wait_for(lambda: self._users == 0)
+        self.handle = None
+        self._shared.close()
 
-    @contextmanager
-    def in_use(self) -> Iterator[Any]:
+    def in_use(self) -> AbstractContextManager[Any]:
         """Keep the vocabulary open while a thread uses it in C."""
-        with self._idle:
-            if (handle := self.handle) is None:
-                raise ServerClosingError("The model is closed")
-            self._users += 1
-        try:
-            yield handle
-        finally:
-            with self._idle:
-                self._users -= 1
-                self._idle.notify_all()
+        return self._shared.in_use()
 
     @cached_property
     def _parts(self) -> tuple[TextParts | None, TextParts | None]:
@@ -274,9 +262,8 @@ class Vocab:
             if not {bytes([byte]), b"<0x%02X>" % byte} & names and byte not in (0xC0, 0xC1):
                 raise ModelLoadError(f"The vocabulary has no token for the byte 0x{byte:02X}.")
 
-    def _find_added(self) -> tuple[list[TokenId], list[TokenId]]:
-        """Return what is added before and after a text."""
-        added = _tokenize(self.handle, b"", True, False)
+    def _find_added(self) -> tuple[tuple[TokenId, ...], tuple[TokenId, ...]]:
+        added = tuple(_tokenize(self.handle, b"", True, False))
         n_before = int(lib.llama_vocab_get_add_bos(self.handle) or self._type == _WORD_PIECE)
         return added[:n_before], added[n_before:]
 

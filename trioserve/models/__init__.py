@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 from trioserve.errors import InvalidRequestError, ModelLoadError
 
 if TYPE_CHECKING:
+    from trioserve.config import ModelConfig
     from trioserve.models.hub import HubReference
 
 #: A small chat model, for a first run and for tests.
 BUNDLED: Path = Path(__file__).with_name("bundled.gguf")
+
+#: Its projector, if there is one.
+BUNDLED_PROJECTOR: Path = Path(__file__).with_name("bundled-mmproj.gguf")
 
 
 def resolve(reference: str | None) -> Path:
@@ -36,6 +40,26 @@ def resolve(reference: str | None) -> Path:
             f"trioserve pull {reference}."
         )
     return model.files[0]
+
+
+def resolve_projector(config: ModelConfig) -> Path | None:
+    """Return the file of the projector for images and sound; None: the model takes text only.
+
+    It is the one that is configured, or else the one that came with the model.
+    """
+    if config.mmproj is not None:
+        return Path(config.mmproj)
+    if not config.mmproj_auto:
+        return None
+    if config.model is None:
+        return BUNDLED_PROJECTOR if BUNDLED_PROJECTOR.exists() else None
+    on_hub = hub_reference(config.model)
+    if on_hub is None:
+        return None
+    from trioserve.models.hub import find
+
+    model = find(on_hub)
+    return None if model is None else model.mmproj
 
 
 def hub_reference(text: str) -> HubReference | None:

@@ -1,0 +1,62 @@
+"""What libmtmd takes for granted in the header of a projector's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trioserve.errors import ModelLoadError
+from trioserve.llama.model import check_file
+from trioserve.models import gguf
+from trioserve.models.gguf import Header
+
+_KINDS = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
+
+#: Projectors that need more than is done here.
+_UNKNOWN = {"deepseek4v": "its images must begin at certain places of a prompt"}
+
+#: Windows of sound have so many frames, in which a stack must fit without a rest.
+_WINDOW = 1500
+_STACKED = ("ultravox", "voxtral", "glma", "meralion", "musicflamingo")
+
+
+def check(path: Path) -> frozenset[str]:
+    """Refuse a file that is no projector, or whose values would end the process.
+
+    Returns:
+        the types of the projectors in it.
+
+    Raises:
+        ModelLoadError: it cannot be used; the message says why.
+    """
+    check_file(path)
+    with gguf.read(path) as header:
+        arch = header.text("general.architecture")
+        if arch != "clip":
+            raise ModelLoadError(
+                f"The file {path} is no projector: its architecture is {arch or 'not given'}."
+            )
+        kinds = frozenset(header.text(key) for key in _KINDS if key in header)
+        for problem in _problems(header, kinds):
+            raise ModelLoadError(f"The projector {path} cannot be used: {problem}.")
+    return kinds
+
+
+def _problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:
+    for kind in kinds & _UNKNOWN.keys():
+        yield f"the type {kind} is not supported, because {_UNKNOWN[kind]}"
+    key = "clip.audio.projector.stack_factor"
+    for value in header.numbers(key) if kinds.intersection(_STACKED) else ():
+        if value < 1 or _WINDOW % value:
+            yield f"{key} is {value}, which does not divide {_WINDOW}"
+    for part in ("vision", "audio"):
+        for name in ("embedding_length", "attention.head_count", "patch_size", "image_size"):
+            key = f"clip.{part}.{name}"
+            if any(not 1 <= value < 2**31 for value in header.numbers(key)):
+                yield f"{key} is out of range"
+        width, heads = (
+            header.numbers(f"clip.{part}.{name}")
+            for name in ("embedding_length", "attention.head_count")
+        )
+        if width and heads and width[0] % heads[0]:
+            yield f"clip.{part}.embedding_length is {width[0]}, for {heads[0]} heads"

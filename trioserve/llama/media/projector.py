@@ -1,0 +1,313 @@
+"""LlamaProjector: what makes embeddings of images and sound, for the model that it came with."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+
+from trioserve.config import ModelConfig
+from trioserve.engine.projector import Embeddings
+from trioserve.errors import (
+    AbandonedError,
+    EncodeError,
+    EncodeInterruptedError,
+    InvalidMediaError,
+    ModelLoadError,
+)
+from trioserve.llama import devices, library
+from trioserve.llama.context import FLASH_ATTENTION, thread_choices
+from trioserve.llama.library import lib
+from trioserve.llama.media import header
+from trioserve.llama.media.chunks import CutChunk, CutError, Placeholder, cut
+from trioserve.llama.media.encoding import Interrupt, Threads
+from trioserve.llama.media.library import load as load_mtmd
+from trioserve.llama.media.video import as_parts
+from trioserve.llama.model import Model
+from trioserve.llama.shared import Shared
+from trioserve.types import (
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    DecodedVideo,
+    MediaChunk,
+    Prompt,
+)
+from trioserve.types.media import content_id
+
+_log = structlog.get_logger("llama")
+
+#: Samples of sound that is too short to be cut: libmtmd ends the process at one of them.
+_MIN_SAMPLES = 400
+
+#: Images whose chunks are as large as any: how many tokens one has may depend on its shape.
+_LARGE = tuple(
+    Placeholder(width=width, height=height)
+    for width, height in ((4096, 4096), (8192, 2048), (2048, 8192), (1024, 1024))
+)
+
+
+class LlamaProjector:
+    """Implements `trioserve.engine.projector.Projector` with libmtmd.
+
+    `prepare` and `interrupt` may be called by any thread at any time. It is closed before its
+    model.
+    """
+
+    def __init__(self, mtmd: Any, context: Any, model: Model, interrupt: Interrupt) -> None:
+        self._mtmd = mtmd
+        self._shared = Shared(context)
+        self._vocab = model.vocab
+        self._interrupt = interrupt
+        self._threads = Threads(context)
+        #: Numbers in the embedding of a cell.
+        self.width: int = lib.llama_model_n_embd_inp(model.handle)
+        self.sees: bool = mtmd.mtmd_support_vision(context)
+        self.hears: bool = mtmd.mtmd_support_audio(context)
+        self.audio_rate: int = mtmd.mtmd_get_audio_sample_rate(context) if self.hears else 0
+        self.max_chunk = 0
+        #: Whether a position has sections (M-RoPE).
+        self.has_sections: bool = mtmd.mtmd_decode_use_mrope(context)
+        self._counts_images = False
+        self._video_interval = 0
+
+    @classmethod
+    def load(cls, path: Path, model: Model, config: ModelConfig) -> LlamaProjector:
+        """Load the projector in a file.
+
+        Raises:
+            ModelLoadError: the file is damaged, no projector, of a kind that is not supported, or
+                for another model.
+            BackendMismatchError: the installed libmtmd is not one we can use.
+        """
+        mtmd = load_mtmd()
+        kinds = header.check(path)
+        params = _params(mtmd, config)
+        interrupt = Interrupt()
+        params.cb_eval = interrupt.callback
+        context = _init(mtmd, path, model, params)
+        projector = cls(mtmd, context, model, interrupt)
+        try:
+            if not projector._threads.is_found:
+                _log.warning("the number of threads that encode cannot be changed")
+                mtmd.mtmd_free(projector._shared.close())
+                params.n_threads = thread_choices(config)[1][-1]
+                projector = cls(mtmd, _init(mtmd, path, model, params), model, interrupt)
+            projector.set_threads(thread_choices(config)[1][-1])
+            projector._counts_images = "hunyuanvl" in kinds
+            projector._video_interval = config.video_timestamp_interval
+            projector._try_out(path)
+        except BaseException:
+            projector.close()
+            raise
+        _log.info("projector", path=str(path), sees=projector.sees, hears=projector.hears)
+        return projector
+
+    def prepare(
+        self,
+        parts: Sequence[str | DecodedMedia],
+        *,
+        add_special: bool,
+        parse_special: bool = True,
+        stop: Callable[[int], bool] = lambda _n: False,
+    ) -> Prompt:
+        """Tokenize text, and cut media into chunks, with what the model wants around them.
+
+        Raises:
+            InvalidMediaError: the model cannot take one of the media; its `index` says which part.
+            AbandonedError: `stop` said so.
+            InvalidRequestError: text cannot be tokenized.
+            ServerClosingError: the projector is closed.
+        """
+        before, after = self._vocab.added if add_special else ((), ())
+        tokens, media, n_media, n_images = [*before], list[tuple[int, MediaChunk]](), 0, 0
+        for index, one in self._pieces(parts):
+            n_cells = len(tokens) + n_media
+            if isinstance(one, str):
+                tokens += self._vocab.tokenize(
+                    one, parse_special=parse_special, stop=partial(_after, stop, n_cells)
+                )
+                continue
+            if stop(n_cells):
+                raise AbandonedError("Nobody waits for this prompt any longer.")
+            for part in self._cut(one, index, n_images):
+                if isinstance(part, MediaChunk):
+                    media.append((len(tokens), part))
+                    n_media += part.n_cells
+                else:
+                    tokens += part
+            n_images += isinstance(one[0], DecodedImage)
+        return Prompt((*tokens, *after), media=media)
+
+    def encode(self, chunk: MediaChunk) -> Embeddings:
+        """Compute the embeddings of a chunk. From one thread, which may not be that of the model.
+
+        Raises:
+            EncodeInterruptedError: `interrupt` was called.
+            EncodeError: it failed.
+            ServerClosingError: the projector is closed.
+        """
+        mtmd = self._mtmd
+        with self._shared.in_use() as context:
+            library.take_errors()
+            self._interrupt.start()
+            code = mtmd.mtmd_encode_chunk(context, chunk.content.handle)
+            if self._interrupt.end():
+                raise EncodeInterruptedError("The encoding was interrupted.")
+            if code != 0:
+                why = library.reason(library.take_errors())
+                raise EncodeError(f"The {chunk.kind} cannot be encoded: {why}.")
+            rows = mtmd.mtmd_get_output_embd(context)
+            found: Embeddings = np.array(
+                np.ctypeslib.as_array(rows, shape=(chunk.n_cells, self.width)), dtype=np.float32
+            )
+        if not np.isfinite(found).all():
+            raise EncodeError(
+                f"The projector made numbers of the {chunk.kind} that are not finite."
+            )
+        return found
+
+    def interrupt(self) -> None:
+        """End the `encode` that runs within milliseconds; without one, nothing. From any thread."""
+        self._interrupt.set()
+
+    def set_threads(self, count: int) -> None:
+        """Encode with so many threads, from the next chunk on."""
+        self._threads.set(count)
+
+    def close(self) -> None:
+        """End what runs, and free it. Closing twice is fine."""
+        self._interrupt.set()
+        if (context := self._shared.close()) is not None:
+            self._mtmd.mtmd_free(context)
+
+    def __del__(self) -> None:
+        if getattr(self, "_shared", None) is not None and not self._shared.is_closed:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+    def _pieces(
+        self, parts: Sequence[str | DecodedMedia]
+    ) -> Iterator[tuple[int, str | tuple[DecodedImage | DecodedAudio, ...]]]:
+        """Go through text and media, with their places; a video is made of text and images."""
+        for index, part in enumerate(parts):
+            if isinstance(part, str):
+                yield index, part
+            elif isinstance(part, DecodedVideo):
+                for one in as_parts(part, self._video_interval):
+                    yield index, one
+            else:
+                yield index, (part,)
+
+    def _cut(
+        self, media: tuple[DecodedImage | DecodedAudio, ...], index: int, n_images: int
+    ) -> Iterator[tuple[int, ...] | MediaChunk]:
+        """Cut an image, a pair of frames, or sound. `n_images` come before it in the prompt."""
+        self._check(media[0], index)
+        try:
+            with self._shared.in_use() as context:
+                found = cut(self._mtmd, context, media)
+                if self._counts_images and n_images:
+                    earlier = [Placeholder(width=64, height=64)] * n_images
+                    numbered = _chunks(cut(self._mtmd, context, (*earlier, *media)))[-1]
+                    found = [numbered if isinstance(one, CutChunk) else one for one in found]
+        except CutError as error:
+            raise InvalidMediaError(f"The model cannot take it: {error}.", index=index) from error
+        ids = "".join(one.id for one in media)
+        for place, part in enumerate(found):
+            if not isinstance(part, CutChunk):
+                yield part
+                continue
+            if not part.is_causal and part.n_cells > self.max_chunk:
+                raise InvalidMediaError(
+                    f"It has {part.n_cells} tokens, and the model takes {self.max_chunk} at once.",
+                    index=index,
+                )
+            yield _chunk(part, ids, place)
+
+    def _check(self, one: DecodedImage | DecodedAudio, index: int) -> None:
+        if isinstance(one, DecodedImage):
+            why = "" if self.sees else "The model takes no images."
+        elif not self.hears:
+            why = "The model takes no sound."
+        elif one.rate != self.audio_rate:
+            why = f"The model takes {self.audio_rate} samples a second, not {one.rate}."
+        elif len(one.samples) // 4 < _MIN_SAMPLES:
+            why = "The sound is too short."
+        else:
+            why = ""
+        if why:
+            raise InvalidMediaError(why, index=index)
+
+    def _try_out(self, path: Path) -> None:
+        """Find out how large a chunk may be that is decoded whole.
+
+        Raises:
+            ModelLoadError: the vocabulary lacks a token that goes around images.
+        """
+        if not self.sees:
+            return
+        try:
+            with self._shared.in_use() as context:
+                found = [one for size in _LARGE for one in cut(self._mtmd, context, (size,))]
+        except CutError as error:
+            raise ModelLoadError(f"The projector {path} cannot be used: {error}.") from error
+        if any(token < 0 for one in found if not isinstance(one, CutChunk) for token in one):
+            raise ModelLoadError(
+                f"The projector {path} does not fit the model: its vocabulary lacks tokens that go "
+                "around images."
+            )
+        self.max_chunk = max(
+            (chunk.n_cells for chunk in _chunks(found) if not chunk.is_causal), default=0
+        )
+
+
+def _after(stop: Callable[[int], bool], n_before: int, n: int) -> bool:
+    return stop(n_before + n)
+
+
+def _chunks(found: Sequence[tuple[int, ...] | CutChunk]) -> list[CutChunk]:
+    return [one for one in found if isinstance(one, CutChunk)]
+
+
+def _chunk(part: CutChunk, ids: str, place: int) -> MediaChunk:
+    """Make a chunk of the engine. `ids` are of what it shows, and `place` is that among its own."""
+    sections = b"" if part.positions is None else part.positions.tobytes()
+    identity = (ids.encode(), f"{place} {part.n_cells}".encode(), sections)
+    return MediaChunk(
+        kind=part.kind,
+        n_cells=part.n_cells,
+        n_positions=part.n_positions,
+        id=content_id(*identity),
+        is_causal=part.is_causal,
+        content=part,
+    )
+
+
+def _params(mtmd: Any, config: ModelConfig) -> Any:
+    params = mtmd.mtmd_context_params_default()
+    params.use_gpu = config.mmproj_offload and config.mmproj_device != "none"
+    device = config.mmproj_device or next(iter(config.device), None)
+    if params.use_gpu and device is not None:
+        (handle,) = devices.chosen((device,)) or (None,)
+        params.use_gpu, params.device = handle is not None, handle
+    params.print_timings = False
+    params.n_threads = Threads.MARK
+    params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+    params.image_min_tokens = config.image_min_tokens or -1
+    params.image_max_tokens = config.image_max_tokens or -1
+    return params
+
+
+def _init(mtmd: Any, path: Path, model: Model, params: Any) -> Any:
+    library.take_errors()
+    context = mtmd.mtmd_init_from_file(os.fsencode(path), model.handle, params)
+    if context is None:
+        why = library.reason(library.take_errors())
+        raise ModelLoadError(f"The projector {path} cannot be loaded: {why}.")
+    return context
