@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import attrs
+
+from trioserve.config import Config
 
 
 @attrs.frozen(kw_only=True)
@@ -10,11 +14,22 @@ class MediaLimits:
     """What one file may be, and what decoding it may take. More is refused."""
 
     max_bytes: int = 64 * 2**20  # of the file
-    max_pixels: int = 50_000_000  # of an image, width times height
+    max_pixels: int = 64 * 2**20  # of an image, width times height
     max_seconds: float = 3600.0  # of sound, or of a video
-    max_frames: int = 128  # of those of a video that the model sees
-    timeout: float = 60.0  # seconds, to fetch a file, and once more to decode it
+    max_frames: int = 256  # of those of a video that the model sees
+    timeout: float = 30.0  # seconds, to fetch a file, and once more to decode it
     max_files: int = 100  # of a request
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The limits of a configuration."""
+        return cls(
+            max_bytes=config.media_max_bytes,
+            max_pixels=config.media_max_pixels,
+            max_seconds=config.media_max_seconds,
+            max_frames=config.media_max_frames,
+            timeout=config.media_timeout,
+        )
 
     @property
     def max_memory(self) -> int:

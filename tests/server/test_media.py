@@ -1,0 +1,93 @@
+"""Loading the media of requests: read, decoded in a process, refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from tests.support.media_files import RED, av_file, image_file, wav_file
+from trioserve.errors import InvalidMediaError
+from trioserve.media import MediaLimits
+from trioserve.server.media import MediaLoader, Wanted, size_of
+from trioserve.server.memory import MemoryBudget
+from trioserve.types import DecodedAudio, DecodedImage, DecodedVideo, MediaSource
+
+ALL = Wanted(kinds=frozenset({"image", "audio", "video"}))
+
+
+@pytest.fixture
+async def loader() -> AsyncIterator[MediaLoader]:
+    loader = MediaLoader(MediaLimits())
+    yield loader
+    await loader.aclose()
+
+
+@pytest.fixture
+def budget() -> MemoryBudget:
+    return MemoryBudget(2**28)
+
+
+async def test_each_file_becomes_what_is_in_it(loader: MediaLoader, budget: MemoryBudget) -> None:
+    sources = [
+        MediaSource(data=image_file(size=(8, 4))),
+        MediaSource(data=wav_file(0.5)),
+        MediaSource(data=av_file("mp4", "aac", "libx264")),
+    ]
+    with budget.hold() as hold:
+        image, sound, video = await loader.load(sources, ALL, hold)
+        assert isinstance(image, DecodedImage) and isinstance(sound, DecodedAudio)
+        assert isinstance(video, DecodedVideo)
+        assert (image.width, image.height, image.pixels) == (8, 4, bytes(RED) * 32)
+        assert (sound.rate, sound.seconds) == (16_000, pytest.approx(0.5, abs=0.01))
+        assert np.frombuffer(sound.samples, np.float32).max() == pytest.approx(0.25, abs=0.01)
+        assert [at for at, _ in video.frames] == [0.0, 0.25, 0.5, 0.75, 1.0][: len(video.frames)]
+        assert hold.n_bytes == size_of(image) + size_of(sound) + size_of(video)
+    assert budget.n_held == 0
+
+
+async def test_equal_content_has_equal_ids(loader: MediaLoader, budget: MemoryBudget) -> None:
+    files = [image_file("PNG"), image_file("BMP"), image_file("PNG", size=(4, 8))]
+    with budget.hold() as hold:
+        png, bmp, other = await loader.load([MediaSource(data=one) for one in files], ALL, hold)
+    assert png.id == bmp.id != other.id
+
+
+async def test_a_refusal_names_the_field(loader: MediaLoader, budget: MemoryBudget) -> None:
+    good = MediaSource(data=image_file())
+    bad = MediaSource(data=b"nothing", kind="image", param="messages[0].content[1].image_url")
+    with budget.hold() as hold, pytest.raises(InvalidMediaError) as caught:
+        await loader.load([good, bad], ALL, hold)
+    assert (caught.value.index, caught.value.param) == (1, bad.param)
+    assert "The image in 'messages[0].content[1].image_url' is none of" in caught.value.message
+
+
+async def test_files_are_read_below_the_folder_only(tmp_path: Path, budget: MemoryBudget) -> None:
+    folder = tmp_path / "media"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "a b.png").write_bytes(image_file())
+    (tmp_path / "secret.png").write_bytes(image_file())
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    loader = MediaLoader(MediaLimits(), media_path=folder)
+    with budget.hold() as hold:
+        for url in ("file://sub/a%20b.png", (folder / "sub" / "a b.png").as_uri()):
+            assert await loader.load([MediaSource(url=url)], ALL, hold)
+        for name in ("../secret.png", "link.png", "sub", "none.png", "%00", "%2e%2e/secret.png"):
+            with pytest.raises(InvalidMediaError):
+                await loader.load([MediaSource(url=f"file://{name}")], ALL, hold)
+        assert await loader.load([MediaSource(path=str(tmp_path / "secret.png"))], ALL, hold)
+    await loader.aclose()
+
+
+async def test_cancelling_ends_the_process(loader: MediaLoader, budget: MemoryBudget) -> None:
+    slow = MediaSource(data=image_file("PNG", size=(8000, 8000)))
+    with budget.hold() as hold:
+        with trio.move_on_after(0.3) as scope:
+            while True:
+                await loader.load([slow], ALL, hold)
+                hold.release()
+        assert scope.cancelled_caught
+        assert await loader.load([MediaSource(data=image_file())], ALL, hold)

@@ -1,0 +1,137 @@
+"""The process that decodes: ``python -m trioserve.media.child LIMITS``, for one file after another.
+
+What reads files of strangers is mostly C, and has had its faults. So this process has nothing to
+lose and nothing to gain: it can open no file and no socket, has a limit of memory and one of time
+for each file, and none of the server's secrets. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import av.subtitles.codeccontext
+import av.subtitles.stream  # noqa: F401 - PyAV imports these two for its first file: too late
+from PIL import Image
+
+from trioserve.errors import InvalidMediaError
+from trioserve.media import images, sound, video
+from trioserve.media.limits import MediaLimits
+from trioserve.media.pipe import PipeError, read, write_data, write_message
+
+if sys.platform != "win32":  # which has no such limits
+    import resource
+
+#: After a file for which it took so much more memory than before, it ends, and another one begins.
+_GROWTH = 128 * 2**20
+
+
+def serve(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> None:
+    """Decode what is ordered, until there are no more orders."""
+    most = _peak() + _GROWTH
+    is_last = False
+    while not is_last:
+        try:
+            order, data = read(orders, 0), read(orders, limits.max_bytes)
+        except PipeError:
+            return
+        assert isinstance(order, dict) and isinstance(data, bytes)
+        _limit_time(limits.timeout)
+        end: dict[str, Any] = {}
+        try:
+            for one in decode(order, data, limits):
+                write_data(answers, one) if isinstance(one, bytes) else write_message(answers, one)
+        except InvalidMediaError as error:
+            end["refused"] = error.message
+        except MemoryError:
+            end["refused"] = "takes too much memory to decode"
+        except Exception as error:  # a file can be wrong in more ways than its decoder knows
+            end["refused"] = f"cannot be read ({_reason(error)})"
+        is_last = _peak() > most
+        write_message(answers, {**end, "is_last": is_last})
+        answers.flush()
+
+
+def decode(
+    order: dict[str, Any], data: bytes, limits: MediaLimits
+) -> Iterator[dict[str, Any] | bytes]:
+    """Decode a file: for each image a message with its size, then the data.
+
+    Raises what the decoders raise.
+    """
+    kind, name = order["kind"], order["format"]
+    if kind == "image":
+        yield from _pixels(images.decode(data, name, limits), 0.0)
+    elif kind == "audio":
+        yield from sound.decode(data, name, order["rate"], limits)
+    else:
+        for at, image in video.decode(data, name, order["fps"], limits):
+            yield from _pixels(image, at)
+
+
+def _pixels(image: Image.Image, at: float) -> Iterator[dict[str, Any] | bytes]:
+    yield {"size": image.size, "at": at}
+    yield from images.rows(image)
+
+
+def _reason(error: Exception) -> str:
+    """What a decoder says of a file."""
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(said).partition("\n")[0][:200]
+
+
+def confine(limits: MediaLimits) -> None:
+    """Give up what decoding does not need. All modules have been imported."""
+    if sys.platform == "win32":
+        return
+    size = _size()
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_NPROC, 0)
+    _lower(resource.RLIMIT_NOFILE, 3)  # those that are open: no file, no socket beside them
+    _lower(resource.RLIMIT_AS, size + limits.max_memory)
+
+
+if sys.platform != "win32":
+
+    def _lower(which: int, value: int) -> None:
+        _, hard = resource.getrlimit(which)
+        if hard in (resource.RLIM_INFINITY, -1) or value <= hard:
+            resource.setrlimit(which, (value, value))
+
+    def _size() -> int:
+        """Bytes of address space that the program itself takes."""
+        try:
+            pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+        except OSError:
+            return 2**30  # macOS does not say, nor does it keep the limit
+        return pages * resource.getpagesize()
+
+
+def _peak() -> int:
+    """The most bytes of RAM that this process has had."""
+    if sys.platform == "win32":
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _limit_time(seconds: float) -> None:
+    """Have the system end this process after so long, even where the server has died before."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def main() -> None:
+    """Serve on standard input and output."""
+    limits = MediaLimits(**json.loads(sys.argv[1]))
+    confine(limits)
+    serve(limits, sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""`MediaLoader`: from what a request says of its media to pixels and samples."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote
+
+import attrs
+import trio
+
+from trioserve.errors import InvalidMediaError
+from trioserve.media import Format, MediaLimits, Order, sniff
+from trioserve.server.decoding import Decoders
+from trioserve.server.memory import Hold
+from trioserve.types import (
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    MediaKind,
+    MediaSource,
+)
+
+#: Files that are read at the same time.
+_N_READERS = 4
+
+_NAMES = {"image": "The image", "audio": "The sound", "video": "The video", None: "The file"}
+_PLURALS = {"image": "images", "audio": "sound", "video": "videos"}
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """What a model takes."""
+
+    kinds: frozenset[MediaKind]
+    rate: int = 16000  # samples a second, of sound
+    fps: float = 4.0  # frames a second, of video
+
+
+class MediaLoader:
+    """Reads and decodes the media of requests, within limits. Close it in the end.
+
+    Args:
+        limits: what a file may be.
+        media_path: the folder whose files requests may name with ``file://``; None: no files.
+    """
+
+    def __init__(self, limits: MediaLimits, *, media_path: Path | None = None) -> None:
+        self._limits = limits
+        self._media_path = media_path
+        self._decoders = Decoders(limits)
+        self._readers = trio.CapacityLimiter(_N_READERS)
+
+    async def load(
+        self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
+    ) -> list[DecodedMedia]:
+        """Load all media of a request, in their order.
+
+        When cancelled, nothing goes on: a process that decodes is ended, and waited for.
+
+        Args:
+            sources: what the request says.
+            wanted: what the model takes.
+            hold: counts the bytes of what is returned.
+
+        Raises:
+            InvalidMediaError: one cannot be had, or used; it has the source's `param`, and its
+                place among them as `index`.
+            PayloadTooLargeError: they take more memory than one request may hold.
+            UnavailableError: there is no memory for them now, or no process.
+        """
+        most = self._limits.max_files
+        if len(sources) > most:
+            raise InvalidMediaError(
+                f"The request has {len(sources)} media, and {most} are the most.",
+                param=sources[most].param,
+                index=most,
+            )
+        loaded: list[DecodedMedia] = []
+        for index, source in enumerate(sources):
+            try:
+                media = await self._load(source, wanted, hold)
+            except InvalidMediaError as error:
+                message = f"{_NAMES[source.kind]} in '{source.param}' {error.message}."
+                raise InvalidMediaError(message, param=source.param, index=index) from error
+            loaded.append(media)
+        return loaded
+
+    async def aclose(self) -> None:
+        """End the processes that decode. Nothing is loaded any more."""
+        await self._decoders.aclose()
+
+    async def _load(self, source: MediaSource, wanted: Wanted, hold: Hold) -> DecodedMedia:
+        before = hold.n_bytes
+        data = await self._read(source)
+        if source.data is None:
+            hold.grow(len(data))
+        if len(data) > self._limits.max_bytes:
+            raise InvalidMediaError(f"has more than {self._limits.max_bytes} bytes")
+        media = await self._decoders.decode(data, _order(source.kind, sniff(data), wanted))
+        hold.shrink_to(before)
+        hold.grow(size_of(media))
+        return media
+
+    async def _read(self, source: MediaSource) -> bytes:
+        if source.data is not None:
+            return source.data
+        if source.path is not None:
+            return await self._read_file(Path(source.path), None)
+        assert source.url is not None
+        scheme, _, rest = source.url.partition("://")
+        if scheme.lower() != "file":
+            raise InvalidMediaError("is at an address, and this server fetches nothing")
+        if self._media_path is None:
+            raise InvalidMediaError(
+                "is a file of the server, and without --media-path requests may name none"
+            )
+        return await self._read_file(self._media_path / unquote(rest), self._media_path)
+
+    async def _read_file(self, path: Path, folder: Path | None) -> bytes:
+        read = partial(_read_file, path, folder, self._limits.max_bytes + 1)
+        with trio.move_on_after(self._limits.timeout):
+            return await trio.to_thread.run_sync(
+                read, limiter=self._readers, abandon_on_cancel=True
+            )
+        raise InvalidMediaError("is in a file that cannot be read in time")
+
+
+def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:
+    """Decide what to make of a file.
+
+    Raises:
+        InvalidMediaError: it is not what the request says, or nothing that the model takes.
+    """
+    kinds = [kind for kind in format.kinds if said in (None, kind)]
+    if not kinds:
+        raise InvalidMediaError(f"is {format.name}, which has none")
+    kind = next((kind for kind in kinds if kind in wanted.kinds), None)
+    if kind is None:
+        raise InvalidMediaError(f"is {format.name}, and this model takes no {_PLURALS[kinds[0]]}")
+    return Order(format=format.name, kind=kind, rate=wanted.rate, fps=wanted.fps)
+
+
+def _read_file(path: Path, folder: Path | None, most: int) -> bytes:
+    """Read a plain file, up to a size, that is in a folder.
+
+    Raises:
+        InvalidMediaError: it cannot be read, or a link leads out of the folder.
+    """
+    try:
+        path = path.resolve(strict=True)
+        if folder is not None and not path.is_relative_to(folder.resolve()):
+            raise InvalidMediaError("is a file outside of --media-path")
+        # Opening a pipe would wait for somebody who writes to it.
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidMediaError("is not in a plain file")
+            return file.read(most)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "the name makes no sense"
+        raise InvalidMediaError(f"is in a file that cannot be read: {reason}") from None
+
+
+def size_of(media: DecodedMedia) -> int:
+    """Bytes that decoded media take."""
+    if isinstance(media, DecodedImage):
+        return len(media.pixels)
+    if isinstance(media, DecodedAudio):
+        return len(media.samples)
+    return sum(len(image.pixels) for _, image in media.frames)
