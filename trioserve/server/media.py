@@ -94,6 +94,8 @@ class MediaLoader:
         await self._decoders.aclose()
 
     async def _load(self, source: MediaSource, wanted: Wanted, hold: Hold) -> DecodedMedia:
+        if source.decoded is not None:
+            return source.decoded  # and counted by whoever has decoded it
         before = hold.n_bytes
         data = await self._read(source)
         if source.data is None:
