@@ -83,8 +83,9 @@ def test_where_media_are(part: Any, source: MediaSource) -> None:
 
 def test_a_file_of_text_is_text() -> None:
     data = b64encode("\ufeffGrüße".encode()).decode()
-    part = {"type": "file", "file": {"file_data": f"data:text/plain;charset=utf-8;base64,{data}"}}
-    assert parse(part) == {"type": "text", "text": "Grüße"}
+    for url in (f"data:text/plain;charset=utf-8;base64,{data}", data):
+        part = {"type": "file", "file": {"filename": "a.txt", "file_data": url}}
+        assert parse(part) == {"type": "text", "text": "File: a.txt\n```\nGrüße\n```"}
 
 
 @pytest.mark.parametrize("attachment", [Image(DATA), Audio(DATA), Video(DATA)])

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import attrs
 
+from trioserve.chat.documents import read_document, write_document
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
 from trioserve.types import MediaKind, MediaSource
 
@@ -117,9 +118,7 @@ def source_of(text: object, kind: MediaKind | None, param: str) -> MediaSource:
         InvalidMediaError: it is none of these, or the file is empty.
         InvalidRequestError: it is no text.
     """
-    if not isinstance(text, str):
-        problem = "is missing" if text is None else "must be text"
-        raise InvalidRequestError(f"'{param}' {problem}.", param=param)
+    text = _text(text, param)
     scheme = text[:8].lower()
     if scheme.startswith(("http://", "https://", "file://")):
         if len(text) > MAX_URL:
@@ -172,9 +171,7 @@ def decode_base64(text: str, param: str, *, start: int = 0) -> bytes:
         if rest:
             decoded.append(binascii.a2b_base64(rest + "=" * (4 - len(rest)), strict_mode=True))
     except ValueError:  # also of characters that are not ASCII
-        raise InvalidMediaError(
-            f"'{param}' is not valid base64, and no URL of http, https, file or data.", param=param
-        ) from None
+        raise InvalidMediaError(f"'{param}' is not valid base64.", param=param) from None
     if not any(decoded):
         raise InvalidMediaError(f"'{param}' is empty.", param=param)
     return b"".join(decoded)
@@ -217,38 +214,46 @@ def _file(part: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Read OpenAI's object of a file, with ``file_data``: media, or plain text.
+    """Read OpenAI's object of a file, with ``file_data``: text, or media.
 
     Raises:
-        UnsupportedFieldError: it is a file that the client has uploaded, or a document.
-        InvalidRequestError: it cannot be read; `param` names the field.
+        UnsupportedFieldError: it is a file that the client has uploaded, or is elsewhere.
+        InvalidMediaError: it is not valid base64, or a PDF.
+        InvalidRequestError: something is of the wrong type. All name the field.
     """
-    if given.get("file_id") is not None:
-        raise UnsupportedFieldError(
-            f"'{path}.file_id' is not supported: no files are kept here. Send 'file_data'.",
-            param=f"{path}.file_id",
-        )
-    data, param = given.get("file_data"), f"{path}.file_data"
-    if not isinstance(data, str) or data[:5].lower() != "data:":
-        return media_part(source_of(data, None, param))
-    media_type, content = split_data_url(data, param)
-    if (kind := _KINDS.get(media_type.partition("/")[0])) is not None:
-        return media_part(MediaSource(kind=kind, data=content, param=param))
-    if media_type.startswith("text/") or media_type == "application/json":
-        return {"type": "text", "text": text_of(content, param)}
-    raise UnsupportedFieldError(
-        f"'{param}' is of the type {media_type!r:.80}; images, sound, videos and plain text can be "
-        "read.",
-        param=param,
-    )
+    for name, problem in (("file_id", "no files are kept"), ("file_url", "no files are fetched")):
+        if given.get(name) is not None:
+            raise UnsupportedFieldError(
+                f"'{path}.{name}' is not supported: {problem} here. Send 'file_data'.",
+                param=f"{path}.{name}",
+            )
+    filename = _text(given.get("filename", ""), f"{path}.filename")
+    param = f"{path}.file_data"
+    data = _text(given.get("file_data"), param)
+    if data[:5].lower() == "data:":
+        media_type, content = split_data_url(data, param)
+    else:
+        media_type, content = "", decode_base64(data, param)
+    kind = _KINDS.get(media_type.partition("/")[0])
+    if kind is None:
+        if (text := read_document(content, param)) is not None:
+            return {"type": "text", "text": write_document(text, name=filename)}
+        if media_type.startswith("text/"):
+            raise InvalidMediaError(f"'{param}' must be text in UTF-8 or UTF-16.", param=param)
+        if media_type not in ("", "application/octet-stream"):
+            raise UnsupportedFieldError(
+                f"'{param}' is of the type {media_type!r:.80}; text, images, sound and videos can "
+                "be read.",
+                param=param,
+            )
+    return media_part(MediaSource(kind=kind, data=content, param=param))
 
 
-def text_of(data: bytes, param: str) -> str:
-    """Decode the text of a file. Raises InvalidMediaError: it is not UTF-8."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InvalidMediaError(f"'{param}' must be text in UTF-8.", param=param) from None
+def _text(value: object, path: str) -> str:
+    if isinstance(value, str):
+        return value
+    problem = "is missing" if value is None else "must be text"
+    raise InvalidRequestError(f"'{path}' {problem}.", param=path)
 
 
 def _object(value: object, name: str, path: str) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from trioserve.api.anthropic.request import (
 )
 from trioserve.chat.messages import parse_messages, parse_tools
 from trioserve.errors import InvalidRequestError
+from trioserve.types import MediaSource
 
 # -- messages
 
@@ -71,6 +72,52 @@ def test_results_of_tools_are_messages_in_their_order() -> None:
         {"role": "tool", "tool_call_id": "t2", "content": "Error: No."},
         {"role": "user", "content": "So?"},
     )
+
+
+def media(data: bytes | None, place: str, **more: Any) -> dict[str, Any]:
+    param = f"messages[0].content[{place}"
+    return {"type": "media", "media": MediaSource(kind="image", data=data, param=param, **more)}
+
+
+def test_images() -> None:
+    url = "https://example.org/cat.png"
+    shown = user(
+        block("Look:"),
+        image(**PNG, data="aGk=") | {"cache_control": {"type": "ephemeral"}},
+        image(type="url", url=url),
+    )
+    assert read(shown)[0]["content"] == [
+        part("Look:"),
+        media(b"hi", "1].source.data"),
+        media(None, "2].source.url", url=url),
+    ]
+    assert read(user(image(**PNG, data="aGk=")))[0]["content"] == [media(b"hi", "0].source.data")]
+
+
+def test_images_in_the_result_of_a_tool() -> None:
+    shown = RESULT | {"content": [block("A"), image(**PNG, data="aGk=")]}
+    failed = RESULT | {"is_error": True, "content": [image(**PNG, data="aGk=")]}
+    first, second = read(user(shown, failed))
+    assert first["content"] == [part("A"), media(b"hi", "0].content[1].source.data")]
+    assert second["content"] == [part("Error: "), media(b"hi", "1].content[0].source.data")]
+
+
+def test_documents_are_given_as_text() -> None:
+    about = {"title": "a.txt", "context": "A list.", "citations": {"enabled": False}}
+    written = "File: a.txt\nA list.\n```\nx\n```"
+    for source in (
+        {"type": "text", "media_type": "text/plain", "data": "x\n"},
+        {"type": "content", "content": "x"},
+        {"type": "base64", "media_type": "text/plain", "data": "eA=="},
+    ):
+        assert read(user(document(**source) | about))[0]["content"] == written
+    content = [block("x"), image(**PNG, data="aGk=")]
+    assert read(user(document(**CONTENT, content=content) | about))[0]["content"] == [
+        part("File: a.txt\nA list."),
+        part("x"),
+        media(b"hi", "0].source.content[1].source.data"),
+    ]
+    assert read(user(document(type="text", data="x")))[0]["content"] == "```\nx\n```"
 
 
 def test_a_system_message_may_stand_between_others() -> None:
@@ -134,6 +181,67 @@ def test_fields_that_nobody_knows_are_ignored() -> None:
     )
 
 
+def image(**source: Any) -> dict[str, Any]:
+    return {"type": "image", "source": source}
+
+
+def document(**source: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source}
+
+
+PNG = {"type": "base64", "media_type": "image/png"}
+PDF = {"type": "base64", "media_type": "application/pdf"}
+CONTENT = {"type": "content"}
+WRONG_FILES: list[tuple[dict[str, Any], str, str]] = [
+    ({"type": "image"}, "source", "is required."),
+    (image(), "source.type", "is required."),
+    (
+        image(type="file", file_id="f"),
+        "source.type",
+        "is 'file', and no files are kept here; send the file itself.",
+    ),
+    (image(type="text", data="x"), "source.type", "is 'text'; it must be one of base64, url."),
+    (image(type="base64", media_type="image/png"), "source.data", "is required."),
+    (
+        image(type="base64", media_type="text/plain", data="aGk="),
+        "source.media_type",
+        "must be the type of an image, such as image/png.",
+    ),
+    (
+        image(**PNG, data="aG?="),
+        "source.data",
+        "is not valid base64.",
+    ),
+    (
+        image(**PNG, data="aGk=") | {"transformations": {"oversized_image": "error"}},
+        "transformations",
+        "is not supported; leave it out.",
+    ),
+    (
+        document(type="url", url="https://example.org/a.pdf"),
+        "source.type",
+        "is 'url'; it must be one of base64, text, content.",
+    ),
+    (
+        document(**PDF, data="JVBERi0xLjcK"),
+        "source.data",
+        "is a PDF, which this server does not read; send its text, or a picture of each page.",
+    ),
+    (document(**PDF, data="/w=="), "source.data", "is not a text."),
+    (
+        document(type="text", data="x") | {"citations": {"enabled": True}},
+        "citations",
+        "is not supported; leave it out.",
+    ),
+    (document(type="text", data="x") | {"title": 5}, "title", "must be a string."),
+    (
+        document(**CONTENT, content=[document(**CONTENT, content=[])]),
+        "source.content[0].type",
+        "is 'document', which is not supported in a document.",
+    ),
+]
+
+
 M = "messages[0]"
 C = "messages[0].content[0]"
 
@@ -169,7 +277,7 @@ C = "messages[0].content[0]"
                 f"{C}.type",
                 f"'{C}.type' is '{kind}', which is not supported in a message of the user.",
             )
-            for kind in ("image", "document", "search_result", "container_upload", "tool_use")
+            for kind in ("search_result", "container_upload", "tool_use")
         ),
         (
             {"messages": [assistant({"type": "server_tool_use"})]},
@@ -178,9 +286,24 @@ C = "messages[0].content[0]"
             "which is not supported in a message of the assistant.",
         ),
         (
-            {"messages": [user(RESULT | {"content": [{"type": "image"}]})]},
+            {"messages": [user(RESULT | {"content": [{"type": "search_result"}]})]},
             f"{C}.content[0].type",
-            f"'{C}.content[0].type' is 'image', which is not supported in the result of a tool.",
+            f"'{C}.content[0].type' is 'search_result', which is not supported in the result of a "
+            "tool.",
+        ),
+        (
+            {"messages": [{"role": "system", "content": [{"type": "image"}]}]},
+            f"{C}.type",
+            f"'{C}.type' is 'image', which is not supported in a message of the system.",
+        ),
+        *(
+            ({"messages": [user(block)]}, f"{C}.{param}", f"'{C}.{param}' {problem}")
+            for block, param, problem in WRONG_FILES
+        ),
+        (
+            {"messages": [user(RESULT | {"content": [image(type="base64", data="?")]})]},
+            f"{C}.content[0].source.media_type",
+            f"'{C}.content[0].source.media_type' is required.",
         ),
         (
             {"messages": [user({"type": "tool_result"})]},
@@ -302,9 +425,14 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, message: str
     assert (caught.value.message, caught.value.param) == (message, param)
 
 
+FILES = [
+    image(**PNG, data="aGk="),
+    image(type="url", url="https://example.org/cat.png"),
+    document(**CONTENT, content=[block("x")]) | {"title": "a.txt"},
+]
 VALID = ASK | {
     "system": [block("Be brief.")],
-    "messages": [*HI, assistant(USE, block("A")), user(RESULT | {"content": [block("B")]})],
+    "messages": [*HI, assistant(USE, block("A")), user(RESULT | {"content": [block("B")]}, *FILES)],
     "tools": [WEATHER],
     "tool_choice": {"type": "tool", "name": "weather"},
     "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},

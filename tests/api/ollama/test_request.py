@@ -25,7 +25,7 @@ from trioserve.api.ollama.request import (
 from trioserve.chat.messages import parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.types import GenerationParams, Grammar, SamplingParams
+from trioserve.types import GenerationParams, Grammar, MediaSource, SamplingParams
 
 
 def names_of(cls: Any) -> set[str]:
@@ -135,7 +135,11 @@ def test_an_option_that_asks_for_nothing_is_taken(given: dict[str, Any]) -> None
         (OllamaChatRequest, {"n": 2}, "n"),
         (OllamaChatRequest, {"queue_comments": True}, "queue_comments"),
         (OllamaChatRequest, {"_debug_render_only": True}, "_debug_render_only"),
-        (OllamaGenerateRequest, {"images": ["aGk="]}, "images"),
+        (OllamaGenerateRequest, {"images": "aGk="}, "images"),
+        (OllamaGenerateRequest, {"images": ["aG?="]}, "images[0]"),
+        (OllamaGenerateRequest, {"images": ["aGk="], "raw": True}, "images"),
+        (OllamaGenerateRequest, {"images": ["aGk="], "suffix": "b"}, "images"),
+        (OllamaGenerateRequest, {"prompt": 5, "images": ["aGk="]}, "prompt"),
         (OllamaGenerateRequest, {"template": "{{ .Prompt }}"}, "template"),
         (OllamaGenerateRequest, {"context": [1, 2]}, "context"),
         (OllamaGenerateRequest, {"width": 512}, "width"),
@@ -151,6 +155,16 @@ def test_what_is_wrong_is_named(cls: Any, body: dict[str, Any], param: str) -> N
         cls.parse({"messages": HI, "prompt": "a"} | body)
     assert caught.value.param == param
     assert f"'{param}'" in caught.value.message
+
+
+def test_a_prompt_with_an_image_is_a_chat() -> None:
+    body = {"prompt": "What?", "system": "Be brief.", "images": ["aGk="]}
+    source = MediaSource(kind="image", data=b"hi", param="images[0]")
+    content = [{"type": "media", "media": source}, {"type": "text", "text": "What?"}]
+    assert OllamaGenerateRequest.parse(body).messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": content},
+    )
 
 
 def test_what_ollama_s_clients_send_for_nothing_is_taken() -> None:

@@ -9,9 +9,21 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
+from trioserve.api.anthropic.blocks import (
+    KINDS,
+    Block,
+    Part,
+    as_content,
+    blocks_of,
+    content_of,
+    parts_of,
+    text_of,
+    texts_of,
+    unsupported,
+)
 from trioserve.api.base import sse
 from trioserve.api.base.fields import (
     MismatchError,
@@ -34,9 +46,6 @@ from trioserve.chat.messages import (
     check_count,
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-
-#: A block and where it stands in the request: ``messages[0].content[1]``.
-_Block: TypeAlias = tuple[str, Mapping[str, Any]]
 
 #: Stands before the result of a tool that failed, as templates have no field for that.
 ERROR_MARK = "Error: "
@@ -118,7 +127,7 @@ def continues_final_message(body: Mapping[str, Any]) -> bool:
     messages = body["messages"]
     if messages[-1]["role"] != "assistant":
         return False
-    for path, block in _blocks(messages[-1]["content"], f"messages[{len(messages) - 1}].content"):
+    for path, block in blocks_of(messages[-1]["content"], f"messages[{len(messages) - 1}].content"):
         if block["type"] == "tool_use":
             raise InvalidRequestError(f"'{path}' needs a 'tool_result' after it.", param=path)
     return True
@@ -127,16 +136,16 @@ def continues_final_message(body: Mapping[str, Any]) -> bool:
 _ROLE = one_of("user", "assistant", "system")
 
 
-def _turns(messages: tuple[dict[str, Any], ...]) -> list[tuple[str, list[_Block]]]:
+def _turns(messages: tuple[dict[str, Any], ...]) -> list[tuple[str, list[Block]]]:
     """Gather the blocks of messages, those of neighbours with one role together."""
     if not messages:
         raise InvalidRequestError("'messages' must not be empty.", param="messages")
     check_count(len(messages), MAX_MESSAGES, "messages", "messages")
-    turns: list[tuple[str, list[_Block]]] = []
+    turns: list[tuple[str, list[Block]]] = []
     for i, message in enumerate(messages):
         path = f"messages[{i}]"
         role = required(message, "role", _ROLE, path)
-        blocks = _blocks(required(message, "content", _content, path), f"{path}.content")
+        blocks = blocks_of(required(message, "content", content_of, path), f"{path}.content")
         if turns and turns[-1][0] == role:
             _part(turns[-1][1], blocks)
             turns[-1][1].extend(blocks)
@@ -145,56 +154,11 @@ def _turns(messages: tuple[dict[str, Any], ...]) -> list[tuple[str, list[_Block]
     return turns
 
 
-def _part(before: list[_Block], after: list[_Block]) -> None:
+def _part(before: list[Block], after: list[Block]) -> None:
     """Put an empty line between two messages that become one, where text meets text."""
     if before and after and before[-1][1].get("type") == after[0][1].get("type") == "text":
         path, last = before[-1]
-        before[-1] = (path, {**last, "text": _text(last, path) + "\n\n"})
-
-
-def _content(value: Any) -> str | tuple[dict[str, Any], ...]:
-    try:
-        return value if isinstance(value, str) else objects(value)
-    except MismatchError:
-        raise MismatchError("a string or a list of blocks") from None
-
-
-def _blocks(content: str | tuple[dict[str, Any], ...], path: str) -> list[_Block]:
-    if isinstance(content, str):
-        return [(path, {"type": "text", "text": content})]
-    check_count(len(content), MAX_PARTS, path, "blocks")
-    return [(f"{path}[{j}]", block) for j, block in enumerate(content)]
-
-
-def _text(block: Mapping[str, Any], path: str) -> str:
-    if block.get("citations"):
-        raise UnsupportedFieldError(
-            f"'{path}.citations' is not supported; leave it out.", param=f"{path}.citations"
-        )
-    return required(block, "text", text, path)
-
-
-def _unsupported(kind: str, path: str, owner: str) -> UnsupportedFieldError:
-    return UnsupportedFieldError(
-        f"'{path}.type' is {kind!r}, which is not supported in {owner}.", param=f"{path}.type"
-    )
-
-
-def _texts(blocks: Iterable[_Block], owner: str) -> list[str]:
-    """Take the texts of blocks that can be nothing else."""
-    texts = []
-    for path, block in blocks:
-        if (kind := required(block, "type", text, path)) != "text":
-            raise _unsupported(kind, path, owner)
-        texts.append(_text(block, path))
-    return texts
-
-
-def _as_content(texts: list[str]) -> str | list[dict[str, Any]]:
-    """Make the content of a message: several texts stay apart, as the template has it."""
-    if len(texts) < 2:
-        return "".join(texts)
-    return [{"type": "text", "text": each} for each in texts]
+        before[-1] = (path, {**last, "text": text_of(last, path) + "\n\n"})
 
 
 #: A head that some clients put before a system prompt, with a number that changes each time.
@@ -203,20 +167,20 @@ _BILLING = re.compile(r"\A(x-anthropic-billing-header:[^\n]*?cch=)[^;\n]{5}(?=;)
 
 def _system(value: Any) -> str:
     """Read a system prompt. What would keep its prefix from being found again is made constant."""
-    blocks = _blocks(named(_content, value, "system"), "system")
-    texts = _texts(blocks, "a system prompt")
+    blocks = blocks_of(named(content_of, value, "system"), "system")
+    texts = texts_of(blocks, "a system prompt")
     return "".join(_BILLING.sub(r"\1fffff", each) for each in texts)
 
 
-def _assistant(blocks: list[_Block], names: dict[str, str]) -> dict[str, Any]:
+def _assistant(blocks: list[Block], names: dict[str, str]) -> dict[str, Any]:
     """Read a turn of the assistant, and note the names of the tools that it calls by their ids."""
-    texts: list[str] = []
+    said: list[Part] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
     for path, block in blocks:
         match required(block, "type", text, path):
             case "text":
-                texts.append(_text(block, path))
+                said.append({"type": "text", "text": text_of(block, path)})
             case "thinking":
                 thinking.append(_thinking(block, path))
             case "redacted_thinking":
@@ -225,8 +189,8 @@ def _assistant(blocks: list[_Block], names: dict[str, str]) -> dict[str, Any]:
                 calls.append(_call(block, path))
                 names[calls[-1]["id"]] = calls[-1]["function"]["name"]
             case kind:
-                raise _unsupported(kind, path, "a message of the assistant")
-    message: dict[str, Any] = {"role": "assistant", "content": _as_content(texts)}
+                raise unsupported(kind, path, "a message of the assistant")
+    message: dict[str, Any] = {"role": "assistant", "content": as_content(said)}
     if calls:
         message["tool_calls"] = calls
     if reasoning := "".join(thinking):
@@ -249,40 +213,39 @@ def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {"id": required(block, "id", text, path), "type": "function", "function": function}
 
 
-def _user(role: str, blocks: list[_Block], names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Read a turn of the user or the system: results of tools and texts, in their order."""
+def _user(role: str, blocks: list[Block], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Read a turn of the user or the system: results of tools and what is said, in their order."""
     messages: list[dict[str, Any]] = []
-    texts: list[str] = []
+    said: list[Part] = []
+    owner, kinds = f"a message of the {role}", KINDS if role == "user" else ("text",)
 
     def say() -> None:
-        if texts:
-            messages.append({"role": role, "content": _as_content(texts)})
-            texts.clear()
+        if said:
+            messages.append({"role": role, "content": as_content(said.copy())})
+            said.clear()
 
     for path, block in blocks:
-        kind = required(block, "type", text, path)
-        if kind == "text":
-            texts.append(_text(block, path))
-        elif kind == "tool_result" and role == "user":
+        if block.get("type") == "tool_result" and role == "user":
             say()
             messages.append(_result(block, path, names))
         else:
-            raise _unsupported(kind, path, f"a message of the {role}")
+            said += parts_of([(path, block)], owner, kinds)
     say()
     return messages
 
 
 def _result(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> dict[str, Any]:
     id_ = required(block, "tool_use_id", text, path)
-    given = block.get("content")
-    said = ""
-    if given is not None:
-        content = named(_content, given, f"{path}.content")
-        said = "".join(_texts(_blocks(content, f"{path}.content"), "the result of a tool"))
+    given, where = block.get("content"), f"{path}.content"
+    blocks = [] if given is None else blocks_of(named(content_of, given, where), where)
+    parts = parts_of(blocks, "the result of a tool")
     failed = block.get("is_error")
     if failed is not None and named(boolean, failed, f"{path}.is_error"):
-        said = ERROR_MARK + said
-    message = {"role": "tool", "tool_call_id": id_, "content": said}
+        parts.insert(0, {"type": "text", "text": ERROR_MARK})
+    content: str | list[Part] = parts
+    if all(each["type"] == "text" for _, each in blocks):
+        content = "".join(part["text"] for part in parts)
+    message = {"role": "tool", "tool_call_id": id_, "content": content}
     return {**message, "name": names[id_]} if id_ in names else message
 
 

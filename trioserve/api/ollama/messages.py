@@ -6,10 +6,11 @@ the name of their tool; templates need both to have an id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trioserve.api.base.fields import json_type, named, objects, text
+from trioserve.api.base.fields import json_type, named, objects, required, strings, text
+from trioserve.chat.media_parts import media_part, source_of
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -21,7 +22,7 @@ from trioserve.chat.messages import (
     parse_messages,
     parse_tools,
 )
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError
 
 #: Fields of a message that have other names in the normal form.
 _NAMES = {"thinking": "reasoning_content", "tool_name": "name"}
@@ -44,7 +45,7 @@ _MESSAGE = {
         "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
         "content": {"type": ["string", "null"]},
         "thinking": {"type": ["string", "null"]},
-        "images": {"type": ["array", "null"], "maxItems": 0},
+        "images": {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MAX_PARTS},
         "tool_calls": {"type": ["array", "null"], "items": _CALL, "maxItems": MAX_PARTS},
         "tool_name": {"type": ["string", "null"]},
         "tool_call_id": {"type": ["string", "null"]},
@@ -59,7 +60,7 @@ def read_messages(value: Any) -> Messages:
 
     Raises:
         MismatchError: it is no list of objects.
-        UnsupportedFieldError: a message has images.
+        InvalidMediaError: an image is not valid base64.
         InvalidRequestError: something is missing or has the wrong type. Both name it.
     """
     given = objects(value)
@@ -71,18 +72,32 @@ def read_messages(value: Any) -> Messages:
 
 
 def _renamed(message: Mapping[str, Any], path: str) -> Message:
-    if message.get("images"):
-        raise UnsupportedFieldError(
-            f"'{path}.images' is not supported: only text can be given to this model.",
-            param=f"{path}.images",
-        )
     fields = {name: value for name, value in message.items() if name not in (*_NAMES, "images")}
     for theirs, ours in _NAMES.items():
         if (value := message.get(theirs)) is not None:
             fields[ours] = named(text, value, f"{path}.{theirs}")
     if fields.get("content") is None:
         fields["content"] = ""
+    if (given := message.get("images")) is not None:
+        images = named(strings, given, f"{path}.images")
+        content = required(fields, "content", text, path)
+        fields["content"] = with_images(content, images, f"{path}.images")
     return fields
+
+
+def with_images(said: str, images: Sequence[str], path: str) -> str | list[dict[str, Any]]:
+    """Make the content of a message. The images stand before the text, as in Ollama.
+
+    Raises:
+        InvalidMediaError: an image is not valid base64; `param` names it.
+    """
+    if not images:
+        return said
+    check_count(len(images), MAX_PARTS, path, "images")
+    parts = [
+        media_part(source_of(image, "image", f"{path}[{i}]")) for i, image in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": said}] if said else parts
 
 
 def _with_ids(messages: Messages) -> Messages:

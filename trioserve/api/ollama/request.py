@@ -19,7 +19,12 @@ from trioserve.api.base.fields import MismatchError, field, json_type, structure
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
 from trioserve.api.ollama.describe import can_think
-from trioserve.api.ollama.messages import continues_final_message, read_messages, read_tools
+from trioserve.api.ollama.messages import (
+    continues_final_message,
+    read_messages,
+    read_tools,
+    with_images,
+)
 from trioserve.api.ollama.options import Options, refuse_fixed
 from trioserve.chat.messages import Messages, Tools
 from trioserve.chat.params import ChatParams
@@ -46,7 +51,6 @@ NEUTRAL_IN_GENERATE: Mapping[str, Neutral] = {
     **NEUTRAL,
     "context": only([]),
     "height": only(0),
-    "images": only([]),
     "steps": only(0),
     "template": only(""),
     "width": only(0),
@@ -178,6 +182,15 @@ class OllamaChatRequest(OllamaRequest):
         return super().parse(body)
 
 
+@json_type()
+def _messages(body: Mapping[str, Any]) -> Messages:
+    """Make the chat that a prompt is, unless it is `raw` or has a `suffix`."""
+    prompt, system = body.get("prompt") or "", body.get("system") or ""
+    content = with_images(prompt, body.get("images") or (), "images")
+    said = (("system", system), ("user", content))
+    return Messages({"role": role, "content": each} for role, each in said if each)
+
+
 @attrs.frozen(kw_only=True, slots=False)
 class OllamaGenerateRequest(OllamaRequest):
     """``POST /api/generate``. Without a prompt it loads the model."""
@@ -186,12 +199,8 @@ class OllamaGenerateRequest(OllamaRequest):
     suffix: str = ""
     system: str = ""
     raw: bool = False
-
-    @property
-    def messages(self) -> Messages:
-        """The chat that the prompt is, unless it is `raw` or has a `suffix`."""
-        said = (("system", self.system), ("user", self.prompt))
-        return Messages({"role": role, "content": text} for role, text in said if text)
+    images: tuple[str, ...] = ()
+    messages: Messages = field(whole=_messages)
 
     @property
     def chat_params(self) -> ChatParams:
@@ -204,7 +213,7 @@ class OllamaGenerateRequest(OllamaRequest):
         refuse_unsupported(body, NEUTRAL_IN_GENERATE)
         request = super().parse(body)
         without_template = "raw" if request.raw else "suffix" if request.suffix else ""
-        for name in ("suffix", "system", "think") if without_template else ():
+        for name in ("suffix", "system", "think", "images") if without_template else ():
             if name != without_template and getattr(request, name):
                 raise InvalidRequestError(
                     f"'{name}' does not go with '{without_template}'.", param=name

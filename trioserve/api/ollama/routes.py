@@ -58,7 +58,7 @@ async def generate() -> Response:
     """Answer or continue a prompt, or fill the gap before a suffix. Without a prompt: as chat."""
     request = await read_body_as(OllamaGenerateRequest.parse)
     request.check(current_server(request.model))
-    if not request.prompt and not request.suffix:
+    if not (request.prompt or request.suffix or request.images):
         return await _loaded(request, generate_body)
     server, params, context = await admit(request)
     writer = _writer(server, request, generate_body)

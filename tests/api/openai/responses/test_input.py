@@ -12,6 +12,7 @@ from trioserve.chat.template.render import CHATML
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.testing import ScriptedBackend, scripted
+from trioserve.types import MediaSource
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
@@ -125,6 +126,48 @@ def test_the_fields_that_a_chat_has_under_other_names() -> None:
     assert chat.tools == ({"type": "function", "function": function},)
 
 
+def test_files_among_the_parts() -> None:
+    parts = [
+        {"type": "input_text", "text": "Look:"},
+        {"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "auto"},
+        {"type": "input_image", "image_url": "https://example.org/a.png", "file_id": None},
+        {"type": "input_audio", "input_audio": {"data": "aG8=", "format": "wav"}},
+        {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGE="},
+        {"type": "input_file", "filename": "a.mp3", "file_data": "data:audio/mpeg;base64,/w=="},
+        {"type": "input_file", "filename": "b", "file_data": "/w=="},
+    ]
+    path = "input[0].{}[{}].{}"
+    items = [
+        {"role": "user", "content": parts},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": ""},
+        {"type": "function_call_output", "call_id": "c", "output": parts[1:2]},
+    ]
+    shown, _, result = messages_of(items)
+    assert [part["type"] for part in shown["content"]] == [
+        "text",
+        "media",
+        "media",
+        "media",
+        "text",
+        "media",
+        "media",
+    ]
+    assert shown["content"][4]["text"] == "File: a.txt\n```\nha\n```"
+    assert [part["media"] for part in shown["content"] if "media" in part] == [
+        MediaSource(kind="image", data=b"hi", param=path.format("content", 1, "image_url")),
+        MediaSource(
+            kind="image",
+            url="https://example.org/a.png",
+            param=path.format("content", 2, "image_url"),
+        ),
+        MediaSource(kind="audio", data=b"ho", param=path.format("content", 3, "input_audio")),
+        MediaSource(kind="audio", data=b"\xff", param=path.format("content", 5, "file_data")),
+        MediaSource(kind=None, data=b"\xff", param=path.format("content", 6, "file_data")),
+    ]
+    source = MediaSource(kind="image", data=b"hi", param="input[2].output[0].image_url")
+    assert result["content"] == [{"type": "media", "media": source}]
+
+
 ITEM = "input[0]"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({}, "input", "'input' is required."),
@@ -149,10 +192,37 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"input": [{"role": "user"}]}, f"{ITEM}.content", "'input[0].content' is required."),
     (
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "computer_screenshot"}]}]},
         f"{ITEM}.content[0].type",
-        "'input[0].content[0].type' is 'input_image'; only text can be given here, as input_text.",
+        "'input[0].content[0].type' is 'computer_screenshot'; it must be one of input_text, "
+        "input_image, input_audio, input_video, input_file.",
     ),
+    (
+        {"input": [{"role": "assistant", "content": [{"type": "input_image"}]}]},
+        f"{ITEM}.content[0].type",
+        "'input[0].content[0].type' is 'input_image'; it must be one of output_text, input_text, "
+        "refusal.",
+    ),
+    *[
+        ({"input": [{"role": "user", "content": [part]}]}, f"{ITEM}.content[0].{param}", message)
+        for part, param, message in [
+            ({"type": "input_image", "detail": "auto"}, "image_url", None),
+            (
+                {"type": "input_image", "file_id": "file_1"},
+                "file_id",
+                "'input[0].content[0].file_id' is not supported: no files are kept here. Send "
+                "'image_url'.",
+            ),
+            ({"type": "input_image", "image_url": "data:image/png,hi"}, "image_url", None),
+            ({"type": "input_image", "image_url": "aG?="}, "image_url", None),
+            ({"type": "input_image", "image_url": "aGk=", "detail": "best"}, "detail", None),
+            ({"type": "input_file", "file_id": "file_1"}, "file_id", None),
+            ({"type": "input_file", "file_url": "https://a.b/c.pdf"}, "file_url", None),
+            ({"type": "input_file", "filename": "a.txt"}, "file_data", None),
+            ({"type": "input_file", "file_data": "JVBERi0xLjcK"}, "file_data", None),
+            ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio", None),
+        ]
+    ],
     (
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": 1}]}]},
         f"{ITEM}.content[0].text",
@@ -336,6 +406,7 @@ async def test_a_call_that_nobody_answered_cannot_go_on() -> None:
 # -- anything
 
 WORDS = """type role content text input_text output_text refusal summary reasoning message
+input_image image_url input_file file_data input_audio
 function_call function_call_output call_id name arguments output id format effort verbosity mode
 tools function allowed_tools auto required user assistant json_schema schema"""
 FIELDS = """instructions tools tool_choice reasoning text include metadata top_logprobs

@@ -214,15 +214,15 @@ async def test_counting_tokens() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_has_openais_body(stream: bool) -> None:
-    body = {"input": [{"role": "user", "content": [{"type": "input_file"}]}], "stream": stream}
+    body = {"input": [{"role": "user", "content": [{"type": "output_text"}]}], "stream": stream}
     async with client_of(answering("Hello")) as client:
         answer = await client.post("/v1/responses", json=body)
     assert answer.status_code == 400
     assert answer.json() == {
         "error": {
             "code": 400,
-            "message": "'input[0].content[0].type' is 'input_file'; only text can be given here, "
-            "as input_text.",
+            "message": "'input[0].content[0].type' is 'output_text'; it must be one of "
+            "input_text, input_image, input_audio, input_video, input_file.",
             "type": "invalid_request_error",
             "param": "input[0].content[0].type",
         }

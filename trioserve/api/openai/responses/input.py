@@ -15,21 +15,20 @@ from typing import Any
 import attrs
 
 from trioserve.api.base.fields import named, required, text
-from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, check_count
+from trioserve.api.openai.responses.parts import (
+    INPUT,
+    OUTPUT,
+    THOUGHTS,
+    Item,
+    Part,
+    read_content,
+    read_parts,
+    text_part,
+)
+from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
-Item = Mapping[str, Any]
-
-#: The types of text parts for each role, and the field that holds their text.
-_INPUT_PARTS = {"input_text": "text"}
-_OUTPUT_PARTS = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
-
-_ROLES = {
-    "user": _INPUT_PARTS,
-    "system": _INPUT_PARTS,
-    "developer": _INPUT_PARTS,
-    "assistant": _OUTPUT_PARTS,
-}
+_ROLES = {"user": INPUT, "system": INPUT, "developer": INPUT, "assistant": OUTPUT}
 
 #: How a chat's error messages name its fields.
 _IN_CHAT = re.compile(
@@ -109,9 +108,11 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
     return chat
 
 
-def _as_short_as_can_be(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
-    """Write no part, or a single one, as plain text."""
+def _as_short_as_can_be(content: str | list[Part]) -> str | list[Part]:
+    """Write no part, or a single one of text, as plain text."""
     if isinstance(content, str) or len(content) > 1:
+        return content
+    if content and content[0]["type"] != "text":
         return content
     return content[0]["text"] if content else ""
 
@@ -141,12 +142,12 @@ def _read_message(chat: Conversation, item: Item, path: str) -> None:
         raise InvalidRequestError(
             f"'{path}.role' must be one of {', '.join(_ROLES)}.", param=f"{path}.role"
         )
-    content = _content(item, "content", path, _ROLES[role])
+    content = read_content(item, "content", path, _ROLES[role])
     if role != "assistant":
         chat.add(path, role, content)
         return
     parts = chat.answer(path)["content"]
-    parts += [_part(content)] if isinstance(content, str) else content
+    parts += [text_part(content)] if isinstance(content, str) else content
 
 
 def _read_call(chat: Conversation, item: Item, path: str) -> None:
@@ -179,7 +180,7 @@ def _arguments(item: Item, path: str) -> str:
 
 
 def _read_result(chat: Conversation, item: Item, path: str) -> None:
-    output = _content(item, "output", path, _INPUT_PARTS)
+    output = read_content(item, "output", path, INPUT)
     chat.add(path, "tool", output, tool_call_id=required(item, "call_id", text, path))
 
 
@@ -202,12 +203,7 @@ def _thoughts(item: Item, name: str, path: str) -> list[str]:
     parts = item.get(name)
     if parts is None:
         return []
-    where = f"{path}.{name}"
-    if not isinstance(parts, list):
-        raise InvalidRequestError(f"'{where}' must be a list of parts.", param=where)
-    check_count(len(parts), MAX_PARTS, where, "parts")
-    kinds = {"reasoning_text": "text", "summary_text": "text"}
-    return [_read_part(part, f"{where}[{i}]", kinds)["text"] for i, part in enumerate(parts)]
+    return [part["text"] for part in read_parts(parts, f"{path}.{name}", THOUGHTS)]
 
 
 _READERS: Mapping[str, Callable[[Conversation, Item, str], None]] = {
@@ -216,36 +212,3 @@ _READERS: Mapping[str, Callable[[Conversation, Item, str], None]] = {
     "function_call_output": _read_result,
     "reasoning": _read_reasoning,
 }
-
-
-# -- values
-
-
-def _content(
-    item: Item, name: str, path: str, kinds: Mapping[str, str]
-) -> str | list[dict[str, str]]:
-    where = f"{path}.{name}"
-    value = item.get(name)
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        problem = "is required" if value is None else "must be a string or a list of parts"
-        raise InvalidRequestError(f"'{where}' {problem}.", param=where)
-    check_count(len(value), MAX_PARTS, where, "parts")
-    return [_read_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(value)]
-
-
-def _read_part(part: object, path: str, kinds: Mapping[str, str]) -> dict[str, str]:
-    if not isinstance(part, Mapping):
-        raise InvalidRequestError(f"'{path}' must be an object.", param=path)
-    kind = required(part, "type", text, path)
-    if kind not in kinds:
-        raise UnsupportedFieldError(
-            f"'{path}.type' is {kind!r:.80}; only text can be given here, as {', '.join(kinds)}.",
-            param=f"{path}.type",
-        )
-    return _part(required(part, kinds[kind], text, path))
-
-
-def _part(said: str) -> dict[str, str]:
-    return {"type": "text", "text": said}
