@@ -124,6 +124,23 @@ _LLAMA = Architecture("llama", _HEADS, [_ATTENTION | _FFN_NORM | _DENSE] * LAYER
 
 _QWEN3 = Architecture("qwen3", _HEADS, [_ATTENTION | _QK_NORMS | _FFN_NORM | _DENSE] * LAYERS)
 
+#: Positions have sections (M-RoPE), which differ where an image is.
+QWEN2VL = Architecture(
+    "qwen2vl",
+    {**_HEADS, "rope.dimension_sections": [2, 1, 1, 0]},
+    [
+        _ATTENTION
+        | _FFN_NORM
+        | _DENSE
+        | {
+            "attn_q.bias": (HEADS * HEAD,),
+            "attn_k.bias": (KV_HEADS * HEAD,),
+            "attn_v.bias": (KV_HEADS * HEAD,),
+        }
+    ]
+    * LAYERS,
+)
+
 _QWEN3_MOE = Architecture(
     "qwen3moe", {**_HEADS, **_SPARSE}, [_ATTENTION | _QK_NORMS | _FFN_NORM | _MOE] * LAYERS
 )

@@ -157,10 +157,19 @@ def write_decoder(
     return path
 
 
-def write_byte_pairs(writer: gguf.GGUFWriter) -> int:
-    """Add a vocabulary of byte pairs, the last three control tokens; returns its size."""
+def write_byte_pairs(writer: gguf.GGUFWriter, more: Sequence[str] = ()) -> int:
+    """Add a vocabulary of byte pairs, the last three control tokens; returns its size.
+
+    `more` are further tokens before these three; those in angle brackets are control tokens, too.
+    """
     size = 512
     tokens, merges, types = vocabulary(size)
+    if more:
+        place = size - len(CONTROL) - len(more)
+        tokens[place : place + len(more)] = more
+        for i, token in enumerate(more, place):
+            types[i] = int(gguf.TokenType.CONTROL if token[0] == "<" else gguf.TokenType.NORMAL)
+        merges = merges[: -len(more)]
     writer.add_vocab_size(size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

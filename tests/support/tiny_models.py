@@ -8,7 +8,7 @@ slowly, and the logits are far enough apart that rounding does not change the be
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -24,14 +24,16 @@ SPREAD = 10.0
 PEAK = 3.0
 
 
-def write(path: Path, architecture: Architecture, *, seed: int = 0) -> Path:
-    """Write a model of this architecture; returns the path."""
+def write(
+    path: Path, architecture: Architecture, *, seed: int = 0, more_tokens: Sequence[str] = ()
+) -> Path:
+    """Write a model of this architecture, with further tokens; returns the path."""
     writer = gguf.GGUFWriter(str(path), architecture.name)
     writer.add_name("random")  # llama.cpp treats vocabularies by some names of models
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     for key, value in architecture.metadata.items():
         _add(writer, f"{architecture.name}.{key}", value)
-    write_byte_pairs(writer)
+    write_byte_pairs(writer, more_tokens)
     writer.add_chat_template(CHATML)
     finish(writer, _weights(architecture, seed))
     return path
