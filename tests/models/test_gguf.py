@@ -70,6 +70,14 @@ def test_what_is_not_there_is_empty(tmp_path: Path) -> None:
         assert header.number("n") == 7
         assert header.number("none") is None
         assert header.count("n") == header.count("none") == 0
+        assert not header.flag("n") and not header.flag("none")
+
+
+def test_flags(tmp_path: Path) -> None:
+    entries = [text(key) + struct.pack("<I?", 7, value) for key, value in ((b"a", 1), (b"b", 0))]
+    with gguf.read(write(tmp_path / "x.gguf", *entries)) as header:
+        assert header.flag("a")
+        assert not header.flag("b")
 
 
 @pytest.mark.parametrize("size", [0, 3, 23, 24, 30, 200])

@@ -185,6 +185,11 @@ class Header:
         """Return the number, or of a list of numbers the largest one; None if there is none."""
         return max(self.numbers(key), default=None)
 
+    def flag(self, key: str) -> bool:
+        """Return whether something is so; false if the file does not say."""
+        value = self._values.get(key)
+        return value is not None and value.kind == _BOOL and self._source.data[value.start] != 0
+
     def count(self, key: str) -> int:
         """How many items the list has; 0 if there is none."""
         value = self._values.get(key)

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import gguf
 import ollama
 import pytest
 import trio
@@ -90,7 +91,7 @@ async def test_a_model_is_shown_by_its_file() -> None:
     async with routed() as router:
         put(
             router,
-            bundled("small", "--temp", "0.25", "-c", "512"),
+            bundled("small", "--temp", "0.25", "-c", "512", "--no-mmproj"),
             bundled("vectors", "--embeddings"),
             bundled("missing", path=MISSING),
         )
@@ -113,6 +114,24 @@ async def test_a_model_is_shown_by_its_file() -> None:
                 with pytest.raises(ollama.ResponseError, match=message) as caught:
                     client.show(name)
                 assert caught.value.status_code == 404
+
+        await with_client(router.url, use)
+
+
+async def test_what_a_model_takes_is_in_its_projector(tmp_path: Path) -> None:
+    projector = tmp_path / "mmproj.gguf"
+    writer = gguf.GGUFWriter(str(projector), "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_bool("clip.has_audio_encoder", False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    async with routed() as router:
+        put(router, bundled("small", "--mmproj", str(projector)))
+
+        def use(client: ollama.Client) -> None:
+            shown = client.show("small")
+            assert shown.capabilities == ["completion", "tools", "thinking", "vision"]
 
         await with_client(router.url, use)
 

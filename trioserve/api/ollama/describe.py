@@ -12,6 +12,7 @@ import attrs
 
 from trioserve._version import __version__
 from trioserve.chat.template.render import ChatTemplate
+from trioserve.types import Modalities
 
 #: The version of Ollama whose API the routes follow. Clients refuse to talk to older ones.
 OLLAMA_VERSION = "0.12.11"
@@ -135,13 +136,15 @@ def can_think(template: ChatTemplate) -> bool:
     return template.format.thinking is not None or template.capabilities.supports_enable_thinking
 
 
-def capabilities(template: ChatTemplate, *, fills_gaps: bool) -> list[str]:
+def capabilities(template: ChatTemplate, *, fills_gaps: bool, modalities: Modalities) -> list[str]:
     """Say what a model that makes text can do, in Ollama's words."""
     can = {
         "completion": True,
         "tools": template.capabilities.supports_tools,
         "thinking": can_think(template),
         "insert": fills_gaps,
+        "vision": modalities.vision,
+        "audio": modalities.audio,
     }
     return [name for name, is_so in can.items() if is_so]
 

@@ -185,6 +185,9 @@ def _capabilities(server: Server) -> list[str]:
     """Say what the model can do, in Ollama's words."""
     if (pooling := server.model.pooling) is not None:
         return ["embedding"] if pooling != "rank" else []
+    model = server.model
     return describe.capabilities(
-        server.model.template, fills_gaps=not missing_tokens(server.model.vocab)
+        model.template,
+        fills_gaps=not missing_tokens(model.vocab),
+        modalities=model.modalities,
     )
