@@ -7,14 +7,18 @@ import stat
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Self
 from urllib.parse import unquote
 
 import attrs
 import trio
 
+from trioserve.config import Config
 from trioserve.errors import InvalidMediaError
 from trioserve.media import Format, MediaLimits, Order, sniff
 from trioserve.server.decoding import Decoders
+from trioserve.server.fetch import Fetcher
+from trioserve.server.fetch_rules import FetchRules
 from trioserve.server.memory import Hold
 from trioserve.types import (
     DecodedAudio,
@@ -46,13 +50,33 @@ class MediaLoader:
     Args:
         limits: what a file may be.
         media_path: the folder whose files requests may name with ``file://``; None: no files.
+        urls: the hosts that files may be fetched from, as `FetchRules` reads them.
+
+    Raises:
+        ConfigError: one of `urls` cannot be read.
     """
 
-    def __init__(self, limits: MediaLimits, *, media_path: Path | None = None) -> None:
+    def __init__(
+        self, limits: MediaLimits, *, media_path: Path | None = None, urls: Sequence[str] = ()
+    ) -> None:
         self._limits = limits
         self._media_path = media_path
+        self._fetcher: Fetcher | None = None
+        if urls:
+            rules = FetchRules(urls)
+            self._fetcher = Fetcher(rules, max_bytes=limits.max_bytes, timeout=limits.timeout)
         self._decoders = Decoders(limits)
         self._readers = trio.CapacityLimiter(_N_READERS)
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Make the loader of a configuration.
+
+        Raises:
+            ConfigError: ``media_urls`` has an entry that cannot be read.
+        """
+        folder = None if config.media_path is None else Path(config.media_path)
+        return cls(MediaLimits.of(config), media_path=folder, urls=config.media_urls)
 
     async def load(
         self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
@@ -97,9 +121,7 @@ class MediaLoader:
         if source.decoded is not None:
             return source.decoded  # and counted by whoever has decoded it
         before = hold.n_bytes
-        data = await self._read(source)
-        if source.data is None:
-            hold.grow(len(data))
+        data = await self._read(source, hold)
         if len(data) > self._limits.max_bytes:
             raise InvalidMediaError(f"has more than {self._limits.max_bytes} bytes")
         media = await self._decoders.decode(data, _order(source.kind, sniff(data), wanted))
@@ -107,20 +129,28 @@ class MediaLoader:
         hold.grow(size_of(media))
         return media
 
-    async def _read(self, source: MediaSource) -> bytes:
+    async def _read(self, source: MediaSource, hold: Hold) -> bytes:
         if source.data is not None:
             return source.data
         if source.path is not None:
-            return await self._read_file(Path(source.path), None)
-        assert source.url is not None
-        scheme, _, rest = source.url.partition("://")
-        if scheme.lower() != "file":
-            raise InvalidMediaError("is at an address, and this server fetches nothing")
+            data = await self._read_file(Path(source.path), None)
+        elif source.url is not None and source.url.startswith("file://"):
+            data = await self._read_file(*self._in_folder(source.url.removeprefix("file://")))
+        elif source.url is not None and self._fetcher is not None:
+            return await self._fetcher.fetch(source.url, hold.grow)
+        else:
+            raise InvalidMediaError(
+                "is at an address, and without --media-urls this server fetches nothing"
+            )
+        hold.grow(len(data))
+        return data
+
+    def _in_folder(self, name: str) -> tuple[Path, Path]:
         if self._media_path is None:
             raise InvalidMediaError(
                 "is a file of the server, and without --media-path requests may name none"
             )
-        return await self._read_file(self._media_path / unquote(rest), self._media_path)
+        return self._media_path / unquote(name), self._media_path
 
     async def _read_file(self, path: Path, folder: Path | None) -> bytes:
         read = partial(_read_file, path, folder, self._limits.max_bytes + 1)
