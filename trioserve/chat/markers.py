@@ -29,17 +29,21 @@ class MarkedMessages:
     messages: Messages
     media: Mapping[str, MediaSource] = attrs.field(factory=dict)
 
-    def split(self, text: str) -> Parts:
-        """Split a rendered text at its markers.
-
-        Raises:
-            UnsupportedFieldError: the template has left one out.
-        """
+    def pieces(self, text: str) -> list[str]:
+        """Split a rendered text at its markers: each second piece is one."""
         if not self.media:
             return [text]
         # The markers differ in one number, so that this takes no longer where there are many.
         pattern = re.sub(r"_\d+__>$", r"_\\d+__>", next(iter(self.media)))
-        pieces = re.split(f"({pattern})", text)
+        return re.split(f"({pattern})", text)
+
+    def split(self, text: str) -> Parts:
+        """Split a rendered text into text and media.
+
+        Raises:
+            UnsupportedFieldError: the template has left media out.
+        """
+        pieces = self.pieces(text)
         for marker in self.media.keys() - set(pieces):
             param = self.media[marker].param
             raise UnsupportedFieldError(

@@ -9,6 +9,7 @@ from time import monotonic, sleep
 from typing import Protocol
 
 from trioserve.engine.backend import Vocab
+from trioserve.engine.projector import Projector
 from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, Stop, Submit
 from trioserve.errors import EngineError
 from trioserve.types import (
@@ -63,6 +64,8 @@ class Loop(abc.ABC):
         self.vocab = backend.vocab
         self.n_ctx_seq = backend.n_ctx_seq  # the most tokens of one text
         self.n_slots = backend.n_slots  # requests that are worked on at the same time
+        #: What makes embeddings of media; None: the model takes text only.
+        self.projector: Projector | None = getattr(backend, "projector", None)
         #: The LoRA adapters that were loaded. Their ids are their places.
         self.adapters: Sequence[AdapterInfo] = ()
         self.inbox = Inbox()

@@ -3,145 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, TypeAlias
 
 import attrs
-import trio
 
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.thinking import after_thinking, thinking_of
-from trioserve.chat.markers import MarkedMessages, mark
-from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.parse.parser import MessageParser
-from trioserve.chat.template.budget import Limits, OutOfTimeError
-from trioserve.chat.template.continuation import continued_prompt_tail, render_continued
-from trioserve.chat.template.partings import find_partings
-from trioserve.chat.template.render import ChatTemplate
+from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.chat.tool_choice import choose
 from trioserve.config import Config
 from trioserve.errors import UnsupportedFieldError
 from trioserve.server.cache_sharing import CacheSharing
+from trioserve.server.chat_prompts import ChatPrompts, Messages, n_chars
 from trioserve.server.choices import all_of, check_copies, copies_of
 from trioserve.server.completions import Completions
 from trioserve.server.context import RequestContext
-from trioserve.server.hints import hints_of
-from trioserve.server.media_prompts import check_kinds
+from trioserve.server.memory import Hold
 from trioserve.server.model import LoadedModel
 from trioserve.server.stream import ChatCompletion, ChatStream
 from trioserve.server.tokens import Tokenizer
-from trioserve.server.workers import SMALL, Stop, Workers
+from trioserve.server.workers import Workers
 from trioserve.types import GenerationParams, Prompt, Thinking, ThinkingBudget, TokenId
-
-#: What a render may take on the event loop.
-_QUICK = Limits(seconds=0.004, hurried=True)
-
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
-
-
-class ChatPrompts:
-    """Renders chats with the model's template."""
-
-    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, workers: Workers) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        self._workers = workers
-        self._quick = model.template.with_limits(_QUICK)
-        self._is_slow = False  # the last render was
-
-    async def mark(self, messages: Messages, marker: str | None = None) -> MarkedMessages:
-        """Check messages, and put markers in the place of media. See `markers.mark`.
-
-        Raises:
-            InvalidRequestError: a message is malformed.
-            UnsupportedFieldError: the model does not take one of the media.
-        """
-        if isinstance(messages, ParsedMessages):
-            parsed = messages
-        else:
-            parsed = await self._workers.run(lambda _: parse_messages(messages), _n_chars(messages))
-        marked = mark(parsed, marker)
-        check_kinds(self._model.modalities, marked.media.values())
-        return marked
-
-    async def render(self, messages: Messages, chat: ChatParams) -> str:
-        """Render messages without media; see `Server.render`."""
-        self._workers.check_open()
-        size = _n_chars([messages, chat.tools, chat.template_kwargs])
-        if size <= SMALL and not self._is_slow:
-            await trio.lowlevel.checkpoint()
-            try:
-                return self._render(self._quick, messages, chat)
-            except OutOfTimeError:
-                pass  # all is done again, where it may take its time
-        return await self._workers.run_in_thread(lambda _: self._render_slowly(messages, chat))
-
-    def _render_slowly(self, messages: Messages, chat: ChatParams) -> str:
-        began = time.thread_time()
-        try:
-            return self._render(self._model.template, messages, chat)
-        finally:
-            self._is_slow = time.thread_time() - began > _QUICK.seconds
-
-    def _render(self, template: ChatTemplate, messages: Messages, chat: ChatParams) -> str:
-        variables = {**self._model.template_variables, **chat.template_kwargs}
-        part = chat.continue_final_message
-        if part is not None:
-            return render_continued(
-                template, template.format, messages, part, tools=chat.tools, kwargs=variables
-            )
-        return template.render(
-            messages,
-            tools=chat.tools,
-            add_generation_prompt=chat.add_generation_prompt,
-            kwargs=variables,
-        )
-
-    async def tokenize(
-        self, text: str, *, fits: bool = False, aside: bool = False
-    ) -> tuple[TokenId, ...]:
-        """Turn a rendered chat into token ids.
-
-        Templates write BOS themselves, and the tokenizer must not add a second one.
-        """
-        return await self._tokenizer.tokenize(
-            text, add_special=self._adds_special(text), fits=fits, aside=aside
-        )
-
-    def _adds_special(self, text: str) -> bool:
-        bos = self._model.info.bos_token
-        return not (bos and text.startswith(bos))
-
-    async def prompt_of(self, text: str, messages: Messages, chat: ChatParams) -> Prompt:
-        """Make a prompt of a rendered chat, with hints where a checkpoint is useful."""
-        tokens = await self.tokenize(text, fits=True)
-        if not self._model.keeps_checkpoints:
-            return Prompt(tokens)
-        find = partial(self._hints, text, tokens, messages, chat)
-        return Prompt(tokens, hints=await self._workers.run_in_thread(find))
-
-    def _hints(
-        self,
-        text: str,
-        tokens: tuple[TokenId, ...],
-        messages: Messages,
-        chat: ChatParams,
-        stop: Stop,
-    ) -> tuple[int, ...]:
-        n_given = len(messages) - (chat.continue_final_message is not None)
-        partings = find_partings(
-            self._model.template,
-            text,
-            messages[:n_given],
-            tools=chat.tools,
-            kwargs={**self._model.template_variables, **chat.template_kwargs},
-        )
-        add_special = self._adds_special(text)
-        return hints_of(self._model.vocab, text, tokens, partings, stop, add_special=add_special)
 
 
 @attrs.frozen
@@ -200,9 +86,9 @@ class Chats:
         """Answer a chat `n` times, all at the same time. Otherwise like `Server.stream_chat`."""
         check_copies(n, self._model.n_slots)
         context.check_time()
-        owner = self._sharing.owner(context.client)
-        answer = await self._prepare(messages, params, chat, owner)
         async with AsyncExitStack() as stack:
+            hold = stack.enter_context(self._prompts.hold(context.client))
+            answer = await self._prepare(messages, params, chat, context, hold)
             streams = []
             for copy in copies_of(answer.params, n):
                 opened = self._completions.open(
@@ -234,7 +120,12 @@ class Chats:
             return await all_of([stream.read for stream in streams])
 
     async def _prepare(
-        self, messages: Messages, params: GenerationParams, chat: ChatParams, owner: str
+        self,
+        messages: Messages,
+        params: GenerationParams,
+        chat: ChatParams,
+        context: RequestContext,
+        hold: Hold,
     ) -> _Answer:
         """Render a chat, and find out what its answer may look like."""
         choice = choose(chat.tool_choice, chat.tools or ())
@@ -248,11 +139,13 @@ class Chats:
         # By text, a model whose template knows no tools would be told to call them.
         shown = can.supports_tools or choice.mode != "none"
         shown_chat = chat if shown else attrs.evolve(chat, tools=None)
-        messages = (await self._prompts.mark(messages)).messages
-        text = await self._prompts.render(messages, shown_chat)
-        prompt = await self._prompts.prompt_of(text, messages, shown_chat)
+        marked = await self._prompts.mark(messages)
+        if marked.media:
+            self._completions.check_room(context)  # not to load media for nothing
+        text = await self._prompts.render(marked.messages, shown_chat)
+        prompt = await self._prompts.prompt_of(text, marked, shown_chat, hold, context.deadline)
         part = chat.continue_final_message
-        tail = text[-256:] if part is None else continued_prompt_tail(messages, part, format)
+        tail = text[-256:] if part is None else continued_prompt_tail(marked.messages, part, format)
         chat = attrs.evolve(
             chat,
             tool_choice=choice,
@@ -272,9 +165,9 @@ class Chats:
             parallel=parallel,
             prompt_tail=tail,
             answer=params.grammar,
-            owner=owner,
+            owner=self._sharing.owner(context.client),
         )
-        grammar = await self._workers.run(lambda _: make(), _n_chars(chat.tools))
+        grammar = await self._workers.run(lambda _: make(), n_chars(chat.tools))
         thinking = thinking_of(format, tail, may_begin=part is None)
         if grammar is not None:
             assert chat.reasoning_format is not None
@@ -313,19 +206,3 @@ class Chats:
         return ThinkingBudget(
             thinking=thinking, n_tokens=n_tokens, closing=tuple(itertools.chain(*closing))
         )
-
-
-def _n_chars(value: Any) -> int:
-    """Add up the text in a JSON value; stops counting when it is no longer short."""
-    total = 0
-    values = [value]
-    while values and total <= SMALL:
-        value = values.pop()
-        if isinstance(value, str):
-            total += len(value)
-        elif isinstance(value, Mapping):
-            values += value.values()
-        elif isinstance(value, Sequence):
-            values += value
-        total += 8  # whatever it is, it takes some time to render
-    return total

@@ -1,4 +1,4 @@
-"""From where a text is likely to change, in characters, to where, in tokens."""
+"""From where a text is likely to change, in characters, to where, in cells of a prompt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from trioserve.engine.backend import Vocab
 from trioserve.server.workers import Stop
-from trioserve.types import TokenId
+from trioserve.types import Prompt, TokenId
 from trioserve.types.prefix import shared_length
 
 #: A header of a message has so many tokens at most: ``<|im_start|>user\n`` has three.
@@ -15,6 +15,60 @@ _HEADER = 6
 
 def hints_of(
     vocab: Vocab,
+    pieces: Sequence[str],
+    prompt: Prompt,
+    partings: Iterable[int],
+    stop: Stop,
+    *,
+    add_special: bool,
+) -> tuple[int, ...]:
+    """Find out how many cells of a prompt come before some of the characters of its text.
+
+    Where one of them stands after the header of a message, the header does not count: its last
+    token may become one with what follows.
+
+    Args:
+        vocab: turns text into tokens.
+        pieces: the text: each second piece stands for media.
+        prompt: what was made of it.
+        partings: the characters, counted through all pieces.
+        stop: says whether nobody waits for this any more.
+        add_special: whether the prompt begins with a special token that the text does not have.
+
+    Raises:
+        AbandonedError: `stop` said so.
+    """
+    if len(pieces) == 1:
+        return _hints_of(vocab, pieces[0], prompt.tokens, partings, stop, add_special=add_special)
+    hints: set[int] = set()
+    n_chars = n_tokens = 0
+    for place, piece in enumerate(pieces):
+        n_before, n_chars = n_chars, n_chars + len(piece)
+        inside = [parting - n_before for parting in partings if n_before < parting <= n_chars]
+        if place % 2 or not piece:
+            continue
+        special = add_special and place == 0
+        tokens = vocab.tokenize(piece, add_special=special, stop=lambda _: stop())
+        start = _find(tokens, prompt.tokens, n_tokens)
+        if start is None:
+            continue  # a projector has changed the text; a checkpoint less does no harm
+        n_tokens = start + len(tokens)
+        found = _hints_of(vocab, piece, tokens, inside, stop, add_special=special)
+        n_media = sum(chunk.n_cells for n_before, chunk in prompt.media if n_before <= start)
+        hints.update(n_media + start + hint for hint in found)
+    return tuple(sorted(hints))
+
+
+def _find(tokens: Sequence[TokenId], within: Sequence[TokenId], start: int) -> int | None:
+    """Find tokens in others: around media, projectors write tokens of their own."""
+    for place in range(start, len(within) - len(tokens) + 1):
+        if within[place : place + 1] == tokens[:1] and within[place : place + len(tokens)] == tokens:
+            return place
+    return None
+
+
+def _hints_of(
+    vocab: Vocab,
     text: str,
     tokens: Sequence[TokenId],
     partings: Iterable[int],
@@ -22,14 +76,7 @@ def hints_of(
     *,
     add_special: bool,
 ) -> tuple[int, ...]:
-    """Find out how many tokens of a text come before some of its characters.
-
-    Where one of them stands after the header of a message, the header does not count: its last
-    token may become one with what follows.
-
-    Raises:
-        AbandonedError: `stop` said so.
-    """
+    """Find out how many tokens of a text come before some of its characters."""
     hints = set()
     for parting in partings:
         n_before = _count(vocab, text, tokens, parting, stop, add_special=add_special)

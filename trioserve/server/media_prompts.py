@@ -1,11 +1,34 @@
-"""Prompts with images, sound and video."""
+"""Prompts with images, sound and video: loaded, and cut into chunks between the text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Protocol
 
-from trioserve.errors import UnsupportedFieldError
-from trioserve.types import MediaSource, Modalities
+import trio
+
+from trioserve.chat.markers import Parts
+from trioserve.engine.projector import Projector
+from trioserve.errors import (
+    ContextLengthExceededError,
+    DeadlineExceededError,
+    InvalidMediaError,
+    UnsupportedFieldError,
+)
+from trioserve.server.media import Wanted
+from trioserve.server.memory import Hold, MemoryBudget
+from trioserve.server.workers import Stop, Workers
+from trioserve.types import DecodedMedia, MediaKind, MediaSource, Modalities, Prompt
+
+
+class Loader(Protocol):
+    """Loads media; `trioserve.server.media.MediaLoader` is one."""
+
+    async def load(
+        self, sources: Iterable[MediaSource], wanted: Wanted, hold: Hold
+    ) -> list[DecodedMedia]:
+        """Load all media of a request, in their order; `hold` counts what they take."""
 
 
 def check_kinds(modalities: Modalities, sources: Iterable[MediaSource]) -> None:
@@ -21,3 +44,103 @@ def check_kinds(modalities: Modalities, sources: Iterable[MediaSource]) -> None:
                 "you may need to provide the mmproj",
                 param=source.param,
             )
+
+
+class MediaPrompts:
+    """Makes prompts of text and media.
+
+    Args:
+        modalities: what the model takes.
+        projector: of the model; None: it takes text only.
+        loader: loads media.
+        workers: the threads in which prompts are made.
+        memory: what requests may hold.
+        n_ctx: tokens that the context of a request holds.
+        video_fps: frames to take of each second of a video.
+    """
+
+    def __init__(
+        self,
+        modalities: Modalities,
+        projector: Projector | None,
+        loader: Loader,
+        workers: Workers,
+        memory: MemoryBudget,
+        *,
+        n_ctx: int,
+        video_fps: float,
+    ) -> None:
+        self._projector = projector
+        self._loader = loader
+        self._workers = workers
+        self._memory = memory
+        self._n_ctx = n_ctx
+        self._modalities = modalities
+        self._video_fps = video_fps
+
+    def hold(self, owner: str = "") -> Hold:
+        """Begin to count what the media of a request take."""
+        return self._memory.hold(owner)
+
+    async def prompt_of(
+        self,
+        parts: Parts,
+        hold: Hold,
+        *,
+        add_special: bool,
+        deadline: float = math.inf,
+        fits: bool = True,
+        aside: bool = False,
+    ) -> Prompt:
+        """Load the media of a prompt, and put them in their places. Text has special tokens.
+
+        Args:
+            parts: text, and where media come from.
+            hold: counts what the media take; it outlasts the prompt.
+            add_special: see `Vocab.tokenize`.
+            deadline: when nobody waits for it any more.
+            fits: whether it has to fit into the context.
+            aside: whether no prompt comes of it that somebody continues.
+
+        Raises:
+            UnsupportedFieldError: the model does not take one of the media.
+            InvalidMediaError: one cannot be had, or used; the error names the part.
+            ContextLengthExceededError: the prompt does not fit.
+            DeadlineExceededError: the deadline passes.
+            TrioServeError: from loading.
+        """
+        with trio.move_on_at(deadline):
+            return await self._prompt_of(parts, hold, add_special, fits, aside)
+        raise DeadlineExceededError("The request's deadline has passed.")
+
+    async def _prompt_of(
+        self, parts: Parts, hold: Hold, add_special: bool, fits: bool, aside: bool
+    ) -> Prompt:
+        sources = [part for part in parts if isinstance(part, MediaSource)]
+        check_kinds(self._modalities, sources)
+        assert self._projector is not None
+        projector = self._projector
+        media = iter(await self._loader.load(sources, self._wanted(projector), hold))
+        given = [part if isinstance(part, str) else next(media) for part in parts]
+
+        def prepare(stop: Stop) -> Prompt:
+            def enough(n_cells: int) -> bool:
+                if fits and n_cells > self._n_ctx:
+                    raise ContextLengthExceededError(n_cells, self._n_ctx, at_least=True)
+                return stop()
+
+            return projector.prepare(given, add_special=add_special, stop=enough)
+
+        try:
+            return await self._workers.run_in_thread(prepare, aside=aside)
+        except InvalidMediaError as error:
+            source = parts[error.index]
+            assert isinstance(source, MediaSource)
+            raise InvalidMediaError(
+                f"'{source.param}': {error.message}", param=source.param, index=error.index
+            ) from error
+
+    def _wanted(self, projector: Projector) -> Wanted:
+        kinds: list[MediaKind] = ["image", "audio", "video"]
+        taken = frozenset(kind for kind in kinds if self._modalities.take(kind))
+        return Wanted(kinds=taken, rate=projector.audio_rate, fps=self._video_fps)

@@ -114,6 +114,7 @@ class LoadedModel:
             template_variables=variables,
             preserved_tokens=preserved,
             keeps_checkpoints=isinstance(engine, Engine) and engine.keeps_checkpoints,
+            modalities=_modalities(engine),
             pooling=engine.pooling if isinstance(engine, EmbeddingEngine) else None,
             defaults=GenerationParams(
                 sampling=config.sampling,
@@ -152,6 +153,13 @@ class LoadedModel:
             raise NotSupportedError(
                 "This server does not support reranking. Start it with `--reranking`"
             )
+
+
+def _modalities(engine: Loop) -> Modalities:
+    projector = engine.projector
+    if projector is None:
+        return Modalities()
+    return Modalities(vision=projector.sees, audio=projector.hears)
 
 
 def _template(info: ModelInfo, config: Config) -> ChatTemplate:

@@ -9,13 +9,16 @@ from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import Loop
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.admission import Admission
-from trioserve.server.chats import ChatPrompts, Chats
+from trioserve.server.chat_prompts import ChatPrompts
+from trioserve.server.chats import Chats
 from trioserve.server.common import Common
 from trioserve.server.completions import Completions
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.embedder import Embedder
 from trioserve.server.health import Health
 from trioserve.server.infill import InfillPrompts
+from trioserve.server.media import MediaLoader
+from trioserve.server.media_prompts import MediaPrompts
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompt_log import PromptLog
 from trioserve.server.queue import Queue
@@ -52,7 +55,17 @@ class Parts:
         self.workers = Workers(self.admission)
         self.tokenizer = Tokenizer(model.vocab, self.admission, self.workers, model.n_ctx_seq)
         self.adapters = AdapterScales(loop.adapters)
-        self.prompts = ChatPrompts(model, self.tokenizer, self.workers)
+        self._media_loader = MediaLoader(config)
+        self.media = MediaPrompts(
+            model.modalities,
+            loop.projector,
+            self._media_loader,
+            self.workers,
+            common.memory,
+            n_ctx=model.n_ctx_seq,
+            video_fps=config.video_fps,
+        )
+        self.prompts = ChatPrompts(model, self.tokenizer, self.workers, self.media)
         self.infill = InfillPrompts(config, model, self.tokenizer)
         self._generation: Generation | None = None
         self._embedder: Embedder | None = None
@@ -108,6 +121,7 @@ class Parts:
         self.admission.closed = True
         self.requests.end_all("The server was closed.")
         with trio.CancelScope(shield=True):
+            await self._media_loader.aclose()
             await self.workers.wait_idle()
             if self._generation is not None:
                 await self._generation.completions.wait_idle()

@@ -10,7 +10,8 @@ from typing import Any
 from trioserve.chat.params import ChatParams
 from trioserve.errors import ServerClosingError
 from trioserve.server.arguments import generation_params, refuse, take_chat, take_context
-from trioserve.server.chats import Chats, Messages
+from trioserve.server.chats import Chats
+from trioserve.server.chat_prompts import Messages
 from trioserve.server.completions import Completions
 from trioserve.server.context import RequestContext
 from trioserve.server.embedding_results import Embeddings, Ranking
@@ -128,10 +129,14 @@ class Server(ServerLife):
     async def count_tokens(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any
     ) -> int:
-        """Count the tokens of a chat's prompt. Arguments and errors are those of `render`."""
+        """Count the tokens of a chat's prompt, with those of its media.
+
+        Arguments and errors are those of `render`, and those of loading media.
+        """
+        chat = take_chat(fields, chat)
+        refuse(fields)
         async with self.awake():
-            text = await self.render(messages, chat, **fields)
-            return len(await self.parts.prompts.tokenize(text, aside=True))
+            return await self.parts.prompts.count_tokens(messages, chat)
 
     # -- prompts that are continued
 
