@@ -9,8 +9,8 @@ from time import monotonic, sleep
 from typing import Protocol
 
 from trioserve.engine.backend import Vocab
-from trioserve.engine.projector import Projector
 from trioserve.engine.inbox import Call, Cancel, Command, Inbox, Pause, Resume, Stop, Submit
+from trioserve.engine.projector import Projector
 from trioserve.errors import EngineError
 from trioserve.types import (
     AdapterInfo,

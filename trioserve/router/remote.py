@@ -18,7 +18,7 @@ from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Answer, Outgoing, exchange
 from trioserve.router.remote_stream import RemoteStream, error_of
-from trioserve.server.chats import Messages
+from trioserve.server.chat_prompts import Messages
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.embedding_results import Array
 from trioserve.server.stream import ChatCompletion, Completion

@@ -27,7 +27,7 @@ from trioserve.errors import (
 )
 from trioserve.router.forward import Answer
 from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
-from trioserve.types import Chunk, Finished, FinishReason, Timings
+from trioserve.types import Chunk, Finished, FinishReason, Prompt, Timings
 
 #: The classes of errors, by the ``type`` that they have in JSON.
 _ERRORS: Mapping[str, type[TrioServeError]] = {
@@ -101,7 +101,7 @@ class RemoteStream:
             text="".join(chunk.text for chunk in chunks),
             tokens=tuple(chain.from_iterable(chunk.tokens for chunk in chunks)),
             probs=(),
-            prompt=(),
+            prompt=Prompt(()),
             finished=self.finished,
         )
 
@@ -114,7 +114,7 @@ class RemoteStream:
             message=self.message,
             tokens=(),
             probs=(),
-            prompt=(),
+            prompt=Prompt(()),
             prompt_text=self.prompt_text,
             finished=self.finished,
         )

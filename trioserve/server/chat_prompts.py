@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import trio
 
 from trioserve.chat.markers import MarkedMessages, mark
-from trioserve.chat.messages import Messages as ParsedMessages
-from trioserve.chat.messages import parse_messages
+from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import render_continued
@@ -109,9 +108,7 @@ class ChatPrompts:
         text = await self.render(marked.messages, chat)
         add_special = self._adds_special(text)
         if not marked.media:
-            return len(
-                await self._tokenizer.tokenize(text, add_special=add_special, aside=True)
-            )
+            return len(await self._tokenizer.tokenize(text, add_special=add_special, aside=True))
         with self._media.hold() as hold:
             parts = marked.split(text)
             prompt = await self._media.prompt_of(

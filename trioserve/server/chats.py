@@ -27,7 +27,7 @@ from trioserve.server.model import LoadedModel
 from trioserve.server.stream import ChatCompletion, ChatStream
 from trioserve.server.tokens import Tokenizer
 from trioserve.server.workers import Workers
-from trioserve.types import GenerationParams, Prompt, Thinking, ThinkingBudget, TokenId
+from trioserve.types import GenerationParams, Prompt, Thinking, ThinkingBudget
 
 
 @attrs.frozen

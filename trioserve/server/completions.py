@@ -14,10 +14,12 @@ from trioserve.server.adapters import AdapterScales
 from trioserve.server.cache_sharing import CacheSharing
 from trioserve.server.choices import all_of, check_copies, copies_of
 from trioserve.server.context import RequestContext
+from trioserve.server.media_prompts import AnyPrompt, MediaPrompts, MixedPrompt
+from trioserve.server.memory import Hold
 from trioserve.server.prompt_log import PromptLog
 from trioserve.server.requests import Requests
 from trioserve.server.stream import Completion, Stream
-from trioserve.server.tokens import PromptLike, Tokenizer
+from trioserve.server.tokens import Tokenizer
 from trioserve.types import (
     Constraint,
     GenerationParams,
@@ -45,6 +47,7 @@ class Completions:
         engine: makes the text.
         requests: where a request is opened.
         tokenizer: turns prompts into tokens.
+        media: makes prompts that are more than text.
         adapters: the LoRA adapters.
         sharing: says who may share what is computed.
         special: whether the names of all control tokens are a part of the text.
@@ -56,6 +59,7 @@ class Completions:
         engine: Engine,
         requests: Requests,
         tokenizer: Tokenizer,
+        media: MediaPrompts,
         adapters: AdapterScales,
         sharing: CacheSharing,
         *,
@@ -65,6 +69,7 @@ class Completions:
         self._engine = engine
         self._requests = requests
         self._tokenizer = tokenizer
+        self._media = media
         self._adapters = adapters
         self._sharing = sharing
         self._prompt_log = prompt_log
@@ -74,7 +79,7 @@ class Completions:
     @asynccontextmanager
     async def stream(
         self,
-        prompts: Sequence[PromptLike],
+        prompts: Sequence[AnyPrompt],
         params: GenerationParams,
         context: RequestContext,
         *,
@@ -86,17 +91,37 @@ class Completions:
         """
         check_copies(n, self._engine.n_slots)
         context.check_time()
-        made = [await self._tokenizer.prompt_of(prompt, fits=True) for prompt in prompts]
         async with AsyncExitStack() as stack:
+            hold = stack.enter_context(self._media.hold(context.client))
+            made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
             yield [
                 await stack.enter_async_context(self.open(each, copy, context))
                 for each in made
                 for copy in copies_of(params, n)
             ]
 
+    async def _prompt_of(self, prompt: AnyPrompt, context: RequestContext, hold: Hold) -> Prompt:
+        if not isinstance(prompt, MixedPrompt):
+            return await self._tokenizer.prompt_of(prompt, fits=True)
+        self.check_room(context)
+        return await self._media.prompt_of(
+            prompt.parts, hold, add_special=True, deadline=context.deadline
+        )
+
+    def check_room(self, context: RequestContext) -> None:
+        """Look whether a request can be let in, before the work on its prompt.
+
+        Raises:
+            QueueFullError: too many requests wait already.
+            ServerClosingError: the server drains, or is closed.
+        """
+        admission = self._requests.admission
+        admission.check_open()
+        admission.check(0, context.client)
+
     async def complete(
         self,
-        prompts: Sequence[PromptLike],
+        prompts: Sequence[AnyPrompt],
         params: GenerationParams,
         context: RequestContext,
         *,
@@ -148,7 +173,7 @@ class Completions:
             root=root,
         )
         if self._prompt_log is not None:
-            await self._prompt_log.write(task.id, prompt.tokens)
+            await self._prompt_log.write(task.id, prompt)
         with self._requests.open(task, context) as stream:
             yield stream
 

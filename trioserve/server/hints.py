@@ -61,8 +61,9 @@ def hints_of(
 
 def _find(tokens: Sequence[TokenId], within: Sequence[TokenId], start: int) -> int | None:
     """Find tokens in others: around media, projectors write tokens of their own."""
-    for place in range(start, len(within) - len(tokens) + 1):
-        if within[place : place + 1] == tokens[:1] and within[place : place + len(tokens)] == tokens:
+    first, n_tokens = tokens[:1], len(tokens)
+    for place in range(start, len(within) - n_tokens + 1):
+        if first == within[place : place + 1] and tokens == within[place : place + n_tokens]:
             return place
     return None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
 
+import attrs
 import trio
 
 from trioserve.chat.markers import Parts
+from trioserve.chat.media_parts import Attachment
 from trioserve.engine.projector import Projector
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -18,6 +20,7 @@ from trioserve.errors import (
 )
 from trioserve.server.media import Wanted
 from trioserve.server.memory import Hold, MemoryBudget
+from trioserve.server.tokens import PromptLike
 from trioserve.server.workers import Stop, Workers
 from trioserve.types import DecodedMedia, MediaKind, MediaSource, Modalities, Prompt
 
@@ -26,7 +29,7 @@ class Loader(Protocol):
     """Loads media; `trioserve.server.media.MediaLoader` is one."""
 
     async def load(
-        self, sources: Iterable[MediaSource], wanted: Wanted, hold: Hold
+        self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
     ) -> list[DecodedMedia]:
         """Load all media of a request, in their order; `hold` counts what they take."""
 
@@ -44,6 +47,23 @@ def check_kinds(modalities: Modalities, sources: Iterable[MediaSource]) -> None:
                 "you may need to provide the mmproj",
                 param=source.param,
             )
+
+
+def _to_parts(parts: Iterable[str | MediaSource | Attachment]) -> Parts:
+    return tuple(
+        part.source(f"prompt[{index}]") if isinstance(part, Attachment) else part
+        for index, part in enumerate(parts)
+    )
+
+
+@attrs.frozen
+class MixedPrompt:
+    """A prompt of text and media: ``MixedPrompt(["This is ", Image("cat.png"), ", a"])``."""
+
+    parts: Parts = attrs.field(converter=_to_parts)
+
+
+AnyPrompt: TypeAlias = PromptLike | MixedPrompt
 
 
 class MediaPrompts:
@@ -120,8 +140,9 @@ class MediaPrompts:
         check_kinds(self._modalities, sources)
         assert self._projector is not None
         projector = self._projector
-        media = iter(await self._loader.load(sources, self._wanted(projector), hold))
-        given = [part if isinstance(part, str) else next(media) for part in parts]
+        files = [source for source in sources if source.decoded is None]
+        loaded = iter(await self._loader.load(files, self._wanted(projector), hold))
+        given = [part if isinstance(part, str) else part.decoded or next(loaded) for part in parts]
 
         def prepare(stop: Stop) -> Prompt:
             def enough(n_cells: int) -> bool:

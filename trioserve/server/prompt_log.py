@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -11,9 +10,19 @@ import trio
 
 from trioserve.engine.backend import Vocab
 from trioserve.errors import ConfigError
-from trioserve.types import TokenId
+from trioserve.types import Prompt
 
 _log = structlog.stdlib.get_logger("trioserve")
+
+
+def text_of(vocab: Vocab, prompt: Prompt) -> bytes:
+    """Write a prompt as text, with ``[image]``, ``[audio]`` or ``[video]`` for each chunk."""
+    written, n_tokens = b"", 0
+    for n_before, chunk in prompt.media:
+        written += vocab.detokenize(prompt.tokens[n_tokens:n_before])
+        written += f"[{chunk.kind}]".encode()
+        n_tokens = n_before
+    return written + vocab.detokenize(prompt.tokens[n_tokens:])
 
 
 class PromptLog:
@@ -36,12 +45,12 @@ class PromptLog:
                 f"log_prompts_dir: {directory} cannot be made: {error.strerror}"
             ) from error
 
-    async def write(self, task_id: int, prompt: Sequence[TokenId]) -> None:
+    async def write(self, task_id: int, prompt: Prompt) -> None:
         """Write a prompt. When that fails, the log says so, and the request goes on."""
         path = self._directory / f"{time.time_ns() // 1_000_000:012}-{task_id}.txt"
 
         def write_file() -> None:
-            path.write_bytes(self._vocab.detokenize(prompt))
+            path.write_bytes(text_of(self._vocab, prompt))
 
         try:
             await trio.to_thread.run_sync(write_file)

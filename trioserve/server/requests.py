@@ -85,7 +85,7 @@ class Requests:
         mailbox = self._dispatcher.open(
             task.id, len(task.prompt), client=task.client, deadline=context.deadline
         )
-        stream = Stream(task.prompt.tokens, mailbox, self._dispatcher, held)
+        stream = Stream(task.prompt, mailbox, self._dispatcher, held)
         self._n_open.value += 1
         try:
             info = RequestInfo(task.id, self._model, len(task.prompt))

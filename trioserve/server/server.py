@@ -10,15 +10,16 @@ from typing import Any
 from trioserve.chat.params import ChatParams
 from trioserve.errors import ServerClosingError
 from trioserve.server.arguments import generation_params, refuse, take_chat, take_context
-from trioserve.server.chats import Chats
 from trioserve.server.chat_prompts import Messages
+from trioserve.server.chats import Chats
 from trioserve.server.completions import Completions
 from trioserve.server.context import RequestContext
 from trioserve.server.embedding_results import Embeddings, Ranking
 from trioserve.server.life import ServerLife
+from trioserve.server.media_prompts import AnyPrompt
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
 from trioserve.server.tokens import PromptLike
-from trioserve.types import GenerationParams, TokenId
+from trioserve.types import GenerationParams, Prompt, TokenId
 
 
 class Server(ServerLife):
@@ -111,6 +112,14 @@ class Server(ServerLife):
         """
         return self.parts.tokenizer.detokenize(tokens)
 
+    def text_of(self, prompt: Prompt) -> str:
+        """Write the prompt of an output as text, with ``[image]`` or the like for media.
+
+        Raises:
+            ServerSleepingError: the server sleeps; `awake` wakes it.
+        """
+        return self.parts.tokenizer.text_of(prompt)
+
     async def render(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any
     ) -> str:
@@ -143,7 +152,7 @@ class Server(ServerLife):
     @asynccontextmanager
     async def stream(
         self,
-        prompt: PromptLike,
+        prompt: AnyPrompt,
         params: GenerationParams | None = None,
         *,
         context: RequestContext | None = None,
@@ -155,7 +164,7 @@ class Server(ServerLife):
         free within a tick.
 
         Args:
-            prompt: text, or token ids.
+            prompt: text, token ids, or a `MixedPrompt` with images or sound in it.
             params: how to continue it.
             context: who asks, and until when.
             fields: single fields, by name.
@@ -176,7 +185,7 @@ class Server(ServerLife):
             yield stream
 
     async def complete(
-        self, prompt: PromptLike, params: GenerationParams | None = None, **fields: Any
+        self, prompt: AnyPrompt, params: GenerationParams | None = None, **fields: Any
     ) -> Completion:
         """Continue a prompt, and return all of it at the end. Arguments are those of `stream`.
 

@@ -21,6 +21,7 @@ from trioserve.types import (
     Failed,
     Finished,
     Progress,
+    Prompt,
     TokenId,
     TokenProbs,
 )
@@ -33,7 +34,7 @@ class Completion:
     text: str
     tokens: tuple[TokenId, ...]
     probs: tuple[TokenProbs, ...]
-    prompt: tuple[TokenId, ...]
+    prompt: Prompt
     finished: Finished
 
 
@@ -44,7 +45,7 @@ class ChatCompletion:
     message: Message
     tokens: tuple[TokenId, ...]
     probs: tuple[TokenProbs, ...]
-    prompt: tuple[TokenId, ...]
+    prompt: Prompt
     prompt_text: str
     finished: Finished
 
@@ -66,7 +67,7 @@ class Stream:
     """
 
     def __init__(
-        self, prompt: tuple[TokenId, ...], mailbox: Mailbox, dispatcher: Dispatcher, held: Hold
+        self, prompt: Prompt, mailbox: Mailbox, dispatcher: Dispatcher, held: Hold
     ) -> None:
         self.prompt = prompt
         self.finished: Finished | None = None
@@ -216,8 +217,8 @@ class ChatStream:
         self._last: Finished | None = None  # comes after what the parser held back
 
     @property
-    def prompt(self) -> tuple[TokenId, ...]:
-        """The token ids of the prompt."""
+    def prompt(self) -> Prompt:
+        """What the model was given."""
         return self.stream.prompt
 
     @property

@@ -13,6 +13,7 @@ from trioserve.errors import (
     ServerClosingError,
 )
 from trioserve.server.admission import Admission
+from trioserve.server.prompt_log import text_of
 from trioserve.server.workers import SMALL, Stop, Workers
 from trioserve.types import Prompt, TokenId
 
@@ -161,8 +162,14 @@ class Tokenizer:
             return await self._workers.run_in_thread(work, aside=True)
         return await self._workers.run(work, size)
 
+    def text_of(self, prompt: Prompt) -> str:
+        """See `Server.text_of`. While draining too: running requests write their last event."""
+        if self._admission.closed:
+            raise ServerClosingError
+        return text_of(self._vocab, prompt).decode("utf-8", "replace")
+
     def detokenize(self, tokens: Sequence[TokenId]) -> str:
-        """See `Server.detokenize`. While draining too: running requests write their last event."""
+        """See `Server.detokenize`. While draining too, as `text_of`."""
         if self._admission.closed:
             raise ServerClosingError
         Prompt(tokens).check(self._vocab.n_tokens, "tokens")

@@ -8,14 +8,14 @@ from typing import Any
 from trioserve.api.base import writers
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.server import Server
-from trioserve.types import Finished, GenerationParams, TokenId
+from trioserve.types import Finished, GenerationParams, Prompt, TokenId
 
 
 def own_form(
     server: Server,
     request: GenerationRequest,
     params: GenerationParams,
-    prompt: Sequence[TokenId],
+    prompt: Prompt,
     finished: Finished,
     *,
     text: str,
@@ -40,7 +40,7 @@ def own_form(
             end_of_generation=server.model.vocab.end_of_generation,
             draft_types=server.config.draft_types,
         ),
-        "prompt": server.detokenize(prompt),
+        "prompt": server.text_of(prompt),
         "has_new_line": "\n" in text,
         "truncated": finished.truncated,
         "stop_type": finished.reason.value,
@@ -68,7 +68,7 @@ class Verbose:
     def __call__(
         self,
         index: int,
-        prompt: Sequence[TokenId],
+        prompt: Prompt,
         finished: Finished,
         tokens: Sequence[TokenId] = (),
     ) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from trioserve.api.llama.request import (
 )
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import copies_of
+from trioserve.server.media_prompts import AnyPrompt
 from trioserve.server.stream import Completion
-from trioserve.server.tokens import PromptLike
-from trioserve.types import Chunk, Finished, GenerationParams, Progress, TokenId, TokenProbs
+from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, TokenId, TokenProbs
 
 blueprint = Blueprint("llama", __name__)
 
@@ -108,7 +108,7 @@ async def completion() -> Response:
 async def answer(
     server: Server,
     request: LlamaRequest,
-    prompts: Sequence[PromptLike],
+    prompts: Sequence[AnyPrompt],
     params: GenerationParams,
     context: RequestContext,
 ) -> Response:
@@ -145,7 +145,7 @@ class Output:
         server: Server,
         request: LlamaRequest,
         index: int,
-        prompt: tuple[TokenId, ...],
+        prompt: Prompt,
         params: GenerationParams,
     ) -> None:
         self._server, self._request, self._params = server, request, params

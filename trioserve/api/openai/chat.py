@@ -38,7 +38,7 @@ from trioserve.server import RequestContext, Server
 from trioserve.server.choices import best_of
 from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.server.tokens import PromptLike
-from trioserve.types import GenerationParams
+from trioserve.types import GenerationParams, Prompt
 
 blueprint = Blueprint("openai", __name__)
 
@@ -195,12 +195,12 @@ async def _prompts(
     return [await gap_prompt(server, each, request.suffix, params) for each in request.prompts]
 
 
-def _echo(server: Server, request: CompletionRequest, index: int, prompt: tuple[int, ...]) -> str:
+def _echo(server: Server, request: CompletionRequest, index: int, prompt: Prompt) -> str:
     """Write a prompt before its output: text as it came, tokens by their names."""
     if not request.echo:
         return ""
     given = request.prompts[index]
-    return given if isinstance(given, str) else server.detokenize(prompt)
+    return given if isinstance(given, str) else server.text_of(prompt)
 
 
 def whole_completion(

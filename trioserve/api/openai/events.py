@@ -30,8 +30,8 @@ from trioserve.types import (
     Finished,
     GenerationParams,
     Progress,
+    Prompt,
     Timings,
-    TokenId,
     TokenProbs,
 )
 
@@ -267,7 +267,7 @@ class CompletionEvents:
         model: str,
         request: CompletionRequest,
         params: GenerationParams,
-        prompts: Sequence[Sequence[TokenId]],
+        prompts: Sequence[Prompt],
         echoes: Sequence[str],
         verbose: Verbose,
     ) -> None:
