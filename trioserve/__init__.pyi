@@ -10,6 +10,11 @@ from .chat.deltas import (
     ToolCallArguments as ToolCallArguments,
     ToolCallStart as ToolCallStart,
 )
+from .chat.media_parts import (
+    Audio as Audio,
+    Image as Image,
+    Video as Video,
+)
 from .chat.params import (
     ChatParams as ChatParams,
 )
@@ -84,6 +89,9 @@ from .server.embedding_results import (
     Embeddings as Embeddings,
     Ranking as Ranking,
 )
+from .server.media_prompts import (
+    MixedPrompt as MixedPrompt,
+)
 from .server.stream import (
     ChatChunk as ChatChunk,
     ChatCompletion as ChatCompletion,
@@ -103,6 +111,7 @@ from .types import (
     ModelInfo as ModelInfo,
     Options as Options,
     Progress as Progress,
+    Prompt as Prompt,
     SamplingParams as SamplingParams,
     SlotStatus as SlotStatus,
     Timings as Timings,

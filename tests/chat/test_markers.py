@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.chat.markers import mark, new_marker, split_at
+from trioserve.chat.markers import mark, media_marker, split_at
 from trioserve.chat.media_parts import media_part
 from trioserve.chat.messages import Messages, parse_messages
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -73,7 +73,7 @@ def test_one_marker_for_all() -> None:
 
 
 def test_a_text_is_split_at_a_marker() -> None:
-    marker = new_marker()
+    marker = media_marker()
     assert split_at(f"{marker}a{marker}", marker, [CAT, DOG], "prompt") == [CAT, "a", DOG]
     assert split_at("a", marker, [], "prompt") == ["a"]
     with pytest.raises(InvalidRequestError) as caught:

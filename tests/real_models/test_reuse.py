@@ -56,9 +56,11 @@ class Chats:
                 nursery.start_soon(ask_one, messages)
         n_new = 0
         for answer in answers:
-            known = max((shared_length(answer.prompt, text) for text in self._known), default=0)
+            known = max(
+                (shared_length(answer.prompt.keys, text) for text in self._known), default=0
+            )
             n_new += len(answer.prompt) - known
-            self._known.append((*answer.prompt, *answer.tokens))
+            self._known.append((*answer.prompt.keys, *answer.tokens))
         n_prefilled = sum(answer.finished.timings.prompt_n for answer in answers)
         line = Line(sum(len(answer.prompt) for answer in answers), n_new, n_prefilled)
         return line, answers[0].message.content or ""

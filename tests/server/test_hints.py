@@ -13,6 +13,7 @@ from trioserve.server import Server
 from trioserve.server.hints import hints_of
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import byte_vocab
+from trioserve.types import MediaChunk, Prompt
 
 SYSTEM = "Be brief. " * 10
 QUESTION = "Where is the library? " * 4
@@ -75,7 +76,7 @@ async def test_a_model_that_can_be_cut_gets_no_hints(monkeypatch: pytest.MonkeyP
     def find(*args: object, **kwargs: object) -> None:
         raise AssertionError("a chat is rendered again for nothing")
 
-    monkeypatch.setattr("trioserve.server.chats.find_partings", find)
+    monkeypatch.setattr("trioserve.server.chat_prompts.find_partings", find)
     async with serve(ScriptedBackend(lambda prompt: "yes")) as server:
         assert not server.model.keeps_checkpoints
         await n_prefilled(server, chat(QUESTION))
@@ -83,9 +84,9 @@ async def test_a_model_that_can_be_cut_gets_no_hints(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("text", [CHATML, "a", "<|im_start|>user\nHi"])
 def test_each_byte_is_a_token(text: str) -> None:
-    tokens = byte_vocab.tokenize(text)
     places = range(len(text) + 1)
-    found = hints_of(byte_vocab, text, tokens, places, lambda: False, add_special=False)
+    prompt = Prompt(byte_vocab.tokenize(text))
+    found = hints_of(byte_vocab, [text], prompt, places, lambda: False, add_special=False)
     assert found == tuple(places)
 
 
@@ -94,7 +95,21 @@ def test_a_header_does_not_count() -> None:
     named = NamedVocab(ScriptedBackend())  # Z is a control token
     named.tokenize = vocab.tokenize
     text = "system Zuser\nHi there"
-    tokens = vocab.tokenize(text)
+    prompt = Prompt(vocab.tokenize(text))
     parting = text.index("Hi")
-    places = hints_of(named, text, tokens, [parting], lambda: False, add_special=False)
+    places = hints_of(named, [text], prompt, [parting], lambda: False, add_special=False)
     assert places == (text.index("Z") + 1,)
+
+
+def test_cells_of_media_count() -> None:
+    """Around an image the projector writes tokens of its own, and one between two tiles."""
+    pieces = ["A", "<marker>", "BBB", "<other>", "", "<third>", "CC"]
+    tile = MediaChunk(kind="image", n_cells=10, n_positions=10, id="tile", content=None)
+    #        A (tile | tile) BBB ( tile ) ( tile ) CC
+    tokens = byte_vocab.tokenize("A(|)BBB()()CC")
+    prompt = Prompt(tokens, media=[(2, tile), (3, tile), (8, tile), (10, tile)])
+    text = "".join(pieces)
+    partings = [text.index("BBB") + 1, text.index("BBB") + 3, text.index("CC") + 1]
+    found = hints_of(byte_vocab, pieces, prompt, partings, lambda: False, add_special=False)
+    assert found == (5 + 20, 7 + 20, 12 + 40)
+    assert [prompt.keys[n - 1] for n in found] == list(b"BBC")

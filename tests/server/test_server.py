@@ -52,7 +52,7 @@ async def test_a_stream_from_start_to_end() -> None:
             events = [event async for event in stream]
         assert "".join(event.text for event in events if isinstance(event, Chunk)) == "HELLO"
         assert events[-1] is stream.finished
-        assert stream.prompt == tuple(b"hello")
+        assert stream.prompt.tokens == tuple(b"hello")
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
         await assert_at_rest(server)

@@ -6,6 +6,8 @@ The markers of a chat are unguessable, so that what a user writes stays text.
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -52,9 +54,13 @@ class MarkedMessages:
         return [self.media.get(piece, piece) for piece in pieces if piece]
 
 
-def new_marker() -> str:
-    """Make a marker that nobody can guess, in llama-server's form."""
-    return f"<__media_{secrets.token_hex(16)}__>"
+@functools.cache
+def media_marker() -> str:
+    """The marker in prompts that clients send with media, the same as long as the process runs.
+
+    As in llama-server, `LLAMA_MEDIA_MARKER` in the environment sets it.
+    """
+    return os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
 
 
 def mark(messages: Messages, marker: str | None = None) -> MarkedMessages:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from trioserve.chat.markers import media_marker
 from trioserve.chat.params import ChatParams
 from trioserve.errors import ServerClosingError
 from trioserve.server.arguments import generation_params, refuse, take_chat, take_context
@@ -123,16 +124,17 @@ class Server(ServerLife):
     async def render(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any
     ) -> str:
-        """Render a chat with the model's template.
+        """Render a chat with the model's template. Media become markers: see `media_marker`.
 
         Raises:
             TemplateError: the template refuses the messages.
+            UnsupportedFieldError: the model does not take one of the media.
             InvalidRequestError: a message is malformed.
         """
         chat = take_chat(fields, chat)
         refuse(fields)
         async with self.awake():
-            marked = await self.parts.prompts.mark(messages)
+            marked = await self.parts.prompts.mark(messages, media_marker())
             return await self.parts.prompts.render(marked.messages, chat)
 
     async def count_tokens(

@@ -50,6 +50,12 @@ class Modalities:
         """Whether it takes videos."""
         return self.vision
 
+    @property
+    def names(self) -> list[str]:
+        """What it takes, text included, as lists of models name it."""
+        names = {"text": True, "image": self.vision, "audio": self.audio}
+        return [name for name, is_taken in names.items() if is_taken]
+
     def take(self, kind: MediaKind | None) -> bool:
         """Whether it takes files of a kind; None: of any."""
         if kind is None:

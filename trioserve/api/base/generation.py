@@ -25,6 +25,7 @@ from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import check_copies
 from trioserve.server.infill import Gap, missing_tokens
+from trioserve.server.media_prompts import AnyPrompt, MixedPrompt
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.server.tokens import PromptLike
 from trioserve.types import GenerationParams
@@ -80,13 +81,15 @@ async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:
 
 
 async def gap_prompt(
-    server: Server, prefix: PromptLike, suffix: str, params: GenerationParams
+    server: Server, prefix: AnyPrompt, suffix: str, params: GenerationParams
 ) -> PromptLike:
     """Make the prompt that fills the gap between two texts, for a field that is called `suffix`.
 
     Raises:
-        InvalidRequestError: the model cannot fill gaps.
+        InvalidRequestError: the model cannot fill gaps, or there are media in the prefix.
     """
+    if isinstance(prefix, MixedPrompt):
+        raise InvalidRequestError("'suffix' and media exclude each other.", param="suffix")
     if missing := missing_tokens(server.model.vocab):
         raise InvalidRequestError(
             f"'suffix' needs a model that fills gaps, and this one does not: {missing}.",

@@ -11,11 +11,18 @@ import attrs
 
 from trioserve.api.base import limits
 from trioserve.api.base.fields import MismatchError, integer, json_type, number, objects, strings
+from trioserve.chat.markers import media_marker, split_at
+from trioserve.chat.media_parts import source_of
+from trioserve.chat.messages import MAX_PARTS
+from trioserve.server.media_prompts import MixedPrompt
 from trioserve.types import MAX_SALT, MAX_SCALE, SAMPLER_LETTERS, GenerationParams
 from trioserve.types.checks import INT32_MAX
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
 RawPrompt: TypeAlias = str | tuple[int | str, ...]
+
+#: A prompt that may have media in it.
+AnyPrompt: TypeAlias = RawPrompt | MixedPrompt
 
 #: A token, or text that stands for its tokens, and what is added to their logits.
 Bias: TypeAlias = tuple[int | str, float]
@@ -263,27 +270,42 @@ def lora(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 @json_type(_PROMPTS)
-def prompts(value: Any) -> tuple[RawPrompt, ...]:
+def prompts(value: Any) -> tuple[AnyPrompt, ...]:
     """Read `prompt`: one prompt or a list of them.
 
     A prompt is a string, a list of token ids, a list of ids and strings, or an object with a
-    ``prompt_string``. A list of strings alone is a list of prompts.
+    ``prompt_string`` and perhaps ``multimodal_data``. A list of strings alone is a list of prompts.
+
+    Raises:
+        InvalidRequestError: media cannot be read; `param` names them.
     """
     if not isinstance(value, list):
-        return (_prompt(value),)
+        return (_any_prompt(value, "prompt"),)
     if not value:
         raise MismatchError("a prompt, and not empty")
     kinds = {type(each) for each in value}
     if kinds <= {int, str} and kinds != {str}:
         return (_prompt(value),)
     limits.check_count(len(value), limits.MAX_PROMPTS, "prompts")
-    return tuple(_prompt(each) for each in value)
+    return tuple(_any_prompt(each, f"prompt[{i}]") for i, each in enumerate(value))
+
+
+def _any_prompt(value: Any, path: str) -> AnyPrompt:
+    """Read a prompt in which markers may stand for media, in base64."""
+    if not isinstance(value, dict) or not value.get("multimodal_data"):
+        return _prompt(value)
+    text, data = value.get("prompt_string"), value["multimodal_data"]
+    if not isinstance(text, str) or not isinstance(data, list):
+        raise MismatchError("an object with a 'prompt_string' and a list of 'multimodal_data'")
+    limits.check_count(len(data), MAX_PARTS, "media")
+    sources = [source_of(each, None, f"{path}.multimodal_data[{i}]") for i, each in enumerate(data)]
+    return MixedPrompt(split_at(text, media_marker(), sources, f"{path}.prompt_string"))
 
 
 def _prompt(value: Any) -> RawPrompt:
     if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
         if value.get("multimodal_data"):
-            raise MismatchError("text; this model reads nothing else")
+            raise MismatchError("text; there is no place for media here")
         return str(value["prompt_string"])
     if isinstance(value, str):
         return value

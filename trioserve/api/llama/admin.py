@@ -11,6 +11,7 @@ from trioserve.api.base import writers
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server, current_service
+from trioserve.chat.markers import media_marker
 from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.server import Server
 
@@ -40,7 +41,7 @@ async def models() -> Response:
     server = current_server()
     return json_response(
         {
-            "models": [_ollama_model(server.model.info.name)],
+            "models": [_ollama_model(server)],
             "object": "list",
             "data": [openai_model(server)],
         }
@@ -69,11 +70,17 @@ def openai_model(server: Server) -> dict[str, Any]:
         "object": "model",
         "created": server.model.info.modified,
         "owned_by": "trioserve",
+        "architecture": {
+            "input_modalities": server.model.modalities.names,
+            "output_modalities": ["text"],
+        },
         "meta": _meta(server),
     }
 
 
-def _ollama_model(name: str) -> dict[str, Any]:
+def _ollama_model(server: Server) -> dict[str, Any]:
+    name = server.model.info.name
+    takes_media = server.model.modalities.take(None)
     return {
         "name": name,
         "model": name,
@@ -83,7 +90,7 @@ def _ollama_model(name: str) -> dict[str, Any]:
         "type": "model",
         "description": "",
         "tags": [""],
-        "capabilities": ["completion"],
+        "capabilities": ["completion", "multimodal"] if takes_media else ["completion"],
         "parameters": "",
         "details": {
             "parent_model": "",
@@ -114,7 +121,7 @@ def _meta(server: Server) -> dict[str, Any]:
 async def props() -> Response:
     """Describe the model, and the defaults of requests."""
     server = current_server()
-    info = server.model.info
+    info, modalities = server.model.info, server.model.modalities
     return json_response(
         {
             "default_generation_settings": {
@@ -127,7 +134,12 @@ async def props() -> Response:
             "model_alias": info.name,
             "model_ftype": info.ftype,
             "model_path": info.path,
-            "modalities": {"vision": False, "video": False, "audio": False},
+            "modalities": {
+                "vision": modalities.vision,
+                "video": modalities.video,
+                "audio": modalities.audio,
+            },
+            "media_marker": media_marker(),
             "endpoint_slots": server.config.slots_endpoint,
             "endpoint_props": server.config.props_endpoint,
             "endpoint_metrics": server.config.metrics_endpoint,

@@ -18,7 +18,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation_request import TextRequest
 from trioserve.api.base.neutral import NEUTRAL_IN_LLAMA, refuse_unsupported
-from trioserve.api.base.readers import RawPrompt
+from trioserve.api.base.readers import AnyPrompt, RawPrompt
 from trioserve.server.infill import File
 
 
@@ -48,7 +48,7 @@ class LlamaRequest(TextRequest):
 class LlamaCompletionRequest(LlamaRequest):
     """``POST /completion``."""
 
-    prompts: tuple[RawPrompt, ...] = field("prompt", read=readers.prompts)
+    prompts: tuple[AnyPrompt, ...] = field("prompt", read=readers.prompts)
 
 
 # -- /infill

@@ -36,8 +36,8 @@ from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import best_of
+from trioserve.server.media_prompts import AnyPrompt
 from trioserve.server.stream import ChatCompletion, Completion
-from trioserve.server.tokens import PromptLike
 from trioserve.types import GenerationParams, Prompt
 
 blueprint = Blueprint("openai", __name__)
@@ -189,7 +189,7 @@ async def completions() -> Response:
 
 async def _prompts(
     server: Server, request: CompletionRequest, params: GenerationParams
-) -> Sequence[PromptLike]:
+) -> Sequence[AnyPrompt]:
     if not request.suffix:
         return request.prompts
     return [await gap_prompt(server, each, request.suffix, params) for each in request.prompts]

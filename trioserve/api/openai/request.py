@@ -11,7 +11,7 @@ from trioserve.api.base import readers
 from trioserve.api.base.fields import field, structure
 from trioserve.api.base.generation_request import TextRequest
 from trioserve.api.base.neutral import NEUTRAL, refuse_unsupported
-from trioserve.api.base.readers import RawPrompt
+from trioserve.api.base.readers import AnyPrompt
 from trioserve.errors import InvalidRequestError
 
 
@@ -19,7 +19,7 @@ from trioserve.errors import InvalidRequestError
 class CompletionRequest(TextRequest):
     """``POST /v1/completions``."""
 
-    prompts: tuple[RawPrompt, ...] = field("prompt", read=readers.prompts)
+    prompts: tuple[AnyPrompt, ...] = field("prompt", read=readers.prompts)
     suffix: str = ""
     echo: bool = False
     best_of: int | None = field(read=readers.copies, default=None)

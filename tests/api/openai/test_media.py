@@ -1,0 +1,128 @@
+"""Images and sound in OpenAI's chats, on the wire."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.support.clients import client_of, use_openai
+from tests.support.media_files import image_file, wav_file
+from tests.support.projectors import WordProjector
+from tests.support.scripts import noting
+from trioserve.testing import ScriptedBackend
+
+PNG = b64encode(image_file(size=(8, 4))).decode()
+WAV = b64encode(wav_file(0.5)).decode()
+PATH = "messages[0].content[1]"
+
+
+def user(*parts: Any) -> list[dict[str, Any]]:
+    said = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return [{"role": "user", "content": said}]
+
+
+def image(url: str = f"data:image/png;base64,{PNG}") -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def sound(data: str = WAV) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+def seeing(**projector: bool) -> tuple[ScriptedBackend, list[str]]:
+    return noting("A cat.", projector=WordProjector(**projector))
+
+
+async def test_a_chat_with_an_image_and_sound() -> None:
+    backend, prompts = seeing()
+    messages = user("What", "is this:", image(), "and", sound(), "?")
+    async with client_of(backend) as client:
+        answer = await client.post("/v1/chat/completions", json={"messages": messages})
+        count = await client.post("/v1/chat/completions/input_tokens", json={"messages": messages})
+    data = answer.json()
+    assert data["choices"][0]["message"]["content"] == "A cat."
+    (prompt,) = prompts
+    assert "What\nis this:(image 8x4)and(sound 0.5s)?" in prompt
+    assert count.json()["input_tokens"] == data["usage"]["prompt_tokens"]
+
+
+async def test_the_sdk_sends_an_image_and_streams() -> None:
+    backend, prompts = seeing()
+
+    def use(client: openai.OpenAI) -> None:
+        messages: Any = user("What is this?", image())
+        stream = client.chat.completions.create(model="m", messages=messages, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "A cat."
+
+    await use_openai(backend, use)
+    assert "(image 8x4)" in prompts[0]
+
+
+async def test_a_marker_of_a_user_stays_text() -> None:
+    backend, prompts = seeing()
+    async with client_of(backend) as client:
+        marker = (await client.get("/props")).json()["media_marker"]
+        messages = user(marker, image())
+        answer = await client.post("/v1/chat/completions", json={"messages": messages})
+    assert answer.status_code == 200
+    assert f"{marker}(image 8x4)" in prompts[0]
+
+
+async def test_the_same_image_several_times() -> None:
+    backend, prompts = seeing()
+    messages = [*user(image()), {"role": "assistant", "content": "x"}, *user("And", image(), "?")]
+    async with client_of(backend) as client:
+        body = {"messages": messages, "n": 2}
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert len(answer.json()["choices"]) == 2
+    assert prompts[0].count("(image 8x4)") == 2
+
+
+@pytest.mark.parametrize(
+    ("projector", "parts"),
+    [
+        ({"sees": False}, [image(), {"type": "video_url", "video_url": {"url": PNG}}]),
+        ({"hears": False}, [sound()]),
+    ],
+)
+async def test_what_the_model_does_not_take_is_refused(
+    projector: dict[str, bool], parts: list[dict[str, Any]]
+) -> None:
+    backend, _ = seeing(**projector)
+    async with client_of(backend) as client:
+        for part in parts:
+            await assert_refused(client, part, 400, "you may need to provide the mmproj")
+
+
+async def test_what_is_no_image_is_refused() -> None:
+    backend, prompts = seeing()
+    async with client_of(backend) as client:
+        for part in (
+            image("malformed!"),
+            image(b64encode(b"no image").decode()),
+            image("data:text/html;base64,aGVsbG8="),
+            image("https://example.org/cat.png"),
+            image("file:///etc/passwd"),
+            image(f"data:audio/wav;base64,{WAV}"),
+            sound(PNG),
+            image(b64encode(image_file(size=(1, 4))).decode()),
+        ):
+            await assert_refused(client, part, "invalid_media", f"'{PATH}.")
+    assert prompts == []
+
+
+async def assert_refused(
+    client: httpx.AsyncClient, part: dict[str, Any], code: int | str, reason: str
+) -> None:
+    body = {"messages": user("What is this?", part)}
+    for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == f"{PATH}.{part['type']}"
+        assert error["code"] == code
+        assert reason in error["message"]
