@@ -118,7 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine._scheduler.cache.min_shared = 3
         self.engine.drafts.costs = FlatCosts()
         if self.n_adapters:
-            self.engine._scheduler.turns = AdapterTurns(2, now=itertools.count().__next__)
+            self.engine._scheduler.planner.turns = AdapterTurns(2, now=itertools.count().__next__)
         self.prompts: dict[int, str] = {}
         self.adapters: dict[int, Adapters] = {}
         self.roots: dict[int, CacheRoot] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.encoder import Encoder
 from trioserve.engine.threads import Threads
 from trioserve.engine.work import Plan
 from trioserve.errors import DecodeInterruptedError
@@ -15,8 +16,8 @@ MIN_INTERRUPTED = 64
 class Decoder:
     """Fills the backend's batch, and decodes it with the right adapters and threads."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.threads = Threads(backend, backend.interrupt)
+    def __init__(self, backend: Backend, encoder: Encoder | None = None) -> None:
+        self.threads = Threads(backend, backend.interrupt, encoder)
         self._backend = backend
         self._adapters: Adapters = ()  # that the backend has set
         self._task_id: int | None = None  # whose prompt most of the batch is
@@ -28,22 +29,36 @@ class Decoder:
         Raises:
             DecodeError: as `Backend.decode`, and when the adapters cannot be used.
         """
-        batch, backend = self._backend.batch, self._backend
-        batch.clear()
-        rows = plan.fill(batch)
         if adapters != self._adapters:
-            backend.set_adapters(adapters)
+            self._backend.set_adapters(adapters)
             self._adapters = adapters
-        if rows[-1] >= MIN_INTERRUPTED and plan.others:  # not on the way of every token
-            self._task_id = self._interruptible(plan)
         try:
-            self.threads.run(_n_tokens(plan, rows[-1]), backend.decode)
+            rows = self._decode_media(plan) if plan.is_media else self._decode_tokens(plan)
             self._was_interrupted = False
         except DecodeInterruptedError:
             self._was_interrupted = True
             raise
         finally:
             self._task_id = None
+        return rows
+
+    def _decode_tokens(self, plan: Plan) -> list[int]:
+        batch = self._backend.batch
+        batch.clear()
+        rows = plan.fill(batch)
+        if rows[-1] >= MIN_INTERRUPTED and plan.others:  # not on the way of every token
+            self._task_id = self._interruptible(plan)
+        self.threads.run(_n_tokens(plan, rows[-1]), self._backend.decode)
+        return rows
+
+    def _decode_media(self, plan: Plan) -> list[int]:
+        pieces, rows = plan.media(), list[int]()
+        self._task_id = self._interruptible(plan)
+
+        def compute() -> None:
+            rows[:] = self._backend.decode_media(pieces)
+
+        self.threads.run(plan.n_cells, compute)
         return rows
 
     def cancel(self, task_id: int) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 
-from trioserve.types import CacheRoot, CellKey, TokenId
+from trioserve.types import CacheRoot, TokenId
 
 
 @attrs.frozen
@@ -20,9 +20,10 @@ class DraftRequest:
 
     #: From 0 to ``n_slots - 1``. It is the same from the first request for a run until `forget`.
     slot_id: int
-    #: All of the text so far: the prompt and the output. The newest token is the last. It belongs
-    #: to the engine, which adds to it after the call: to be read, not kept or changed.
-    keys: Sequence[CellKey]
+    #: All of the text so far, without media: the prompt and the output. The newest token is the
+    #: last. It may belong to the engine, which adds to it after the call: to be read, not kept or
+    #: changed.
+    keys: Sequence[TokenId]
     #: Nothing that was learned from a text may be used for one with another root: it would show
     #: in how long that takes.
     root: CacheRoot

@@ -7,7 +7,6 @@ A tick is schedule, run, postprocess: decide, decode one batch, sample. Everythi
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic
 
 from trioserve.engine.backend import Backend
@@ -16,14 +15,24 @@ from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.counters import Counters
 from trioserve.engine.decoder import Decoder
 from trioserve.engine.drafts.drafts import Drafts
-from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, SlotCall, Stop, Submit
-from trioserve.engine.loop import Loop
+from trioserve.engine.encoder import Encoded, Encoder
+from trioserve.engine.inbox import (
+    Call,
+    Cancel,
+    Command,
+    Pause,
+    Resume,
+    SlotCall,
+    Stop,
+    Submit,
+)
 from trioserve.engine.output import Outputs
+from trioserve.engine.planner import Planner
 from trioserve.engine.run import Run
 from trioserve.engine.sampler_pool import Draw, Drawn, SamplerPool
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot, lowest_priority
-from trioserve.engine.slot_calls import SlotCalls
+from trioserve.engine.slot_calls import SlotCalls, SlotLoop
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.engine.task_check import check_task
 from trioserve.engine.work import Plan
@@ -31,13 +40,11 @@ from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
     EngineError,
-    InvalidRequestError,
     KVCacheFullError,
     NotSupportedError,
     TrioServeError,
 )
 from trioserve.types import (
-    Adapters,
     Admitted,
     Constraint,
     EmbeddingTask,
@@ -45,13 +52,13 @@ from trioserve.types import (
     Failed,
     FinishReason,
     Grammar,
+    MediaChunk,
     Preempted,
-    SlotState,
     Task,
 )
 
 
-class Engine(Loop):
+class Engine(SlotLoop):
     """Runs tasks on a backend with slots and continuous batching.
 
     Args:
@@ -61,7 +68,8 @@ class Engine(Loop):
         max_idle: cells of a unified KV cache that may hold what no request uses, while some run;
             the rest goes to RAM. None: any number.
         checkpoints: how many there may be, where sequences cannot be cut.
-        context_shift: go on in a full context without its older half, rather than end.
+        context_shift: go on in a full context without its older half, rather than end. A text with
+            media ends.
         notify, flush_interval: as a `Loop` has them. A task's first and last token leave at once.
     """
 
@@ -80,18 +88,29 @@ class Engine(Loop):
         super().__init__(backend, notify, flush_interval=flush_interval)
         self.adapters = backend.adapters
         self._backend = backend
+        #: Makes embeddings of media; None: the model takes text only.
+        self.encoder: Encoder | None = None
+        if backend.projector is not None:
+            self.encoder = Encoder(backend.projector, self.inbox.put)
+        cache = PrefixCache(backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints)
+        planner = Planner(
+            strategy,
+            n_batch=backend.n_batch,
+            unified=cache.unified,
+            has_adapters=bool(backend.adapters),
+            encoder=self.encoder,
+        )
         self._scheduler = Scheduler(
             n_slots=backend.n_slots,
             n_ctx=backend.n_ctx,
             n_ctx_seq=backend.n_ctx_seq,
             n_batch=backend.n_batch,
             n_outputs=backend.n_outputs,
-            cache=PrefixCache(backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints),
-            strategy=strategy,
-            has_adapters=bool(backend.adapters),
+            cache=cache,
+            planner=planner,
         )
         self.drafts = Drafts(self._scheduler, backend.drafters)
-        self._decoder = Decoder(backend)
+        self._decoder = Decoder(backend, self.encoder)
         self._slot_calls = SlotCalls()
         self._strategy = strategy
         strategy.begin(unified=self._scheduler.cache.unified)
@@ -123,26 +142,9 @@ class Engine(Loop):
         run.close_thinking()
         return True
 
-    def call_slot(self, slot_id: int, function: Callable[[], None]) -> None:
-        """Call a function on the inference thread, as soon as a slot is idle.
-
-        Raises InvalidRequestError if there is no such slot.
-        """
-        if not 0 <= slot_id < self.n_slots:
-            raise InvalidRequestError("Invalid slot ID", param="id_slot")
-        self.inbox.put(SlotCall(slot_id, function))
-
     def compile(self, grammar: Grammar, owner: str = "") -> Constraint:
         """Compile a grammar for `Task.constraint`; see `Backend.compile`. In a worker thread."""
         return self._backend.compile(grammar, owner)
-
-    def write_slot_file(self, path: Path, saved: SlotState) -> int:
-        """Write what `save_slot` returned; see `Backend.write_state`. In a worker thread."""
-        return self._backend.write_state(path, saved)
-
-    def read_slot_file(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
-        """Read a file for `restore_slot`; see `Backend.read_state`. In a worker thread."""
-        return self._backend.read_state(path, adapters)
 
     def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run; raises what `submit` raises."""
@@ -159,6 +161,8 @@ class Engine(Loop):
         return self._scheduler.has_work
 
     def _close(self) -> None:
+        if self.encoder is not None:
+            self.encoder.close()
         for run in self._scheduler.runs():
             run.close()
         self._samplers.close()
@@ -182,11 +186,13 @@ class Engine(Loop):
             self._learn(plan, seconds)
         if self._slot_calls.waiting:
             self._slot_calls.make(self._scheduler.slots)
+        if self.encoder is not None and not self.has_work:
+            self._decoder.threads.rest()
 
     def _learn(self, plan: Plan, seconds: float) -> None:
         """Count what this tick has done, and tell the strategy what it has cost."""
         self._counters.count_decode(len(plan), plan.n_prefill, seconds)
-        self._strategy.observe(plan.n_prefill, plan.n_decode, seconds)
+        self._scheduler.planner.observe(plan, seconds)
         self.drafts.observe(plan, seconds)
 
     # -- commands
@@ -204,6 +210,8 @@ class Engine(Loop):
                     self._end(run)
                     self._retract(task_id)
                     self._slot_calls.make(self._scheduler.slots)
+                    if not self._scheduler.has_work:
+                        self._scheduler.ask_for_media()
             case Pause(task_id) | Resume(task_id):
                 self._scheduler.pause(task_id, isinstance(command, Pause))
             case Call(function):
@@ -211,15 +219,26 @@ class Engine(Loop):
             case SlotCall():
                 self._slot_calls.waiting.append(command)
                 self._slot_calls.make(self._scheduler.slots)
+            case Encoded(chunk, error):
+                self._go_on_with(chunk, error)
             case Stop():
                 self._stopping = True
+
+    def _go_on_with(self, chunk: MediaChunk, error: TrioServeError | None) -> None:
+        """Let runs go on that have waited for a chunk, or end them if it cannot be encoded."""
+        for slot in self._scheduler.slots:
+            slot.awaits_media = False  # until the next tick, which looks again
+            if error is not None and slot.needs(chunk):
+                run = self._scheduler.release(slot)
+                self._end(run)
+                self._emit(Failed(run.task.id, error))
 
     # -- one tick: run
 
     def _decode(self, plan: Plan) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot, none if it failed."""
         try:
-            return self._decoder.decode(plan, self._scheduler.adapters)
+            return self._decoder.decode(plan, self._scheduler.planner.adapters)
         except DecodeInterruptedError:
             pass  # the cancel that it was for comes before the next tick
         except KVCacheFullError as error:
@@ -332,11 +351,7 @@ class Engine(Loop):
         cells, and the result would depend on tokens that are gone.
         """
         assert slot.seq is not None
-        n_keep = run.task.params.n_keep
-        n_keep = run.n_prompt if n_keep < 0 else n_keep + self.info.add_bos
-        n_keep = min(n_keep, self.n_ctx_seq - 4)
-        run.shift(n_keep)
-        run.truncated = True
+        n_keep = run.shift(self.n_ctx_seq, int(self.info.add_bos))
         self._scheduler.cache.cut(slot.seq, n_keep if self._backend.can_cut else 0)
         slot.in_decode = False
 
@@ -361,25 +376,6 @@ class Engine(Loop):
             self._scheduler.remove(run.task.id)
             self._end(run)
             self._emit(Failed(run.task.id, error))
-
-    # -- what an idle slot has computed. Use these three through `call_slot`
-
-    def save_slot(self, slot_id: int, owner: str) -> SlotState:
-        """Read what a slot ran last, or what is left of it; raises as `Scheduler.save`."""
-        return self._scheduler.save(self._scheduler.slots[slot_id], owner)
-
-    def restore_slot(self, slot_id: int, saved: SlotState) -> None:
-        """Make a saved text that of a slot, for later prompts that begin with it, in any slot.
-
-        Raises:
-            KVCacheFullError: what runs leaves no room for it.
-            InvalidRequestError: the state does not fit the context, or is of other tokens.
-        """
-        self._scheduler.restore(self._scheduler.slots[slot_id], saved)
-
-    def erase_slot(self, slot_id: int, owner: str) -> int:
-        """Forget what a slot ran last; returns and raises as `Scheduler.erase`."""
-        return self._scheduler.erase(self._scheduler.slots[slot_id], owner)
 
     # -- a look at it, from the inference thread
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import attrs
 
+from trioserve.engine.encoder import Encoded
 from trioserve.types import EmbeddingTask, Task
 
 
@@ -58,7 +59,7 @@ class Stop:
     """End the loop."""
 
 
-Command = Submit | Cancel | Pause | Resume | Call | SlotCall | Stop
+Command = Submit | Cancel | Pause | Resume | Call | SlotCall | Encoded | Stop
 
 
 class Inbox:

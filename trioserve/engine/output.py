@@ -131,13 +131,17 @@ class Outputs:
         params = run.task.params
         if run.n_output == self._max_tokens(run):
             return True
-        if not self._shifts and len(run.keys) >= self._n_ctx_seq:
+        if not self._can_shift(run) and len(run.keys) >= self._n_ctx_seq:
             run.truncated = True
             return True
         if params.t_max_predict_ms and b"\n" in piece:  # only lines that are whole
             assert run.first_token_at is not None and run.last_token_at is not None
             return (run.last_token_at - run.first_token_at) * 1e3 > params.t_max_predict_ms
         return False
+
+    def _can_shift(self, run: Run) -> bool:
+        """Whether there may be room in a full context: not by cutting media, or moving them."""
+        return self._shifts and not run.task.prompt.media
 
     def _max_tokens(self, run: Run) -> int:
         """How many tokens an output may have; -1: no limit but the context."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
 
 import attrs
@@ -24,6 +25,7 @@ from trioserve.types import (
     WaitingStatus,
 )
 from trioserve.types.checks import INT32_MAX
+from trioserve.types.media import whole_chunks
 from trioserve.types.prefix import shared_length
 
 
@@ -115,6 +117,12 @@ class Run:
         self._shared: dict[int, int] = {}
 
     @property
+    def tokens(self) -> Sequence[TokenId]:
+        """Its text so far, without media: the prompt and the output."""
+        prompt = self.task.prompt
+        return [*prompt.tokens, *self.keys[self.n_prompt :]] if prompt.media else self.keys
+
+    @property
     def n_output(self) -> int:
         """How many tokens were generated."""
         return len(self.keys) + self.n_discarded - self.n_prompt
@@ -135,20 +143,27 @@ class Run:
         """Whether no more reasoning may have to be closed, so that the sampler alone chooses."""
         return self.reasoning is None or self.reasoning.is_over
 
-    def shift(self, n_keep: int) -> None:
-        """Take out `n_discard` tokens after the first `n_keep`, or half, to go on without them.
+    def shift(self, n_ctx: int, n_bos: int) -> int:
+        """Take out `n_discard` tokens after the first ones, or half, to go on without them.
 
         ::
 
             | keep | discarded | newer ones |  becomes  | keep | newer ones |
+
+        Returns how many are kept at the beginning: `n_keep`, and those that begin any text.
         """
+        params = self.task.params
+        n_keep = self.n_prompt if params.n_keep < 0 else params.n_keep + n_bos
+        n_keep = min(n_keep, n_ctx - 4)
         n_left = len(self.keys) - n_keep
-        n_discard = min(self.task.params.n_discard or max(1, n_left // 2), n_left - 1)
+        n_discard = min(params.n_discard or max(1, n_left // 2), n_left - 1)
         del self.keys[n_keep : n_keep + n_discard]
         self.places = []
         self.n_discarded += n_discard
         self.n_ahead = 0
         self.n_simple = 0
+        self.truncated = True
+        return n_keep
 
     def close_thinking(self) -> None:
         """Have the output go on with the end of its reasoning, if that has to end now."""
@@ -156,10 +171,14 @@ class Run:
             self.forced += self.reasoning.closing()
 
     def shared_with(self, leader: Run) -> int:
-        """Count the leading cells of both prompts, at most all but the last of this one."""
+        """Count the leading cells of both prompts, at most all but the last of this one.
+
+        Chunks of media count whole or not at all.
+        """
         shared = self._shared.get(leader.task.id)
         if shared is None:
             shared = shared_length(self.keys[:-1], leader.keys[: leader.n_prompt])
+            shared = whole_chunks(self.keys, shared)
             self._shared[leader.task.id] = shared
         return shared
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.engine.cache.checkpoints import meet
 from trioserve.engine.cache.prefix_cache import PrefixCache
+from trioserve.engine.planner import Planner
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
-from trioserve.engine.slot import Slot, arrival, lowest_priority
-from trioserve.engine.strategy import BatchStrategy
-from trioserve.engine.work import Plan, Work
-from trioserve.types import Adapters, CacheRoot, SlotState, TokenId
-
-#: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
-#: llama.cpp a few milliseconds, in which it plans its buffers.
-TURN_S = 0.02
+from trioserve.engine.slot import Slot, lowest_priority
+from trioserve.engine.work import Plan
+from trioserve.errors import NotSupportedError
+from trioserve.types import CacheRoot, SlotState, TokenId
 
 
 class Scheduler:
@@ -29,8 +25,7 @@ class Scheduler:
         n_batch: the most tokens of one tick.
         n_outputs: the most of them that may have logits; at least `n_slots`.
         cache: what the KV sequences hold; has at least `n_slots` of them.
-        strategy: how a tick is shared between decode and prefill.
-        has_adapters: runs may have LoRA adapters, so that not all fit in one batch.
+        planner: fills the ticks.
     """
 
     def __init__(
@@ -42,8 +37,7 @@ class Scheduler:
         n_batch: int,
         n_outputs: int,
         cache: PrefixCache,
-        strategy: BatchStrategy,
-        has_adapters: bool = False,
+        planner: Planner,
     ) -> None:
         assert n_slots <= min(n_outputs, len(cache.sequences)) and n_outputs <= n_batch
         self.slots = [Slot(i) for i in range(n_slots)]
@@ -52,16 +46,10 @@ class Scheduler:
         self.n_ctx, self.n_ctx_seq = n_ctx, n_ctx_seq
         self.n_batch, self.n_outputs = n_batch, n_outputs
         self.cache = cache
-        self._strategy = strategy
-        self.turns = AdapterTurns(TURN_S) if has_adapters else None
+        self.planner = planner
         self._admitted: list[Slot] = []
         self._preempted: list[Run] = []
         self._tick = 0
-
-    @property
-    def adapters(self) -> Adapters:
-        """The LoRA adapters that the tick is to be computed with."""
-        return self.turns.current if self.turns is not None else ()
 
     # -- what comes in and goes out
 
@@ -112,8 +100,8 @@ class Scheduler:
     def release(self, slot: Slot) -> Run:
         """End the run of a slot. Its sequence is kept for later prompts."""
         run, seq = slot.give_up(self._tick)
-        slot.remember(run, seq)
         self.cache.release(seq)
+        slot.remember(run, seq)
         return run
 
     def discard(self, slot: Slot) -> Run:
@@ -188,8 +176,11 @@ class Scheduler:
 
         Raises:
             PermissionDeniedError: the text is not the owner's.
+            NotSupportedError: there are media in it, which the file has no place for.
         """
         slot.check_owner(owner)
+        if min(slot.kept, default=0) < 0:
+            raise NotSupportedError("A text with images or sound cannot be saved.")
         return self.cache.export(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
 
     def restore(self, slot: Slot, saved: SlotState) -> None:
@@ -216,7 +207,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether the next tick has anything to do."""
-        if any(slot.run is not None and not slot.run.paused for slot in self.slots):
+        if any(slot.has_work for slot in self.slots):
             return True
         return next(self._admissible(), None) is not None
 
@@ -238,7 +229,11 @@ class Scheduler:
                 self.note_prefill(slot)
             self._admitted.append(slot)
         self._make_room()
-        return self._share()
+        return self.planner.plan(self.slots)
+
+    def ask_for_media(self) -> None:
+        """Have no more encoded than what is needed now: runs are gone, and there is no tick."""
+        self.planner.ask_for_media(self.slots)
 
     def note_prefill(self, slot: Slot) -> None:
         """Keep a checkpoint, if a slot in prefill has come to a place for one."""
@@ -337,35 +332,6 @@ class Scheduler:
         ]
         return len(self.slots) + sum(slot.n_pending - 1 for slot in others)  # a step has one
 
-    def _share(self) -> Plan:
-        """Give every decoding slot its token and its draft, and prompts what the strategy says."""
-        active = [slot for slot in self.slots if (run := slot.run) is not None and not run.paused]
-        turn = active if self.turns is None else _whose_turn(active, self.turns)
-        steps, drafts, prompts = [], [], []
-        for slot in turn:
-            if not slot.in_decode:
-                prompts.append(slot)
-            elif (run := slot.run) is not None and (run.draft or run.n_ahead):
-                drafts.append(Work(slot, slot.n_pending, True))
-            else:
-                steps.append(slot)
-        if not prompts:
-            return Plan.of(steps, drafts, by_sequence=not self.cache.unified)
-        prompts.sort(key=arrival)
-        pending = [slot.n_pending for slot in prompts]
-        # Streams that decode in another turn are held up by this tick, too.
-        n_decode = sum(slot.in_decode for slot in active)
-        budget = self.n_batch - len(steps) - sum(work.n_cells for work in drafts)
-        shares = self._strategy.share(pending, n_decode, budget)
-        if not any(shares) and not steps and not drafts:  # what decodes is of another turn
-            shares = self._strategy.share(pending, 0, budget)
-        parts = [
-            Work(slot, slot.up_to_place(n_cells), False)
-            for slot, n_cells in zip(prompts, shares, strict=True)
-            if n_cells
-        ]
-        return Plan.of(steps, drafts + parts, by_sequence=not self.cache.unified)
-
     # -- the truth about itself
 
     def check_integrity(self) -> None:
@@ -389,10 +355,3 @@ class Scheduler:
             assert slot.in_decode or not slot.run.draft
             assert slot.n_pending == 1 + slot.run.n_more or not slot.in_decode
         self.cache.check_integrity()
-
-
-def _whose_turn(active: list[Slot], turns: AdapterTurns) -> list[Slot]:
-    """Pick the slots that may be in one batch."""
-    adapters = [slot.run.task.root.adapters for slot in active if slot.run is not None]
-    turn = turns.take(adapters)
-    return [slot for slot, its in zip(active, adapters, strict=True) if its == turn]

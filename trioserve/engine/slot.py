@@ -8,7 +8,7 @@ from trioserve.engine.cache.checkpoints import next_place
 from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.run import Run
 from trioserve.errors import PermissionDeniedError
-from trioserve.types import CacheRoot, CellKey, SlotStatus, Task
+from trioserve.types import CacheRoot, CellKey, MediaChunk, SlotStatus, Task
 
 
 class SlotState(enum.Enum):
@@ -28,13 +28,24 @@ class Slot:
                             0          len(seq.held)
     """
 
-    __slots__ = ("id", "in_decode", "kept", "last_task", "last_used", "root", "run", "seq")
+    __slots__ = (
+        "awaits_media",
+        "id",
+        "in_decode",
+        "kept",
+        "last_task",
+        "last_used",
+        "root",
+        "run",
+        "seq",
+    )
 
     def __init__(self, slot_id: int) -> None:
         self.id = slot_id
         self.run: Run | None = None
         self.seq: KVSequence | None = None
         self.in_decode = False  # the run has logits to go on from, one token a tick
+        self.awaits_media = False  # its prompt has come to a chunk that is not encoded yet
         self.last_used = 0  # the tick in which it was last given up
         self.last_task: Task | None = None
         #: While it is idle: the keys of what it computed last, and their root. Its sequence may be
@@ -60,6 +71,11 @@ class Slot:
         run = self.run
         return 0 if run is None else len(run.keys) + len(run.draft) - self.n_held
 
+    @property
+    def has_work(self) -> bool:
+        """Whether it can go on in a tick."""
+        return self.run is not None and not self.run.paused and not self.awaits_media
+
     def room_for_draft(self, n_ctx: int) -> int:
         """How many tokens a draft may have in decode, in a sequence of `n_ctx` tokens.
 
@@ -76,12 +92,49 @@ class Slot:
         place = next_place(self.run.places, self.n_held)
         return n_cells if place is None else min(n_cells, place - self.n_held)
 
+    # -- media in the prompt
+
+    def _span(self) -> tuple[int, MediaChunk] | None:
+        """Find the chunk that its next cell is of, or else the next one, and where it begins."""
+        return None if self.run is None else self.run.task.prompt.span_from(self.n_held)
+
+    def media_now(self) -> MediaChunk | None:
+        """Return the chunk that its next cell is of; None: that is a token."""
+        span = self._span()
+        return span[1] if span is not None and span[0] <= self.n_held else None
+
+    def media_ahead(self) -> list[MediaChunk]:
+        """List the chunks of the prompt that are not held whole, unless the run is paused."""
+        run = self.run
+        if run is None or run.paused or self.in_decode:
+            return []
+        spans = run.task.prompt.spans
+        return [chunk for start, chunk in spans if start + chunk.n_cells > self.n_held]
+
+    def needs(self, chunk: MediaChunk) -> bool:
+        """Whether the prompt has yet to get to a chunk, or one like it."""
+        return any(one.id == chunk.id for one in self.media_ahead())
+
+    @property
+    def is_at_media(self) -> bool:
+        """Whether it goes on with media."""
+        return self.media_now() is not None
+
+    @property
+    def n_alike(self) -> int:
+        """How many cells a tick may have of a prompt: tokens up to media, or media to their end."""
+        span = self._span()
+        if span is None:
+            return self.n_pending
+        start, chunk = span
+        return (start if start > self.n_held else start + chunk.n_cells) - self.n_held
+
     def take(self, run: Run, seq: KVSequence) -> None:
         """Start a run in a sequence that holds a beginning of it."""
         assert self.run is None
         assert len(seq.held) < len(run.keys), "one cell must be decoded, to have logits"
         self.run, self.seq = run, seq
-        self.in_decode = False
+        self.in_decode = self.awaits_media = False
         self.kept, self.last_task = [], run.task
 
     def give_up(self, tick: int) -> tuple[Run, KVSequence]:
@@ -92,7 +145,7 @@ class Slot:
         run.draft, run.n_ahead = [], 0
         if run.sampler is not None:
             run.sampler.detach()
-        self.in_decode = False
+        self.in_decode = self.awaits_media = False
         self.last_used = tick
         return run, seq
 
@@ -119,6 +172,7 @@ class Slot:
             n_cached=run.cached if run else 0,
             n_decoded=run.n_output if run else 0,
             paused=run.paused if run else False,
+            encoding=self.awaits_media,
             has_new_line=run.has_new_line if run else False,
             speculative=speculative,
             task=self.last_task,

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from trioserve.engine.backend import Backend
-from trioserve.errors import ContextLengthExceededError, EngineError, InvalidRequestError
-from trioserve.types import Task
+from trioserve.errors import (
+    ContextLengthExceededError,
+    EngineError,
+    InvalidMediaError,
+    InvalidRequestError,
+)
+from trioserve.types import Prompt, Task
 
 
 def check_task(task: Task, backend: Backend) -> None:
     """Refuse a task that can never run on a backend. From any thread.
 
     Raises:
+        InvalidMediaError: the model cannot take one of its media.
         InvalidRequestError: the prompt or a parameter is wrong; `param` names the field.
         ContextLengthExceededError: the prompt leaves no room for an output.
         EngineError: its grammar was not compiled.
     """
     if not task.prompt:
         raise InvalidRequestError("The prompt has no tokens.", param="prompt")
+    if task.prompt.media:
+        _check_media(task.prompt, backend)
     if len(task.prompt) >= backend.n_ctx_seq:
         raise ContextLengthExceededError(len(task.prompt), backend.n_ctx_seq)
     task.prompt.check(backend.vocab.n_tokens, "prompt")
@@ -30,3 +38,16 @@ def check_task(task: Task, backend: Backend) -> None:
     adapters = task.root.adapters
     if adapters and adapters[-1][0] >= len(backend.adapters):
         raise InvalidRequestError(f"There is no LoRA adapter {adapters[-1][0]}.", param="lora")
+
+
+def _check_media(prompt: Prompt, backend: Backend) -> None:
+    if backend.projector is None:
+        raise InvalidRequestError("The model takes text only.", param="prompt")
+    for index, (_, chunk) in enumerate(prompt.media):
+        most = min(backend.n_batch, backend.projector.max_chunk or backend.n_batch)
+        if not chunk.is_causal and chunk.n_cells > most:
+            raise InvalidMediaError(
+                f"The {chunk.kind} takes {chunk.n_cells} tokens, which must be decoded at once;"
+                f" {most} is the most of them.",
+                index=index,
+            )

@@ -8,7 +8,8 @@ from time import monotonic, process_time
 import structlog
 
 from trioserve.engine.backend import ThreadedBackend
-from trioserve.engine.thread_governor import LASTING_S, LOST_CORES, ThreadGovernor, Tick
+from trioserve.engine.encoder import Encoder
+from trioserve.engine.thread_governor import HEAVY, LASTING_S, LOST_CORES, ThreadGovernor, Tick
 from trioserve.engine.watchdog import Watchdog
 from trioserve.errors import DecodeInterruptedError
 
@@ -22,12 +23,18 @@ class Threads:
         backend: computes.
         interrupt: ends what it computes, from any thread, and nothing has changed then. A tick
             that takes far too long is ended and computed again with other threads.
+        encoder: computes, too. While it does, neither takes the cores of the other, and nothing is
+            learned of the threads.
     """
 
     def __init__(
-        self, backend: ThreadedBackend, interrupt: Callable[[], None] | None = None
+        self,
+        backend: ThreadedBackend,
+        interrupt: Callable[[], None] | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self._backend = backend
+        self._encoder = encoder
         self._governor = ThreadGovernor(*backend.thread_choices)
         self._watchdog = Watchdog(interrupt) if interrupt is not None else None
         self._set = 0  # what was set last; 0: nothing, and the backend has what it began with
@@ -48,6 +55,9 @@ class Threads:
     def run(self, n_tokens: int, compute: Callable[[], None]) -> None:
         """Compute a batch of so many tokens; raises what `compute` raises."""
         governor = self._governor
+        if self._encoder is not None and self._encoder.is_busy:
+            self._run_beside(self._encoder, n_tokens, compute)
+            return
         if not governor.adapts:
             compute()
             return
@@ -59,6 +69,26 @@ class Threads:
         tick = timer.stop()
         governor.observe(tick)
         self._tell(tick.end)
+
+    def rest(self) -> None:
+        """Leave all cores to the encoder: nothing is computed beside it for now."""
+        if self._encoder is not None and self._encoder.is_busy:
+            self._encoder.set_threads(max(choices[-1] for choices in self._backend.thread_choices))
+
+    def _run_beside(self, encoder: Encoder, n_tokens: int, compute: Callable[[], None]) -> None:
+        """Compute while the encoder does: each has half of the threads.
+
+        All of them together would wait for each other at every node of both graphs.
+        """
+        light, heavy = self._backend.thread_choices
+        choices = heavy if n_tokens >= HEAVY else light
+        n_encoding = max(1, choices[-1] // 2)
+        encoder.set_threads(n_encoding)
+        threads = max(choices[0], choices[-1] - n_encoding)
+        if self._governor.adapts and threads != self._set:
+            self._backend.set_threads(threads)
+            self._set = threads
+        compute()
 
     def _ends_in_time(
         self, compute: Callable[[], None], timer: _Timer, seconds: float | None

@@ -9,9 +9,10 @@ import attrs
 from trioserve.engine.backend import Batch
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.cache.sequences import KVSequence
+from trioserve.engine.projector import Embeddings, MediaPiece
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot
-from trioserve.types import CellKey
+from trioserve.types import CellKey, MediaChunk
 
 
 @attrs.frozen
@@ -49,6 +50,31 @@ class Work:
 
 
 @attrs.frozen
+class MediaWork(Work):
+    """Decode the next `n_cells` cells of a chunk of media, which a prompt has come to."""
+
+    chunk: MediaChunk
+    embeddings: Embeddings = attrs.field(repr=False)
+
+    def piece(self) -> MediaPiece:
+        """Say what the backend is to decode."""
+        run, seq = self.slot.run, self.slot.seq
+        assert run is not None and seq is not None
+        span = run.task.prompt.span_from(len(seq.held))
+        assert span is not None and span[1] is self.chunk
+        start = len(seq.held) - span[0]
+        return MediaPiece(
+            chunk=self.chunk,
+            embeddings=self.embeddings,
+            start=start,
+            stop=start + self.n_cells,
+            pos=seq.position(span[0]),
+            seq=seq.id,
+            logits=len(seq.held) + self.n_cells == len(run.keys),
+        )
+
+
+@attrs.frozen
 class Steps:
     """Slots in decode that have no draft: each goes on by its newest token.
 
@@ -79,7 +105,8 @@ class Plan:
     """What a tick decodes."""
 
     steps: Steps
-    others: Sequence[Work]  # drafts, and parts of prompts
+    others: Sequence[Work]  # drafts, and parts of prompts: tokens of all of them, or media
+    is_media: bool = False
 
     @classmethod
     def of(cls, steps: list[Slot], others: list[Work], *, by_sequence: bool) -> Plan:
@@ -94,6 +121,11 @@ class Plan:
             return cls(Steps.of(sorted(steps, key=_sequence)), others)
         pieces = [*others, *(Work(slot, 1, in_decode=True) for slot in steps)]
         return cls(Steps.of([]), sorted(pieces, key=lambda piece: _sequence(piece.slot)))
+
+    @classmethod
+    def of_media(cls, works: Sequence[MediaWork]) -> Plan:
+        """Make a plan of nothing but media."""
+        return cls(Steps.of([]), works, is_media=True)
 
     def __len__(self) -> int:
         """Count the slots in it."""
@@ -122,6 +154,10 @@ class Plan:
     def fill(self, batch: Batch) -> list[int]:
         """Put all of it into the batch; returns the row to sample from of each slot."""
         return [*self.steps.fill(batch), *(piece.fill(batch) for piece in self.others)]
+
+    def media(self) -> list[MediaPiece]:
+        """Say what of media is to be decoded, in the order of the slots."""
+        return [work.piece() for work in self.others if isinstance(work, MediaWork)]
 
     def note(self, cache: PrefixCache) -> None:
         """Note that all of it was decoded."""

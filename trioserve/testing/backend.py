@@ -6,29 +6,31 @@ import itertools
 import json
 import operator
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
-from trioserve.config import Config
-from trioserve.engine.backend import Backend
 from trioserve.engine.drafter import Drafter
-from trioserve.engine.projector import MediaPiece, Projector
+from trioserve.engine.projector import MediaPiece
 from trioserve.errors import (
     DecodeInterruptedError,
     InvalidRequestError,
     KVCacheFullError,
-    NotSupportedError,
     TrioServeError,
 )
+from trioserve.testing.batch import ScriptedBatch
+from trioserve.testing.projector import ChunkLog, ScriptedProjector, embeddings_of
 from trioserve.testing.sampler import ScriptedConstraint, ScriptedSampler
 from trioserve.testing.vocab import byte_vocab
 from trioserve.types import (
     AdapterInfo,
     Adapters,
     CacheRoot,
+    CellKey,
     Constraint,
     Grammar,
     ModelInfo,
@@ -43,44 +45,6 @@ Script = Callable[[str], str]
 def parrot(prompt: str) -> str:
     """Answer with the prompt, in capitals."""
     return prompt.upper()
-
-
-@attrs.define
-class ScriptedBatch:
-    """The rows of the next decode: token, position, sequence, whether logits are wanted."""
-
-    n_batch: int
-    rows: list[tuple[TokenId, int, int, bool]] = attrs.field(factory=list)
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self.rows.clear()
-
-    def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
-        """Append a row."""
-        assert len(self.rows) < self.n_batch, "the batch is full"
-        self.rows.append((token, pos, seq, logits))
-        return len(self.rows) - 1
-
-    def add_each(
-        self, tokens: Sequence[TokenId], positions: Sequence[int], seqs: Sequence[int]
-    ) -> range:
-        """Append a row with logits for each sequence."""
-        start = len(self.rows)
-        for token, pos, seq in zip(tokens, positions, seqs, strict=True):
-            self.add(token, pos, seq, logits=True)
-        return range(start, len(self.rows))
-
-    def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
-        """Append rows without logits."""
-        for i, token in enumerate(tokens):
-            self.add(token, pos + i, seq, logits=False)
-        return len(self.rows) - 1
-
-    def want_logits(self, row: int) -> None:
-        """Mark a row."""
-        token, pos, seq, _ = self.rows[row]
-        self.rows[row] = (token, pos, seq, True)
 
 
 def _like(name: str) -> Any:
@@ -99,14 +63,15 @@ class ScriptedBackend:
     the bookkeeping of an engine shows.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `can_cut`, `window`, `chat_template`, `adapters` and `drafters`.
+    `can_cut`, `window`, `chat_template`, `adapters`, `drafters` and `projector`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
     that no other sequence uses it too: so whoever mixes up checkpoints is found out.
 
     Attributes:
-        sequences: the tokens of each KV sequence.
+        sequences: the tokens of each KV sequence, and the keys of its media cells.
+        chunks: knows these.
         made_with: the adapters that each of them was computed with.
         current_adapters: those in use.
         n_decodes: how often `decode` was called.
@@ -135,7 +100,7 @@ class ScriptedBackend:
     chat_template: str | None = None
     adapters: Sequence[AdapterInfo] = ()
     drafters: Sequence[Drafter] = ()
-    projector: Projector | None = None
+    projector: ScriptedProjector | None = None
 
     def __attrs_post_init__(self) -> None:
         self.current_adapters: Adapters = ()
@@ -146,7 +111,8 @@ class ScriptedBackend:
         self.threads: list[int] = []
         self.unified = self.n_ctx_seq == self.n_ctx
         self.batch = ScriptedBatch(self.n_batch)
-        self.sequences: list[list[TokenId]] = [[] for _ in range(self.n_seqs)]
+        self.sequences: list[list[CellKey]] = [[] for _ in range(self.n_seqs)]
+        self.chunks = ChunkLog()
         self.made_with: list[list[Adapters]] = [[] for _ in range(self.n_seqs)]
         self._sets: list[Adapters] = [()]  # all adapters that were ever used
         self._cells: list[list[int]] = [[] for _ in range(self.n_seqs)]
@@ -214,6 +180,60 @@ class ScriptedBackend:
 
     def decode(self) -> None:
         """Append the batch to the sequences, or fail as told."""
+        rows = self.batch.rows
+        assert sum(row[-1] for row in rows) <= self.n_outputs, "too many logits"
+        self._begin_decode(len(rows), {seq for _, _, seq, _ in rows})
+        for row, (token, pos, seq, logits) in enumerate(rows):
+            assert 0 <= token < self.vocab.n_tokens
+            held = self.sequences[seq]
+            assert pos == self._positions(seq)[-1], f"position {pos} does not follow"
+            assert self.chunks.is_border(held), "a token within a chunk"
+            self._append(seq, token)
+            if logits:
+                self.logits[row] = seq, len(held)
+
+    def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
+        """Append chunks, or parts of them, to the sequences, or fail as told."""
+        n_cells = sum(piece.stop - piece.start for piece in pieces)
+        assert self.projector is not None, "there is no projector"
+        assert 0 < n_cells <= self.n_batch, "more than a batch"
+        self._begin_decode(n_cells, {piece.seq for piece in pieces})
+        row, rows = -1, []
+        for piece in pieces:
+            chunk, held = piece.chunk, self.sequences[piece.seq]
+            assert 0 <= piece.start < piece.stop <= chunk.n_cells
+            whole = piece.start == 0 and piece.stop == chunk.n_cells
+            assert chunk.is_causal or (whole and len(pieces) == 1), "a part of an image"
+            made = embeddings_of(chunk, self.projector.n_embd)
+            assert np.array_equal(piece.embeddings, made), "embeddings of something else"
+            before = held[: len(held) - piece.start]
+            assert held[len(before) :] == list(chunk.keys[: piece.start]), "a piece is missing"
+            assert self.chunks.is_border(before), "a chunk within another"
+            assert piece.pos == self.chunks.positions(before)[-1], "a chunk at another position"
+            assert piece.stop == chunk.n_cells or not piece.logits, "logits within a chunk"
+            self.chunks.add(chunk)
+            for key in chunk.keys[piece.start : piece.stop]:
+                self._append(piece.seq, key)
+            row += piece.stop - piece.start
+            rows.append(row)
+            if piece.logits:
+                self.logits[row] = piece.seq, len(held)
+        return rows
+
+    def _positions(self, seq: int) -> Sequence[int]:
+        """The position of each cell of a sequence, and of the next one."""
+        held = self.sequences[seq]
+        return range(len(held) + 1) if self.projector is None else self.chunks.positions(held)
+
+    def _append(self, seq: int, key: CellKey) -> None:
+        self.sequences[seq].append(key)
+        assert len(self.sequences[seq]) <= self.n_ctx_seq, "the sequence is full"
+        self.made_with[seq].append(self.current_adapters)
+        self._cells[seq].append(next(self._next_cell))
+        self._seen[seq].append(self._values(seq, len(self.sequences[seq]) - 1)[0])
+
+    def _begin_decode(self, n_cells: int, seqs: set[int]) -> None:
+        """Fail as told, or as llama.cpp would."""
         assert not self.closed, "the backend is closed"
         self.n_decodes += 1
         if self.on_decode is not None:
@@ -224,31 +244,16 @@ class ScriptedBackend:
         failure, self.fail_next = self.fail_next, None
         if failure is not None:
             raise failure
-        if self.n_cells + len(self.batch.rows) > self.n_ctx:
+        if self.n_cells + n_cells > self.n_ctx:
             raise KVCacheFullError("no free cells")
-        assert self.batch.rows, "an empty batch"
-        assert sum(row[-1] for row in self.batch.rows) <= self.n_outputs, "too many logits"
+        assert n_cells, "an empty batch"
         self.logits = {}
-        self.n_decoded += len(self.batch.rows)
+        self.n_decoded += n_cells
         self._sources.clear()
         self._targets.clear()
-        for seq in {row[2] for row in self.batch.rows}:
+        for seq in seqs:
             assert seq not in self._borrowed, "two sequences write to one state"
             assert self.can_cut or self._seen[seq] == self._values(seq), "a state of another text"
-        for row, (token, pos, seq, logits) in enumerate(self.batch.rows):
-            assert 0 <= token < self.vocab.n_tokens
-            assert pos == len(self.sequences[seq]), f"position {pos} does not follow"
-            assert pos < self.n_ctx_seq, "the sequence is full"
-            self.sequences[seq].append(token)
-            self.made_with[seq].append(self.current_adapters)
-            self._cells[seq].append(next(self._next_cell))
-            self._seen[seq].append(self._values(seq, pos)[0])
-            if logits:
-                self.logits[row] = seq, pos + 1
-
-    def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
-        """Refuse: there is no projector."""
-        raise NotSupportedError("The model takes text only.")
 
     def interrupt(self) -> None:
         """End the decode that runs."""
@@ -279,11 +284,13 @@ class ScriptedBackend:
 
     def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
         """Cut a sequence; in the middle only if `can_cut`."""
-        if 0 < start < len(self._seen[seq]) and not self.can_cut:
+        if 0 < start <= self.seq_pos_max(seq) and not self.can_cut:
             return False
         assert stop < 0, "a hole in a sequence"
-        self._cut(seq, start)
-        del self._seen[seq][start:]
+        length = bisect_left(self._positions(seq)[:-1], start)  # in cells
+        assert self.chunks.is_border(self.sequences[seq][:length]), "a chunk is cut"
+        self._cut(seq, length)
+        del self._seen[seq][length:]
         if not start:
             self._borrowed.discard(seq)
         return True
@@ -321,7 +328,8 @@ class ScriptedBackend:
     def _values(self, seq: int, start: int = 0) -> list[int]:
         """Write down the tokens in the cells from `start` on, and what they were computed with."""
         sets = (self._sets.index(adapters) << 16 for adapters in self.made_with[seq][start:])
-        return list(map(operator.or_, self.sequences[seq][start:], sets))
+        numbers = map(self.chunks.number, self.sequences[seq][start:])
+        return list(map(operator.or_, numbers, sets))
 
     def state_set(self, seq: int, data: bytes) -> None:
         """Read them back."""
@@ -329,7 +337,7 @@ class ScriptedBackend:
         assert seq not in self._sources | self._targets, "a copy waits for the next decode"
         values = array("i", data)
         self._seen[seq] = list(values)
-        self.sequences[seq] = [value & 0xFFFF for value in values]
+        self.sequences[seq] = [self.chunks.key(value & 0xFFFF) for value in values]
         self.made_with[seq] = [self._sets[value >> 16] for value in values]
         self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
         assert self.n_cells <= self.n_ctx, "no free cells"
@@ -346,13 +354,14 @@ class ScriptedBackend:
         return array("i", self._seen[seq]).tobytes()
 
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
-        """Cut a sequence, if the state is one that has seen so many tokens."""
+        """Cut a sequence, if the state is one that has seen so many positions."""
         assert not self.can_cut, "a checkpoint that nobody needs"
         assert not self._targets, "a copy waits for the next decode"
         self._borrowed.discard(seq)
         self._seen[seq] = list(array("i", data))
-        assert 0 < length == len(self._seen[seq]) <= len(self.sequences[seq])
-        self._cut(seq, length if self.on_rewind() else 0)
+        n_cells = bisect_left(self._positions(seq)[:-1], length)
+        assert 0 < n_cells == len(self._seen[seq]) <= len(self.sequences[seq])
+        self._cut(seq, n_cells if self.on_rewind() else 0)
         del self._seen[seq][len(self.sequences[seq]) :]
         return bool(self.sequences[seq])
 
@@ -378,19 +387,9 @@ class ScriptedBackend:
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence."""
-        return min(len(self.sequences[seq]), len(self._seen[seq])) - 1
+        n_cells = min(len(self.sequences[seq]), len(self._seen[seq]))
+        return self._positions(seq)[n_cells - 1] if n_cells else -1
 
     def close(self) -> None:
         """Count the backend as freed."""
         self.closed = True
-
-
-def scripted(backend: Backend) -> Callable[..., Backend]:
-    """Make a loader for `Server(load=...)` that loads this backend."""
-
-    def load(config: Config, *, progress: Callable[[float], bool] | None = None) -> Backend:
-        if progress is not None:
-            progress(1.0)
-        return backend
-
-    return load

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from trioserve.engine import Engine
 from trioserve.engine.loop import Loop
 from trioserve.server.concurrency import alongside
 
@@ -23,10 +24,14 @@ async def ticking(engine: Loop) -> AsyncIterator[None]:
     def ring() -> None:
         arrived.set()
 
+    encoder = engine.encoder if isinstance(engine, Engine) else None
+    if encoder is not None:
+        encoder.has_thread = False  # it has its turns here, too
+
     async def run() -> None:
         nonlocal arrived
         while True:
-            if engine.tick():
+            if engine.tick() or (encoder is not None and encoder.encode_next()):
                 await trio.lowlevel.checkpoint()
             else:
                 await arrived.wait()

@@ -13,6 +13,7 @@ from trioserve.testing.vocab import EOS, byte_vocab
 from trioserve.types import (
     Adapters,
     Candidates,
+    CellKey,
     Constraint,
     Grammar,
     TokenId,
@@ -74,13 +75,22 @@ class ScriptedSampler:
     ) -> None:
         self._backend = backend
         self._constraint = constraint
-        self._text = list(prompt)  # and what was said so far
-        self._n_prompt = len(prompt)
+        self._tokens = list(prompt)
+        self._prompt: list[CellKey] | None = None  # as it is in the KV cache, with media
+        self._said: list[TokenId] = []
         self._adapters = backend.current_adapters
-        reply = backend.script(bytes(prompt).decode("utf-8", "replace"))
-        self._reply = (_prefix(self._adapters) + reply).encode()
+        self._reply = b""
+        if backend.projector is None:
+            self._read(self._tokens)
         self._seq: int | None = None  # that it is told of
         self.closed = False
+
+    def _read(self, prompt: list[CellKey]) -> None:
+        """Ask the script. Where there may be media, that is when the KV cache shows them."""
+        assert [key for key in prompt if key >= 0] == self._tokens, "the prompt is another one"
+        self._prompt = prompt
+        reply = self._backend.script(self._backend.chunks.text(prompt))
+        self._reply = bytes(self._said) + (_prefix(self._adapters) + reply).encode()
 
     def attach(self, seq: int) -> None:
         """Take the sequence, which no other sampler has."""
@@ -103,11 +113,15 @@ class ScriptedSampler:
         held = self._backend.sequences[seq][:n_held]
         made_with = set(self._backend.made_with[seq])
         assert made_with == {self._adapters}, "the KV cache was computed with other adapters"
-        n_same = len(held) if len(held) == len(self._text) else len(held) // 2  # it was shifted
-        assert held[-n_same:] == self._text[-n_same:], "the KV cache holds another text"
-        n_said = len(self._text) - self._n_prompt
+        if self._prompt is None:
+            self._read(held[: len(held) - len(self._said)])
+        assert self._prompt is not None
+        text = self._prompt + self._said
+        n_same = len(held) if len(held) == len(text) else len(held) // 2  # it was shifted
+        assert held[-n_same:] == text[-n_same:], "the KV cache holds another text"
+        n_said = len(self._said)
         token = self._reply[n_said] if n_said < len(self._reply) else EOS
-        self._text.append(token)
+        self._said.append(token)
         if token == EOS and self._constraint is not None:
             self._constraint.check(self._reply.decode())
         return token
@@ -120,16 +134,16 @@ class ScriptedSampler:
 
     def accept(self, token: TokenId) -> None:
         """Say something else, and go on with the script after it."""
-        said = len(self._text) - self._n_prompt
-        self._reply = self._reply[:said] + bytes([token]) + self._reply[said:]
-        self._text.append(token)
+        n_said = len(self._said)
+        self._reply = self._reply[:n_said] + bytes([token]) + self._reply[n_said:]
+        self._said.append(token)
 
     def forced(self, n_max: int) -> list[TokenId]:
         """Say what the backend says has to follow."""
-        n_said = len(self._text) - self._n_prompt
+        n_said = len(self._said)
         rest = self._reply[n_said:]
         tokens = list(rest[: min(n_max, self._backend.n_forced(self._reply[:n_said].decode()))])
-        self._text += tokens
+        self._said += tokens
         return tokens
 
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:

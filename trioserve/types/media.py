@@ -9,6 +9,7 @@ of tokens.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -16,11 +17,14 @@ import attrs
 MediaKind: TypeAlias = Literal["image", "audio", "video"]
 
 #: What a cell of the KV cache holds, for comparing: a token id, or for media a number below 0, made
-#: of the identity of the chunk and the place in it.
+#: of the identity of the chunk and the place in it::
+#:
+#:     - | digest of the id | cells of the chunk | positions of the chunk | place in the chunk |
 CellKey: TypeAlias = int
 
-#: So many bits of the key of a media cell are its place in the chunk.
-_PLACE_BITS = 24
+#: The last three of these have so many bits each.
+_BITS = 24
+_MASK = (1 << _BITS) - 1
 
 
 @attrs.frozen(kw_only=True)
@@ -129,6 +133,32 @@ class MediaChunk:
 
     @keys.default
     def _make_keys(self) -> tuple[CellKey, ...]:
-        digest = hashlib.sha256(self.id.encode()).digest()
-        first = -(int.from_bytes(digest[:16], "little") + 1 << _PLACE_BITS)
-        return tuple(range(first, first - self.n_cells, -1))
+        key = int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:16], "little") + 1
+        for number in (self.n_cells, self.n_positions, 0):
+            key = key << _BITS | number
+        return tuple(range(-key, -key - self.n_cells, -1))
+
+
+def whole_chunks(keys: Sequence[CellKey], length: int) -> int:
+    """Go down from a length to the beginning of the chunk that would be cut there, if any would."""
+    if not length or keys[length - 1] >= 0:
+        return length
+    n_cells, _, place = _read(keys[length - 1])
+    return length if place + 1 == n_cells else length - (place + 1)
+
+
+def chunk_start(keys: Sequence[CellKey]) -> int:
+    """Find where the chunk begins that these keys end in."""
+    return len(keys) - 1 - _read(keys[-1])[2]
+
+
+def n_folded(key: CellKey) -> int:
+    """How many positions a chunk has less than cells, if this is the key of its last cell; or 0."""
+    if key >= 0:
+        return 0
+    n_cells, n_positions, place = _read(key)
+    return n_cells - n_positions if place + 1 == n_cells else 0
+
+
+def _read(key: CellKey) -> tuple[int, int, int]:
+    return -key >> 2 * _BITS & _MASK, -key >> _BITS & _MASK, -key & _MASK

@@ -29,6 +29,14 @@ def _keys(prompt: Prompt) -> tuple[CellKey, ...]:
     return (*keys, *prompt.tokens[n_tokens:]) if keys else prompt.tokens
 
 
+def _spans(prompt: Prompt) -> tuple[tuple[int, MediaChunk], ...]:
+    spans, n_media = [], 0
+    for n_before, chunk in prompt.media:
+        spans.append((n_before + n_media, chunk))
+        n_media += chunk.n_cells
+    return tuple(spans)
+
+
 def _lowest(prompt: Prompt) -> TokenId:
     return min(prompt.tokens, default=0)
 
@@ -56,6 +64,10 @@ class Prompt:
     hints: tuple[int, ...] = attrs.field(
         default=(), converter=_to_tuple, eq=False, repr=False, kw_only=True
     )
+    #: Its chunks, each with the number of cells before it.
+    spans: tuple[tuple[int, MediaChunk], ...] = attrs.field(
+        init=False, repr=False, eq=False, default=attrs.Factory(_spans, True)
+    )
     #: What each cell is compared by. Equal prompts have equal keys, and no others do.
     keys: Sequence[CellKey] = attrs.field(
         init=False, repr=False, default=attrs.Factory(_keys, True)
@@ -72,14 +84,12 @@ class Prompt:
         """How many positions of a sequence it takes."""
         return len(self.tokens) + sum(chunk.n_positions for _, chunk in self.media)
 
-    @property
-    def spans(self) -> Sequence[tuple[int, MediaChunk]]:
-        """Its chunks, each with the number of cells before it."""
-        spans, n_media = [], 0
-        for n_before, chunk in self.media:
-            spans.append((n_before + n_media, chunk))
-            n_media += chunk.n_cells
-        return spans
+    def span_from(self, cell: int) -> tuple[int, MediaChunk] | None:
+        """Find the first of the `spans` that does not end before a cell."""
+        for start, chunk in self.spans:
+            if start + chunk.n_cells > cell:
+                return start, chunk
+        return None
 
     def check(self, n_vocab: int, param: str) -> None:
         """Refuse tokens that a vocabulary of `n_vocab` does not have.

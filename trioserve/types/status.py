@@ -74,6 +74,7 @@ class SlotStatus:
     n_cached: int
     n_decoded: int
     paused: bool
+    encoding: bool = False  # its prompt waits for media to be encoded
     has_new_line: bool = False  # in the output so far
     speculative: bool = False  # it may have drafts
     task: Task | None = None  # of an idle slot: the last one

@@ -8,6 +8,7 @@ from trioserve.engine.cache.ram_cache import Entry, RamCache
 from trioserve.engine.cache.sequences import KVSequence, Sequences
 from trioserve.errors import InvalidRequestError, KVCacheFullError
 from trioserve.types import CacheRoot, CellKey, Prompt, SlotState
+from trioserve.types.media import whole_chunks
 
 #: Cells of a unified KV cache that sequences may hold which no request uses. Attention looks at
 #: all cells, in steps of 256, of every sequence: on a CPU, 4,000 idle ones make prefill 20 to
@@ -139,8 +140,10 @@ class PrefixCache:
         return self._empty()
 
     def release(self, seq: KVSequence) -> None:
-        """Keep what a run leaves behind, for later prompts."""
+        """Keep what a run leaves behind, for later prompts, but no part of a chunk of media."""
         self._clock += 1
+        if self.can_cut and (length := whole_chunks(seq.held, len(seq.held))) < len(seq.held):
+            self.cut(seq, length)
         seq.running = False
         seq.last_used = self._clock
 
@@ -219,11 +222,13 @@ class PrefixCache:
     def places(self, prompt: Prompt, seq: KVSequence) -> list[int]:
         """Choose where the prefill of a prompt stops for a checkpoint, given what is there of it.
 
-        Where it starts at a checkpoint, there is none soon after.
+        That is before a chunk of media rather than within it. Where it starts at a checkpoint,
+        there is none soon after.
         """
         if not self._keeps_checkpoints:
             return []
-        places, start = places_of(len(prompt), prompt.hints, self.rules), len(seq.held)
+        found, start = places_of(len(prompt), prompt.hints, self.rules), len(seq.held)
+        places = sorted({whole_chunks(prompt.keys, place) for place in found} - {0})
         if self.ram.find_checkpoint(seq.held, seq.root)[0] < start:
             return places
         return [place for place in places if not start < place <= start + self.rules.min_gap]

@@ -9,6 +9,7 @@ import attrs
 
 from trioserve.engine.cache.prefix_tree import PrefixTree
 from trioserve.types import CacheRoot, CellKey
+from trioserve.types.media import whole_chunks
 
 
 @attrs.frozen(eq=False)
@@ -113,7 +114,7 @@ class RamCache:
                 length = checkpoint
             else:
                 entry_ids = whole_ids
-        return length, min(entry_ids, default=-1)
+        return whole_chunks(keys, length), min(entry_ids, default=-1)
 
     def find_whole(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
         """Find an entry with all of `keys`, or else the longest that is a beginning of them."""

@@ -10,6 +10,7 @@ from trioserve.engine.backend import Backend
 from trioserve.engine.cache.cells import CellLedger
 from trioserve.engine.cache.prefix_tree import PrefixTree
 from trioserve.types import CacheRoot, CellKey
+from trioserve.types.media import chunk_start, n_folded, whole_chunks
 
 
 @attrs.define
@@ -30,10 +31,52 @@ class KVSequence:
     root: CacheRoot = attrs.field(default=CacheRoot())
     running: bool = False
     last_used: int = 0
+    #: Where chunks of media end that have fewer positions than cells: the number of cells up to
+    #: there, and how many of those have no position of their own.
+    folds: list[tuple[int, int]] = attrs.field(factory=list)
 
     def position(self, cell: int) -> int:
-        """The position of a cell. They are the same as long as prompts are tokens alone."""
-        return cell
+        """The position of a cell that is a token, or the first of a chunk.
+
+        It may be the one that comes next.
+        """
+        if not self.folds:  # as nearly always
+            return cell
+        return cell - next((folded for end, folded in reversed(self.folds) if end <= cell), 0)
+
+    def note_media(self) -> None:
+        """Note that what is held ends in media."""
+        if folded := n_folded(self.held[-1]):
+            n_before = self.folds[-1][1] if self.folds else 0
+            self.folds.append((len(self.held), n_before + folded))
+
+    def fill(self, keys: list[CellKey]) -> None:
+        """Hold these, after nothing."""
+        self.held, self.folds = keys, []
+        if min(keys, default=0) < 0:
+            ends = ((end, n_folded(key)) for end, key in enumerate(keys, start=1) if key < 0)
+            n_before = 0
+            for end, folded in ends:
+                n_before += folded
+                self.folds += [(end, n_before)] if folded else []
+
+    def shorten(self, length: int) -> None:
+        """Forget the rest. That is not in the middle of a chunk."""
+        if length < len(self.held):
+            assert whole_chunks(self.held, length) == length, "a chunk of media would be cut"
+            del self.held[length:]
+            while self.folds and self.folds[-1][0] > length:
+                self.folds.pop()
+
+    def ends_at(self, position: int) -> bool:
+        """Whether this is the last position that llama.cpp can have for what is held.
+
+        Inside a chunk, positions are the projector's business.
+        """
+        if not self.held or self.held[-1] >= 0:
+            return position == self.position(len(self.held)) - 1
+        start = chunk_start(self.held)
+        return 0 <= position - self.position(start) < len(self.held) - start
 
 
 class Sequences:
@@ -84,10 +127,13 @@ class Sequences:
     # -- looking
 
     def match(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
-        """Find the longest beginning of `keys` that any sequence has, and who has it."""
+        """Find the longest beginning of `keys` that any sequence has, and who has it.
+
+        It does not end within a chunk of media.
+        """
         self._index()
         length, holders = self._tree.match(keys, root)
-        return length, [self.all[i] for i in holders]
+        return whole_chunks(keys, length), [self.all[i] for i in holders]
 
     def match_whole(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
         """Like `match`, of sequences that are a beginning of `keys` from end to end."""
@@ -134,6 +180,8 @@ class Sequences:
         """Note that a decode has added cells to a sequence."""
         self._decoded()
         seq.held += keys
+        if keys[-1] < 0:
+            seq.note_media()
         self._n_unknown += len(keys)
 
     def append_each(self, seqs: Sequence[KVSequence], keys: Sequence[CellKey]) -> None:
@@ -166,7 +214,7 @@ class Sequences:
         self._count(seq)
         self._tree.cut(seq.id, min(length, self._tree.length(seq.id)))
         self._cells.cut(seq.id, length)
-        del seq.held[length:]
+        seq.shorten(length)
 
     def copy(self, source: KVSequence, target: KVSequence, length: int) -> None:
         """Give an empty sequence the beginning of another, which may be running.
@@ -187,7 +235,8 @@ class Sequences:
             self._backend.seq_rm(target.id, source.position(length))
         self._count(source)
         self._cells.copy(source.id, target.id, length)
-        target.held, target.root = source.held[:length], source.root
+        target.fill(source.held[:length])
+        target.root = source.root
 
     def _copies_state(self, source: KVSequence, target: KVSequence) -> bool:
         """Whether to copy a state in a split cache, or leave the copy to llama.cpp.
@@ -209,7 +258,8 @@ class Sequences:
     def load(self, seq: KVSequence, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Fill an empty sequence with a state from outside."""
         self._backend.state_set(seq.id, state)
-        seq.held, seq.root = list(keys), root
+        seq.fill(list(keys))
+        seq.root = root
         self._cells.append(seq.id, len(keys))
 
     def check_integrity(self) -> None:
@@ -222,4 +272,4 @@ class Sequences:
         for seq in self.all:
             assert self._tree.keys(seq.id) == seq.held
             last = self._backend.seq_pos_max(seq.id)
-            assert last == seq.position(len(seq.held)) - 1, f"sequence {seq.id} ends at {last}"
+            assert seq.ends_at(last), f"sequence {seq.id} ends at {last}"

@@ -276,7 +276,7 @@ class Drafts:
             guess, run = stream.known.guesses[i], stream.run
             if length and not guess.tokens:
                 asked.append(guess)
-                requests.append(DraftRequest(stream.slot.id, run.keys, run.task.root, length))
+                requests.append(DraftRequest(stream.slot.id, run.tokens, run.task.root, length))
         if not requests:
             return
         start = perf_counter()

@@ -1,0 +1,198 @@
+"""`Encoder`: makes embeddings of images and sound beside the inference thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+
+import attrs
+import structlog
+
+from trioserve.engine.projector import Embeddings, Projector
+from trioserve.errors import EncodeError, EncodeInterruptedError, TrioServeError
+from trioserve.types import MediaChunk
+
+_log = structlog.stdlib.get_logger("trioserve.engine")
+
+#: Bytes of embeddings that are remembered: of some hundred images, with most models.
+DEFAULT_MEDIA_CACHE = 256 << 20
+
+
+@attrs.frozen
+class Encoded:
+    """A chunk was encoded, or could not be."""
+
+    chunk: MediaChunk
+    error: TrioServeError | None
+
+
+class Encoder:
+    """Encodes what runs wish for, one chunk at a time, in a thread of its own.
+
+    Runs take turns. A chunk is encoded once for all that wish for it, and remembered as long as
+    there is room. What nobody wishes for any more is ended.
+
+    Args:
+        projector: encodes.
+        done: called, from the encoder's thread, when a chunk is encoded, or cannot be.
+    """
+
+    #: Whether it has a thread. Without one, somebody has to call `encode_next`.
+    has_thread = True
+
+    def __init__(self, projector: Projector, done: Callable[[Encoded], None]) -> None:
+        self._projector = projector
+        #: Bytes of embeddings that are remembered. What runs need next is kept in any case.
+        self.limit = DEFAULT_MEDIA_CACHE
+        self._done = done
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        # By the id of the run: the chunks that it has not decoded yet, in their order.
+        self._wishes: Mapping[int, Sequence[MediaChunk]] = {}
+        self._wanted: set[str] = set()  # the ids of all of these
+        self._running: MediaChunk | None = None
+        self._failed: set[str] = set()  # of those that are wanted: they are not tried again
+        self._served: dict[int, int] = {}  # by run: the turn in which it was served last
+        self._turn = 0
+        self._threads = 0  # that were set; 0: those that the projector began with
+        self._encoded: OrderedDict[str, Embeddings] = OrderedDict()  # the one used last last
+        self._size = 0
+        #: Chunks that were encoded, and the seconds that it took.
+        self.n_encoded, self.seconds = 0, 0.0
+
+    # -- from the inference thread
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being encoded, or about to be."""
+        with self._changed:
+            return self._running is not None or self._next() is not None
+
+    def want(self, wishes: Mapping[int, Sequence[MediaChunk]]) -> None:
+        """Encode what runs need: the chunks that each of them has not decoded yet, in their order.
+
+        What is not among them any more is not encoded, or no further.
+        """
+        if not wishes and not self._wishes:
+            return
+        with self._changed:
+            self._wishes = wishes
+            self._wanted = {chunk.id for chunks in wishes.values() for chunk in chunks}
+            self._failed &= self._wanted
+            self._served = {run: turn for run, turn in self._served.items() if run in wishes}
+            is_stale = self._running is not None and self._running.id not in self._wanted
+            if self.has_thread and self._next() is not None:
+                self._start()
+        if is_stale:
+            self._projector.interrupt()
+
+    def get(self, chunk: MediaChunk) -> Embeddings | None:
+        """Return the embeddings of a chunk, if they are there; which counts as a use."""
+        with self._changed:
+            embeddings = self._encoded.get(chunk.id)
+            if embeddings is not None:
+                self._encoded.move_to_end(chunk.id)
+            return embeddings
+
+    def set_threads(self, count: int) -> None:
+        """Encode with so many threads."""
+        if count != self._threads:
+            self._threads = count
+            self._projector.set_threads(count)
+
+    def close(self) -> None:
+        """End the thread, and what it encodes."""
+        with self._changed:
+            self._closed, self._wishes = True, {}
+            self._changed.notify()
+        while self._thread is not None and self._thread.is_alive():
+            self._projector.interrupt()  # it may have come before the encoding had begun
+            self._thread.join(0.05)
+
+    # -- from the encoder's thread
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="encoder", daemon=True)
+            self._thread.start()
+        self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._next() is None and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+            self.encode_next()
+
+    def encode_next(self) -> bool:
+        """Encode a chunk; returns False if there is nothing to encode."""
+        with self._changed:
+            task = self._next()
+            if task is None:
+                return False
+            run, chunk = task
+            self._turn += 1
+            self._served[run] = self._turn
+            self._running = chunk
+        began = monotonic()
+        embeddings, error = self._encode(chunk)
+        with self._changed:
+            self._running = None
+            self.seconds += monotonic() - began
+            if embeddings is not None:
+                self.n_encoded += 1
+                self._remember(chunk, embeddings)
+            elif isinstance(error, EncodeInterruptedError):
+                return True  # if it is wished for again by now, it has its turn
+            else:
+                self._failed.add(chunk.id)
+        self._done(Encoded(chunk, error))
+        return True
+
+    def _encode(self, chunk: MediaChunk) -> tuple[Embeddings | None, TrioServeError | None]:
+        try:
+            return self._projector.encode(chunk), None
+        except EncodeError as error:
+            return None, error
+        except Exception as error:
+            _log.exception("cannot encode", kind=chunk.kind)
+            failure = EncodeError(f"The {chunk.kind} could not be encoded.")
+            failure.__cause__ = error
+            return None, failure
+
+    # -- what comes next
+
+    def _next(self) -> tuple[int, MediaChunk] | None:
+        """Choose what to encode, and for whom: the run whose last turn is longest ago.
+
+        A run that has what it needs next looks ahead as far as there is room for it.
+        """
+        for run in sorted(self._wishes, key=lambda run: (self._served.get(run, 0), run)):
+            first, *_ = chunks = self._wishes[run]
+            missing = (chunk for chunk in chunks if chunk.id not in self._encoded)
+            chunk = next(missing, None)
+            if chunk is None or chunk.id in self._failed:
+                continue
+            if chunk is first or self._has_room(chunk):
+                return run, chunk
+        return None
+
+    def _has_room(self, chunk: MediaChunk) -> bool:
+        """Whether a chunk fits beside all that is wished for and encoded."""
+        wanted = [self._encoded[one] for one in self._wanted if one in self._encoded]
+        bytes_per_cell = wanted[0].nbytes // len(wanted[0]) if wanted else 0
+        return sum(one.nbytes for one in wanted) + chunk.n_cells * bytes_per_cell <= self.limit
+
+    def _remember(self, chunk: MediaChunk, embeddings: Embeddings) -> None:
+        """Keep embeddings, and forget others, the one unused for longest first."""
+        self._encoded[chunk.id] = embeddings
+        self._size += embeddings.nbytes
+        for one in [one for one in self._encoded if one not in self._wanted]:
+            if self._size <= self.limit:
+                return
+            self._size -= self._encoded.pop(one).nbytes
