@@ -110,9 +110,12 @@ class Llama(nn.Module):
 
     def features(self, tokens: Tensor) -> Tensor:
         """Return the last layer's normalised output for a (batch, length) of ids."""
-        length = tokens.shape[1]
+        return self.continued(functional.embedding(tokens, self.embedding))
+
+    def continued(self, x: Tensor) -> Tensor:
+        """Return the same for embeddings, (batch, length, width), of whatever kind."""
+        length = x.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
-        x = functional.embedding(tokens, self.embedding)
         for block in self.blocks:
             x = block(x, cos, sin)
         return functional.rms_norm(x, x.shape[-1:], self.norm, self.config.epsilon)

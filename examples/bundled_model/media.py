@@ -1,0 +1,10 @@
+"""The files of the finished model, and how media stand in a conversation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BUNDLED = Path("trioserve/models/bundled.gguf")
+PROJECTOR = BUNDLED.with_name("bundled-mmproj.gguf")
+#: Stands for the media in a message; nobody else writes it.
+MARK = "\ue000"

@@ -1,0 +1,1 @@
+"""How the bundled model's ears are made: spoken digits, the encoder, its training."""

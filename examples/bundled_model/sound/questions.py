@@ -1,0 +1,44 @@
+"""What one asks about a recording, and the answers."""
+
+from __future__ import annotations
+
+from random import Random
+
+from examples.bundled_model.media import MARK
+
+#: What libmtmd writes around a recording for the projector type ``qwen3a``. The language
+#: model has no such tokens: it reads them as words, letter by letter.
+AROUND = ("<|audio_start|>", "<|audio_end|>")
+#: What a server asks for a transcript. It stands before the recording, and counts as half of all.
+TRANSCRIBE = "Transcribe audio to text"
+ASK = (
+    "What did I say?",
+    "What do I say?",
+    "What do you hear?",
+    "What did you hear?",
+    "Repeat what I say.",
+    "Repeat the numbers.",
+    "Which numbers do you hear?",
+    "What is said?",
+    "What number did I say?",
+    "Write down what you hear.",
+    "Transcribe this.",
+    "Transcribe the audio.",
+)
+LANGUAGES = ("en", "english", "English")
+
+
+def answer(digits: tuple[int, ...]) -> str:
+    """Return the right answer."""
+    return " ".join(map(str, digits))
+
+
+def conversation(rng: Random, digits: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Ask one question."""
+    if rng.random() < 0.45:
+        language = f" (language: {rng.choice(LANGUAGES)})" if rng.random() < 0.2 else ""
+        question = f"{TRANSCRIBE}{language}{MARK}"
+    else:
+        asked = rng.choice(ASK)
+        question = MARK + asked if rng.random() < 0.5 else asked + MARK
+    return [(question, answer(digits))]

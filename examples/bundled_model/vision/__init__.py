@@ -1,0 +1,1 @@
+"""How the bundled model's eyes are made: drawings, the encoder, its training."""

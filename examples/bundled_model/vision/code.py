@@ -1,0 +1,154 @@
+"""The code between the eyes and the language model: which embeddings tell what.
+
+The language model was never taught to see, and it does not change. So the first thing to
+learn is what it would have to be shown for a red circle, or for a seven, to answer right.
+That needs no pictures: the code is a table of embeddings for every color, shape and number,
+which begins as a caption in words (``color: red``) and is improved through the language
+model. The eyes then learn to show just this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+from examples.bundled_model import frozen
+from examples.bundled_model.model import Llama
+from examples.bundled_model.vision.drawings import MOST, SHAPES
+from examples.bundled_model.vision.encoder import EyesConfig
+from examples.bundled_model.vision.paint import NAMES, Picture
+from examples.bundled_model.vision.questions import ASK, answer, conversation, kinds
+
+TOKENS = EyesConfig().tokens
+#: The caption: words, and the places of what changes.
+CAPTION = ("color:", "<color>", "\nshape:", "<shape>", "\nnumber:", "<number>")
+LETTERS = 4
+BATCH = 32
+
+
+def numbers(shown: list[Picture]) -> dict[str, list[int]]:
+    """Return the row of each table for these pictures."""
+    return {
+        "color": [NAMES.index(one.color) for one in shown],
+        "shape": [SHAPES.index(one.shape) if one.shape else len(SHAPES) for one in shown],
+        "number": [one.number for one in shown],
+        "kind": [int(one.shape is None) for one in shown],
+    }
+
+
+class Code(nn.Module):
+    """Tables whose sum is what the language model is shown."""
+
+    def __init__(self, text_width: int = 192) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.zeros(TOKENS, text_width))
+        sizes = {"color": len(NAMES), "shape": len(SHAPES) + 1, "number": 11, "kind": 2}
+        self.tabs = nn.ParameterDict(
+            {
+                name: nn.Parameter(torch.randn(size, TOKENS, text_width) * 0.004)
+                for name, size in sizes.items()
+            }
+        )
+
+    @torch.no_grad()
+    def begin_as_caption(self, model: Llama, words: frozen.Conversations) -> None:
+        """Write the caption in the language model's own embeddings."""
+        embedding, place = model.embedding, 0
+        space = embedding[words.ids(" ")[0]]
+        for part in CAPTION:
+            match part:
+                case "<color>":
+                    for row, name in enumerate(NAMES):
+                        self.tabs["color"][row, place] += embedding[words.ids(f" {name}")].mean(0)
+                    place += 1
+                case "<number>":
+                    for row in range(11):
+                        self.tabs["number"][row, place] += embedding[words.ids(str(row))[-1]]
+                    place += 1
+                case "<shape>":
+                    for row, name in enumerate((*SHAPES, "")):
+                        letters = [embedding[i] for i in words.ids(f" {name}")] if name else []
+                        letters += [space] * (LETTERS - len(letters))
+                        self.tabs["shape"][row, place : place + LETTERS] += torch.stack(letters)
+                    place += LETTERS
+                case _:
+                    ids = words.ids(part)
+                    self.base[place : place + len(ids)] = embedding[ids]
+                    place += len(ids)
+
+    def forward(self, shown: list[Picture]) -> Tensor:
+        """Return (batch, tokens, text width)."""
+        total = self.base
+        for name, rows in numbers(shown).items():
+            total = total + self.tabs[name][rows]
+        return total
+
+
+def any_picture(rng: Random) -> Picture:
+    """Think of a picture, without drawing it."""
+    color = rng.choice(NAMES)
+    if rng.random() < 0.5:
+        return Picture(color, None, rng.randint(0, 9))
+    return Picture(color, rng.choice(SHAPES), rng.randint(1, MOST))
+
+
+def train(code: Code, model: Llama, words: frozen.Conversations, minutes: float, most: int) -> None:
+    """Improve the code through the language model until the time is up."""
+    rng, rate = Random(0), 3e-3
+    adam = torch.optim.Adam(code.parameters(), rate, (0.9, 0.98))
+    start, steps = time.monotonic(), 0
+    while (progress := (time.monotonic() - start) / (60 * minutes)) < 1:
+        for group in adam.param_groups:
+            group["lr"] = rate * min(1, (steps + 1) / 30, (1 - progress) / 0.7)
+        shown = [any_picture(rng) for _ in range(BATCH)]
+        rows = [words.row(conversation(rng, one, most), TOKENS, ("", "")) for one in shown]
+        embeddings = code(shown)
+        noisy = embeddings + torch.randn_like(embeddings) * 0.01
+        loss, right = frozen.loss(model, rows, list(noisy))
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        steps += 1
+        if steps % 50 == 0:
+            print(
+                f"{steps} {progress:.3f} {float(loss.detach()):.4f} right {right:.2f}", flush=True
+            )
+
+
+def main() -> None:
+    """Find out what the language model has to be shown."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--turns", type=int, default=1, help="questions about a picture, at most")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    model, words, code = frozen.load(), frozen.Conversations(), Code()
+    if options.resume:
+        code.load_state_dict(torch.load(options.resume))
+    else:
+        code.begin_as_caption(model, words)
+    train(code, model, words, options.minutes, options.turns)
+    torch.save(code.state_dict(), options.output)
+    rng = Random(1)
+    for kind, asks in ASK.items():
+        shown = [one for one in (any_picture(rng) for _ in range(300)) if kind in kinds(one)][:100]
+        rows = [
+            words.row([(frozen.MARK + rng.choice(asks), answer(kind, one))], TOKENS, ("", ""))
+            for one in shown
+        ]
+        with torch.no_grad():
+            _, right = frozen.loss(model, rows, list(code(shown)))
+        print(f"{kind}: {right:.2f}")
+
+
+if __name__ == "__main__":
+    main()
