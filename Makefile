@@ -7,6 +7,8 @@ HOST   ?= 127.0.0.1
 MODEL  ?=
 ARGS   ?=
 PYTEST_ARGS ?=
+# Tests wait a good deal, and a file of them shares what it starts.
+PYTEST_PROCESSES ?= 2
 
 PY  := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
@@ -47,7 +49,7 @@ serve: $(VENV)/.installed
 install: $(VENV)/.installed-dev
 
 test: check
-	@$(PY) -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(PYTEST_PROCESSES) --dist loadfile --cov --cov-report=term --durations=30 $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(call silent,ruff format,$(PY) -m ruff format --check .)

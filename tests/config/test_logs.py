@@ -22,12 +22,8 @@ from trioserve.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    """Put structlog and the root logger back, so that other tests see what they expect."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    """Put structlog back, so that other tests see what they expect."""
     yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
 
