@@ -6,7 +6,7 @@ import io
 import math
 import struct
 import wave
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import av
@@ -74,4 +74,16 @@ def av_file(
                     frame.pts = None
                     out.mux(tone.encode(frame))
             out.mux(tone.encode())
+    return file.getvalue()
+
+
+def video_file(images: Sequence[Image.Image], format: str = "mp4", codec: str = "libx264") -> bytes:
+    """Images, 24 a second."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=format) as out:
+        stream: Any = out.add_stream(codec, rate=24)
+        stream.width, stream.height, stream.pix_fmt = *images[0].size, "yuv420p"
+        for image in images:
+            out.mux(stream.encode(av.VideoFrame.from_image(image)))
+        out.mux(stream.encode())
     return file.getvalue()

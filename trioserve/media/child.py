@@ -8,9 +8,11 @@ for each file, and none of the server's secrets. It ends when its standard input
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +28,12 @@ from trioserve.media.pipe import PipeError, read, write_data, write_message
 if sys.platform != "win32":  # which has no such limits
     import resource
 
+#: How much it gives way to the threads that compute tokens.
+_NICE = 5
+
+#: Seconds for which the server would be late to end it itself.
+_GRACE = 2.0
+
 #: After a file for which it took so much more memory than before, it ends, and another one begins.
 _GROWTH = 128 * 2**20
 
@@ -36,24 +44,34 @@ def serve(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> None:
     is_last = False
     while not is_last:
         try:
-            order, data = read(orders, 0), read(orders, limits.max_bytes)
+            end = _serve_one(limits, orders, answers)
         except PipeError:
             return
-        assert isinstance(order, dict) and isinstance(data, bytes)
-        _limit_time(limits.timeout)
-        end: dict[str, Any] = {}
-        try:
-            for one in decode(order, data, limits):
-                write_data(answers, one) if isinstance(one, bytes) else write_message(answers, one)
-        except InvalidMediaError as error:
-            end["refused"] = error.message
-        except MemoryError:
-            end["refused"] = "takes too much memory to decode"
-        except Exception as error:  # a file can be wrong in more ways than its decoder knows
-            end["refused"] = f"cannot be read ({_reason(error)})"
         is_last = _peak() > most
         write_message(answers, {**end, "is_last": is_last})
         answers.flush()
+        _limit_time(0)
+
+
+def _serve_one(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> dict[str, Any]:
+    """Decode a file, except for the last message. Returns what is to be in that.
+
+    Raises:
+        PipeError: there are no more orders.
+    """
+    order, data = read(orders, 0), read(orders, limits.max_bytes)
+    assert isinstance(order, dict) and isinstance(data, bytes)
+    _limit_time(limits.timeout + _GRACE)
+    try:
+        for one in decode(order, data, limits):
+            write_data(answers, one) if isinstance(one, bytes) else write_message(answers, one)
+    except InvalidMediaError as error:
+        return {"refused": error.message}
+    except MemoryError:
+        return {"refused": "takes too much memory to decode"}
+    except Exception as error:  # a file can be wrong in more ways than its decoder knows
+        return {"refused": f"cannot be read ({_reason(error)})"}
+    return {}
 
 
 def decode(
@@ -88,6 +106,9 @@ def confine(limits: MediaLimits) -> None:
     """Give up what decoding does not need. All modules have been imported."""
     if sys.platform == "win32":
         return
+    os.nice(_NICE)
+    with suppress(OSError):  # Linux: where memory is short, this process goes first
+        Path("/proc/self/oom_score_adj").write_text("1000")
     size = _size()
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_FSIZE, 0)
@@ -121,7 +142,10 @@ def _peak() -> int:
 
 
 def _limit_time(seconds: float) -> None:
-    """Have the system end this process after so long, even where the server has died before."""
+    """Have the system end this process after so long, in case the server is not there to do it.
+
+    0: do so no longer.
+    """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
 

@@ -54,6 +54,18 @@ def open_container(data: bytes, name: str) -> InputContainer:
     )
 
 
+def use_decoder(stream: av.AudioStream | av.VideoStream) -> None:
+    """Prepare to decode a stream, in this thread.
+
+    Raises:
+        InvalidMediaError: its decoder is none of those that are taken.
+    """
+    name = stream.codec_context.name
+    if name not in _DECODERS:
+        raise InvalidMediaError(f"is encoded as {name}, which is not taken")
+    stream.codec_context.thread_type = "NONE"
+
+
 def decode(data: bytes, name: str, rate: int, limits: MediaLimits) -> Iterator[bytes]:
     """Decode sound to samples of one channel at a rate, in pieces.
 
@@ -66,7 +78,7 @@ def decode(data: bytes, name: str, rate: int, limits: MediaLimits) -> Iterator[b
         if not container.streams.audio:
             raise InvalidMediaError("has no sound")
         stream = container.streams.audio[0]
-        stream.codec_context.thread_type = "NONE"
+        use_decoder(stream)
         for piece in _converted(container.decode(stream), rate):
             n_left -= piece.samples
             if n_left < 0:

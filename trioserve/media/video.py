@@ -10,7 +10,7 @@ from PIL import Image
 
 from trioserve.errors import InvalidMediaError
 from trioserve.media.limits import MediaLimits
-from trioserve.media.sound import open_container
+from trioserve.media.sound import open_container, use_decoder
 
 #: Larger frames are made smaller: models see little more of a frame.
 _MAX_FRAME_PIXELS = 2**19
@@ -69,7 +69,7 @@ def _frames(data: bytes, name: str, limits: MediaLimits) -> Iterator[tuple[float
             raise InvalidMediaError("has no video")
         stream = container.streams.video[0]
         _check_size(stream.codec_context.width, stream.codec_context.height, limits)
-        stream.codec_context.thread_type = "NONE"
+        use_decoder(stream)
         begin: float | None = None
         for frame in container.decode(stream):
             _check_size(frame.width, frame.height, limits)
