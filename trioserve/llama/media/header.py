@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trioserve.errors import ModelLoadError
@@ -37,7 +39,9 @@ def check(path: Path) -> frozenset[str]:
                 f"The file {path} is no projector: its architecture is {arch or 'not given'}."
             )
         kinds = frozenset(header.text(key) for key in _KINDS if key in header)
-        for problem in _problems(header, kinds):
+        tensors = {one.name: one.shape for one in header.tensors()}
+        problems = (*_problems(header, kinds), *_wrong_tensors(tensors, path.stat().st_size))
+        for problem in problems:
             raise ModelLoadError(f"The projector {path} cannot be used: {problem}.")
     return kinds
 
@@ -49,6 +53,12 @@ def _problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:
     for value in header.numbers(key) if kinds.intersection(_STACKED) else ():
         if value < 1 or _WINDOW % value:
             yield f"{key} is {value}, which does not divide {_WINDOW}"
+    for key in header:
+        values = header.numbers(key)
+        if key.endswith("_epsilon") and not all(0 <= value <= 1 for value in values):
+            yield f"{key} is {values[0]}, and should be small and positive"
+        elif not all(map(math.isfinite, values)):
+            yield f"{key} is not finite"
     for part in ("vision", "audio"):
         for name in ("embedding_length", "attention.head_count", "patch_size", "image_size"):
             key = f"clip.{part}.{name}"
@@ -60,3 +70,19 @@ def _problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:
         )
         if width and heads and width[0] % heads[0]:
             yield f"clip.{part}.embedding_length is {width[0]}, for {heads[0]} heads"
+
+
+#: In encoders of sound, the keys may be without a bias.
+_ATTENTION = re.compile(rb"(.+\.attn_)[qkv](\.weight)|(v\..+\.attn_)[qkv](\.bias)")
+
+
+def _wrong_tensors(tensors: Mapping[bytes, tuple[int, ...]], file_size: int) -> Iterator[str]:
+    for name, shape in tensors.items():
+        shown = name.decode(errors="replace")
+        if math.prod(shape) > 8 * file_size:  # no type has less than a bit for a weight
+            yield f"the tensor {shown} would be larger than the file"
+        if match := _ATTENTION.fullmatch(name):
+            before, after = filter(None, match.groups())
+            for letter in (b"q", b"k", b"v"):
+                if (other := before + letter + after) not in tensors:
+                    yield f"it has the tensor {shown}, but no {other.decode(errors='replace')}"

@@ -43,7 +43,7 @@ from trioserve.types.media import content_id
 
 _log = structlog.get_logger("llama")
 
-#: Samples of sound that is too short to be cut: libmtmd ends the process at one of them.
+#: Sound of fewer samples is shorter than a frame of its spectrum. At one, libmtmd ends the process.
 _MIN_SAMPLES = 400
 
 #: Images whose chunks are as large as any: how many tokens one has may depend on its shape.
