@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from PIL import ExifTags, Image
 
 from tests.support.media_files import RED, av_file, image_file, wav_file
 from trioserve.errors import InvalidMediaError
@@ -49,6 +50,19 @@ async def test_each_file_becomes_what_is_in_it(loader: MediaLoader, budget: Memo
     assert budget.n_held == 0
 
 
+async def test_a_photo_is_turned_as_its_exif_data_say(
+    loader: MediaLoader, budget: MemoryBudget
+) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    exif[ExifTags.Base.XResolution] = 72.0
+    files = [image_file(name, size=(8, 4), exif=exif) for name in ("JPEG", "PNG", "WEBP")]
+    with budget.hold() as hold:
+        images = await loader.load([MediaSource(data=one) for one in files], ALL, hold)
+    for image in images:
+        assert isinstance(image, DecodedImage) and (image.width, image.height) == (4, 8)
+
+
 async def test_equal_content_has_equal_ids(loader: MediaLoader, budget: MemoryBudget) -> None:
     files = [image_file("PNG"), image_file("BMP"), image_file("PNG", size=(4, 8))]
     with budget.hold() as hold:
@@ -73,9 +87,18 @@ async def test_files_are_read_below_the_folder_only(tmp_path: Path, budget: Memo
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
     loader = MediaLoader(MediaLimits(), media_path=folder)
     with budget.hold() as hold:
-        for url in ("file://sub/a%20b.png", (folder / "sub" / "a b.png").as_uri()):
+        absolute = (folder / "sub" / "a b.png").as_uri()
+        for url in ("file://sub/a%20b.png", absolute, "file:////sub//a%20b.png"):
             assert await loader.load([MediaSource(url=url)], ALL, hold)
-        for name in ("../secret.png", "link.png", "sub", "none.png", "%00", "%2e%2e/secret.png"):
+        for name in (
+            "../secret.png",
+            "link.png",
+            "sub",
+            "none.png",
+            "%00",
+            "%2e%2e/secret.png",
+            "/../secret.png",
+        ):
             with pytest.raises(InvalidMediaError):
                 await loader.load([MediaSource(url=f"file://{name}")], ALL, hold)
         assert await loader.load([MediaSource(path=str(tmp_path / "secret.png"))], ALL, hold)

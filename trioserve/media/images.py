@@ -14,6 +14,7 @@ from PIL import (
     ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
+    TiffImagePlugin,  # noqa: F401 - Pillow imports it for its first EXIF data: too late
     WebPImagePlugin,
 )
 

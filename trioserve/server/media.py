@@ -150,7 +150,10 @@ class MediaLoader:
             raise InvalidMediaError(
                 "is a file of the server, and without --media-path requests may name none"
             )
-        return self._media_path / unquote(name), self._media_path
+        path = Path(unquote(name))
+        if not path.is_relative_to(self._media_path):  # llama-server takes a slash before the name
+            path = self._media_path / path.as_posix().lstrip("/")
+        return path, self._media_path
 
     async def _read_file(self, path: Path, folder: Path | None) -> bytes:
         read = partial(_read_file, path, folder, self._limits.max_bytes + 1)
