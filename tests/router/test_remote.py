@@ -20,13 +20,17 @@ import pytest
 import trio
 
 from tests.support.http_server import hypercorn_config, slots_in_use
+from tests.support.media_files import image_file
+from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.chat.deltas import ContentDelta, Message, ToolCall
+from trioserve.chat.media_parts import Image
 from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,
+    InvalidMediaError,
     InvalidRequestError,
     NotSupportedError,
     TooManyRequestsError,
@@ -38,6 +42,7 @@ from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Answer
 from trioserve.router.remote import ChildModels, RemoteServer
 from trioserve.router.remote_stream import RemoteStream
+from trioserve.server.media_prompts import MixedPrompt
 from trioserve.server.stream import ChatChunk
 from trioserve.testing import ScriptedBackend
 from trioserve.types import Chunk, Finished, FinishReason
@@ -270,3 +275,20 @@ async def test_an_error_ends_a_stream(error: Any, kind: type[TrioServeError]) ->
     assert type(caught.value) is kind
     assert caught.value.message == "m"
     assert caught.value.param == error["param"]
+
+
+async def test_an_image_of_a_program_is_sent(tmp_path: Path) -> None:
+    path = tmp_path / "red.png"
+    path.write_bytes(image_file(size=(8, 4)))
+    text = {"type": "text", "text": "What is it?"}
+
+    def make() -> ScriptedBackend:
+        return ScriptedBackend(lambda prompt: prompt.upper(), projector=WordProjector())
+
+    async with remote(tmp_path, make) as (server, _, _):
+        answer = await server.chat([{"role": "user", "content": [Image(path), text]}])
+        assert "(IMAGE 8X4)WHAT IS IT?" in answer.message.content
+        with pytest.raises(InvalidMediaError, match="cannot be read"):
+            await server.chat([{"role": "user", "content": [Image(tmp_path / "none.png")]}])
+        with pytest.raises(UnsupportedFieldError, match="MixedPrompt"):
+            await server.complete(MixedPrompt([Image(path)]))  # type: ignore[arg-type]

@@ -111,5 +111,5 @@ def test_cells_of_media_count() -> None:
     text = "".join(pieces)
     partings = [text.index("BBB") + 1, text.index("BBB") + 3, text.index("CC") + 1]
     found = hints_of(byte_vocab, pieces, prompt, partings, lambda: False, add_special=False)
-    assert found == (5 + 20, 7 + 20, 12 + 40)
-    assert [prompt.keys[n - 1] for n in found] == list(b"BBC")
+    assert found == (5 + 20, 7 + 20, 10 + 40, 12 + 40)
+    assert [prompt.keys[n - 1] for n in found] == [66, 66, tile.keys[-1], 67]

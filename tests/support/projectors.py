@@ -1,32 +1,17 @@
-"""A projector that writes media as text, for what is above the engine."""
+"""A projector that writes media as text, to see what reaches the model of a file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from trioserve.engine.projector import Embeddings
 from trioserve.errors import InvalidMediaError
+from trioserve.testing import ScriptedProjector
 from trioserve.testing.vocab import byte_vocab
-from trioserve.types import (
-    DecodedAudio,
-    DecodedImage,
-    DecodedMedia,
-    MediaChunk,
-    Prompt,
-)
+from trioserve.types import DecodedAudio, DecodedImage, DecodedMedia, Prompt
 
 
-class WordProjector:
+class WordProjector(ScriptedProjector):
     """Writes ``(image 8x4)`` in place of an image, and ``(sound 0.5s)`` in place of sound."""
-
-    max_chunk = 0
-    audio_rate = 16_000
-
-    def __init__(self, *, sees: bool = True, hears: bool = True) -> None:
-        self.sees = sees
-        self.hears = hears
 
     def prepare(
         self,
@@ -42,19 +27,6 @@ class WordProjector:
             assert not stop(len(text))
             text += part if isinstance(part, str) else _word(part, index)
         return Prompt(byte_vocab.tokenize(text, add_special=add_special))
-
-    def encode(self, chunk: MediaChunk) -> Embeddings:
-        """Encode nothing: there are no chunks."""
-        return np.zeros((chunk.n_cells, 1), np.float32)
-
-    def interrupt(self) -> None:
-        """Do nothing."""
-
-    def set_threads(self, count: int) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _word(media: DecodedMedia, index: int) -> str:

@@ -24,7 +24,9 @@ _PIECE = 2**20
 #: The longest URL, in characters.
 MAX_URL = 8192
 
-_DETAILS = ("auto", "low", "high", "original")
+#: What OpenAI's clients may ask for. How finely an image is seen is up to the model, so that all
+#: are the same here.
+DETAILS = ("auto", "low", "high", "original")
 
 #: The kinds of files by the beginning of their media type.
 _KINDS: Mapping[str, MediaKind] = {"image": "image", "audio": "audio", "video": "video"}
@@ -47,8 +49,15 @@ class Attachment:
         return MediaSource(kind=self.kind, path=os.fspath(self.file), param=param)
 
     def as_part(self) -> dict[str, Any]:
-        """Write it as a content part in JSON. Reads the file. Raises OSError: it cannot be read."""
-        data = self.file if isinstance(self.file, bytes) else Path(self.file).read_bytes()
+        """Write it as a content part in JSON. Reads the file.
+
+        Raises:
+            InvalidMediaError: it cannot be read.
+        """
+        try:
+            data = self.file if isinstance(self.file, bytes) else Path(self.file).read_bytes()
+        except OSError as error:
+            raise InvalidMediaError(f"{self.file!r} cannot be read: {error.strerror}.") from error
         encoded = binascii.b2a_base64(data, newline=False).decode()
         name, field = {
             "image": ("image_url", "url"),
@@ -181,9 +190,9 @@ def _image_url(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     path = f"{path}.image_url"
     given = _object(part.get("image_url"), "url", path)
     detail = given.get("detail")
-    if detail is not None and detail not in _DETAILS:
+    if detail is not None and detail not in DETAILS:
         raise InvalidRequestError(
-            f"'{path}.detail' must be one of {', '.join(_DETAILS)}.", param=f"{path}.detail"
+            f"'{path}.detail' must be one of {', '.join(DETAILS)}.", param=f"{path}.detail"
         )
     return media_part(source_of(given.get("url"), "image", path))
 

@@ -259,8 +259,9 @@ class Config(ModelConfig):
     max_connections: int = _limit(0, "--max-connections TRIOSERVE_MAX_CONNECTIONS", min=0,
         help="connections that may be open; further ones get status 503; 0 = the limit of "
         "descriptors, less 64 for files")
-    max_body_size: int = _limit(32 * 2**20, "--max-body-size TRIOSERVE_MAX_BODY_SIZE", min=1,
-        help="maximum size of a request body in bytes")
+    max_body_size: int = _limit(100 * 2**20, "--max-body-size TRIOSERVE_MAX_BODY_SIZE", min=1,
+        help="maximum size of a request body in bytes; images and sound in it are in base64, "
+        "which takes a third more")
     max_request_memory: int = _limit(512 * 2**20,
         "--max-request-memory TRIOSERVE_MAX_REQUEST_MEMORY", min=2**20,
         help="bytes that all requests together may hold, by estimate: bodies, what is made of "

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from trioserve.chat.media_parts import Attachment
 from trioserve.errors import DeadlineExceededError, UnsupportedFieldError
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.fleet import Fleet
@@ -178,8 +179,27 @@ class RemoteServer:
                 raise DeadlineExceededError("The request's deadline has passed.")
             if timeout is not None:
                 body["timeout"] = max(deadline - trio.current_time(), 0.001)
-            outgoing = Outgoing("POST", path, _HEADERS, json.dumps(body).encode())
+            data = await trio.to_thread.run_sync(_encode, body)
+            outgoing = Outgoing("POST", path, _HEADERS, data)
             answer = await stack.enter_async_context(exchange(child.socket_path, outgoing))
             if answer.status != 200:
                 raise error_of(json.loads(await answer.receive_all())["error"])
             yield answer
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    """Write a body as JSON; reads the files of images and sound. It may take long.
+
+    Raises:
+        InvalidMediaError: a file cannot be read.
+        UnsupportedFieldError: something cannot be sent to another process.
+    """
+    return json.dumps(body, default=_encode_one).encode()
+
+
+def _encode_one(value: object) -> Any:
+    if isinstance(value, Attachment):
+        return value.as_part()
+    raise UnsupportedFieldError(
+        f"A {type(value).__name__} cannot be sent to the process of a model."
+    )

@@ -25,7 +25,7 @@ def hints_of(
     """Find out how many cells of a prompt come before some of the characters of its text.
 
     Where one of them stands after the header of a message, the header does not count: its last
-    token may become one with what follows.
+    token may become one with what follows. Behind the last media, another question may be asked.
 
     Args:
         vocab: turns text into tokens.
@@ -40,11 +40,11 @@ def hints_of(
     """
     if len(pieces) == 1:
         return _hints_of(vocab, pieces[0], prompt.tokens, partings, stop, add_special=add_special)
-    hints: set[int] = set()
+    hints = {n_before + last.n_cells for n_before, last in prompt.spans[-1:]}
     n_chars = n_tokens = 0
     for place, piece in enumerate(pieces):
-        n_before, n_chars = n_chars, n_chars + len(piece)
-        inside = [parting - n_before for parting in partings if n_before < parting <= n_chars]
+        begin, n_chars = n_chars, n_chars + len(piece)
+        inside = [parting - begin for parting in partings if begin < parting <= n_chars]
         if place % 2 or not piece:
             continue
         special = add_special and place == 0

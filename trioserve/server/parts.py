@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import attrs
 import trio
 
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import Loop
-from trioserve.media import MediaLimits
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.admission import Admission
 from trioserve.server.chat_prompts import ChatPrompts
@@ -58,16 +55,7 @@ class Parts:
         self.workers = Workers(self.admission)
         self.tokenizer = Tokenizer(model.vocab, self.admission, self.workers, model.n_ctx_seq)
         self.adapters = AdapterScales(loop.adapters)
-        self._media_loader = MediaLoader(
-            MediaLimits(
-                max_bytes=config.media_max_bytes,
-                max_pixels=config.media_max_pixels,
-                max_seconds=config.media_max_seconds,
-                max_frames=config.media_max_frames,
-                timeout=config.media_timeout,
-            ),
-            media_path=None if config.media_path is None else Path(config.media_path),
-        )
+        self._media_loader = MediaLoader.of(config)
         self.media = MediaPrompts(
             model.modalities,
             loop.projector,

@@ -19,6 +19,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.neutral import NEUTRAL_IN_CHAT, refuse_unsupported
+from trioserve.chat.media_parts import DETAILS
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -35,10 +36,27 @@ from trioserve.errors import InvalidRequestError
 
 # -- messages and tools
 
-_TEXT_PART = {
+_PARTS = {
+    "text": {"type": "string"},
+    "image_url": {
+        "type": ["object", "string"],
+        "properties": {"url": {"type": "string"}, "detail": {"enum": list(DETAILS)}},
+        "description": "A data URL, base64, or an http, https or file URL.",
+    },
+    "input_audio": {
+        "type": "object",
+        "properties": {"data": {"type": "string"}, "format": {"type": "string"}},
+    },
+    "video_url": {"type": ["object", "string"], "properties": {"url": {"type": "string"}}},
+    "file": {
+        "type": "object",
+        "properties": {"file_data": {"type": "string"}, "filename": {"type": "string"}},
+    },
+}
+_PART = {
     "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
+    "properties": {"type": {"type": "string", "examples": list(_PARTS)}, **_PARTS},
+    "required": ["type"],
 }
 _MESSAGE = {
     "type": "object",
@@ -46,7 +64,7 @@ _MESSAGE = {
         "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
         "content": {
             "type": ["string", "array", "null"],
-            "items": _TEXT_PART,
+            "items": _PART,
             "maxItems": MAX_PARTS,
         },
         "reasoning_content": {"type": ["string", "null"]},
