@@ -13,7 +13,8 @@ import attrs
 LATER: tuple[tuple[str, str], ...] = (
     (r"test_stream\.py", "streams that a client can resume"),
     (r"test_router\.py.*(remote_preset|download_model|delete_model)", "a hub on the internet"),
-    (r"test_vision_api\.py|mmproj|with_image|image_payload|local_media", "images"),
+    (r"test_vision_embeddings", "embeddings of images"),
+    (r"test_slot_\w*(media_file|image)", "texts with images in saved slots"),
     (r"test_mcp_servers\.py", "MCP servers"),
     (r"test_proxy\.py|cors_proxy", "the proxy of the page"),
     (r"test_tools_builtin\.py|tools_enabled", "built-in tools"),
@@ -88,7 +89,7 @@ KNOWN: tuple[Known, ...] = (
         "a chat without messages is a 400, as in Anthropic's API",
     ),
     Known(
-        r"test_anthropic_vision_format_accepted",
+        r"test_anthropic_(vision_format_accepted|tool_result_with_image)",
         r"400 == 500",
         "an image for a model that sees none is a 400, not a 500",
     ),

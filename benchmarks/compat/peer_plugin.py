@@ -1,7 +1,8 @@
 """A plugin of pytest under which llama-server's own tests run here, with models of ours.
 
 It replaces, in the tests' module `utils`, what would download: a model of a hub becomes the file
-that stands for it, and a test whose model has no such file is skipped. So is a test of what
+that stands for it, and a test whose model has no such file is skipped. An image of the hub becomes
+one of ours, in base64. So is a test of what
 trioserve does not have yet. What a model of random weights cannot say is noted, not failed:
 `match_regex` is then true, and the rest of the test counts. A line of JSON is written for each.
 
@@ -14,12 +15,14 @@ import json
 import os
 import re
 import sys
+from base64 import b64decode, b64encode
 from typing import Any
 
 import pytest
 
 #: What the runner hands over, as JSON: "models", "later", "strict", "results".
 VARIABLE = "PEER_TESTS_PLAN"
+_HUB = "https://huggingface.co/"
 MODEL, LATER = "needs a model: ", "later: "
 
 _plan: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
@@ -39,7 +42,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             server.model_file = _file("/".join(name for name in names if name))
             server.model_hf_repo = server.model_hf_file = None
         server.offline = False
-        start(server, timeout_seconds)
+        projector = _plan["projectors"].get(str(server.model_file))
+        with pytest.MonkeyPatch.context() as patch:
+            if projector is not None:
+                patch.setenv("LLAMA_ARG_MMPROJ", projector)
+            start(server, timeout_seconds)
 
     def match_or_note(regex: str, text: str) -> bool:
         if match(regex, text) or _strict[0]:
@@ -57,6 +64,23 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     utils.match_regex = match_or_note
     utils.download_file = lambda url, path=None: _file(url.rpartition("/")[2])
+    get = utils.requests.get
+    utils.requests.get = lambda url, **named: _image_at(url) or get(url, **named)
+
+
+class _Image:
+    """The answer of the hub to a request for an image."""
+
+    def __init__(self, data: str) -> None:
+        self.content = b64decode(data)
+
+    def raise_for_status(self) -> None:
+        """There was no error."""
+
+
+def _image_at(url: str) -> _Image | None:
+    data = _plan["images"].get(url.rpartition("/")[2]) if url.startswith(_HUB) else None
+    return None if data is None else _Image(data)
 
 
 class _AnyCase(dict[str, str]):
@@ -74,6 +98,19 @@ class _AnyCase(dict[str, str]):
     def get(self, name: str, default: Any = None) -> Any:
         """Like that of a dict."""
         return super().get(name.lower(), default)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Replace addresses of images that the server would have to fetch from the hub."""
+    for module in {item.module for item in items}:
+        if (url_of := getattr(module, "get_img_url", None)) is not None:
+            module.get_img_url = lambda name, url_of=url_of: _as_data_url(url_of(name))
+
+
+def _as_data_url(url: str) -> str:
+    """Write the address of an image of the hub as the image itself: nothing is fetched here."""
+    image = _image_at(url)
+    return url if image is None else f"data:image/png;base64,{b64encode(image.content).decode()}"
 
 
 def _file(name: str) -> str:

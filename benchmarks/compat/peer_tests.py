@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import venv
+from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -156,6 +157,10 @@ def run(options: argparse.Namespace) -> list[Result]:
     models = stand_ins.write_all(work / "models")
     plan = {
         "models": {name: str(path) for name, path in models.items()},
+        "projectors": {
+            str(model): str(path) for model, path in stand_ins.projectors(work / "models").items()
+        },
+        "images": {name: b64encode(data).decode() for name, data in stand_ins.images().items()},
         "later": peer_known.LATER,
         "strict": peer_known.STRICT,
         "results": str(results),

@@ -1,8 +1,8 @@
 """Small models with random weights, in place of those that llama-server's tests download.
 
 Those tests are written for models of a hub: a Llama of 260,000 parameters with a SentencePiece
-vocabulary of 512 tokens, another one with a LoRA adapter, and two encoders. The files made here
-are of the same kinds and sizes, but what they write is random.
+vocabulary of 512 tokens, another one with a LoRA adapter, two encoders, and a Gemma 3 that sees
+images. The files made here are of the same kinds and sizes, but what they write is random.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.gguf_models import write_bert
+from tests.support.media_files import image_file
+from tests.support.media_models import write_pair
 
 Array = NDArray[np.float32]
 
@@ -53,6 +55,7 @@ def write_all(folder: Path) -> dict[str, Path]:
         write_bert(encoder, context=512)
         write_bert(judge, context=512, pooling=gguf.PoolingType.RANK, labels=["LABEL_0"])
     return {
+        "ggml-org/tinygemma3-GGUF:Q8_0": write_pair(folder, "gemma3").model,
         "ggml-org/test-model-stories260K": story,
         "ggml-org/test-model-stories260K-infill": infill,
         "ggml-org/stories15M_MOE/stories15M_MOE-F16.gguf": story,
@@ -60,6 +63,18 @@ def write_all(folder: Path) -> dict[str, Path]:
         "ggml-org/models/jina-reranker-v1-tiny-en/ggml-model-f16.gguf": judge,
         "moe_shakespeare15M.gguf": lora,
     }
+
+
+def projectors(folder: Path) -> dict[Path, Path]:
+    """The projector of each model that sees, among those that `write_all` has written."""
+    pair = write_pair(folder, "gemma3")
+    return {pair.model: pair.projector}
+
+
+def images() -> dict[str, bytes]:
+    """The images of the tests, by the names of their files on the hub."""
+    sizes = {"11_truck.png": (48, 32), "91_cat.png": (32, 32)}
+    return {name: image_file(size=size) for name, size in sizes.items()}
 
 
 def write_cache(folder: Path, models: dict[str, Path]) -> Path:
