@@ -9,7 +9,7 @@ import pytest
 from tests.hub.server import Hub
 from trioserve.config import Config
 from trioserve.errors import HubError, InvalidRequestError, ModelLoadError
-from trioserve.models import BUNDLED, hub_reference, resolve
+from trioserve.models import BUNDLED, hub_reference, resolve, resolve_projector
 from trioserve.models.fetch import fetch, is_local
 
 
@@ -49,6 +49,32 @@ async def test_a_model_of_the_hub_becomes_a_file_with_an_alias() -> None:
 async def test_the_ways_to_name_a_model(fields: dict[str, str]) -> None:
     config = await fetch(Config(**fields))
     assert (config.model or "").endswith("m-Q8_0.gguf")
+
+
+async def test_the_projector_that_comes_with_a_model(hub: Hub, tmp_path: Path) -> None:
+    hub.add("user/sees", {"m-Q8_0.gguf": b"eight" * 500, "mmproj-F16.gguf": b"see" * 500})
+    text = await fetch(Config(hf_repo="user/sees", mmproj_auto=False))
+    assert text.mmproj is None
+    hub.asked.clear()
+    assert (await fetch(Config(hf_repo="user/sees"))).mmproj is None  # as it is in the cache
+    assert hub.asked == []
+    hub.add("user/new", {"m-Q8_0.gguf": b"nine" * 500, "mmproj-F16.gguf": b"see" * 500})
+    config = await fetch(Config(model="user/new"))
+    assert Path(config.mmproj or "").read_bytes() == b"see" * 500
+    assert resolve_projector(config) == Path(config.mmproj or "")
+    assert resolve_projector(Config(model="user/new")) == Path(config.mmproj or "")
+    assert (await fetch(Config(model="user/new", mmproj="mine.gguf"))).mmproj == "mine.gguf"
+    assert (await fetch(Config(model="user/new", embeddings=True))).mmproj is None
+    assert resolve_projector(Config(model=config.model)) is None
+
+
+async def test_a_projector_at_an_address(hub: Hub, tmp_path: Path) -> None:
+    hub.add("user/sees", {"mmproj-F16.gguf": b"see" * 500})
+    url = f"{hub.url}/user/sees/resolve/main/mmproj-F16.gguf"
+    place = tmp_path / "projector.gguf"
+    config = await fetch(Config(mmproj_url=url, mmproj=str(place)))
+    assert (config.model, config.mmproj, config.mmproj_url) == (None, str(place), None)
+    assert place.read_bytes() == b"see" * 500
 
 
 async def test_a_draft_model_of_the_hub() -> None:

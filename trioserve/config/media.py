@@ -16,8 +16,6 @@ _media = partial(option, group="Media")
 
 
 def _check_projector(config: MediaConfig) -> None:
-    if config.mmproj is not None and config.mmproj_url is not None and config.hf_repo is not None:
-        raise ConfigError("mmproj and mmproj_url both name a projector beside hf_repo")
     lowest, highest = config.image_min_tokens, config.image_max_tokens
     if 0 < highest < lowest:
         raise ConfigError(f"image_min_tokens must be at most image_max_tokens, which is {highest}")

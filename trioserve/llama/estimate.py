@@ -22,6 +22,7 @@ from trioserve.llama.embedding import embedding_params
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.model import Model, gib
+from trioserve.models import resolve_projector
 from trioserve.models.gguf import total_size
 
 _MIB = 2**20
@@ -58,9 +59,9 @@ def estimate(config: ModelConfig) -> int:
 def measure(config: ModelConfig) -> Estimate:
     """Estimate what a server with this configuration will need, on all devices together.
 
-    That is the model with its context, its draft model and its adapters. Prompts that are kept in
-    RAM come on top, up to `config.cache_ram`. Blocks, for about as long as it takes to read the
-    vocabulary.
+    That is the model with its context, its draft model, its adapters and its projector, without
+    what this computes in. Prompts that are kept in RAM come on top, up to `config.cache_ram`.
+    Blocks, for about as long as it takes to read the vocabulary.
 
     Raises:
         ModelLoadError: the file or the context cannot be used.
@@ -79,6 +80,9 @@ def measure(config: ModelConfig) -> Estimate:
         cache, compute = _sizes(lines)
         weights = lib.llama_model_size(model.handle)
     weights += total_size(Path(path) for path, _ in config.lora_files)
+    projector = None if config.serves_embeddings else resolve_projector(config)
+    if projector is not None:
+        weights += total_size([projector])
     if draft is not None:
         other = measure(draft)
         weights, cache, compute = (

@@ -23,7 +23,7 @@ def is_local(config: ModelConfig) -> bool:
     """Whether the files of the models are named, and none has to be looked for."""
     named = (config.model, config.spec_draft_model)
     return (
-        config.hf_repo is config.model_url is config.spec_draft_hf is None
+        config.hf_repo is config.model_url is config.spec_draft_hf is config.mmproj_url is None
         and not any(text is not None and hub_reference(text) for text in named)
     )  # fmt: skip
 
@@ -52,13 +52,35 @@ async def fetch(
         return config
     files = _Files(config, on_progress)
     if config.model_url is not None:
-        config = attrs.evolve(config, model=await files.at(config.model_url), model_url=None)
+        path = await files.at(config.model_url, config.model)
+        config = attrs.evolve(config, model=path, model_url=None)
     else:
-        path, name = await files.of(config.model, config.hf_repo, config.hf_file)
-        alias = config.alias or name
-        config = attrs.evolve(config, model=path, alias=alias, hf_repo=None, hf_file=None)
-    path, _ = await files.of(config.spec_draft_model, config.spec_draft_hf)
-    return attrs.evolve(config, spec_draft_model=path, spec_draft_hf=None)
+        uses_projector = (
+            config.mmproj_auto
+            and config.mmproj is config.mmproj_url is None
+            and not config.serves_embeddings
+        )
+        found = await files.of(
+            config.model, config.hf_repo, config.hf_file, with_projector=uses_projector
+        )
+        alias = config.alias or found.name
+        config = attrs.evolve(config, model=found.path, alias=alias, hf_repo=None, hf_file=None)
+        if uses_projector:
+            config = attrs.evolve(config, mmproj=found.projector)
+    if config.mmproj_url is not None:
+        path = await files.at(config.mmproj_url, config.mmproj)
+        config = attrs.evolve(config, mmproj=path, mmproj_url=None)
+    draft = await files.of(config.spec_draft_model, config.spec_draft_hf)
+    return attrs.evolve(config, spec_draft_model=draft.path, spec_draft_hf=None)
+
+
+@attrs.frozen
+class _Found:
+    """Paths, and the name of a model of the hub."""
+
+    path: str | None
+    name: str | None = None
+    projector: str | None = None
 
 
 class _Files:
@@ -72,28 +94,33 @@ class _Files:
         self._offline = config.offline or environment.is_offline()
 
     async def of(
-        self, text: str | None, on_hub: str | None, file: str | None = None
-    ) -> tuple[str | None, str | None]:
-        """The path of what two fields name, and its name if it is a model of the hub."""
+        self,
+        text: str | None,
+        on_hub: str | None,
+        file: str | None = None,
+        *,
+        with_projector: bool = False,
+    ) -> _Found:
+        """Find what two fields name."""
         from trioserve.models.hub import HubReference
 
         if on_hub is not None:
-            return await self._model(HubReference.parse(on_hub, file=file))
+            return await self._model(HubReference.parse(on_hub, file=file), with_projector)
         reference = None if text is None else hub_reference(text)
         if reference is None:
-            return text, None
+            return _Found(text)
         try:
-            return await self._model(reference)
+            return await self._model(reference, with_projector)
         except HubError as error:
             raise ModelLoadError(
                 f"There is no file {text}, and no such model can be downloaded: {error.message}"
             ) from error
 
-    async def at(self, url: str) -> str:
-        """The path of what is at an address."""
+    async def at(self, url: str, place: str | None) -> str:
+        """The path of what is at an address: that place, if there is one."""
         from trioserve.models.hub import url as urls
 
-        path = None if self._config.model is None else Path(self._config.model)
+        path = None if place is None else Path(place)
         if self._offline:
             path = urls.place_of(url, path)
             if not await trio.Path(path).is_file():
@@ -104,7 +131,7 @@ class _Files:
         )
         return str(found)
 
-    async def _model(self, reference: HubReference) -> tuple[str, str]:
+    async def _model(self, reference: HubReference, with_projector: bool) -> _Found:
         from trioserve.models import hub
 
         model = await trio.to_thread.run_sync(hub.find, reference)
@@ -112,9 +139,13 @@ class _Files:
             if self._offline:
                 self._refuse(str(reference))
             model = await hub.pull(
-                reference, token=self._config.hf_token, on_progress=self._on_progress
+                reference,
+                token=self._config.hf_token,
+                with_projector=with_projector,
+                on_progress=self._on_progress,
             )
-        return str(model.files[0]), model.name
+        projector = None if model.mmproj is None else str(model.mmproj)
+        return _Found(str(model.files[0]), model.name, projector)
 
     def _refuse(self, what: str) -> NoReturn:
         raise ModelLoadError(

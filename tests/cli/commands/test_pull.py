@@ -27,7 +27,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
 def test_models_are_pulled_listed_and_deleted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", REPO, "user/repo:f16", "user/draft"]) == 0
     out, _ = said(capsys)
-    model, half, _draft = out.splitlines()
+    model, projector, half, again, _draft = out.splitlines()
+    assert projector == again == "with its projector, mmproj-F16.gguf"
     assert model.startswith("user/repo:Q8_0: 2.4 KiB in /")
     assert half.startswith("user/repo:F16: ")
     assert main(["list"]) == 0

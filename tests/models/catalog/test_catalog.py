@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from trioserve.config import Config
@@ -191,6 +192,34 @@ def test_settings_of_the_router(tmp_path: Path) -> None:
     assert entry.mmproj == Path("p.gguf")
     assert (made.entries["n"].stop_timeout, made.entries["n"].load_on_startup) == (1, False)
     assert Catalog().entries["bundled"].stop_timeout == 10
+
+
+def test_the_projector_beside_a_model_is_used(tmp_path: Path, cached: list[HubModel]) -> None:
+    folder = tmp_path / "models" / "sees"
+    folder.mkdir(parents=True)
+    for name in ("sees.gguf", "mmproj-F16.gguf"):
+        (folder / name).write_bytes(b"123")
+    on_hub = hub_model(tmp_path, "org/x:Q8_0")
+    cached.append(attrs.evolve(on_hub, mmproj=on_hub.files[0].with_name("mmproj.gguf")))
+    local(tmp_path, "m")
+
+    def projectors(preset: str = "", *argv: str) -> dict[str, str | None]:
+        entries = catalog(tmp_path, *argv, preset=preset).entries
+        found = {name: config(one).mmproj for name, one in entries.items() if name != "bundled"}
+        assert found == {
+            name: None if one.mmproj is None else str(one.mmproj)
+            for name, one in entries.items()
+            if name != "bundled"
+        }
+        return found
+
+    both = {"sees": str(folder / "mmproj-F16.gguf"), "org/x:Q8_0": str(cached[0].mmproj)}
+    assert projectors() == {**both, "m": None}
+    assert projectors("", "--mmproj", "of-one-model.gguf") == {**both, "m": None}
+    assert projectors("", "--no-mmproj") == dict.fromkeys((*both, "m"))
+    assert projectors("[sees]\nembeddings = 1\n[m]\nmmproj = p.gguf\n") == {
+        **both, "sees": None, "m": "p.gguf",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

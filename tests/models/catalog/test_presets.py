@@ -92,11 +92,11 @@ def test_settings_that_are_no_flags(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "[*]\nstop-timeout = 3\ndedup-cache-models = true\n"
-        "[m]\nload-on-startup = true\nmmproj = /m/mmproj.gguf\n[n]\nstop-timeout = 0.5\n",
+        "[m]\nload-on-startup = true\n[n]\nstop-timeout = 0.5\n",
     )
     everywhere, sections = read(path)
     assert everywhere == Preset(stop_timeout=3.0, dedup=True)
-    assert sections["m"] == Preset(mmproj="/m/mmproj.gguf", load_on_startup=True)
+    assert sections["m"] == Preset(load_on_startup=True)
     assert sections["n"].over(everywhere) == Preset(stop_timeout=0.5, dedup=True)
 
 

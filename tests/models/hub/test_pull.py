@@ -35,10 +35,11 @@ REPO = "user/some-model-GGUF"
 MODEL = random.Random(0).randbytes(3 * 2**20)
 PARTS = [random.Random(i).randbytes(200_000 + i) for i in range(3)]
 SPLIT = {f"big-BF16-0000{i}-of-00003.gguf": part for i, part in enumerate(PARTS, 1)}
+PROJECTOR = random.Random(9).randbytes(5000)
 FILES = {
     "README.md": b"read me",
     "some-model-Q4_K_M.gguf": MODEL,
-    "mmproj-F16.gguf": random.Random(9).randbytes(5000),
+    "mmproj-F16.gguf": PROJECTOR,
     **SPLIT,
 }
 
@@ -48,9 +49,15 @@ def _full_hub(hub: Hub) -> None:
     hub.add(REPO, FILES)
 
 
-async def pulled(quant: str | None = None, **options: object) -> HubModel:
+async def pulled(
+    quant: str | None = None, *, with_projector: bool = False, **options: object
+) -> HubModel:
     with trio.fail_after(20):
-        return await pull(HubReference(REPO, quant), **options)  # type: ignore[arg-type]
+        return await pull(
+            HubReference(REPO, quant),
+            with_projector=with_projector,
+            **options,  # type: ignore[arg-type]
+        )
 
 
 def starts(hub: Hub) -> list[int]:
@@ -110,10 +117,22 @@ async def test_a_list_of_files_in_pages(hub: Hub) -> None:
     assert (await pulled("bf16")).size == sum(map(len, PARTS))
 
 
+async def test_the_projector_comes_with_the_model(hub: Hub) -> None:
+    without = await pulled()
+    assert without.mmproj is None
+    hub.asked.clear()
+    model = await pulled(with_projector=True)
+    assert len(hub.downloads()) == 1  # the model is there
+    assert model.mmproj == model.files[0].with_name("mmproj-F16.gguf")
+    assert model.mmproj.read_bytes() == PROJECTOR
+    assert model.size == len(MODEL)
+
+
 async def test_looking_up_downloads_nothing(hub: Hub, cache: Path) -> None:
     model = await look_up(HubReference(REPO, "BF16"))
-    assert (list(model.files), model.mmproj) == (list(SPLIT), "mmproj-F16.gguf")
-    assert model.size == sum(map(len, PARTS))
+    assert list(model.files) == list(SPLIT)
+    assert list(model.everything) == [*SPLIT, "mmproj-F16.gguf"]
+    assert model.size == sum(map(len, PARTS)) + len(PROJECTOR)
     assert hub.downloads() == []
     assert not cache.exists()
 

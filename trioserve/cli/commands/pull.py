@@ -57,8 +57,15 @@ async def _pull(config: Config) -> None:
             report.end()
             print(pulled)
         for name, file in ((config.hf_repo, config.hf_file), (config.spec_draft_hf, None)):
-            if name is not None:
-                reference = hub.HubReference.parse(name, file=file)
-                model = await hub.pull(reference, token=config.hf_token, on_progress=report)
-                report.end()
-                print(f"{model.name}: {bytes_text(model.size)} in {model.files[0]}")
+            if name is None:
+                continue
+            model = await hub.pull(
+                hub.HubReference.parse(name, file=file),
+                token=config.hf_token,
+                with_projector=config.mmproj_auto and name == config.hf_repo,
+                on_progress=report,
+            )
+            report.end()
+            print(f"{model.name}: {bytes_text(model.size)} in {model.files[0]}")
+            if model.mmproj is not None:
+                print(f"with its projector, {model.mmproj.name}")

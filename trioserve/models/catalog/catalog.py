@@ -201,7 +201,9 @@ class _Builder:
         path = found.files[0] if found is not None else None
         if preset.dedup and section is not None:
             self.copied |= {path, self._draft(options)}
-        mmproj = found.mmproj if found is not None else None
+        if found is not None and found.mmproj is not None and _takes_projector(options):
+            options["mmproj"] = ("--mmproj", str(found.mmproj))
+        mmproj = _value(options, "mmproj")
         return ModelEntry(
             name=name,
             source=Source.PRESET if section is not None or found is None else found.source,
@@ -209,7 +211,7 @@ class _Builder:
             path=path,
             aliases=aliases,
             tags=readers.names(_value(options, "tags")),
-            mmproj=Path(preset.mmproj) if preset.mmproj else mmproj,
+            mmproj=Path(mmproj) if mmproj else None,
             size=total_size(found.files) if found is not None else 0,
             version=None if path is None else _version(path),
             load_on_startup=bool(preset.load_on_startup),
@@ -237,6 +239,13 @@ class _Builder:
             return _Found(Source.PRESET, parts_of(Path(path))) if is_there else None
         model = find(reference, self._cache_dir)
         return None if model is None else _Found(Source.CACHE, model.files, model.mmproj)
+
+
+def _takes_projector(options: Options) -> bool:
+    """Whether the projector beside a model is to be used, and none is named."""
+    is_off = options.get("mmproj_auto", ("--mmproj-auto",)) != ("--mmproj-auto",)
+    others = ("mmproj", "mmproj_url", "embeddings", "reranking")
+    return not is_off and options.keys().isdisjoint(others)
 
 
 def _value(options: Options, field: str) -> str:

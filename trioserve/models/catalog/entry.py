@@ -28,7 +28,7 @@ class ModelEntry:
         path: the first GGUF file; None while it has to be downloaded.
         aliases: other names.
         tags: as lists of models show them.
-        mmproj: the file beside it for images and sound, for when these are supported.
+        mmproj: the file beside it for images and sound.
         size: bytes of its files; 0 if unknown.
         version: time and size of the first file, which tell that it was replaced.
         hidden: left out of lists, because another entry has the same file.

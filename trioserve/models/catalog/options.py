@@ -37,7 +37,12 @@ OF_THE_ROUTER = frozenset(
 )  # fmt: skip
 
 #: Fields that each model has of its own: set for all, they mean nothing.
-_OF_ONE_MODEL = frozenset({"model", "hf_repo", "hf_file", "model_url", "alias", "tags", "log_file"})
+_OF_ONE_MODEL = frozenset(
+    {
+        "model", "hf_repo", "hf_file", "model_url", "mmproj", "mmproj_url", "alias", "tags",
+        "log_file",
+    }
+)  # fmt: skip
 
 #: Handed on as a variable only, because everybody may see the flags of a process.
 SECRET, _TOKEN = "hf_token", "HF_TOKEN"

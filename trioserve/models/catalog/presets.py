@@ -23,7 +23,6 @@ _ALL = "*"
 #: Where keys go that stand before the first section.
 _UNNAMED = "default"
 _VERSION = "version"
-_MMPROJ = frozenset({"mmproj", "mm", "LLAMA_ARG_MMPROJ"})
 
 
 @attrs.frozen
@@ -32,14 +31,12 @@ class Preset:
 
     Attributes:
         options: the flags that it sets.
-        mmproj: the file for images and sound, for when these are supported.
         load_on_startup: load the model before anybody asks for it.
         stop_timeout: seconds that the model has to end.
         dedup: hide the model of the cache that has the same file.
     """
 
     options: Options = attrs.field(factory=dict)
-    mmproj: str | None = None
     load_on_startup: bool | None = None
     stop_timeout: float | None = None
     dedup: bool | None = None
@@ -96,9 +93,7 @@ def _preset(items: list[tuple[str, str]], where: str) -> Preset:
     others: dict[str, Any] = {}
     for key, text in items:
         source = f"{where} {key}"
-        if key in _MMPROJ:
-            others["mmproj"] = text
-        elif key in _SETTINGS:
+        if key in _SETTINGS:
             name, reader = _SETTINGS[key]
             others[name] = reader(text, source)
         elif key != _VERSION and (found := option(key, text, source)) is not None:

@@ -33,7 +33,8 @@ class RemoteModel:
     reference: HubReference
     listing: Listing
     files: Mapping[str, RemoteFile]  # all parts by their paths, the first one first
-    mmproj: str | None  # the path of the projector for images, if there is one
+    #: The projector for images and sound, if there is one: its path, and the file.
+    projector: tuple[str, RemoteFile] | None
 
     @property
     def name(self) -> str:
@@ -41,9 +42,14 @@ class RemoteModel:
         return name_of(self.reference.repo, next(iter(self.files)))
 
     @property
+    def everything(self) -> Mapping[str, RemoteFile]:
+        """The parts and the projector, by their paths."""
+        return self.files if self.projector is None else dict([*self.files.items(), self.projector])
+
+    @property
     def size(self) -> int:
-        """The size of all parts together, in bytes."""
-        return sum(file.size or 0 for file in self.files.values())
+        """The size of all of that together, in bytes."""
+        return sum(file.size or 0 for file in self.everything.values())
 
 
 async def look_up(
@@ -64,6 +70,7 @@ async def pull(
     token: str | None = None,
     endpoint: str | None = None,
     cache_dir: Path | None = None,
+    with_projector: bool = True,
     on_progress: OnProgress = lambda progress: None,
 ) -> HubModel:
     """Bring a model into the cache, or what is missing of it, as the newest commit has it.
@@ -76,6 +83,7 @@ async def pull(
         token: shows the hub who asks; the default is that of the environment.
         endpoint: the address of the hub; the default is that of the environment.
         cache_dir: the cache; the default is that of the environment.
+        with_projector: bring the projector for images and sound as well, if there is one.
         on_progress: told how far it is, several times a second.
 
     Raises:
@@ -83,8 +91,8 @@ async def pull(
     """
     async with _client(token, endpoint) as client:
         model = await _look_up(client, reference)
-        if model.mmproj is not None:
-            _log.info("the projector for images is not downloaded", file=model.mmproj)
+        if not with_projector:
+            model = attrs.evolve(model, projector=None)
         folder = RepoFolder(cache_dir or default_cache_dir(), reference.repo)
         return await _Download(client, model, folder, on_progress).run()
 
@@ -99,14 +107,15 @@ async def _look_up(client: HttpClient, reference: HubReference) -> RemoteModel:
     listing = await list_files(client, reference.repo)
     paths = list(listing.files)
     parts = choose(paths, reference)
-    for part in parts:
+    projector = projector_beside(paths, parts[0])
+    for part in (*parts, *([] if projector is None else [projector])):
         if listing.files[part].digest is None:
             raise HubError(f"{client.endpoint} does not say what the hash of {part} is.")
     return RemoteModel(
         reference=reference,
         listing=listing,
         files={part: listing.files[part] for part in parts},
-        mmproj=projector_beside(paths, parts[0]),
+        projector=None if projector is None else (projector, listing.files[projector]),
     )
 
 
@@ -118,13 +127,14 @@ class _Download:
     ) -> None:
         self._client = client
         self._model = model
+        self._files = model.everything
         self._folder = folder
-        sizes = {file.url: file.size or 0 for file in model.files.values()}
+        sizes = {file.url: file.size or 0 for file in self._files.values()}
         self._reporter = Reporter(sizes, on_progress)
 
     async def run(self) -> HubModel:
         """Get what is missing, and make the links when all of it is there."""
-        by_digest = {self._digest(path): path for path in self._model.files}
+        by_digest = {self._digest(path): path for path in self._files}
         async with AsyncExitStack() as stack:
             # All room is reserved before the first byte comes. The order is the same for all, so
             # that no two wait for each other.
@@ -136,7 +146,7 @@ class _Download:
 
     async def _open(self, stack: AsyncExitStack, path: str) -> PartialFile | None:
         """Lock a file and open what there is of it; None if all of it is there."""
-        file = self._model.files[path]
+        file = self._files[path]
         lock = self._folder.lock(self._digest(path))
         if not await trio.to_thread.run_sync(self._is_there, path):
             await stack.enter_async_context(locked(lock, partial(self._watch, path)))
@@ -150,7 +160,7 @@ class _Download:
     async def _transfer(self, path: str, partial_file: PartialFile) -> None:
         await transfer(
             self._client,
-            self._model.files[path],
+            self._files[path],
             partial_file,
             self._folder.blob(self._digest(path)),
             partial(self._report, path),
@@ -158,7 +168,7 @@ class _Download:
 
     def _publish(self) -> HubModel:
         listing = self._model.listing
-        for path in self._model.files:
+        for path in self._files:
             self._folder.link(listing.commit, path, self._digest(path))
         self._folder.set_ref(listing.branch, listing.commit)
         model = self._folder.model(listing.commit, next(iter(self._model.files)))
@@ -166,12 +176,12 @@ class _Download:
         return model
 
     def _digest(self, path: str) -> str:
-        digest = self._model.files[path].digest
+        digest = self._files[path].digest
         assert digest is not None  # `_look_up` has seen to it
         return digest
 
     def _is_there(self, path: str) -> bool:
-        size = self._model.files[path].size
+        size = self._files[path].size
         blob = self._folder.blob(self._digest(path))
         link = self._folder.file(self._model.listing.commit, path)
         return any(one.is_file() and one.stat().st_size == size for one in (link, blob))
@@ -185,4 +195,4 @@ class _Download:
             self._report(path, self._incomplete(path).stat().st_size)
 
     def _report(self, path: str, n_bytes: int) -> None:
-        self._reporter(self._model.files[path].url, n_bytes)
+        self._reporter(self._files[path].url, n_bytes)
