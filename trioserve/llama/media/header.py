@@ -73,16 +73,15 @@ def _problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:
 
 
 #: In encoders of sound, the keys may be without a bias.
-_ATTENTION = re.compile(rb"(.+\.attn_)[qkv](\.weight)|(v\..+\.attn_)[qkv](\.bias)")
+_ATTENTION = re.compile(rb"([\w.]+\.attn_)[qkv](\.weight)|(v\.[\w.]+\.attn_)[qkv](\.bias)")
 
 
 def _wrong_tensors(tensors: Mapping[bytes, tuple[int, ...]], file_size: int) -> Iterator[str]:
     for name, shape in tensors.items():
-        shown = name.decode(errors="replace")
         if math.prod(shape) > 8 * file_size:  # no type has less than a bit for a weight
-            yield f"the tensor {shown} would be larger than the file"
-        if match := _ATTENTION.fullmatch(name):
-            before, after = filter(None, match.groups())
-            for letter in (b"q", b"k", b"v"):
-                if (other := before + letter + after) not in tensors:
-                    yield f"it has the tensor {shown}, but no {other.decode(errors='replace')}"
+            yield f"the tensor {name.decode(errors='replace')} would be larger than the file"
+    for match in filter(None, map(_ATTENTION.fullmatch, tensors)):
+        before, after = filter(None, match.groups())
+        for other in (before + letter + after for letter in (b"q", b"k", b"v")):
+            if other not in tensors:
+                yield f"it has the tensor {match[0].decode()}, but no {other.decode()}"
