@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engine_harness import Harness
+from tests.support.scripted_media import prompt_of
 from trioserve.testing import ScriptedBackend, ScriptedProjector
-from trioserve.types import GenerationParams, Prompt, Task
+from trioserve.types import GenerationParams, Task
 
 
 class MediaHarness(Harness):
@@ -20,18 +21,10 @@ class MediaHarness(Harness):
         self.encoder = self.engine.encoder
         self.encoder.has_thread = False
 
-    def prompt(self, text: str, **options: object) -> Prompt:
-        """Read ``a[x]b`` as text, an image named x, and text."""
-        tokens, media = b"", []
-        for part in text.replace("]", "[").split("["):
-            if len(tokens) + len(media) >= 0 and part.startswith("#"):
-                media.append((len(tokens), self.projector.chunk("image", part[1:])))
-            else:
-                tokens += part.encode()
-        return Prompt(tokens, media=media, **options)  # type: ignore[arg-type]
-
     def ask(self, task_id: int, text: str, **options: object) -> None:
-        self.engine.submit(Task(task_id, self.prompt(text), GenerationParams(**options)))
+        self.engine.submit(
+            Task(task_id, prompt_of(text, self.projector), GenerationParams(**options))
+        )
 
     def go(self) -> None:
         """Tick and encode until there is nothing to do."""
@@ -45,8 +38,8 @@ class MediaHarness(Harness):
 @pytest.mark.parametrize("n_positions", [5, 2])
 def test_a_prompt_with_media_is_answered(is_causal: bool, n_positions: int) -> None:
     one = MediaHarness(ScriptedProjector(is_causal=is_causal, n_positions=n_positions))
-    one.ask(1, "see [#x] and [#y]!")
-    one.ask(2, "[#x]")
+    one.ask(1, "see [image:x] and [image:y]!")
+    one.ask(2, "[image:x]")
     one.go()
     assert one.text(1) == "SEE [IMAGE:X] AND [IMAGE:Y]!"
     assert one.text(2) == "[IMAGE:X]"

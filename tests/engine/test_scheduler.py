@@ -14,13 +14,14 @@ from trioserve.engine import DecodeMaximal, DraftRequest, Engine
 from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.engine.cache.checkpoints import CheckpointRules
 from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
-from trioserve.errors import KVCacheFullError, PermissionDeniedError
-from trioserve.testing import ScriptedBackend
+from trioserve.errors import KVCacheFullError, NotSupportedError, PermissionDeniedError
+from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.testing.sampler import ScriptedConstraint
 from trioserve.types import (
     AdapterInfo,
     Adapters,
     CacheRoot,
+    CellKey,
     Chunk,
     Failed,
     Finished,
@@ -100,6 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
             window=self.window,
             adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
             drafters=[NgramDrafter(NGRAMS), Dreamer()] if self.has_drafters else [],
+            projector=self.make_projector(),
         )
         self.backend.n_spare_cores = self.n_spare_cores
         self.backend.on_decode = self.has_room
@@ -119,7 +121,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.drafts.costs = FlatCosts()
         if self.n_adapters:
             self.engine._scheduler.planner.turns = AdapterTurns(2, now=itertools.count().__next__)
-        self.prompts: dict[int, str] = {}
+        self.prompts: dict[int, str] = {}  # as the script sees them
+        self.cells: dict[int, tuple[CellKey, ...]] = {}
         self.adapters: dict[int, Adapters] = {}
         self.roots: dict[int, CacheRoot] = {}
         self.budgets: dict[int, int | None] = {}
@@ -128,9 +131,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.paused: set[int] = set()
 
+    def make_projector(self) -> ScriptedProjector | None:
+        """Without eyes."""
+        return None
+
+    def make_prompt(self, text: str, hints: list[int]) -> tuple[Prompt, str]:
+        """Make a prompt; returns how the script sees it, too."""
+        return Prompt(text.encode(), hints=hints), text
+
     def has_room(self, backend: ScriptedBackend) -> None:
         """The scheduler has seen to it that all of a batch fits."""
-        assert backend.n_cells + len(backend.batch.rows) <= N_CTX
+        assert backend.n_cells + backend.n_new <= N_CTX
 
     @rule(
         prompt=prompts,
@@ -161,11 +172,14 @@ class EngineMachine(RuleBasedStateMachine):
         thinking = Thinking(start="", end=THOUGHT, begun=True)
         closing = tuple(THOUGHT.encode())
         budget = None
+        made, seen = self.make_prompt(prompt, hints)
+        if len(made) >= self.n_ctx_seq:
+            return
         if n_thinking is not None:
             budget = ThinkingBudget(thinking=thinking, n_tokens=n_thinking, closing=closing)
         task = Task(
             task_id,
-            Prompt(prompt.encode(), hints=hints),
+            made,
             GenerationParams(**options),
             client,
             root=CacheRoot(adapters, owner, salt),
@@ -176,7 +190,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.budgets[task_id] = n_thinking
         self.adapters[task_id] = adapters
         self.roots[task_id] = task.root
-        self.prompts[task_id], self.said[task_id] = prompt, ""
+        self.prompts[task_id], self.said[task_id] = seen, ""
+        self.cells[task_id] = tuple(made.keys)
 
     @precondition(lambda self: self.prompts)
     @rule(data=st.data())
@@ -202,10 +217,12 @@ class EngineMachine(RuleBasedStateMachine):
             work_left = self.engine.tick()
             if check_each or not left:  # to check brings the books up to date
                 self.engine.check_integrity()
-            assert work_left or not self.engine._scheduler.waiting, (
-                "slots that nobody reads are held"
-            )
+            assert work_left or self.waits_for_others(), "slots that nobody reads are held"
             self._read()
+
+    def waits_for_others(self) -> bool:
+        """Whether the engine may do nothing, because nobody waits for it."""
+        return not self.engine._scheduler.waiting
 
     def _read(self) -> None:
         for event in self.engine.take_events():
@@ -214,16 +231,22 @@ class EngineMachine(RuleBasedStateMachine):
             assert task_id not in self.cancelled, "an event after the cancel"
             if isinstance(event, Chunk):
                 self.said[task_id] += event.text
-            assert not isinstance(event, Failed)
+            if isinstance(event, Failed):
+                assert self.may_fail(event)
+                self.ended.add(task_id)
             if isinstance(event, Finished):
                 self.ended.add(task_id)
                 assert event.timings.cache_n <= self._known(task_id)
 
+    def may_fail(self, event: Failed) -> bool:
+        """Nothing does."""
+        return False
+
     def _known(self, task_id: int) -> int:
         """How much of a prompt may be in the cache: what those it shares with have or say."""
-        prompt = list(self.prompts[task_id])
+        prompt = self.cells[task_id]
         texts = (
-            list(self.prompts[other] + self.whole(other))
+            (*self.cells[other], *self.whole(other).encode())
             for other, root in self.roots.items()
             if other != task_id and root == self.roots[task_id]
         )
@@ -268,7 +291,10 @@ class EngineMachine(RuleBasedStateMachine):
                 with pytest.raises(PermissionDeniedError):
                     scheduler.erase(slot, owner)
                 return
-            if erase:
+            if min(slot.kept, default=0) < 0:
+                with pytest.raises(NotSupportedError):
+                    scheduler.save(slot, owner)
+            if erase or min(slot.kept, default=0) < 0:
                 scheduler.erase(slot, owner)
                 return
             saved = scheduler.save(slot, owner)
@@ -290,12 +316,16 @@ class EngineMachine(RuleBasedStateMachine):
             work_left = self.engine.tick()
             self.engine.check_integrity()
             self._read()
-            if not work_left:
+            if not work_left and not self.help():
                 break
         assert self.ended | self.cancelled == set(self.prompts)
         assert self.backend.n_samplers == 0
         self.engine.stop()
         self.engine.run()
+
+    def help(self) -> bool:
+        """Do what others do for the engine; returns whether there was anything."""
+        return False
 
 
 class SplitCacheMachine(EngineMachine):

@@ -54,7 +54,7 @@ class Encoder:
         self._wishes: Mapping[int, Sequence[MediaChunk]] = {}
         self._wanted: set[str] = set()  # the ids of all of these
         self._running: MediaChunk | None = None
-        self._failed: set[str] = set()  # of those that are wanted: they are not tried again
+        self._failed: set[str] = set()  # they are not tried again before `settle`
         self._served: dict[int, int] = {}  # by run: the turn in which it was served last
         self._turn = 0
         self._threads = 0  # that were set; 0: those that the projector began with
@@ -81,13 +81,17 @@ class Encoder:
         with self._changed:
             self._wishes = wishes
             self._wanted = {chunk.id for chunks in wishes.values() for chunk in chunks}
-            self._failed &= self._wanted
             self._served = {run: turn for run, turn in self._served.items() if run in wishes}
             is_stale = self._running is not None and self._running.id not in self._wanted
             if self.has_thread and self._next() is not None:
                 self._start()
         if is_stale:
             self._projector.interrupt()
+
+    def settle(self, chunk: MediaChunk) -> None:
+        """Note that all runs are gone that a chunk failed for. It may be tried again for others."""
+        with self._changed:
+            self._failed.discard(chunk.id)
 
     def get(self, chunk: MediaChunk) -> Embeddings | None:
         """Return the embeddings of a chunk, if they are there; which counts as a use."""

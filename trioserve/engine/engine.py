@@ -206,9 +206,9 @@ class Engine(SlotLoop):
                     self._emit(Failed(task.id, self.failure))
             case Cancel(task_id):
                 run = self._scheduler.remove(task_id)
+                self._retract(task_id)  # it may have failed since the last tick
                 if run is not None:
                     self._end(run)
-                    self._retract(task_id)
                     self._slot_calls.make(self._scheduler.slots)
                     if not self._scheduler.has_work:
                         self._scheduler.ask_for_media()
@@ -232,6 +232,8 @@ class Engine(SlotLoop):
                 run = self._scheduler.release(slot)
                 self._end(run)
                 self._emit(Failed(run.task.id, error))
+        assert self.encoder is not None
+        self.encoder.settle(chunk)
 
     # -- one tick: run
 

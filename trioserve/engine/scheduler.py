@@ -92,6 +92,9 @@ class Scheduler:
         if run is None:
             return
         run.paused = paused
+        for slot in self.slots:
+            if slot.run is run:
+                slot.awaits_media = False  # until the next tick, which looks again
         if paused and self.waiting.remove(task_id) is not None:
             self.stalled[task_id] = run
         elif not paused and self.stalled.pop(task_id, None) is not None:

@@ -74,7 +74,8 @@ class ScriptedBackend:
         chunks: knows these.
         made_with: the adapters that each of them was computed with.
         current_adapters: those in use.
-        n_decodes: how often `decode` was called.
+        n_decodes: how often `decode` and `decode_media` were called.
+        n_new: how many cells the last one was to fill.
         n_samplers: samplers that are not closed.
         samplers: those that know the sequence they are for, by its id.
         fail_next: raised by the next `decode`, in place of decoding.
@@ -128,7 +129,7 @@ class ScriptedBackend:
         self.n_decoded = 0
         #: Of the last decode, by row: the sequence, and how many tokens it has with that row.
         self.logits: dict[int, tuple[int, int]] = {}
-        self.n_decodes = 0
+        self.n_decodes = self.n_new = 0
         self.n_samplers = 0
         self.samplers: dict[int, ScriptedSampler] = {}
         self.closed = False
@@ -236,6 +237,7 @@ class ScriptedBackend:
         """Fail as told, or as llama.cpp would."""
         assert not self.closed, "the backend is closed"
         self.n_decodes += 1
+        self.n_new = n_cells
         if self.on_decode is not None:
             self.on_decode(self)
         interrupted, self.interrupted = self.interrupted, False

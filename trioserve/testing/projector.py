@@ -140,6 +140,11 @@ class ScriptedProjector:
         """End the encoding that runs."""
         self._interrupted.set()
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the encoding that runs is to end early."""
+        return self._interrupted.is_set()
+
     def set_threads(self, count: int) -> None:
         """Note it."""
         assert count > 0

@@ -1,0 +1,125 @@
+"""Random arrivals, cancels and failures of prompts with media: the invariants hold all the time."""
+
+from __future__ import annotations
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import rule
+
+from tests.engine.test_scheduler import N_CTX, CheckpointMachine, EngineMachine
+from tests.support.scripted_media import prompt_of
+from trioserve.engine.encoder import Encoder
+from trioserve.errors import EncodeError
+from trioserve.testing import ScriptedProjector
+from trioserve.types import Failed, MediaChunk, Prompt
+
+
+class MediaMachine(EngineMachine):
+    """The same with an image in place of each ``b``, which takes more than a tick.
+
+    As with M-RoPE, an image has fewer positions than cells. Its embeddings are kept for a few
+    others only. While one is encoded, the engine ticks, and runs are cancelled.
+    """
+
+    n_cells, n_positions, is_causal = 18, 3, True
+    has_drafters = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        encoder = self.engine.encoder
+        assert encoder is not None
+        encoder.has_thread = False
+        encoder.limit = 3 * 4 * 4 * self.n_cells
+        self.encoder: Encoder = encoder
+
+    def make_projector(self) -> ScriptedProjector:
+        self.projector = ScriptedProjector(
+            n_cells=self.n_cells, n_positions=self.n_positions, is_causal=self.is_causal
+        )
+        return self.projector
+
+    def make_prompt(self, text: str, hints: list[int]) -> tuple[Prompt, str]:
+        seen = text.replace("bb", "bc").replace("b", "[image:b]").replace("c", "[image:c]")
+        return prompt_of(seen, self.projector, tuple(hints)), seen
+
+    def waits_for_others(self) -> bool:
+        slots = self.engine._scheduler.slots
+        return super().waits_for_others() or any(slot.awaits_media for slot in slots)
+
+    @rule(n_ticks=st.integers(0, 3), fails=st.sampled_from([False, False, False, True]))
+    def encode(self, n_ticks: int, fails: bool) -> None:
+        """Encode a chunk, and meanwhile tick."""
+
+        def go_on(_chunk: MediaChunk) -> None:
+            for _ in range(n_ticks):
+                self.engine.tick()
+                self.engine.check_integrity()
+                self._read()
+
+        self.projector.on_encode = go_on
+        self.projector.fail_next = EncodeError("as told") if fails else None
+        self.encoder.encode_next()
+        self.projector.on_encode = self.projector.fail_next = None
+
+    @rule(data=st.data())
+    def cancel_while_encoding(self, data: st.DataObject) -> None:
+        """Cancel the run of a slot while something is encoded."""
+        runs = [slot.run for slot in self.engine._scheduler.slots if slot.run is not None]
+        if not runs:
+            return
+        task_id = data.draw(st.sampled_from(sorted(run.task.id for run in runs)))
+
+        def cancel(chunk: MediaChunk) -> None:
+            self.engine.cancel(task_id)
+            self.cancelled.add(task_id)
+            self.engine.tick()
+            self._read()
+            wanted = any(slot.needs(chunk) for slot in self.engine._scheduler.slots)
+            assert wanted or self.projector.is_interrupted, "what nobody wants is encoded"
+
+        self.projector.on_encode = cancel
+        self.encoder.encode_next()
+        self.projector.on_encode = None
+
+    def may_fail(self, event: Failed) -> bool:
+        return isinstance(event.error, EncodeError)
+
+    def help(self) -> bool:
+        return self.encoder.encode_next()
+
+    def teardown(self) -> None:
+        super().teardown()
+        size = sum(one.nbytes for one in self.encoder._encoded.values())
+        assert size == self.encoder._size <= self.encoder.limit
+
+
+class WholeMediaMachine(MediaMachine):
+    """The same with images that are decoded whole, and a part of the cache for each sequence."""
+
+    n_cells, n_positions, is_causal = 6, 6, False
+    n_seqs = 5
+    n_ctx_seq = N_CTX // 5
+
+
+class MediaCheckpointMachine(MediaMachine, CheckpointMachine):
+    """The same with a model that can append, start anew, or go back to a checkpoint."""
+
+    n_cells, n_positions = 9, 2
+    has_drafters = False
+
+
+class MediaWindowMachine(MediaCheckpointMachine):
+    """That with images that are decoded whole, and sequences whose last cells are theirs alone."""
+
+    n_cells, n_positions, is_causal = 4, 4, False
+    window = 30
+
+
+quick = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestMedia = MediaMachine.TestCase
+TestMedia.settings = quick
+TestWholeMedia = WholeMediaMachine.TestCase
+TestWholeMedia.settings = quick
+TestMediaCheckpoints = MediaCheckpointMachine.TestCase
+TestMediaCheckpoints.settings = quick
+TestMediaWindow = MediaWindowMachine.TestCase
+TestMediaWindow.settings = quick
