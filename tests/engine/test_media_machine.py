@@ -114,7 +114,7 @@ class MediaWindowMachine(MediaCheckpointMachine):
     window = 30
 
 
-quick = settings(max_examples=25, stateful_step_count=30, deadline=None)
+quick = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestMedia = MediaMachine.TestCase
 TestMedia.settings = quick
 TestWholeMedia = WholeMediaMachine.TestCase
