@@ -82,6 +82,17 @@ async def test_the_same_image_several_times() -> None:
     assert prompts[0].count("(image 8x4)") == 2
 
 
+async def test_a_message_with_an_image_is_continued() -> None:
+    backend, prompts = seeing()
+    said = {"role": "assistant", "content": [image(), {"type": "text", "text": "It is"}]}
+    async with client_of(backend) as client:
+        answer = await client.post(
+            "/v1/chat/completions", json={"messages": [*user("Draw it"), said]}
+        )
+    assert answer.json()["choices"][0]["message"]["content"] == "It isA cat."
+    assert prompts[0].endswith("(image 8x4)It is")
+
+
 @pytest.mark.parametrize(
     ("projector", "parts"),
     [

@@ -36,7 +36,12 @@ _MAX_DIGITS = 20
 _PROMPT = {
     "type": ["string", "array", "object"],
     "items": {"type": ["string", "integer"]},
-    "description": "Text, or token ids. It must fit into the context of the model.",
+    "properties": {
+        "prompt_string": {"type": "string"},
+        "multimodal_data": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PARTS},
+    },
+    "description": "Text, token ids, or text with a marker for each of the media, which are in "
+    "base64. It must fit into the context of the model.",
 }
 _MANY = {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": limits.MAX_PROMPTS}
 _PROMPTS = {"anyOf": [_PROMPT, _MANY]}

@@ -18,6 +18,10 @@ _SOURCES: Mapping[Source, str] = {
 }
 
 
+#: What is said of a model that was not loaded yet.
+_UNKNOWN = {"architecture": {"input_modalities": ["text"], "output_modalities": ["text"]}}
+
+
 def model(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
     """Describe a model, for clients of llama-server, OpenAI and Anthropic."""
     created = 0 if entry.version is None else entry.version[0] // 10**9
@@ -29,7 +33,6 @@ def model(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
         "owned_by": "trioserve",
         "created": created,
         "status": status(entry, state),
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "source": _SOURCES[entry.source],
         "can_remove": entry.source is Source.CACHE,
         "path": None if entry.path is None else str(entry.path),
@@ -39,7 +42,7 @@ def model(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
         "display_name": entry.name,
         "created_at": _time(created),
     }
-    return {**state.info, **described}
+    return {**_UNKNOWN, **state.info, **described}
 
 
 def downloading(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,4 +133,4 @@ def _text(message: Message) -> str:
     content: str | list[dict[str, Any]] = message["content"]
     if isinstance(content, str):
         return content
-    return "\n\n".join(part["text"] for part in content)
+    return "\n\n".join(part["text"] for part in content if part["type"] == "text")
