@@ -34,6 +34,7 @@ _ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
     "--no-sandbox",
+    "--use-fake-device-for-media-stream",  # a microphone that beeps
 ]
 
 #: What an element does within this time, in seconds, on a machine that is busy with others.

@@ -44,6 +44,7 @@ _POLICY = "; ".join(
         "script-src 'self'{script}",
         "style-src 'self'{style}",
         "img-src 'self' data: blob:",
+        "media-src 'self' blob: data:",
         "font-src 'self'",
         "connect-src 'self'",
         "manifest-src 'self'",

@@ -2,14 +2,14 @@
 
 export type Role = "system" | "user" | "assistant" | "tool";
 
-/** A text file that goes with a message. `data` is for files that are not text: a data URL. */
+/** A file that goes with a message: a text, or a picture, a recording or a video, which are `data`. */
 export interface Attachment {
   id: string;
   name: string;
   type: string;
   size: number;
   text: string;
-  data?: string;
+  data?: Blob;
 }
 
 export interface ToolCall {
@@ -137,6 +137,9 @@ export interface ServerStatus {
   /** When the page will try again by itself: milliseconds, as Date.now(). */
   retryAt?: number;
 }
+
+/** What a file can be that is no text. */
+export type MediaKind = "image" | "audio" | "video";
 
 /** What the server says of itself in /props, as far as the page reads it. */
 export interface Props {

@@ -5,6 +5,7 @@ import { useEffect } from "preact/hooks";
 import { Icon } from "../icon";
 import { openChat } from "../state/chats";
 import { settings } from "../state/settings";
+import { mediaTaken } from "./attachments";
 import { Composer } from "./Composer";
 import { attach } from "./draft";
 import { Header } from "./Header";
@@ -20,6 +21,7 @@ import { Welcome } from "./Welcome";
 const Conversation = later(async () => (await import("../talk/Conversation")).Conversation);
 const Activity = later(async () => (await import("./Activity")).Activity);
 const Settings = later(async () => (await import("./Settings")).Settings);
+const Draw = later(async () => (await import("./Draw")).Draw);
 const Help = later(async () => (await import("./Help")).Help);
 
 /** Whether files are held over the page. */
@@ -68,7 +70,8 @@ function Column({ covered }: { covered: boolean }): VNode {
 function Overlay(): VNode | null {
   const shown = overlay.value;
   if (shown === null) return null;
-  return shown === "help" ? <Help /> : <Settings section={shown.settings} />;
+  if (shown === "help") return <Help />;
+  return shown === "draw" ? <Draw /> : <Settings section={shown.settings} />;
 }
 
 function DropZone(): VNode {
@@ -85,7 +88,7 @@ function DropZone(): VNode {
     >
       <p>
         <Icon name="file" />
-        Drop text files to attach them
+        {mediaTaken().length > 0 ? "Drop files to attach them" : "Drop text files to attach them"}
       </p>
     </div>
   );

@@ -4,13 +4,16 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { openChat } from "../state/chats";
+import { kindOf } from "../state/media";
 import { runs } from "../state/runs";
 import { settings } from "../state/settings";
 import { send, stop } from "../state/talk";
 import type { Attachment, Stats } from "../types";
+import { AttachTools } from "./AttachTools";
 import { attach, attachText, detach, draft, setDraft } from "./draft";
-import { choose } from "./files";
 import { bytes, count, percent } from "./format";
+import { useObjectUrl } from "./objectUrl";
+import { listening } from "./recording";
 import { attempt, say } from "./toasts";
 import { focusComposer, touch } from "./view";
 
@@ -25,7 +28,8 @@ export function Composer(): VNode {
   const { text, attachments } = draft.value;
   const chat = openChat.value?.chat.id;
   const running = useComputed(() => runs.value.has(openChat.value?.chat.id ?? ""));
-  const canSend = text.trim() !== "" || attachments.length > 0;
+  // What is being recorded is to go along.
+  const canSend = (text.trim() !== "" || attachments.length > 0) && listening.value === "off";
   const submit = () => {
     if (!canSend || running.value || !chat) return;
     stay();
@@ -49,15 +53,7 @@ export function Composer(): VNode {
       )}
       <TextField onSubmit={submit} />
       <div class="composer-foot">
-        <button
-          type="button"
-          class="icon-button"
-          aria-label="Attach text files"
-          title="Attach text files"
-          onClick={() => void attempt(async () => attach(await choose({ multiple: true })))}
-        >
-          <Icon name="paperclip" />
-        </button>
+        <AttachTools />
         <span class="space" />
         <ContextRing />
         {running.value && chat ? (
@@ -166,10 +162,12 @@ function editLast(): boolean {
 }
 
 function Chip({ attachment }: { attachment: Attachment }): VNode {
-  const { id, name, size } = attachment;
+  const { id, name, size, type, data } = attachment;
+  const url = useObjectUrl(data);
+  const isPicture = kindOf(type) === "image" && data;
   return (
     <li class="chip">
-      <Icon name="file" />
+      {isPicture ? <img class="thumbnail" src={url} alt="" /> : <Icon name={data ? "media" : "file"} />}
       <span class="chip-name" dir="auto" title={name}>
         {name}
       </span>

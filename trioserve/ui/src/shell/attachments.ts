@@ -1,18 +1,49 @@
-/** Files that go with a message, read as text. */
+/** Files that go with a message: read as text, or taken as pictures, recordings and videos. */
 
-import type { Attachment } from "../types";
-import { quoted } from "./format";
+import { kindOf } from "../state/media";
+import { takes } from "../state/server";
+import type { Attachment, MediaKind } from "../types";
+import { bytes, quoted } from "./format";
+import { readPicture } from "./pictures";
 
-/** The largest file that is taken. More would not fit into the context of a model. */
-export const MAX_BYTES = 1_000_000;
+/** The largest text that is taken. More would not fit into the context of a model. */
+export const MAX_TEXT = 1_000_000;
 
-/** Read a file as text; an Error for people says why it cannot be. */
+/** The largest file of another kind. Base64 adds a third, and a server takes 32 MiB by default. */
+export const MAX_MEDIA = 20_000_000;
+
+const NAMES: Record<MediaKind, string> = { image: "pictures", audio: "recordings", video: "videos" };
+
+/** What the model takes beside texts, in words; empty: nothing. */
+export function mediaTaken(): string[] {
+  return (["image", "audio", "video"] as const).filter(takes).map((kind) => NAMES[kind]);
+}
+
+/** Read a file; an Error for people says why it cannot be attached. */
 export async function readAttachment(file: File, id: string): Promise<Attachment> {
   const { name, type, size } = file;
-  if (size > MAX_BYTES) throw new Error(`${quoted(name)} is too large. The limit is 1 MB.`);
-  const text = decode(new Uint8Array(await file.arrayBuffer()));
-  if (text === null) throw new Error(`${quoted(name)} is not a text file.`);
-  return { id, name, type: type || "text/plain", size, text };
+  // By what is in it: browsers take a program in TypeScript for a video.
+  const text = size > MAX_TEXT ? null : decode(new Uint8Array(await file.arrayBuffer()));
+  if (text !== null) return { id, name, type: type || "text/plain", size, text };
+  const kind = kindOf(type);
+  if (kind) return readMedia(file, kind, id);
+  if (size > MAX_TEXT) throw tooLarge(name, MAX_TEXT);
+  throw new Error(`${quoted(name)} is neither a text nor a picture, a recording or a video.`);
+}
+
+async function readMedia(file: File, kind: MediaKind, id: string): Promise<Attachment> {
+  const { name } = file;
+  if (takes(kind) === false) throw new Error(`${quoted(name)} is not attached: this model takes no ${NAMES[kind]}.`);
+  const read = kind === "image" ? await readPicture(file) : file;
+  if (read.size > MAX_MEDIA) throw tooLarge(name, MAX_MEDIA);
+  const type = read.type.replace(/;.*/, ""); // a recording’s has its codec, too
+  // A copy: the file itself may change, or go, before the message is sent.
+  const data = new Blob([await read.arrayBuffer()], { type });
+  return { id, name, type, size: data.size, text: "", data };
+}
+
+function tooLarge(name: string, limit: number): Error {
+  return new Error(`${quoted(name)} is too large. The limit is ${bytes(limit)}.`);
 }
 
 /** The text of bytes in UTF-8, in UTF-16 with a mark, or in Windows' old encoding; null: not a text. */

@@ -52,10 +52,12 @@ export function startDrafts(): void {
   if (at >= 0 && kept.slice(0, at) === shown.draft) setDraft({ text: kept.slice(at + 1) });
 }
 
-/** Attach files; those that cannot be are told of. */
-export async function attach(files: Iterable<File>): Promise<void> {
+/** Attach files to what is being written now; those that cannot be are told of. */
+export async function attach(files: Iterable<File> | Promise<Iterable<File>>): Promise<void> {
   const key = shown.draft;
-  for (const file of files) {
+  let all: Iterable<File> = [];
+  await attempt(async () => (all = await files));
+  for (const file of all) {
     await attempt(async () => {
       const attachment = await readAttachment(file, newId());
       const to = drafts.get(key) ?? EMPTY;

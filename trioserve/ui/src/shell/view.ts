@@ -7,8 +7,8 @@ import { place } from "../state/storage";
 /** A part of the settings. */
 export type Section = "chat" | "all" | "presets" | "general" | "data";
 
-/** What lies over the page: the settings at one of their parts, the list of shortcuts, or nothing. */
-export type Overlay = { settings: Section } | "help" | null;
+/** What lies over the page: the settings at one of their parts, the list of shortcuts, a sheet to draw on, or nothing. */
+export type Overlay = { settings: Section } | "help" | "draw" | null;
 
 /** Whether the window is as a media query says, now and later. */
 function media(query: string): ReadonlySignal<boolean> {

@@ -103,7 +103,7 @@ export async function exportChats(ids?: string[]): Promise<Blob> {
   const wholes = await reading((tx) =>
     Promise.all(wanted.map(async (chat) => ({ chat, messages: await tx.messagesOf(chat.id) }))),
   );
-  return new Blob([written(wholes)], { type: "application/json" });
+  return written(wholes);
 }
 
 /**

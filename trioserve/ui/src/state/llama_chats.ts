@@ -1,6 +1,7 @@
 // Chats that llama-server's page has exported: a list of conversations as JSON, or JSON lines.
 
 import { isRecord } from "./json";
+import { blobIn } from "./media";
 
 type Fields = Record<string, unknown>;
 
@@ -62,10 +63,15 @@ function messageOf(given: Fields): Fields {
     model: model ?? "",
     reasoning: given.reasoningContent ?? given.thinking ?? "",
     toolCalls: callsIn(toolCalls),
-    attachments: files
-      .filter((file) => typeof file.content === "string")
-      .map((file) => ({ name: file.name, size: file.size, text: file.content })),
+    attachments: files.flatMap(fileOf),
   };
+}
+
+/** A file in our words; none if it is of a kind that the page does not have. */
+function fileOf({ name, size, content, base64Url, base64Data, mimeType }: Fields): Fields[] {
+  if (typeof content === "string") return [{ name, size, text: content }];
+  const data = base64Url ?? `data:${String(mimeType)};base64,${String(base64Data)}`;
+  return typeof data === "string" && blobIn(data) ? [{ name, data }] : [];
 }
 
 /** OpenAI's form of tool calls, as a list or as its JSON. */

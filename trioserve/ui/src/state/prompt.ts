@@ -2,6 +2,7 @@
 
 import type { Attachment, Message, Sampling } from "../types";
 import { PING_S } from "../server/follow";
+import { dataUrlOf, kindOf } from "./media";
 
 export interface Asked {
   system: string;
@@ -13,8 +14,8 @@ export interface Asked {
 }
 
 /** The body of the request. */
-export function bodyFor({ system, sampling, model, path, continues }: Asked): Record<string, unknown> {
-  const said = messagesFor(path, continues);
+export async function bodyFor({ system, sampling, model, path, continues }: Asked): Promise<Record<string, unknown>> {
+  const said = await messagesFor(path, continues);
   const head = system.trim() ? [{ role: "system", content: system }] : [];
   return {
     ...sampling,
@@ -29,9 +30,11 @@ export function bodyFor({ system, sampling, model, path, continues }: Asked): Re
   };
 }
 
+type Part = Record<string, unknown>;
+
 interface Said {
   role: string;
-  content: string;
+  content: string | Part[];
   reasoning_content?: string;
   tool_calls?: unknown[];
   tool_call_id?: string;
@@ -41,17 +44,28 @@ interface Said {
  * Many templates refuse two messages of the same role in a row: answers that have no text are left
  * out, and questions that then follow each other become one.
  */
-function messagesFor(path: readonly Message[], continues: boolean): Said[] {
+async function messagesFor(path: readonly Message[], continues: boolean): Promise<Said[]> {
   const said: Said[] = [];
-  path.forEach((message, index) => {
+  for (const [index, message] of path.entries()) {
     const isLast = index === path.length - 1;
-    if (isEmpty(message) && !(isLast && continues)) return;
-    const next = saidBy(message, path, index);
+    if (isEmpty(message) && !(isLast && continues)) continue;
+    const next = await saidBy(message, path, index);
     const last = said[said.length - 1];
-    if (last?.role === "user" && next.role === "user") last.content += `\n\n${next.content}`;
+    if (last?.role === "user" && next.role === "user") last.content = joined(last.content, next.content);
     else said.push(next);
-  });
+  }
   return said;
+}
+
+/** What two questions say together. */
+function joined(first: Said["content"], second: Said["content"]): Said["content"] {
+  if (typeof first === "string" && typeof second === "string") return `${first}\n\n${second}`;
+  return [...partsOf(first), ...partsOf(second)];
+}
+
+function partsOf(content: Said["content"]): Part[] {
+  if (typeof content !== "string") return content;
+  return content ? [{ type: "text", text: content }] : [];
 }
 
 function isEmpty(message: Message): boolean {
@@ -59,10 +73,14 @@ function isEmpty(message: Message): boolean {
   return role === "assistant" && !content && !reasoning && toolCalls.length === 0;
 }
 
-function saidBy(message: Message, path: readonly Message[], index: number): Said {
+async function saidBy(message: Message, path: readonly Message[], index: number): Promise<Said> {
   const { role, attachments, content, reasoning } = message;
   if (role === "tool") return { role, content, tool_call_id: callAnsweredBy(path, index) };
-  if (role !== "assistant") return { role, content: withFiles(content, attachments) };
+  if (role !== "assistant") {
+    const media = await Promise.all(attachments.filter((file) => file.data).map(mediaPart));
+    const text = withFiles(content, attachments.filter((file) => !file.data));
+    return { role, content: media.length > 0 ? [...media, ...partsOf(text)] : text };
+  }
   const said: Said = { role, content };
   if (reasoning) said.reasoning_content = reasoning;
   // Calls that nobody has answered would make templates wait for results.
@@ -76,6 +94,20 @@ function saidBy(message: Message, path: readonly Message[], index: number): Said
   return said;
 }
 
+/** A file that is no text, as OpenAI's API takes it; videos as llama-server does. */
+async function mediaPart(file: Attachment): Promise<Part> {
+  const url = await dataUrlOf(file);
+  const data = url.slice(url.indexOf(",") + 1);
+  switch (kindOf(file.type)) {
+    case "audio":
+      return { type: "input_audio", input_audio: { data, format: file.type.slice("audio/".length) } };
+    case "video":
+      return { type: "input_video", input_video: { data } };
+    default:
+      return { type: "image_url", image_url: { url } };
+  }
+}
+
 /** The id of the call that a result belongs to: results come in the order of the calls. */
 function callAnsweredBy(path: readonly Message[], index: number): string {
   let before = index;
@@ -83,7 +115,7 @@ function callAnsweredBy(path: readonly Message[], index: number): string {
   return path[before]?.toolCalls[index - before - 1]?.id ?? "";
 }
 
-/** Files come before the question, each in a fence that its text cannot close. */
+/** Text files come before the question, each in a fence that its text cannot close. */
 export function withFiles(text: string, files: readonly Attachment[]): string {
   const written = files.map((file) => {
     const runs = file.text.match(/`{3,}/g) ?? [];

@@ -8,7 +8,7 @@ import type { Message, Run } from "../types";
 import { keepAnswer, reading } from "./db";
 import { endLive, refresh, showLive } from "./shown";
 import { isFollowedElsewhere, tellChanged, tellRun } from "./tabs";
-import { Writer, type Unwritten } from "./writer";
+import { Writer, type Body, type Unwritten } from "./writer";
 
 /** By the id of the chat. */
 export const runs = signal<ReadonlyMap<string, Run>>(new Map());
@@ -33,10 +33,10 @@ export function runOf(message: string): Run | undefined {
 }
 
 /**
- * Have an answer written: ask for it with `body`, or take up one that the server should be
+ * Have an answer written: ask for it with what `body` makes, or take up one that the server should be
  * writing.
  */
-export async function write(message: Unwritten, body?: Record<string, unknown>): Promise<void> {
+export async function write(message: Unwritten, body?: Body): Promise<void> {
   const writer = new Writer(message, (run) => {
     if (setRun(message, run) && run) tellRun(run);
   });

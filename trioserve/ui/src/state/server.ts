@@ -5,7 +5,7 @@ import { effect, signal, type ReadonlySignal } from "@preact/signals";
 import { request, requestJson, ServerError } from "../server/api";
 import { pauseFor, wake } from "../server/wake";
 import { Watch } from "../server/watch";
-import type { Model, Props, ServerState, ServerStatus } from "../types";
+import type { MediaKind, Model, Props, ServerState, ServerStatus } from "../types";
 import { chosenModel } from "./choice";
 import { isRecord } from "./json";
 import { models as allModels, readModels } from "./models";
@@ -25,6 +25,11 @@ export const server: ReadonlySignal<ServerStatus> = status;
 export const props: ReadonlySignal<Props | null> = properties;
 
 export const models: ReadonlySignal<Model[]> = allModels;
+
+/** Whether the model takes such files; undefined: the server has not said, or the model is not loaded. */
+export function takes(kind: MediaKind): boolean | undefined {
+  return properties.value?.modalities?.[kind === "image" ? "vision" : kind];
+}
 
 /** Milliseconds to the next look, by what the last one found. */
 const PAUSES: Record<ServerState, number> = {

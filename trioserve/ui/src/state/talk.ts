@@ -8,7 +8,7 @@ import { stopRuns, write } from "./runs";
 import { settings } from "./settings";
 import { change, openChat, openTree } from "./shown";
 import { childrenOf, leafOf, pathTo, subtreeOf, timeFor } from "./tree";
-import type { Unwritten } from "./writer";
+import type { Body, Unwritten } from "./writer";
 
 /** Characters of a title that is taken from the first message. */
 const TITLE_LENGTH = 60;
@@ -162,15 +162,16 @@ async function answer(parent: string | null, added: Message[]): Promise<void> {
   await isKept;
 }
 
-function bodyOf(chat: Chat, path: Message[], continues: boolean): Record<string, unknown> {
+function bodyOf(chat: Chat, path: Message[], continues: boolean): Body {
   const { system, sampling } = settings.peek();
-  return bodyFor({
+  const asked = {
     system: chat.system || system,
     sampling: { ...sampling, ...chat.sampling },
     model: chosenModel.peek(),
     path,
     continues,
-  });
+  };
+  return () => bodyFor(asked);
 }
 
 /**

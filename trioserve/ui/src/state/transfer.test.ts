@@ -8,23 +8,33 @@ import { read, written, type Whole } from "./transfer";
 import { childrenOf, treeOf } from "./tree";
 
 /** What of a chat has to survive: all but the ids of its messages and files. */
-function form({ chat, messages }: Whole): unknown {
+async function form({ chat, messages }: Whole): Promise<unknown> {
   const tree = treeOf(messages);
-  const below = (parent: string | null): unknown[] =>
-    childrenOf(tree, parent).map(({ id, parent: _, attachments, ...rest }) => ({
-      ...rest,
-      isLeaf: id === chat.leaf,
-      attachments: attachments.map(({ id: __, ...file }) => file),
-      below: below(id),
-    }));
+  const below = (parent: string | null): Promise<unknown[]> =>
+    Promise.all(
+      childrenOf(tree, parent).map(async ({ id, parent: _, attachments, ...rest }) => ({
+        ...rest,
+        isLeaf: id === chat.leaf,
+        attachments: await Promise.all(
+          attachments.map(async ({ id: __, data, ...file }) => ({ ...file, data: await data?.text() })),
+        ),
+        below: await below(id),
+      })),
+    );
   const { leaf: _, ...about } = chat;
-  return [about, below(null)];
+  return [about, await below(null)];
 }
+
+const text = async (wholes: readonly Whole[]) => (await written(wholes)).text();
 
 function wholes(): Whole[] {
   const random = randomFrom(11);
   const texts = ["", "x", "zwei\nZeilen", "🙂 \u202e \u0000", "</script>", "__proto__"];
-  const text = () => texts[Math.floor(random() * texts.length)]!;
+  const word = () => texts[Math.floor(random() * texts.length)]!;
+  const picture = (its: string) => {
+    const data = new Blob([its], { type: "image/png" });
+    return { id: "p", name: "a.png", type: "image/png", size: data.size, text: "", data };
+  };
   return Array.from({ length: 40 }, (_, c) => {
     const messages = Array.from({ length: Math.floor(random() * 20) }, (_, i): Message => {
       const before = Math.floor(random() * (i + 1)) - 1;
@@ -33,41 +43,41 @@ function wholes(): Whole[] {
         chat: `chat-${c}`,
         parent: before < 0 ? null : `${c}-${before}`,
         role: random() < 0.5 ? "user" : "assistant",
-        content: text(),
-        reasoning: text(),
+        content: word(),
+        reasoning: word(),
         createdAt: i,
         state: (["done", "stopped", "failed"] as const)[Math.floor(random() * 3)]!,
-        toolCalls: random() < 0.2 ? [{ id: "1", name: text(), arguments: text() }] : [],
+        toolCalls: random() < 0.2 ? [{ id: "1", name: word(), arguments: word() }] : [],
         attachments:
-          random() < 0.2 ? [{ id: "f", name: text(), type: "text/plain", size: 3, text: text() }] : [],
-        ...(random() < 0.3 ? { error: text(), finish: "length" } : {}),
+          random() < 0.2 ? [{ id: "f", name: word(), type: "text/plain", size: 3, text: word() }, picture(word())] : [],
+        ...(random() < 0.3 ? { error: word(), finish: "length" } : {}),
       });
     });
     const leaf = messages[Math.floor(random() * messages.length)]?.id ?? null;
     const sampling = JSON.parse('{"temperature": 0.5, "__proto__": "own"}');
-    return { chat: chatFor({ id: `chat-${c}`, title: text(), leaf, sampling }), messages };
+    return { chat: chatFor({ id: `chat-${c}`, title: word(), leaf, sampling }), messages };
   });
 }
 
-test("what is exported is imported as it was, with new ids of messages", () => {
+test("what is exported is imported as it was, with new ids of messages", async () => {
   const before = wholes();
-  const after = read(written(before));
-  assert.deepEqual(after.map(form), before.map(form));
+  const after = read(await text(before));
+  assert.deepEqual(await Promise.all(after.map(form)), await Promise.all(before.map(form)));
   const old = new Set(before.flatMap(({ messages }) => messages.map(({ id }) => id)));
   assert.ok(after.every(({ messages }) => messages.every(({ id }) => !old.has(id))));
   assert.equal(({} as Record<string, unknown>).own, undefined);
 });
 
-test("an answer that was still being written is one that was stopped", () => {
+test("an answer that was still being written is one that was stopped", async () => {
   const stream = { conversation: "x", offset: 5, startedAt: 1 };
   const messages = [messageFor({ id: "a", role: "assistant", state: "writing", stream })];
-  const [whole] = read(written([{ chat: chatFor({ leaf: "a" }), messages }]));
+  const [whole] = read(await text([{ chat: chatFor({ leaf: "a" }), messages }]));
   assert.equal(whole!.messages[0]!.state, "stopped");
   assert.equal(whole!.messages[0]!.stream, undefined);
 });
 
-const GOOD = () => JSON.parse(
-  written([{ chat: chatFor({ leaf: "b" }), messages: [messageFor({ id: "a" }), messageFor({ id: "b", parent: "a" })] }]),
+const GOOD = async () => JSON.parse(
+  await text([{ chat: chatFor({ leaf: "b" }), messages: [messageFor({ id: "a" }), messageFor({ id: "b", parent: "a" })] }]),
 );
 
 const BAD: [RegExp, (file: any) => void][] = [
@@ -85,13 +95,15 @@ const BAD: [RegExp, (file: any) => void][] = [
   [/messages\[0\]\.content is no text/, (file) => (file.chats[0].messages[0].content = ["a"])],
   [/toolCalls\[0\] is no object/, (file) => (file.chats[0].messages[0].toolCalls = [null])],
   [/attachments\[0\]\.text/, (file) => (file.chats[0].messages[0].attachments = [{ name: "a" }])],
+  [/attachments\[0\]\.data/, (file) => (file.chats[0].messages[0].attachments = [{ name: "a", data: "data:text/html;base64,eA==" }])],
+  [/attachments\[0\]\.data/, (file) => (file.chats[0].messages[0].attachments = [{ name: "a", data: "data:image/png;base64,%" }])],
   [/lead back to themselves/, (file) => (file.chats[0].messages[0].parent = "b")],
 ];
 
-test("a bad file is refused with the place", () => {
-  assert.equal(read(JSON.stringify(GOOD())).length, 1);
+test("a bad file is refused with the place", async () => {
+  assert.equal(read(JSON.stringify(await GOOD())).length, 1);
   for (const [words, spoil] of BAD) {
-    const file = GOOD();
+    const file = await GOOD();
     spoil(file);
     assert.throws(() => read(JSON.stringify(file)), words);
   }
@@ -100,8 +112,8 @@ test("a bad file is refused with the place", () => {
   }
 });
 
-test("an id that no header could carry is replaced", () => {
-  const file = GOOD();
+test("an id that no header could carry is replaced", async () => {
+  const file = await GOOD();
   file.chats[0].id = "a\r\nX-Evil: 1";
   const [whole] = read(JSON.stringify(file));
   assert.match(whole!.chat.id, /^[\w-]+$/);
@@ -112,13 +124,15 @@ const THEIR_MESSAGES = [
   { id: "r", type: "root", role: "system", content: "", parent: null, timestamp: 1 },
   { id: "s", type: "text", role: "system", content: "Be brief.", parent: "r", timestamp: 2 },
   { id: "u", type: "text", role: "user", content: "Hi", parent: "s", timestamp: 3,
-    extra: [{ type: "TEXT", name: "a.txt", content: "text" }, { type: "IMAGE", name: "i", base64Url: "x" }] },
+    extra: [{ type: "TEXT", name: "a.txt", content: "text" }, { type: "IMAGE", name: "i", base64Url: "x" },
+      { type: "IMAGE", name: "b.png", base64Url: "data:image/png;base64,aGk=" },
+      { type: "AUDIO", name: "c.wav", base64Data: "aGk=", mimeType: "audio/wav" }] },
   { id: "a", type: "text", role: "assistant", content: "Hello", parent: "u", timestamp: 4, reasoningContent: "hm",
     toolCalls: '[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]' },
 ];
 const THEIR_CHAT = { id: "conv-1", name: "Greeting", lastModified: 9, currNode: "a" };
 
-test("chats of llama-server's page are read, as JSON and as JSON lines", () => {
+test("chats of llama-server's page are read, as JSON and as JSON lines", async () => {
   const lines = [{ type: "session", ...THEIR_CHAT }, ...THEIR_MESSAGES.map((message) => ({ type: "message", message }))];
   const asLines = lines.map((line) => JSON.stringify(line)).join("\n");
   const asJson = JSON.stringify([{ conv: THEIR_CHAT, messages: THEIR_MESSAGES }]);
@@ -128,7 +142,10 @@ test("chats of llama-server's page are read, as JSON and as JSON lines", () => {
     assert.deepEqual([chat.id, chat.title, chat.system, chat.updatedAt], ["conv-1", "Greeting", "Be brief.", 9]);
     const [user, answer] = messages as [Message, Message];
     assert.deepEqual([user.parent, answer.parent, chat.leaf], [null, user.id, answer.id]);
-    assert.deepEqual(user.attachments.map(({ name, text: its }) => [name, its]), [["a.txt", "text"]]);
+    assert.deepEqual(
+      user.attachments.map(({ name, type, text: its }) => [name, type, its]),
+      [["a.txt", "text/plain", "text"], ["b.png", "image/png", ""], ["c.wav", "audio/wav", ""]],
+    );
     assert.deepEqual([answer.reasoning, answer.toolCalls], ["hm", [{ id: "1", name: "f", arguments: "{}" }]]);
   }
 });

@@ -3,6 +3,7 @@
 import type { Attachment, Chat, Message, Role, ToolCall } from "../types";
 import { newId } from "./ids";
 import { isRecord } from "./json";
+import { blobIn, dataUrlOf } from "./media";
 import { isSampling } from "./settings";
 import { fromLlamaServer } from "./llama_chats";
 
@@ -19,16 +20,26 @@ export interface Whole {
   messages: Message[];
 }
 
-/** Write chats as the text of a file. */
-export function written(wholes: readonly Whole[], now = new Date()): string {
-  const chats = wholes.map(({ chat, messages }) => ({ ...chat, messages: messages.map(exported) }));
-  const file = { format: FORMAT, version: VERSION, exportedAt: now.toISOString(), chats };
-  return JSON.stringify(file, null, 1);
+/** Write chats as a file. Throws an Error for people. */
+export async function written(wholes: readonly Whole[], now = new Date()): Promise<Blob> {
+  const head = { format: FORMAT, version: VERSION, exportedAt: now.toISOString() };
+  // In pieces: with pictures, all chats may be more than one text can be.
+  const pieces = [`${JSON.stringify(head, null, 1).slice(0, -2)},\n "chats": [`];
+  for (const [place, { chat, messages }] of wholes.entries()) {
+    pieces.push(`${place ? "," : ""}\n${JSON.stringify(chat, null, 1).slice(0, -2)},\n "messages": [`);
+    for (const [index, message] of messages.entries()) {
+      pieces.push(`${index ? "," : ""}\n${JSON.stringify(await exported(message), null, 1)}`);
+    }
+    pieces.push("]}");
+  }
+  return new Blob([...pieces, "]\n}"], { type: "application/json" });
 }
 
-function exported(message: Message): Omit<Message, "chat" | "stream"> {
-  const { chat: _, stream: __, ...rest } = message;
-  return rest;
+async function exported({ chat: _, stream: __, ...message }: Message): Promise<unknown> {
+  const files = message.attachments.map(async (file) => {
+    return file.data ? { ...file, data: await dataUrlOf(file) } : file;
+  });
+  return { ...message, attachments: await Promise.all(files) };
 }
 
 /**
@@ -134,10 +145,16 @@ function callOf(given: Fields, at: string): ToolCall {
 }
 
 function fileOf(given: Fields, at: string): Attachment {
+  const name = string(given.name, `${at}.name`);
+  if (given.data !== undefined) {
+    const data = blobIn(string(given.data, `${at}.data`));
+    if (!data) throw wrong(`${at}.data`, "is no picture, recording or video");
+    return { id: newId(), name, type: data.type, size: data.size, text: "", data };
+  }
   const text = string(given.text, `${at}.text`);
   return {
     id: newId(),
-    name: string(given.name, `${at}.name`),
+    name,
     type: string(given.type ?? "text/plain", `${at}.type`),
     size: typeof given.size === "number" ? given.size : text.length,
     text,

@@ -5,6 +5,7 @@ import type { ServerError } from "../server/api";
 import type { Message, Phase, Run, StreamPlace } from "../types";
 import { Answer } from "./answer";
 import { keepAnswer } from "./db";
+import { UnreadableError } from "./media";
 import { withPlace } from "./places";
 import { contextSizeOf, noteAnswer, noteTrouble, noteWorks } from "./server";
 import { endLive, showLive } from "./shown";
@@ -12,6 +13,9 @@ import { tellChanged, tellWritten } from "./tabs";
 
 /** An answer that has yet to come. */
 export type Unwritten = Message & { stream: StreamPlace };
+
+/** Makes what the server is sent, once it is time to. */
+export type Body = () => Promise<Record<string, unknown>>;
 
 /** Milliseconds between two frames when the browser draws none, because nobody looks. */
 const UNSEEN_FRAME = 250;
@@ -51,18 +55,22 @@ export class Writer implements Listener {
   }
 
   /** Follow the answer to its end, whatever that is. With a body, ask for it first. */
-  async run(body?: Record<string, unknown>): Promise<void> {
+  async run(body?: Body): Promise<void> {
     const { conversation, offset } = this.#message.stream;
-    const wanted = body ? { conversation, offset, body } : { conversation, offset };
     const { signal } = this.#abort;
+    const ask = async () => {
+      const asked = body ? { body: await body() } : {};
+      return follow({ conversation, offset, ...asked }, this, signal);
+    };
     const wait = () => this.#setTrouble("queued", "Waiting until another answer is complete…");
     showLive(this.#message);
     this.#tellRun();
     try {
-      const end = await withPlace(() => follow(wanted, this, signal), wait, signal);
+      const end = await withPlace(ask, wait, signal);
       await this.#end(outcome(end, this.#answer));
     } catch (error) {
       if (signal.aborted) return; // who did that has ended it
+      if (error instanceof UnreadableError) return await this.#end({ state: "failed", error: error.message });
       await this.#end({ state: "failed", error: "The page failed. The browser’s console has more." });
       throw error;
     }

@@ -5,6 +5,8 @@ import { useState } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { bytes } from "../shell/format";
+import { useObjectUrl } from "../shell/objectUrl";
+import { kindOf } from "../state/media";
 import type { Attachment } from "../types";
 import { CodeBlock } from "./Code";
 import { withoutDirections } from "./links";
@@ -15,26 +17,26 @@ interface Props {
   remove?: (id: string) => void;
 }
 
-/** Files by name; a click shows what is in one. */
+/** Text files by name, where a click shows what is in one; pictures; and players of the others. */
 export function Attachments({ list, remove }: Props): VNode | null {
   const [shown, show] = useState<string | null>(null);
-  const file = list.find((one) => one.id === shown);
+  const toggle = (id: string) => show(id === shown ? null : id);
+  const file = list.find((one) => one.id === shown && !one.data);
   if (list.length === 0) return null;
   return (
     <div class="attachments">
       <ul aria-label="Attached files">
         {list.map((one) => (
           <li key={one.id}>
-            <button
-              type="button"
-              class="button file"
-              aria-expanded={one.id === shown}
-              onClick={() => show(one.id === shown ? null : one.id)}
-            >
-              <Icon name="file" />
-              <bdi class="name">{withoutDirections(one.name)}</bdi>
-              <span class="soft">{bytes(one.size)}</span>
-            </button>
+            {one.data ? (
+              <Media file={one} large={one.id === shown} toggle={() => toggle(one.id)} />
+            ) : (
+              <button type="button" class="button file" aria-expanded={one.id === shown} onClick={() => toggle(one.id)}>
+                <Icon name="file" />
+                <bdi class="name">{withoutDirections(one.name)}</bdi>
+                <span class="soft">{bytes(one.size)}</span>
+              </button>
+            )}
             {remove && (
               <button
                 type="button"
@@ -52,6 +54,30 @@ export function Attachments({ list, remove }: Props): VNode | null {
       {file && <CodeBlock text={file.text} language={ending(file.name)} open={false} />}
     </div>
   );
+}
+
+interface MediaProps {
+  file: Attachment;
+  large: boolean;
+  toggle: () => void;
+}
+
+/** A picture, which a click enlarges, or a player. */
+function Media({ file, large, toggle }: MediaProps): VNode {
+  const url = useObjectUrl(file.data);
+  const name = withoutDirections(file.name);
+  switch (kindOf(file.type)) {
+    case "audio":
+      return <audio class="media" controls src={url} aria-label={name} title={name} />;
+    case "video":
+      return <video class="media" controls src={url} aria-label={name} title={name} />;
+    default:
+      return (
+        <button type="button" class="picture" aria-expanded={large} title={name} onClick={toggle}>
+          <img src={url} alt={name} />
+        </button>
+      );
+  }
 }
 
 /** The language of a file, which the highlighter knows by the ending of its name. */

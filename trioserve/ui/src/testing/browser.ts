@@ -16,7 +16,19 @@ export const documentFake = {
   addEventListener: (): void => undefined,
 };
 
-Object.assign(globalThis, { document: documentFake, localStorage: localStorageFake });
+class FileReaderFake {
+  result = "";
+  onload = (): void => undefined;
+
+  readAsDataURL(blob: Blob): void {
+    void blob.arrayBuffer().then((bytes) => {
+      this.result = `data:${blob.type};base64,${Buffer.from(bytes).toString("base64")}`;
+      this.onload();
+    });
+  }
+}
+
+Object.assign(globalThis, { document: documentFake, localStorage: localStorageFake, FileReader: FileReaderFake });
 
 /** Let everything that is ready to run do so. */
 export async function settle(turns = 20): Promise<void> {

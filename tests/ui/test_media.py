@@ -1,0 +1,218 @@
+"""Pictures, recordings and drawings, from the page to the prompt."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support.browsing import Visitor
+from tests.support.chat_page import ChatPage
+from tests.support.http_server import serving_script
+from tests.support.paced_script import PacedScript
+from tests.support.projectors import WordProjector
+from tests.support.trio_thread import TrioThread
+from tests.ui.hostile import RUN
+from tests.ui.test_looks import scrolls_sideways, violations
+
+NAME = f'"><img src=x onerror="{RUN}">.png'
+
+
+@pytest.fixture(scope="module")
+def media_server(loop: TrioThread, _script: PacedScript) -> Iterator[str]:
+    """A server whose model finds the sizes of pictures and recordings in its prompt."""
+    with loop.open(serving_script(_script.backend(projector=WordProjector()))) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def chat(visitor: Visitor, media_server: str) -> ChatPage:
+    return ChatPage(visitor.visit(media_server))
+
+
+def png(width: int, height: int, **more: object) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), "teal").save(file, "PNG", **more)
+    return file.getvalue()
+
+
+def choose(chat: ChatPage, name: str, content: bytes, type_: str = "image/png") -> None:
+    with chat.page.expect_file_chooser() as chooser:
+        chat.button("Attach files").click()
+    chooser.value.set_files({"name": name, "mimeType": type_, "buffer": content})
+
+
+def attached(page: Page) -> Locator:
+    return page.get_by_role("list", name="Attached files").get_by_role("listitem")
+
+
+def hand_over(page: Page, event: str, content: bytes, name: str) -> None:
+    """Let the page have a file as the browser would: ``paste`` into the field, or ``drop``."""
+    page.evaluate(_HAND_OVER, [event, name, base64.b64encode(content).decode()])
+
+
+_HAND_OVER = """([event, name, content]) => {
+    const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+    const files = new DataTransfer();
+    files.items.add(new File([bytes], name, { type: "image/png" }));
+    const details = { bubbles: true, cancelable: true };
+    if (event === "paste") {
+        const pasted = new ClipboardEvent("paste", { ...details, clipboardData: files });
+        document.getElementById("message").dispatchEvent(pasted);
+        return;
+    }
+    const dropped = { ...details, dataTransfer: files };
+    document.body.dispatchEvent(new DragEvent("dragenter", dropped));
+    return new Promise((resolve) => requestAnimationFrame(() => {
+        document.querySelector(".drop-zone").dispatchEvent(new DragEvent("drop", dropped));
+        resolve();
+    }));
+}"""
+
+
+def test_a_picture_is_sent_and_kept(
+    chat: ChatPage, script: PacedScript, visitor: Visitor, tmp_path: Path
+) -> None:
+    """Its name is hostile, as a name from anywhere may be."""
+    page = chat.page
+    choose(chat, NAME, png(8, 4))
+    expect(attached(page).get_by_role("presentation")).to_be_visible()
+    assert violations(page) == []
+    with page.expect_request("**/chat/completions") as request:
+        chat.ask("What is it?")
+    picture = base64.b64encode(png(8, 4)).decode()
+    assert request.value.post_data_json["messages"][-1]["content"] == [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+        {"type": "text", "text": "What is it?"},
+    ]
+    assert "(image 8x4)" in script.prompts[-1]
+
+    page.reload()
+    page.get_by_role("navigation").get_by_role("link", name="What is it?").click()
+    shown = chat.questions.first.get_by_role("img", name=NAME)
+    assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
+    shown.click()
+    expect(shown.locator("..")).to_have_attribute("aria-expanded", "true")
+    chat.questions.first.get_by_role("button", name="Edit").click()
+    editor = chat.questions.first.get_by_role("textbox")
+    editor.fill("And now?")
+    editor.press("Enter")
+    chat.wait_until_done()
+    assert "(image 8x4)" in script.prompts[-1] and "And now?" in script.prompts[-1]
+
+    chat.export_to(tmp_path / "chats.json")
+    assert picture in (tmp_path / "chats.json").read_text(encoding="utf-8")
+    other = ChatPage(visitor.visit(page.url.partition("#")[0]))
+    other.import_from(tmp_path / "chats.json", "One chat was added.")
+    other.open("What is it?")
+    shown = other.questions.first.get_by_role("img", name=NAME)
+    assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
+    assert violations(other.page) == []
+
+
+def test_pictures_are_pasted_dropped_and_taken_out(chat: ChatPage, script: PacedScript) -> None:
+    expect(chat.composer).to_be_focused()
+    for number, (event, size) in enumerate(
+        [("paste", (10, 20)), ("drop", (30, 40)), ("drop", (4096, 2048))]
+    ):
+        hand_over(chat.page, event, png(*size), f"{number}.png")
+        expect(attached(chat.page).nth(number)).to_contain_text(f"{number}.png")
+    chat.button("Remove 0.png").click()
+    expect(chat.composer).to_be_focused()
+    chat.button("Send").click()  # without a word
+    expect(chat.answers).to_contain_text([script.answer])
+    assert "(image 30x40)" in script.prompts[-1] and "10x20" not in script.prompts[-1]
+    assert "(image 2896x1448)" in script.prompts[-1]
+
+
+def test_a_digit_is_drawn(chat: ChatPage, script: PacedScript) -> None:
+    page = chat.page
+    chat.button("Draw").click()
+    sheet = page.get_by_role("img", name="The sheet")
+    box = sheet.bounding_box()
+    assert box is not None
+    for x in (0.3, 0.6):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + 0.2 * box["height"])
+        page.mouse.down()
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + 0.8 * box["height"], steps=5)
+        page.mouse.up()
+    dialog = page.get_by_role("dialog", name="Draw")
+    dialog.get_by_role("button", name="Undo").click()
+    assert violations(page) == []
+    assert not scrolls_sideways(page)
+    dialog.get_by_role("button", name="Attach").click()
+    expect(dialog).to_have_count(0)
+    with page.expect_request("**/chat/completions") as request:
+        chat.ask("What digit is it?")
+    assert "(image 512x512)" in script.prompts[-1]
+    url = request.value.post_data_json["messages"][-1]["content"][0]["image_url"]["url"]
+    drawn = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("L")
+    ink = drawn.point(lambda level: 255 * (level < 128)).getbbox()
+    assert ink is not None
+    left, top, right, bottom = (side / 512 for side in ink)
+    assert 0.25 < left < 0.3 < right < 0.35 and 0.15 < top < 0.2 and 0.8 < bottom < 0.85
+
+
+def test_the_microphone_is_recorded(chat: ChatPage, script: PacedScript) -> None:
+    page = chat.page
+    chat.button("Record").click()
+    expect(page.get_by_text("does not let the page use the microphone")).to_be_visible()
+    page.context.grant_permissions(["microphone"])
+    chat.button("Record").click()
+    expect(chat.button("Stop recording")).to_contain_text("0:01")
+    chat.button("Stop recording").click()
+    expect(attached(page)).to_contain_text([re.compile(r"Recording .+\.webm")])
+    chat.ask("What do you hear?")
+    heard = re.search(r"\(sound ([\d.]+)s\)", script.prompts[-1])
+    assert heard is not None and 0.5 < float(heard[1]) < 10, script.prompts[-1]
+    player = chat.questions.first.locator("audio")
+    expect(player).to_have_attribute("aria-label", re.compile("^Recording"))
+    page.wait_for_function("document.querySelector('audio').readyState > 0")
+    assert violations(page) == []
+
+
+def test_what_cannot_be_attached_is_told_of(chat: ChatPage, tmp_path: Path) -> None:
+    large = tmp_path / "long.mp3"
+    large.write_bytes(bytes(20_000_001))
+    choose(chat, "broken.png", png(8, 8)[:40])
+    expect(chat.page.get_by_text("broken.png")).to_contain_text("cannot be read as a picture")
+    with chat.page.expect_file_chooser() as chooser:
+        chat.button("Attach files").click()
+    chooser.value.set_files(large)
+    expect(chat.page.get_by_text("long.mp3")).to_contain_text("too large. The limit is 20 MB")
+    choose(chat, "some.zip", b"PK\3\4\0\0", "application/zip")
+    expect(chat.page.get_by_text("some.zip")).to_contain_text("is neither a text nor a picture")
+    expect(attached(chat.page)).to_have_count(0)
+
+
+def test_a_model_without_eyes_and_ears(
+    visitor: Visitor, server: tuple[str, object], script: PacedScript
+) -> None:
+    chat = ChatPage(visitor.visit(server[0]))
+    expect(chat.composer).to_be_focused()
+    expect(chat.button("Attach text files")).to_be_visible()
+    for name in ("Draw", "Record"):
+        expect(chat.button(name)).to_have_count(0)
+    hand_over(chat.page, "paste", png(8, 8), "one.png")
+    expect(chat.page.get_by_text("one.png")).to_contain_text("this model takes no pictures")
+    expect(attached(chat.page)).to_have_count(0)
+
+
+def test_no_file_of_an_import_is_anything_else(chat: ChatPage, tmp_path: Path) -> None:
+    """One that holds a page would be a page of this server, were it opened."""
+    chat.ask("Hello")
+    chat.export_to(tmp_path / "chats.json")
+    content = json.loads((tmp_path / "chats.json").read_text(encoding="utf-8"))
+    content["chats"][0]["id"] = "another"
+    page = base64.b64encode(f"<script>{RUN}</script>".encode()).decode()
+    file = {"name": "a.png", "data": f"data:text/html;base64,{page}"}
+    content["chats"][0]["messages"][0]["attachments"] = [file]
+    (tmp_path / "chats.json").write_text(json.dumps(content), encoding="utf-8")
+    chat.import_from(tmp_path / "chats.json", "is no picture, recording or video")

@@ -1,0 +1,37 @@
+// Files that are no text: pictures, recordings and videos.
+
+import type { Attachment, MediaKind } from "../types";
+
+/** The types that a file of an import may have. None of them can hold a script. */
+const KNOWN = /^(image\/(png|jpeg|webp|gif|bmp)|(audio|video)\/[\w.+-]{1,40})$/;
+
+/** A file is gone from where the browser had it. The message is for people. */
+export class UnreadableError extends Error {}
+
+/** What a file of that type is; null: no media. */
+export function kindOf(type: string): MediaKind | null {
+  const kind = type.slice(0, type.indexOf("/"));
+  return kind === "image" || kind === "audio" || kind === "video" ? kind : null;
+}
+
+/** The data URL of a file that is no text. */
+export function dataUrlOf(file: Attachment): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result as string);
+    reader.onerror = () => reject(new UnreadableError(`The browser no longer has the file ${file.name}.`));
+    reader.readAsDataURL(file.data!);
+  });
+}
+
+/** What a data URL holds; null: it is none, or is not of a type that the page shows. */
+export function blobIn(url: string): Blob | null {
+  const [, type = "", base64 = ""] = /^data:([^;,]*);base64,(.*)$/s.exec(url) ?? [];
+  if (!KNOWN.test(type)) return null;
+  try {
+    const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+    return new Blob([bytes], { type });
+  } catch {
+    return null;
+  }
+}
