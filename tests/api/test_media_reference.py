@@ -1,0 +1,155 @@
+"""Chats with images and sound beside llama-server's: the same tokens for the same files.
+
+Runs where `LLAMA_SERVER` names the binary:
+
+    LLAMA_SERVER=/path/to/llama-server python -m pytest tests/api/test_media_reference.py
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import socket
+import subprocess
+import time
+import wave
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.media_models import RATE, Pair, random_image, random_sound, write_pair
+from tests.support.served_model import ServedModel, served_model
+
+LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
+pytestmark = pytest.mark.skipif(not LLAMA_SERVER, reason="LLAMA_SERVER names no binary")
+
+Message = dict[str, Any]
+
+#: With F32 in the cache, logits hang little on how cells are put into batches.
+OURS: dict[str, Any] = {
+    "ctx_size": 8192, "parallel": 4, "cache_type_k": "f32", "cache_type_v": "f32",
+    "flash_attn": "off",
+}  # fmt: skip
+
+SEEING = ("mlp", "gemma3", "idefics3", "qwen2vl", "mixed")
+HEARING = ("qwen3a", "ultravox", "mixed")
+
+
+def image(seed: int = 0, width: int = 90, height: int = 60) -> Message:
+    found = random_image(width, height, seed=seed)
+    file = io.BytesIO()
+    Image.frombytes("RGB", (found.width, found.height), found.pixels).save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def sound(seed: int = 0, seconds: float = 1.5) -> Message:
+    samples = np.frombuffer(random_sound(seconds, seed=seed).samples, dtype=np.float32)
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(RATE)
+        writer.writeframes((samples * 32767).astype("<i2").tobytes())
+    data = base64.b64encode(file.getvalue()).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+def text(said: str) -> Message:
+    return {"type": "text", "text": said}
+
+
+def chats(one: Message, other: Message) -> dict[str, list[Message]]:
+    """Conversations with media in all places."""
+    user, assistant = "user", "assistant"
+    turns = [{"role": assistant, "content": "ba be bi"}, {"role": user, "content": "Go on, du da."}]
+    return {
+        "before the text": [{"role": user, "content": [one, text("What is\nthis?")]}],
+        "after it": [{"role": user, "content": [text("What is this?"), one]}],
+        "alone": [{"role": user, "content": [one]}],
+        "two": [{"role": user, "content": [text("a"), one, text("b"), other, text("c")]}],
+        "in the first message": [{"role": user, "content": [one, text("Ba?")]}, *turns],
+        "in the last message": [
+            {"role": user, "content": "Hello du"},
+            turns[0],
+            {"role": user, "content": [text("And"), other]},
+        ],
+    }
+
+
+@contextmanager
+def llama_server(pair: Pair) -> Iterator[httpx.Client]:
+    """Run llama-server on a model that takes media."""
+    assert LLAMA_SERVER is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    flags = [*pair.flags, "-t", "1", "-c", "4096", "-np", "1", "--no-webui", "--port", str(port)]
+    flags += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
+    process = subprocess.Popen(
+        [LLAMA_SERVER, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            _wait_ready(client, process)
+            yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        assert process.poll() is None, "llama-server has ended"
+        try:
+            if client.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise TimeoutError("llama-server is not ready")
+
+
+def body(messages: list[Message]) -> dict[str, Any]:
+    return {"messages": messages, "temperature": 0, "max_tokens": 24}
+
+
+def streamed(server: ServedModel, request: dict[str, Any]) -> str:
+    events = server.stream("/v1/chat/completions", request)
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+@pytest.mark.parametrize("kind", sorted({*SEEING, *HEARING}))
+def test_the_same_tokens_as_llama_server(tmp_path: Path, kind: str) -> None:
+    """Whole, streamed, alone and beside others; the second time from the cache."""
+    pair = write_pair(tmp_path, kind)
+    conversations = (
+        chats(image(), image(1, 64, 200)) if kind in SEEING else chats(sound(), sound(1))
+    )
+    if kind == "mixed":
+        conversations |= {f"{name}, heard": one for name, one in chats(sound(), image()).items()}
+    requests = [body(messages) for messages in conversations.values()]
+    path = "/v1/chat/completions"
+    with llama_server(pair) as client:
+        theirs = [client.post(path, json=request).raise_for_status().json() for request in requests]
+    said = [answer["choices"][0]["message"]["content"] for answer in theirs]
+    with served_model(pair.model, mmproj=str(pair.projector), **OURS) as ours:
+        whole = [ours.post(path, request) for request in requests]
+        assert [answer["choices"][0]["message"]["content"] for answer in whole] == said
+        counts = [answer["usage"]["prompt_tokens"] for answer in theirs]
+        assert [answer["usage"]["prompt_tokens"] for answer in whole] == counts
+        assert [streamed(ours, request) for request in requests] == said
+    with (
+        served_model(pair.model, mmproj=str(pair.projector), **OURS) as ours,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        assert list(threads.map(lambda request: streamed(ours, request), requests)) == said
