@@ -170,7 +170,8 @@ def own_fields(path: str, description: Any) -> Mapping[str, Any]:
     content = operation.get("requestBody", {}).get("content", {})
     if not content:
         return {}
-    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    (body,) = content.values()  # JSON, or a form
+    name = body["schema"]["$ref"].rpartition("/")[2]
     fields: Mapping[str, Any] = description["components"]["schemas"][name]["properties"]
     return fields
 

@@ -66,6 +66,7 @@ from .errors import (
     StreamStoppedError as StreamStoppedError,
     TemplateError as TemplateError,
     TooManyRequestsError as TooManyRequestsError,
+    TranscriberError as TranscriberError,
     TrioServeError as TrioServeError,
     UnavailableError as UnavailableError,
     UnknownModelError as UnknownModelError,

@@ -370,6 +370,12 @@ class EncodeInterruptedError(EncodeError):
     """An image or sound is no longer wanted, and its encoding was ended early."""
 
 
+class TranscriberError(TrioServeError):
+    """The process that transcribes recordings has failed, or has ended."""
+
+    public: ClassVar[str | None] = "The transcriber failed."
+
+
 class BackendMismatchError(EngineError):
     """The installed llama.cpp lacks a function that trioserve calls."""
 

@@ -52,7 +52,7 @@ from trioserve.api.ollama import (
     models as ollama_models,
     routes as ollama,
 )
-from trioserve.api.openai import chat as openai, embeddings
+from trioserve.api.openai import audio, chat as openai, embeddings
 from trioserve.api.openai.responses import errors as responses_errors, routes as responses
 from trioserve.api.router import ollama as router_ollama, routes as router_routes
 from trioserve.api.router.service import RouterService
@@ -65,6 +65,7 @@ __all__ = ["RouterService", "Service", "configure", "install", "install_router"]
 #: Routes that speak of models by their names, and of what they do. A router forwards them.
 _OF_MODELS: Sequence[Blueprint] = (
     openai.blueprint,
+    audio.blueprint,
     control.blueprint,
     responses.blueprint,
     anthropic.blueprint,

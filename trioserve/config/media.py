@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,16 @@ def _check_media_path(config: MediaConfig) -> None:
         raise ConfigError(f"media_path is {config.media_path!r}, which is not a directory")
 
 
+def _check_transcription(config: MediaConfig) -> None:
+    if (name := config.transcription_model) is None:
+        return
+    if not name or (name[0] in "./~" and not (Path(name) / "model.bin").is_file()):
+        raise ConfigError(f"transcription_model is {name!r}, which is not a directory with a model "
+                          "that faster-whisper reads")  # fmt: skip
+    if importlib.util.find_spec("faster_whisper") is None:
+        raise ConfigError("transcription_model needs faster-whisper: install trioserve[whisper]")
+
+
 # fmt: off
 
 
@@ -37,7 +48,7 @@ class MediaConfig(SourceConfig):
         ConfigError: a value cannot be used; the message names the field.
     """
 
-    CHECKS = (*SourceConfig.CHECKS, _check_projector, _check_media_path)
+    CHECKS = (*SourceConfig.CHECKS, _check_projector, _check_media_path, _check_transcription)
 
     mmproj: str | None = _media(None, "-mm --mmproj LLAMA_ARG_MMPROJ",
         help="path of a GGUF file with the model's projector, which takes images or sound; by "
@@ -85,4 +96,12 @@ class MediaConfig(SourceConfig):
         help="maximum number of frames that are taken of a video")
     media_timeout: float = _media(30.0, "--media-timeout TRIOSERVE_MEDIA_TIMEOUT", min=0.001,
         help="seconds that fetching a file may take, and decoding one")
+    transcription_model: str | None = _media(None,
+        "--transcription-model TRIOSERVE_TRANSCRIPTION_MODEL",
+        help="Whisper model that transcribes recordings in a process of its own, instead of the "
+        "loaded model: a directory, or a name such as small, which is downloaded; it needs "
+        "trioserve[whisper]")
+    transcription_prompt: str = _media("Transcribe audio to text",
+        "--transcription-prompt TRIOSERVE_TRANSCRIPTION_PROMPT",
+        help="what the loaded model is told to do with a recording that it transcribes")
     # fmt: on

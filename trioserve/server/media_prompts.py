@@ -98,6 +98,11 @@ class MediaPrompts:
         self._modalities = modalities
         self._video_fps = video_fps
 
+    @property
+    def audio_rate(self) -> int:
+        """Samples a second of the sound that the model takes; 0: it takes none."""
+        return 0 if self._projector is None else self._projector.audio_rate
+
     def hold(self, owner: str = "") -> Hold:
         """Begin to count what the media of a request take."""
         return self._memory.hold(owner)

@@ -86,6 +86,8 @@ class LoadedModel:
     defaults: GenerationParams
     #: What it takes beside text.
     modalities: Modalities = attrs.field(factory=Modalities)
+    #: Whether Whisper transcribes recordings, and not the model.
+    has_whisper: bool = False
     #: How a model for embeddings pools them, "rank" for one that ranks; None: it makes text.
     pooling: str | None = None
 
@@ -115,6 +117,7 @@ class LoadedModel:
             preserved_tokens=preserved,
             keeps_checkpoints=isinstance(engine, Engine) and engine.keeps_checkpoints,
             modalities=_modalities(engine),
+            has_whisper=config.transcription_model is not None,
             pooling=engine.pooling if isinstance(engine, EmbeddingEngine) else None,
             defaults=GenerationParams(
                 sampling=config.sampling,
@@ -136,6 +139,19 @@ class LoadedModel:
             raise NotSupportedError(
                 "This server computes embeddings and generates no text. "
                 "Start it without `--embeddings` and `--reranking`"
+            )
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether there is something that turns recordings into text."""
+        return self.has_whisper or (self.pooling is None and self.modalities.audio)
+
+    def check_transcribes(self) -> None:
+        """Refuse to transcribe recordings. Raises NotSupportedError if nothing here does."""
+        if not self.transcribes:
+            raise NotSupportedError(
+                "The current model does not support audio input. Start the server with a model "
+                "that hears, and its `--mmproj`, or with `--transcription-model`"
             )
 
     def check_embeds(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import trio
 
+from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import Loop
 from trioserve.server.adapters import AdapterScales
@@ -25,6 +26,10 @@ from trioserve.server.queue import Queue
 from trioserve.server.requests import Requests
 from trioserve.server.slot_store import SlotFiles
 from trioserve.server.tokens import Tokenizer
+from trioserve.server.transcription import Transcriber, Transcriptions
+from trioserve.server.transcription.model import ModelTranscriber
+from trioserve.server.transcription.whisper import WhisperTranscriber
+from trioserve.server.transcription.whisper_child import WhisperSettings
 from trioserve.server.workers import Workers
 
 
@@ -69,6 +74,7 @@ class Parts:
         self.infill = InfillPrompts(config, model, self.tokenizer)
         self._generation: Generation | None = None
         self._embedder: Embedder | None = None
+        self._transcriptions: Transcriptions | None = None
         if isinstance(loop, Engine):
             completions = Completions(
                 loop,
@@ -98,6 +104,23 @@ class Parts:
             )
         elif isinstance(loop, EmbeddingEngine):
             self._embedder = Embedder(config, loop, self.requests, self.workers)
+        if model.transcribes:
+            self._transcriptions = Transcriptions(
+                self._transcriber(config, model), self._media_loader, common.memory
+            )
+
+    def _transcriber(self, config: Config, model: LoadedModel) -> Transcriber:
+        if config.transcription_model is not None:
+            settings = WhisperSettings(model=config.transcription_model, offline=config.offline)
+            return WhisperTranscriber(settings, max_waiting=config.max_queue)
+        return ModelTranscriber(
+            self.generation().chats,
+            self.workers,
+            model.defaults,
+            template=model.info.chat_template or "",
+            rate=self.media.audio_rate,
+            instruction=config.transcription_prompt,
+        )
 
     def generation(self) -> Generation:
         """The parts that make text. Raises NotSupportedError where there are none."""
@@ -111,6 +134,12 @@ class Parts:
         assert self._embedder is not None
         return self._embedder
 
+    def transcriptions(self) -> Transcriptions:
+        """What transcribes recordings. Raises NotSupportedError where nothing does."""
+        self.model.check_transcribes()
+        assert self._transcriptions is not None
+        return self._transcriptions
+
     def ranker(self) -> Embedder:
         """What ranks documents. Raises NotSupportedError where nothing does."""
         self.model.check_ranks()
@@ -123,6 +152,8 @@ class Parts:
         self.requests.end_all("The server was closed.")
         with trio.CancelScope(shield=True):
             await self._media_loader.aclose()
+            if self._transcriptions is not None:
+                await self._transcriptions.aclose()
             await self.workers.wait_idle()
             if self._generation is not None:
                 await self._generation.completions.wait_idle()

@@ -73,6 +73,7 @@ def takes(
     *,
     query: Mapping[str, str] | None = None,
     streams: str = "text/event-stream",
+    content: str = "application/json",
 ) -> Callable[[_Handler], _Handler]:
     """Tell of a handler what body it reads: an attrs class for `fields.structure`, or none.
 
@@ -80,12 +81,14 @@ def takes(
         request_class: the class that is made from the body.
         query: the parameters in the URL that the handler reads, with what each does.
         streams: the type of its answer where the body asks for a stream.
+        content: the type of the body.
     """
 
     def tell(handler: _Handler) -> _Handler:
         handler.takes = request_class  # type: ignore[attr-defined]
         handler.query = dict(query or {})  # type: ignore[attr-defined]
         handler.streams = streams  # type: ignore[attr-defined]
+        handler.content = content  # type: ignore[attr-defined]
         return handler
 
     return tell
@@ -150,7 +153,7 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     kinds: dict[str, Any] = {"application/json": _ANYTHING}
     if request_class is not None:
         body = {"schema": {"$ref": json_schema.COMPONENTS + request_class.__name__}}
-        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+        operation["requestBody"] = {"required": True, "content": {handler.content: body}}  # type: ignore[attr-defined]
         if "stream" in json_schema.of_fields(request_class):
             kinds[handler.streams] = _ANYTHING  # type: ignore[attr-defined]
             parameters += [

@@ -1,0 +1,87 @@
+"""Forms with files: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from trioserve.api.base.forms import (
+    MAX_FIELD_BYTES,
+    MAX_PARTS,
+    Form,
+    boundary_of,
+    parse_form,
+)
+from trioserve.errors import InvalidRequestError, PayloadTooLargeError
+
+
+def written(fields: dict[str, list[str]], files: dict[str, bytes]) -> tuple[bytes, bytes]:
+    """A form as httpx writes it, and its boundary."""
+    made = httpx.Request(
+        "POST",
+        "http://any/",
+        data=fields,
+        files={name: ("any.wav", content) for name, content in files.items()},
+    )
+    return made.read(), boundary_of(made.headers["content-type"])
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_000, 65_536, 300_000])
+def test_what_a_client_writes_is_read(size: int) -> None:
+    # Line breaks and dashes, as at the end of a part.
+    content = (b"\r\n--x\r\n\n\r--" * (size // 10 + 1))[:size]
+    fields = {"language": ["en"], "include[]": ["a", "b"], "prompt": ["Zoë\r\n日本"]}
+    data, boundary = written(fields, {"file": content})
+    assert parse_form(data, boundary) == Form(fields=fields, files={"file": content})
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        "",
+        "application/json",
+        "multipart/form-data",
+        "multipart/mixed; boundary=x",
+        "text; boundary=x",
+    ],
+)
+def test_other_bodies_are_refused(type_: str) -> None:
+    with pytest.raises(InvalidRequestError, match="must be a form"):
+        boundary_of(type_)
+
+
+@pytest.mark.parametrize("cut", [5, 40, 150, 300])
+def test_a_form_that_is_cut_short_is_refused(cut: int) -> None:
+    data, boundary = written({"a": ["b"]}, {"file": b"c" * 200})
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        parse_form(data[:-cut], boundary)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"nothing of the kind",
+        b"--x\r\n\r\nno name\r\n--x--\r\n",
+        b"--x\r\nContent-Disposition: form-data\r\n\r\nno name\r\n--x--\r\n",
+        b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\xff\r\n--x--\r\n',
+    ],
+)
+def test_what_is_no_form_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="form"):
+        parse_form(body, b"x")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"a": ["b"] * (MAX_PARTS + 1)}, {"a": ["b" * (MAX_FIELD_BYTES // 2)] * 3}],
+)
+def test_forms_have_limits(fields: dict[str, list[str]]) -> None:
+    with pytest.raises(PayloadTooLargeError, match="The form has more than"):
+        parse_form(*written(fields, {"file": b""}))
+
+
+def test_the_head_of_a_part_has_a_limit() -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="a"\r\nX: ' + b"y" * 200_000
+    with pytest.raises(PayloadTooLargeError):
+        parse_form(head, b"x")

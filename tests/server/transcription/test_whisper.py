@@ -1,0 +1,248 @@
+"""Whisper in a child process: what it is told, what comes back, and how it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from tests.support import fake_whisper
+from trioserve.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    QueueFullError,
+    TranscriberError,
+    UnsupportedFieldError,
+)
+from trioserve.server import RequestContext
+from trioserve.server.transcription import (
+    Segment,
+    Summary,
+    Text,
+    TranscriptEvent,
+    TranscriptionParams,
+    Word,
+)
+from trioserve.server.transcription.whisper import WhisperTranscriber
+from trioserve.server.transcription.whisper_child import WhisperChild, WhisperSettings
+from trioserve.types import DecodedAudio
+
+AUDIO = DecodedAudio(rate=16_000, samples=np.zeros(40_000, np.float32).tobytes(), id="any")
+
+
+@pytest.fixture(autouse=True)
+def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_whisper.install(tmp_path, monkeypatch)
+
+
+@asynccontextmanager
+async def whisper(
+    model: str = "tiny", *, max_waiting: int = 1
+) -> AsyncIterator[WhisperTranscriber]:
+    transcriber = WhisperTranscriber(WhisperSettings(model=model), max_waiting=max_waiting)
+    try:
+        yield transcriber
+    finally:
+        await transcriber.aclose()
+
+
+async def transcribe(
+    transcriber: WhisperTranscriber, context: RequestContext | None = None, **params: Any
+) -> list[TranscriptEvent]:
+    asked = TranscriptionParams(**params)
+    async with aclosing(
+        transcriber.transcribe(AUDIO, asked, context or RequestContext())
+    ) as events:
+        return [event async for event in events]
+
+
+def pid_in(events: list[TranscriptEvent]) -> int:
+    assert isinstance(events[0], Text)
+    return int(events[0].text.removeprefix("pid "))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_segments_come_with_their_text() -> None:
+    async with whisper() as transcriber:
+        events = await transcribe(transcriber, words=True, language="en", temperature=0.5)
+    pid = pid_in(events)
+    assert not is_running(pid)
+    settings = (
+        "[('language', 'en'), ('task', 'transcribe'), ('temperature', 0.5), ('vad_filter', False), "
+        "('word_timestamps', True)]"
+    )
+    assert [each.text for each in events if isinstance(each, Text)] == [
+        f"pid {pid}",
+        " samples 40000",
+        f" {settings}",
+    ]
+    assert events[1] == Segment(
+        text=f"pid {pid}",
+        start=0.0,
+        end=1.0,
+        tokens=(1, 2),
+        words=(Word(text="pid", start=0.0, end=0.5),),
+        avg_logprob=-0.5,
+        no_speech_prob=0.25,
+    )
+    assert events[-1] == Summary(language="de")
+
+
+async def test_without_a_temperature_whisper_chooses_it() -> None:
+    async with whisper() as transcriber:
+        events = await transcribe(transcriber, translate=True, skip_silence=True)
+    told = events[-2]
+    assert isinstance(told, Segment)
+    assert "temperature" not in told.text
+    assert "('task', 'translate'), ('vad_filter', True)" in told.text
+    assert events[-1] == Summary(language="en")
+
+
+async def test_the_process_stays_for_the_next_one() -> None:
+    async with whisper() as transcriber:
+        pid = pid_in(await transcribe(transcriber))
+        with pytest.raises(InvalidRequestError, match="'language' is 'xx'"):
+            await transcribe(transcriber, language="xx")
+        assert pid_in(await transcribe(transcriber)) == pid
+
+
+async def test_cancelling_ends_the_process_and_the_next_one_has_another() -> None:
+    async with whisper() as transcriber:
+        events = transcriber.transcribe(AUDIO, TranscriptionParams(prompt="hang"), RequestContext())
+        async with aclosing(events):
+            first = [await anext(events)]
+            await anext(events)
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await anext(events)
+            assert scope.cancelled_caught
+        assert not is_running(pid_in(first))
+        assert pid_in(await transcribe(transcriber)) != pid_in(first)
+
+
+async def test_leaving_early_ends_the_process() -> None:
+    async with whisper() as transcriber:
+        events = transcriber.transcribe(AUDIO, TranscriptionParams(), RequestContext())
+        async with aclosing(events):
+            first = [await anext(events)]
+        assert not is_running(pid_in(first))
+
+
+async def test_a_deadline_is_kept() -> None:
+    async with whisper() as transcriber:
+        with pytest.raises(DeadlineExceededError):
+            await transcribe(transcriber, RequestContext(deadline=trio.current_time()))
+        pid = pid_in(await transcribe(transcriber))
+        soon = RequestContext(deadline=trio.current_time() + 0.1)
+        with pytest.raises(DeadlineExceededError):
+            await transcribe(transcriber, soon, prompt="hang")
+        assert not is_running(pid)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("fail", "Whisper failed: ValueError: cannot do it"),
+        ("die", "The process that runs Whisper has ended, with exit code 3."),
+    ],
+)
+async def test_a_failure_is_told_and_the_next_one_works(prompt: str, message: str) -> None:
+    async with whisper() as transcriber:
+        with pytest.raises(TranscriberError) as caught:
+            await transcribe(transcriber, prompt=prompt)
+        assert caught.value.message == message
+        assert caught.value.public == "The transcriber failed."
+        assert isinstance((await transcribe(transcriber))[-1], Summary)
+
+
+async def test_a_process_that_has_died_meanwhile_is_replaced() -> None:
+    async with whisper() as transcriber:
+        pid = pid_in(await transcribe(transcriber))
+        os.kill(pid, 9)
+        child = transcriber._child
+        assert child is not None
+        with trio.fail_after(10):
+            while child.is_alive:
+                await trio.sleep(0.01)
+        assert pid_in(await transcribe(transcriber)) != pid
+
+
+async def test_a_model_that_is_not_there() -> None:
+    async with whisper("missing") as transcriber:
+        with pytest.raises(TranscriberError, match="RuntimeError: there is no such model"):
+            await transcribe(transcriber)
+
+
+async def test_recordings_take_turns_and_few_may_wait(nursery: trio.Nursery) -> None:
+    async with whisper(max_waiting=1) as transcriber:
+        running = transcriber.transcribe(AUDIO, TranscriptionParams(), RequestContext())
+        waited: list[list[TranscriptEvent]] = []
+
+        async def wait() -> None:
+            waited.append(await transcribe(transcriber))
+
+        async with aclosing(running):
+            first = [await anext(running)]
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(QueueFullError, match="1 recordings wait"):
+                await transcribe(transcriber)
+            first += [event async for event in running]
+        with trio.fail_after(10):
+            while not waited:
+                await trio.sleep(0.01)
+        assert pid_in(waited[0]) == pid_in(first)
+
+
+@pytest.mark.parametrize(
+    ("params", "param"), [({"logprobs": True}, "include"), ({"max_tokens": 5}, "max_tokens")]
+)
+async def test_what_whisper_cannot_do_is_refused(params: dict[str, Any], param: str) -> None:
+    async with whisper() as transcriber:
+        with pytest.raises(UnsupportedFieldError) as caught:
+            await transcribe(transcriber, **params)
+    assert caught.value.param == param
+
+
+async def test_the_process_ends_with_the_one_that_has_started_it() -> None:
+    child = await WhisperChild.start(WhisperSettings(model="tiny"), deadline=float("inf"))
+    try:
+        fields = {"initial_prompt": "hang", "word_timestamps": False}
+        await child.send(fields, b"\0" * 4, float("inf"))
+        await child.receive(float("inf"))
+        stdin = child._process.stdin
+        assert stdin is not None
+        await stdin.aclose()  # as when the parent dies, in the middle of the work
+        with trio.fail_after(10):
+            assert await child._process.wait() == 0
+    finally:
+        await child.kill()
+
+
+@pytest.mark.skipif("WHISPER" not in os.environ, reason="WHISPER=PYTHON:MODEL says what to run")
+async def test_whisper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    python, model = os.environ["WHISPER"].split(":")
+    settings = WhisperSettings(model=model, python=python, offline=True)
+    transcriber = WhisperTranscriber(settings, max_waiting=0)
+    try:
+        with trio.fail_after(200):
+            events = await transcribe(transcriber, words=True, language="en")
+    finally:
+        await transcriber.aclose()
+    assert events[-1] == Summary(language="en")
+    segments = [event for event in events if isinstance(event, Segment)]
+    assert all(each.start <= each.end <= 30 for each in segments)  # of silence

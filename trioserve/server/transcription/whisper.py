@@ -1,0 +1,153 @@
+"""The transcriber that has Whisper write, in a child process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import trio
+
+from trioserve.errors import InvalidRequestError, QueueFullError, UnsupportedFieldError
+from trioserve.server.context import RequestContext
+from trioserve.server.transcription.transcript import (
+    Segment,
+    Summary,
+    Text,
+    TranscriptEvent,
+    TranscriptionParams,
+    Word,
+)
+from trioserve.server.transcription.whisper_child import WhisperChild, WhisperSettings
+from trioserve.types import DecodedAudio
+
+#: Seconds after which somebody whom the queue refused may try again.
+_RETRY_AFTER = 5.0
+
+
+class WhisperTranscriber:
+    """Gives recordings to a process that runs faster-whisper, one at a time.
+
+    The process starts with the first recording and stays. A recording that is given up ends it, as
+    nothing else stops its work at once; the next one starts another.
+
+    Args:
+        settings: what to run.
+        max_waiting: how many recordings may wait.
+    """
+
+    rate = 16_000
+
+    def __init__(self, settings: WhisperSettings, *, max_waiting: int) -> None:
+        self._settings = settings
+        self._max_waiting = max_waiting
+        self._turn = trio.Lock()
+        self._child: WhisperChild | None = None
+
+    def check(self, params: TranscriptionParams) -> None:
+        """Refuse what Whisper cannot do. Raises UnsupportedFieldError."""
+        if params.logprobs:
+            raise UnsupportedFieldError(
+                "'include' must not have \"logprobs\": Whisper does not tell those of tokens.",
+                param="include",
+            )
+        if params.max_tokens is not None:
+            raise UnsupportedFieldError(
+                "'max_tokens' is not supported: Whisper transcribes all that it hears.",
+                param="max_tokens",
+            )
+
+    async def transcribe(
+        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext
+    ) -> AsyncGenerator[TranscriptEvent, None]:
+        """See `Transcriber.transcribe`.
+
+        Raises:
+            QueueFullError: too many recordings wait already.
+            InvalidRequestError: the model does not know the language.
+            DeadlineExceededError: there is no time left.
+            TranscriberError: the process could not start, has failed, or has ended.
+        """
+        self.check(params)
+        await self._take_turn(context)
+        child, is_done = None, False
+        try:
+            child = await self._ready(context.deadline)
+            _check_language(params, child.languages)
+            await child.send(_job(params), audio.samples, context.deadline)
+            language, has_text = params.language, False
+            while "done" not in (event := await child.receive(context.deadline)):
+                if "language" in event:
+                    language = event["language"]
+                    continue
+                fields = event["segment"]
+                text = fields["text"] if has_text else fields["text"].lstrip()
+                has_text = has_text or bool(text)
+                yield Text(text=text)
+                yield _segment(fields)
+            is_done = True
+            yield Summary(language="en" if params.translate else language)
+        except InvalidRequestError:
+            is_done = True
+            raise
+        finally:
+            if child is not None and not is_done:
+                self._child = None
+                await child.kill()
+            self._turn.release()
+
+    async def _take_turn(self, context: RequestContext) -> None:
+        context.check_time()
+        n_waiting = self._turn.statistics().tasks_waiting
+        if self._turn.locked() and n_waiting >= self._max_waiting:
+            raise QueueFullError(
+                f"{n_waiting} recordings wait to be transcribed, and no more may.",
+                retry_after=_RETRY_AFTER,
+            )
+        with trio.move_on_at(context.deadline):
+            await self._turn.acquire()
+            return
+        context.check_time()
+
+    async def _ready(self, deadline: float) -> WhisperChild:
+        """The process that has the model: the one from before, or a new one."""
+        if self._child is not None and not self._child.is_alive:
+            await self._child.kill()
+            self._child = None
+        if self._child is None:
+            self._child = await WhisperChild.start(self._settings, deadline)
+        return self._child
+
+    async def aclose(self) -> None:
+        """End the process. Nobody may use it any more."""
+        if self._child is not None:
+            await self._child.kill()
+            self._child = None
+
+
+def _check_language(params: TranscriptionParams, known: frozenset[str]) -> None:
+    if params.language is not None and params.language not in known:
+        raise InvalidRequestError(
+            f"'language' is {params.language!r:.40}, which the model does not know. Languages are "
+            'codes such as "en".',
+            param="language",
+        )
+    if params.translate and known == {"en"}:
+        raise InvalidRequestError("The model knows English only, and so translates nothing.")
+
+
+def _job(params: TranscriptionParams) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "language": params.language,
+        "task": "translate" if params.translate else "transcribe",
+        "initial_prompt": params.prompt or None,
+        "word_timestamps": params.words,
+        "vad_filter": params.skip_silence,
+    }
+    # Without it, Whisper begins at 0 and raises it where the text is not probable.
+    return {**fields, "temperature": params.temperature} if params.temperature else fields
+
+
+def _segment(fields: dict[str, Any]) -> Segment:
+    words = tuple(Word(**{**word, "text": word["text"].strip()}) for word in fields.pop("words"))
+    tokens = tuple(fields.pop("tokens"))
+    return Segment(**{**fields, "text": fields["text"].strip()}, tokens=tokens, words=words)
