@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import trio
 
 from trioserve.chat.markers import MarkedMessages, mark
-from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
+from trioserve.chat.messages import parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import render_continued
@@ -57,11 +57,9 @@ class ChatPrompts:
             InvalidRequestError: a message is malformed.
             UnsupportedFieldError: the model does not take one of the media.
         """
-        if isinstance(messages, ParsedMessages):
-            parsed = messages
-        else:
-            parsed = await self._workers.run(lambda _: parse_messages(messages), n_chars(messages))
-        marked = mark(parsed, marker)
+        marked = await self._workers.run(
+            lambda _: mark(parse_messages(messages), marker), n_chars(messages)
+        )
         check_kinds(self._model.modalities, marked.media.values())
         return marked
 
@@ -109,8 +107,8 @@ class ChatPrompts:
         add_special = self._adds_special(text)
         if not marked.media:
             return len(await self._tokenizer.tokenize(text, add_special=add_special, aside=True))
+        parts = await self._workers.run(lambda _: marked.split(text), len(text))
         with self._media.hold() as hold:
-            parts = marked.split(text)
             prompt = await self._media.prompt_of(
                 parts, hold, add_special=add_special, fits=False, aside=True
             )
@@ -135,8 +133,9 @@ class ChatPrompts:
         """
         add_special = self._adds_special(text)
         if marked.media:
+            parts = await self._workers.run(lambda _: marked.split(text), len(text))
             prompt = await self._media.prompt_of(
-                marked.split(text), hold, add_special=add_special, deadline=deadline
+                parts, hold, add_special=add_special, deadline=deadline
             )
         else:
             prompt = Prompt(

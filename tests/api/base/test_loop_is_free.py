@@ -24,6 +24,7 @@ MOST = 0.05
 
 MANY = 100_000
 PART = {"type": "text", "text": "a"}
+IMAGE = {"type": "image_url", "image_url": {"url": "AAAA" * 5 * 2**20}}
 
 
 def body(**fields: Any) -> bytes:
@@ -97,6 +98,11 @@ CASES: dict[str, tuple[str, Callable[[], bytes], int]] = {
         lambda: body(
             messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * MANY}]
         ),
+        400,
+    ),
+    "a large image, which is none": (
+        "/v1/chat/completions",
+        lambda: body(messages=[{"role": "user", "content": [IMAGE]}]),
         400,
     ),
     "items": ("/v1/responses", lambda: body(input=HI * MANY), 400),
