@@ -12,7 +12,9 @@ from PIL import Image
 
 from tests.support.media_files import RED, encode, image_file
 from trioserve.errors import InvalidMediaError
-from trioserve.media import MediaLimits, images, sniff
+from trioserve.media import images
+from trioserve.media.limits import MediaLimits
+from trioserve.media.sniff import sniff
 
 LIMITS = MediaLimits()
 

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from tests.support.media_files import av_file, float_wav, wav_file
 from trioserve.errors import InvalidMediaError
-from trioserve.media import MediaLimits, sniff, sound
+from trioserve.media import sound
+from trioserve.media.limits import MediaLimits
+from trioserve.media.sniff import sniff
 
 LIMITS = MediaLimits()
 

@@ -10,7 +10,9 @@ from PIL import Image
 
 from tests.support.media_files import av_file, video_file
 from trioserve.errors import InvalidMediaError
-from trioserve.media import MediaLimits, sniff, video
+from trioserve.media import video
+from trioserve.media.limits import MediaLimits
+from trioserve.media.sniff import sniff
 
 LIMITS = MediaLimits()
 

@@ -10,6 +10,7 @@ import attrs
 
 from trioserve.config.option import option
 from trioserve.config.source import SourceConfig
+from trioserve.config.values import parse_host
 from trioserve.errors import ConfigError
 from trioserve.types.checks import INT32_MAX
 
@@ -37,6 +38,11 @@ def _check_transcription(config: MediaConfig) -> None:
         raise ConfigError("transcription_model needs faster-whisper: install trioserve[whisper]")
 
 
+def _check_media_urls(config: MediaConfig) -> None:
+    for text in config.media_urls:
+        parse_host(text)
+
+
 # fmt: off
 
 
@@ -48,7 +54,10 @@ class MediaConfig(SourceConfig):
         ConfigError: a value cannot be used; the message names the field.
     """
 
-    CHECKS = (*SourceConfig.CHECKS, _check_projector, _check_media_path, _check_transcription)
+    CHECKS = (
+        *SourceConfig.CHECKS, _check_projector, _check_media_path, _check_media_urls,
+        _check_transcription,
+    )
 
     mmproj: str | None = _media(None, "-mm --mmproj LLAMA_ARG_MMPROJ",
         help="path of a GGUF file with the model's projector, which takes images or sound; by "
@@ -82,8 +91,9 @@ class MediaConfig(SourceConfig):
         help="directory of files that requests may name, as file:// and their path in it")
     media_urls: tuple[str, ...] = _media((), "--media-urls TRIOSERVE_MEDIA_URLS",
         help="hosts, separated by commas, that requests may have files fetched from, over http and "
-        "https; .example.org = all names below it; all = any host with a public address; by "
-        "default none")
+        "https; .example.org = all names below it; all = any host; HOST:PORT = at this port too; "
+        "HOST=10.0.0.0/8 = a host whose addresses are in this range, where they would have to be "
+        "public ones; by default none")
     media_max_bytes: int = _media(64 * 2**20, "--media-max-bytes TRIOSERVE_MEDIA_MAX_BYTES", min=1,
         help="maximum size in bytes of a file with an image, sound or a video")
     media_max_pixels: int = _media(64 * 2**20,

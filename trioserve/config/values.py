@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 import attrs
 
 from trioserve.errors import ConfigError
+
+#: ``HOST[:PORT][=RANGE]``; an IPv6 address is in brackets.
+_HOST = re.compile(
+    r"(?P<host>\[[0-9a-f:.]+\]|\.?[^\s\[\]:=/@]+)(:(?P<port>[0-9]{1,5}))?(=(?P<range>\S+))?"
+)
 
 #: Bytes that llama.cpp has for a key of the metadata, and for a text, each with a null at its end.
 _OVERRIDE_SIZE = 128
@@ -89,3 +96,29 @@ def parse_json(text: str, field: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{field} is not valid JSON: {error}") from None
+
+
+@attrs.frozen
+class AllowedHost:
+    """A host that files may be fetched from, or several."""
+
+    host: str  # ".example.org": all names below it; "": any
+    port: int | None  # None: the usual ones
+    range: IPv4Network | IPv6Network | None  # where its addresses must be; None: public ones
+
+
+def parse_host(text: str) -> AllowedHost:
+    """Read ``HOST[:PORT][=RANGE]``.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    found = _HOST.fullmatch(text.strip().lower())
+    if found is None:
+        raise ConfigError(f"media_urls has {text!r}, which is not HOST, HOST:PORT or HOST=RANGE")
+    try:
+        range = None if found["range"] is None else ip_network(found["range"])
+    except ValueError as error:
+        raise ConfigError(f"media_urls has {text!r}: {error}") from None
+    host, port = found["host"].strip("[]"), found["port"]
+    return AllowedHost("" if host == "all" else host, None if port is None else int(port), range)

@@ -1,10 +1,7 @@
-"""Images, sound and video of clients: recognized, and decoded under limits in another process."""
+"""Images, sound and video of clients: recognized, and decoded under limits in another process.
 
-from __future__ import annotations
-
-from trioserve.media.answer import Order
-from trioserve.media.decoder import Decoder, DecoderError
-from trioserve.media.limits import MediaLimits
-from trioserve.media.sniff import Format, sniff
-
-__all__ = ["Decoder", "DecoderError", "Format", "MediaLimits", "Order", "sniff"]
+A server has `sniff` say what a file is, and `decoder` have it decoded by a process that runs
+`child`: that is where `images`, `sound` and `video` are. What goes between the two is in `pipe`,
+and `answer` checks what comes back. Nothing is imported here, so that the process has no more of
+the package than it needs.
+"""

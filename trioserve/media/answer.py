@@ -48,8 +48,6 @@ class Answer:
         self._room = 0  # bytes that may still come
         if order.kind == "audio":
             self._room = 4 * math.ceil((limits.max_seconds + 1) * order.rate)
-        #: Whether the process ends after it.
-        self.is_last = False
 
     def read(self, stream: IO[bytes]) -> DecodedMedia:
         """Read all of it.
@@ -68,7 +66,6 @@ class Answer:
                 self._begin_image(block)
             else:
                 break
-        self.is_last = bool(block.get("is_last"))
         if "refused" in block:
             raise InvalidMediaError(str(block["refused"]))
         return self._media()

@@ -34,21 +34,15 @@ _NICE = 5
 #: Seconds for which the server would be late to end it itself.
 _GRACE = 2.0
 
-#: After a file for which it took so much more memory than before, it ends, and another one begins.
-_GROWTH = 128 * 2**20
-
 
 def serve(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> None:
     """Decode what is ordered, until there are no more orders."""
-    most = _peak() + _GROWTH
-    is_last = False
-    while not is_last:
+    while True:
         try:
             end = _serve_one(limits, orders, answers)
         except PipeError:
             return
-        is_last = _peak() > most
-        write_message(answers, {**end, "is_last": is_last})
+        write_message(answers, end)
         answers.flush()
         _limit_time(0)
 
@@ -60,7 +54,8 @@ def _serve_one(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> di
         PipeError: there are no more orders.
     """
     order, data = read(orders, 0), read(orders, limits.max_bytes)
-    assert isinstance(order, dict) and isinstance(data, bytes)
+    if not isinstance(order, dict) or not isinstance(data, bytes):
+        raise PipeError("no order")
     _limit_time(limits.timeout + _GRACE)
     try:
         for one in decode(order, data, limits):
@@ -131,14 +126,6 @@ if sys.platform != "win32":
         except OSError:
             return 2**30  # macOS does not say, nor does it keep the limit
         return pages * resource.getpagesize()
-
-
-def _peak() -> int:
-    """The most bytes of RAM that this process has had."""
-    if sys.platform == "win32":
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _limit_time(seconds: float) -> None:

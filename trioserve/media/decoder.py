@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import attrs
 
+from trioserve.errors import InvalidMediaError
 from trioserve.media.answer import Answer, Order
 from trioserve.media.limits import MediaLimits
 from trioserve.media.pipe import PipeError, write_data, write_message
@@ -21,6 +23,11 @@ _MODULE = "trioserve.media.child"
 
 #: Variables without which a Python may not find its libraries. No others are passed on.
 _VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT")
+
+
+#: Bytes of RAM that a process may have between two files; it begins with some 60 MiB.
+_MAX_KEPT = 192 * 2**20
+_PAGE = 4096 if sys.platform == "win32" else os.sysconf("SC_PAGE_SIZE")
 
 
 class DecoderError(Exception):
@@ -65,20 +72,23 @@ class Decoder:
             InvalidMediaError: it cannot be used. The message is a part of a sentence.
             DecoderError: the process has ended, by itself or by `kill`.
         """
-        process = self._start()
-        assert process.stdin is not None and process.stdout is not None
-        answer = Answer(order, self._limits)
+        most = self._limits.max_bytes
+        if len(data) > most:
+            raise InvalidMediaError(f"has more than {most} bytes")
         try:
-            write_message(process.stdin, attrs.asdict(order))
-            write_data(process.stdin, data)
-            process.stdin.flush()
-            return answer.read(process.stdout)
-        except (PipeError, OSError) as error:
-            self.close()
-            code = process.returncode
-            raise DecoderError(f"{error}; exit code {code}", by_signal=code < 0) from error
+            process = self._start()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                write_message(process.stdin, attrs.asdict(order))
+                write_data(process.stdin, data)
+                process.stdin.flush()
+                return Answer(order, self._limits).read(process.stdout)
+            except (PipeError, OSError) as error:
+                self.close()
+                code = process.returncode
+                raise DecoderError(f"{error}; exit code {code}", by_signal=code < 0) from error
         finally:
-            if answer.is_last:
+            if self._ended or self._has_grown():
                 self.close()
 
     def kill(self) -> None:
@@ -97,6 +107,14 @@ class Decoder:
                 assert stream is not None
                 with suppress(OSError):  # it has not read everything
                     stream.close()
+
+    def _has_grown(self) -> bool:
+        """Whether the process keeps more memory than it needs, as after a leak in a decoder."""
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1])
+        except (OSError, IndexError):  # other systems than Linux do not say, nor do the dead
+            return False
+        return pages * _PAGE > _MAX_KEPT
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._lock:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import attrs
-
-from trioserve.config import Config
 
 
 @attrs.frozen(kw_only=True)
@@ -19,17 +15,6 @@ class MediaLimits:
     max_frames: int = 256  # of those of a video that the model sees
     timeout: float = 30.0  # seconds, to fetch a file, and once more to decode it
     max_files: int = 100  # of a request
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """The limits of a configuration."""
-        return cls(
-            max_bytes=config.media_max_bytes,
-            max_pixels=config.media_max_pixels,
-            max_seconds=config.media_max_seconds,
-            max_frames=config.media_max_frames,
-            timeout=config.media_timeout,
-        )
 
     @property
     def max_memory(self) -> int:

@@ -6,8 +6,10 @@ import attrs
 import structlog
 import trio
 
-from trioserve.errors import InvalidMediaError, TrioServeError, UnavailableError
-from trioserve.media import Decoder, DecoderError, MediaLimits, Order
+from trioserve.errors import InvalidMediaError, ServerClosingError, TrioServeError, UnavailableError
+from trioserve.media.answer import Order
+from trioserve.media.decoder import Decoder, DecoderError
+from trioserve.media.limits import MediaLimits
 from trioserve.server.concurrency import alongside
 from trioserve.types import DecodedMedia
 
@@ -24,30 +26,42 @@ class Decoders:
         self._limits = limits
         self._places = trio.CapacityLimiter(_N_PROCESSES)
         self._idle: list[Decoder] = []
+        self._busy: set[Decoder] = set()
+        self._is_closed = False
 
     async def decode(self, data: bytes, order: Order) -> DecodedMedia:
         """Decode a file. When cancelled, the process is ended, and waited for.
 
         Raises:
             InvalidMediaError: it cannot be used. The message is a part of a sentence.
+            ServerClosingError: the server was closed.
             UnavailableError: there is no process to do it.
         """
         async with self._places:
+            if self._is_closed:
+                raise ServerClosingError
             decoder = await self._take()
+            self._busy.add(decoder)
             try:
                 return await self._decode(decoder, data, order)
             finally:
+                self._busy.remove(decoder)
                 if decoder.is_usable:
                     self._idle.append(decoder)
 
     async def aclose(self) -> None:
-        """End the processes. Nothing is decoded any more."""
-        idle, self._idle = self._idle, []
-        for decoder in idle:
+        """End the processes, and wait until they have ended. Nothing is decoded any more."""
+        self._is_closed = True
+        for decoder in self._busy:
             decoder.kill()
         with trio.CancelScope(shield=True):
-            for decoder in idle:
-                await trio.to_thread.run_sync(decoder.close)
+            places = [object() for _ in range(_N_PROCESSES)]
+            for place in places:
+                await self._places.acquire_on_behalf_of(place)
+            while self._idle:
+                await trio.to_thread.run_sync(self._idle.pop().close)
+        for place in places:
+            self._places.release_on_behalf_of(place)
 
     async def _take(self) -> Decoder:
         """Take a process that waits, or one that is still to be started."""
@@ -70,6 +84,8 @@ class Decoders:
         return media
 
     def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:
+        if self._is_closed:
+            return ServerClosingError()
         if has_timed_out:
             return InvalidMediaError(f"takes more than {self._limits.timeout:g} seconds to decode")
         if error.by_signal:

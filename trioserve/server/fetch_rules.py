@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Self
 from urllib.parse import urlsplit
 
 import attrs
 
-from trioserve.errors import ConfigError, InvalidMediaError
+from trioserve.config.values import AllowedHost, parse_host
+from trioserve.errors import InvalidMediaError
 
 Address = IPv4Address | IPv6Address
 
@@ -20,11 +20,6 @@ _MAX_URL = 8192
 #: A name of a host. One whose last part begins with a digit is another way to write an address.
 _NAME = re.compile(
     r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_]([a-z0-9_-]*[a-z0-9])?"
-)
-
-#: HOST, .HOST or all, then perhaps a port, and a range of addresses.
-_ENTRY = re.compile(
-    r"(?P<host>\[[0-9a-f:.]+\]|\.?[^\[\]:=/@]+)(:(?P<port>[0-9]{1,5}))?(=(?P<range>.+))?"
 )
 
 #: Addresses of everybody, for IPv6.
@@ -90,45 +85,6 @@ def parse_url(url: str) -> Target:
     return Target(parts.scheme, host, _PORTS[parts.scheme] if port is None else port, path)
 
 
-@attrs.frozen
-class _Entry:
-    """One entry of the list: ``HOST[:PORT][=RANGE]``."""
-
-    host: str  # "" for all
-    port: int | None
-    range: str | None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        found = _ENTRY.fullmatch(text.strip().lower())
-        if found is None:
-            raise ConfigError(f"media_urls has {text!r}, which is not HOST[:PORT][=RANGE]")
-        if found["range"] is not None:
-            try:
-                ip_network(found["range"])
-            except ValueError as error:
-                raise ConfigError(f"media_urls has {text!r}: {error}") from None
-        host = found["host"].strip("[]")
-        port = None if found["port"] is None else int(found["port"])
-        return cls("" if host == "all" else host, port, found["range"])
-
-    def takes(self, target: Target) -> bool:
-        """Whether it is about a host and its port."""
-        if self.port not in (None, target.port):
-            return False
-        if self.port is None and target.port != _PORTS[target.scheme]:
-            return False
-        if not self.host:
-            return True
-        return target.host.endswith(self.host) if self.host[0] == "." else target.host == self.host
-
-    def takes_address(self, address: Address) -> bool:
-        """Whether a host may have this address."""
-        if self.range is not None:
-            return address in ip_network(self.range)
-        return is_public(address) or self.host == str(address)
-
-
 class FetchRules:
     """The hosts that requests may have files fetched from.
 
@@ -142,10 +98,7 @@ class FetchRules:
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self._entries = [_Entry.parse(entry) for entry in entries]
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+        self._entries = [parse_host(entry) for entry in entries]
 
     def check_target(self, target: Target) -> None:
         """Refuse a host or a port that no entry names.
@@ -153,7 +106,7 @@ class FetchRules:
         Raises:
             InvalidMediaError: none does. The message is a part of a sentence.
         """
-        if not any(entry.takes(target) for entry in self._entries):
+        if not any(_takes(entry, target) for entry in self._entries):
             raise InvalidMediaError(f"is at {target.netloc}, which --media-urls does not allow")
 
     def check_addresses(self, target: Target, addresses: Iterable[str]) -> list[str]:
@@ -165,13 +118,27 @@ class FetchRules:
             InvalidMediaError: it has none, or one that it must not have: which of both is not said,
                 for it would tell what names there are inside of a network.
         """
-        entries = [entry for entry in self._entries if entry.takes(target)]
+        entries = [entry for entry in self._entries if _takes(entry, target)]
         found = [ip_address(address) for address in dict.fromkeys(addresses)]
         if not found or not all(
-            any(entry.takes_address(address) for entry in entries) for address in found
+            any(_takes_address(entry, address) for entry in entries) for address in found
         ):
             raise InvalidMediaError(f"is at {target.netloc}, which has no public address")
         return list(map(str, found))
+
+
+def _takes(entry: AllowedHost, target: Target) -> bool:
+    if target.port != (_PORTS[target.scheme] if entry.port is None else entry.port):
+        return False
+    if entry.host.startswith("."):
+        return target.host.endswith(entry.host)
+    return entry.host in ("", target.host)
+
+
+def _takes_address(entry: AllowedHost, address: Address) -> bool:
+    if entry.range is not None:
+        return address in entry.range
+    return is_public(address) or entry.host == str(address)
 
 
 def is_public(address: Address) -> bool:

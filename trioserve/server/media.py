@@ -15,7 +15,9 @@ import trio
 
 from trioserve.config import Config
 from trioserve.errors import InvalidMediaError
-from trioserve.media import Format, MediaLimits, Order, sniff
+from trioserve.media.answer import Order
+from trioserve.media.limits import MediaLimits
+from trioserve.media.sniff import Format, sniff
 from trioserve.server.decoding import Decoders
 from trioserve.server.fetch import Fetcher
 from trioserve.server.fetch_rules import FetchRules
@@ -75,8 +77,15 @@ class MediaLoader:
         Raises:
             ConfigError: ``media_urls`` has an entry that cannot be read.
         """
+        limits = MediaLimits(
+            max_bytes=config.media_max_bytes,
+            max_pixels=config.media_max_pixels,
+            max_seconds=config.media_max_seconds,
+            max_frames=config.media_max_frames,
+            timeout=config.media_timeout,
+        )
         folder = None if config.media_path is None else Path(config.media_path)
-        return cls(MediaLimits.of(config), media_path=folder, urls=config.media_urls)
+        return cls(limits, media_path=folder, urls=config.media_urls)
 
     async def load(
         self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
@@ -122,8 +131,6 @@ class MediaLoader:
             return source.decoded  # and counted by whoever has decoded it
         before = hold.n_bytes
         data = await self._read(source, hold)
-        if len(data) > self._limits.max_bytes:
-            raise InvalidMediaError(f"has more than {self._limits.max_bytes} bytes")
         media = await self._decoders.decode(data, _order(source.kind, sniff(data), wanted))
         hold.shrink_to(before)
         hold.grow(size_of(media))
