@@ -10,7 +10,7 @@ import { settings } from "../state/settings";
 import { send, stop } from "../state/talk";
 import type { Attachment, Stats } from "../types";
 import { AttachTools } from "./AttachTools";
-import { attach, attachText, detach, draft, setDraft } from "./draft";
+import { attach, attachText, detach, draft, isAttaching, setDraft } from "./draft";
 import { bytes, count, percent } from "./format";
 import { useObjectUrl } from "./objectUrl";
 import { listening } from "./recording";
@@ -28,8 +28,9 @@ export function Composer(): VNode {
   const { text, attachments } = draft.value;
   const chat = openChat.value?.chat.id;
   const running = useComputed(() => runs.value.has(openChat.value?.chat.id ?? ""));
-  // What is being recorded is to go along.
-  const canSend = (text.trim() !== "" || attachments.length > 0) && listening.value === "off";
+  // What is being read or recorded is to go along.
+  const isComplete = !isAttaching.value && listening.value === "off";
+  const canSend = isComplete && (text.trim() !== "" || attachments.length > 0);
   const submit = () => {
     if (!canSend || running.value || !chat) return;
     stay();

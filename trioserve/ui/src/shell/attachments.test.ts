@@ -21,7 +21,7 @@ test("a file that is no text, or too large, is refused with its name", async () 
   const large = new File([new Uint8Array(MAX_TEXT + 1).fill(65)], "log.txt");
   await assert.rejects(readAttachment(large, "1"), /log\.txt.” is too large. The limit is 1\.0 MB/);
   const long = new File([new Uint8Array(MAX_MEDIA + 1)], "opera.mp3", { type: "audio/mpeg" });
-  await assert.rejects(readAttachment(long, "1"), /opera\.mp3.” is too large. The limit is 20 MB/);
+  await assert.rejects(readAttachment(long, "1"), /opera\.mp3.” is too large. The limit is 50 MB/);
 });
 
 test("texts in other encodings are read", () => {

@@ -9,8 +9,8 @@ import { readPicture } from "./pictures";
 /** The largest text that is taken. More would not fit into the context of a model. */
 export const MAX_TEXT = 1_000_000;
 
-/** The largest file of another kind. Base64 adds a third, and a server takes 32 MiB by default. */
-export const MAX_MEDIA = 20_000_000;
+/** The largest file of another kind. Base64 adds a third, and a server takes 100 MiB by default. */
+export const MAX_MEDIA = 50_000_000;
 
 const NAMES: Record<MediaKind, string> = { image: "pictures", audio: "recordings", video: "videos" };
 

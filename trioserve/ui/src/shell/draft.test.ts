@@ -3,11 +3,13 @@ import { sessionStorageFake } from "../testing/window";
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { effect } from "@preact/signals";
+
 import { newChat } from "../state/chats";
 import { change, openChat } from "../state/shown";
 import { place } from "../state/storage";
 import type { Message } from "../types";
-import { attach, attachText, detach, draft, setDraft, startDrafts } from "./draft";
+import { attach, attachText, detach, draft, isAttaching, setDraft, startDrafts } from "./draft";
 
 newChat();
 sessionStorageFake.setItem(place("draft"), "\nfrom before the reload");
@@ -55,7 +57,11 @@ test("what is written while the first message is kept goes along with the chat",
 
 test("files are attached to the chat that was open, and taken out again", async () => {
   newChat();
+  const seen: boolean[] = [];
+  const end = effect(() => void seen.push(isAttaching.value));
   await attach([new File(["one"], "1.txt"), new File([new Uint8Array([0])], "no.bin"), new File(["two"], "2.txt")]);
+  end();
+  assert.deepEqual(seen, [false, true, false]);
   assert.deepEqual(draft.value.attachments.map((one) => one.name), ["1.txt", "2.txt"]);
   detach(draft.value.attachments[0]?.id ?? "");
   assert.deepEqual(draft.value.attachments.map((one) => one.text), ["two"]);

@@ -1,6 +1,6 @@
 /** What is being written and not yet sent, for each chat. */
 
-import { effect, signal, type ReadonlySignal } from "@preact/signals";
+import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
 
 import { openChat } from "../state/chats";
 import { newId } from "../state/ids";
@@ -25,6 +25,11 @@ let shown = { draft: NEW, chat: "" };
 
 /** The draft of the open chat. */
 export const draft: ReadonlySignal<Draft> = current;
+
+const reading = signal(0);
+
+/** Whether files are being read, which go with the next message. */
+export const isAttaching = computed(() => reading.value > 0);
 
 /** Change the draft of the open chat. */
 export function setDraft(change: Partial<Draft>): void {
@@ -57,15 +62,17 @@ export async function attach(files: Iterable<File> | Promise<Iterable<File>>): P
   const key = shown.draft;
   let all: Iterable<File> = [];
   await attempt(async () => (all = await files));
-  for (const file of all) {
-    await attempt(async () => {
-      const attachment = await readAttachment(file, newId());
-      const to = drafts.get(key) ?? EMPTY;
-      const changed = { ...to, attachments: [...to.attachments, attachment] };
-      drafts.set(key, changed);
-      if (key === shown.draft) current.value = changed;
-    });
-  }
+  reading.value += 1;
+  for (const file of all) await attempt(() => attachTo(key, file));
+  reading.value -= 1;
+}
+
+async function attachTo(key: string, file: File): Promise<void> {
+  const attachment = await readAttachment(file, newId());
+  const to = drafts.get(key) ?? EMPTY;
+  const changed = { ...to, attachments: [...to.attachments, attachment] };
+  drafts.set(key, changed);
+  if (key === shown.draft) current.value = changed;
 }
 
 /** Attach a text that was pasted, and give the id of the attachment. */
