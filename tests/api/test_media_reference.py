@@ -128,6 +128,24 @@ def streamed(server: ServedModel, request: dict[str, Any]) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
+@pytest.mark.parametrize("kind", HEARING)
+def test_the_same_transcript_as_llama_server(tmp_path: Path, kind: str) -> None:
+    pair = write_pair(tmp_path, kind)
+    recording = base64.b64decode(sound(2, seconds=3.0)["input_audio"]["data"])
+    ask: dict[str, Any] = {
+        "files": {"file": ("any.wav", recording)},
+        "data": {"temperature": "0", "max_tokens": "24", "language": "de"},
+    }
+    path = "/v1/audio/transcriptions"
+    with llama_server(pair) as theirs:
+        expected = theirs.post(path, **ask).json()
+    with served_model(pair.model, mmproj=str(pair.projector), **OURS) as ours:
+        given = ours.client.post(path, **ask).json()
+    assert given["text"] == expected["text"].strip() != ""
+    for name in ("input_tokens", "output_tokens"):
+        assert given["usage"][name] == expected["usage"][name]
+
+
 @pytest.mark.parametrize("kind", sorted({*SEEING, *HEARING}))
 def test_the_same_tokens_as_llama_server(tmp_path: Path, kind: str) -> None:
     """Whole, streamed, alone and beside others; the second time from the cache."""

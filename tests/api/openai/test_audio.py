@@ -15,6 +15,8 @@ import trio
 from tests.support import fake_whisper
 from tests.support.clients import client_and_service, client_of, error_body, events_in, use_openai
 from tests.support.media_files import wav_file
+from tests.support.projectors import WordProjector
+from tests.support.scripts import answering
 from trioserve.api.base.service import Service
 from trioserve.config import Config
 from trioserve.errors import ConfigError
@@ -134,6 +136,50 @@ async def test_wrong_requests_are_refused() -> None:
         # On the routes without /v1, too.
         for route in ("/audio/transcriptions", "/audio/translations"):
             assert (await client.post(route, files={"other": b"any"})).status_code == 400
+
+
+async def test_the_sdk_has_the_loaded_model_transcribe() -> None:
+    def use(client: openai.OpenAI) -> None:
+        create = client.audio.transcriptions.create
+        whole = create(file=("a", WAV), model="any", include=["logprobs"])
+        assert whole.text == "Hello there."
+        assert whole.usage is not None and whole.usage.type == "tokens"
+        assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+        assert whole.logprobs is not None
+        assert "".join(each.token or "" for each in whole.logprobs).startswith(" Hello there.")
+        events = list(create(file=("a", WAV), model="any", stream=True, language="en"))
+        deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
+        assert "".join(deltas) == "Hello there."
+        assert events[-1].type == "transcript.text.done"
+        assert events[-1].text == "Hello there."
+        assert events[-1].usage is not None and events[-1].usage.output_tokens > 10
+        verbose = create(file=("a", WAV), model="any", response_format="verbose_json")
+        assert verbose.segments is not None and verbose.segments[0].end == 1.0
+        with pytest.raises(openai.BadRequestError, match="--transcription-model"):
+            create(
+                file=("a", WAV),
+                model="any",
+                response_format="verbose_json",
+                timestamp_granularities=["word"],
+            )
+
+    await use_openai(answering(" Hello there.\n", projector=WordProjector()), use)
+
+
+async def test_a_stream_of_a_transcript_can_be_resumed() -> None:
+    backend = answering("Hello there.", projector=WordProjector())
+    named = {"X-Conversation-Id": "call-1"}
+    async with client_of(backend) as client:
+        stream = await client.post(ROUTE, data={"stream": "true"}, files=FILE, headers=named)
+        again = await client.get("/v1/stream?conv_id=call-1&from=0")
+        assert again.content == stream.content
+        assert b'"text":"Hello there."' in stream.content
+        whole = await client.post(ROUTE, files=FILE, headers=named)  # is not to be a stream
+        assert whole.json()["text"] == "Hello there."
+        later = await client.post(ROUTE, files=FILE, headers={"Prefer": "respond-async, wait=0"})
+        assert later.status_code == 202
+        read = await client.get(later.headers["Location"])
+        assert b'"text":"Hello there."' in read.content
 
 
 async def test_without_anything_that_hears_there_is_no_transcript() -> None:

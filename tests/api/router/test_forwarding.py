@@ -12,6 +12,8 @@ import trio
 from tests.support.clients import error_body, events_in, named_events_in
 from tests.support.fake_fleet import routed
 from tests.support.http_server import chunks_of, connected, post
+from tests.support.media_files import wav_file
+from tests.support.projectors import WordProjector
 from tests.support.scripts import CHAT, answering
 from tests.support.unix_server import SSE_HEAD, chunk, playing, send
 from trioserve.testing import ScriptedBackend
@@ -45,6 +47,26 @@ async def test_the_query_names_the_model() -> None:
         assert text_of(answer) == "second"
         props = (await router.client.get("/props", params={"model": "two"})).json()
         assert props["total_slots"] == 3
+
+
+async def test_a_form_with_a_file_names_the_model_and_is_passed_on_as_it_is() -> None:
+    backends = {
+        name: answering(name, projector=WordProjector(), n_ctx=1024) for name in ("one", "two")
+    }
+    async with routed(backends) as router:
+        for name in ("one", "two"):
+            answer = await router.client.post(
+                "/v1/audio/transcriptions",
+                data={"model": name, "stream": "true", "timeout": "30"},
+                files={"file": wav_file(1.0)},
+            )
+            assert events_in(answer.text)[-1]["text"] == name
+        broken = await router.client.post(
+            "/v1/audio/transcriptions",
+            content=b"--x",
+            headers={"Content-Type": "multipart/form-data; boundary=x"},
+        )
+        assert broken.status_code == 400
 
 
 async def test_a_stream_is_the_same_as_without_a_router() -> None:

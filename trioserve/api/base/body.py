@@ -11,6 +11,7 @@ from quart import request
 
 from trioserve.api.base import limits
 from trioserve.api.base.connection import Request
+from trioserve.api.base.forms import is_form, weight_of_form
 from trioserve.api.base.long_json import LongReader, check_json
 from trioserve.errors import InvalidRequestError
 from trioserve.server.memory import weight_of
@@ -57,6 +58,8 @@ async def read_json() -> Any:
 async def read_whole(look: Callable[[bytes], _T]) -> tuple[bytes, _T]:
     """Read the body of the current request as it came, and what a function finds in it.
 
+    Here and in `look_into`, it may be a form with files.
+
     Raises:
         TrioServeError: from `look`, which may run in a thread; or as `read_json`.
     """
@@ -81,11 +84,12 @@ async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
     assert isinstance(data, bytes)
     if current.overload is not None:
         raise current.overload
+    weigh = weight_of_form if is_form(current.headers.get("Content-Type", "")) else weight_of
     try:
         if len(data) <= _SHORT_BODY:
-            current.held.grow(weight_of(data) - len(data))
+            current.held.grow(weigh(data) - len(data))
             return parse(data)
-        weight = await trio.to_thread.run_sync(weight_of, data)
+        weight = await trio.to_thread.run_sync(weigh, data)
         current.held.grow(weight - len(data))
         return await trio.to_thread.run_sync(parse, data)
     finally:

@@ -26,12 +26,19 @@ MAX_FIELD_BYTES = 2**20
 _MAX_HEAD = 16 * 1024
 
 
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
 @attrs.frozen(kw_only=True)
 class Form:
     """A form that was read. A name may occur several times, each with a value."""
 
     fields: dict[str, list[str]]
     files: dict[str, bytes] = attrs.field(repr=False)
+
+    def flag(self, name: str) -> bool | None:
+        """Read a field that is true or false; None: it is not there, or something else."""
+        return _FLAGS.get(self.fields.get(name, [""])[-1].strip().lower())
 
 
 async def read_form() -> Form:
@@ -51,13 +58,29 @@ async def read_form() -> Form:
     assert isinstance(data, bytes)
     if current.overload is not None:
         raise current.overload
-    current.held.grow(2 * len(data))  # a file is there in pieces, and then as a whole
+    current.held.grow(weight_of_form(data) - len(data))
     if len(data) <= _PIECE:
         form = parse_form(data, boundary)
     else:
         form = await trio.to_thread.run_sync(parse_form, data, boundary)
     current.held.shrink_to(len(data))
     return form
+
+
+def is_form(content_type: str) -> bool:
+    """Whether a body of this type is a form with files."""
+    return parse_options_header(content_type)[0] == "multipart/form-data"
+
+
+def with_field(data: bytes, boundary: bytes, name: str, value: str) -> bytes:
+    """Put a field before the others of a form."""
+    head = f'Content-Disposition: form-data; name="{name}"'.encode()
+    return b"--%b\r\n%b\r\n\r\n%b\r\n%b" % (boundary, head, value.encode(), data)
+
+
+def weight_of_form(data: bytes) -> int:
+    """Estimate what a form takes: a file in it is there in pieces, and then as a whole."""
+    return 3 * len(data)
 
 
 def boundary_of(content_type: str) -> bytes:

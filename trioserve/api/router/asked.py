@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -12,6 +13,7 @@ from quart import request
 from trioserve.api.base import limits
 from trioserve.api.base.body import parse_json, read_whole
 from trioserve.api.base.fields import MismatchError
+from trioserve.api.base.forms import Form, boundary_of, is_form, parse_form
 from trioserve.api.base.readers import keep_alive, seconds
 from trioserve.api.base.request import TIMEOUT_HEADER, current_request
 from trioserve.api.ollama.events import BODIES, Writer
@@ -82,16 +84,22 @@ def _only_unloads(fields: Mapping[str, Any]) -> bool:
 
 
 def _fields_of(body: bytes) -> Mapping[str, Any]:
-    """Parse the body, as far as it is an object."""
-    if not body or not _is_json(request.headers.get("Content-Type", "")):
+    """Parse the body, as far as it is an object, or a form with files."""
+    content_type = request.headers.get("Content-Type", "")
+    if not body:
         return {}
+    if is_form(content_type):
+        return _fields_of_form(parse_form(body, boundary_of(content_type)))
     value = parse_json(body)
     return value if isinstance(value, dict) else {}
 
 
-def _is_json(content_type: str) -> bool:
-    """Whether a body is read as JSON: whatever its type says, but for forms with files."""
-    return not content_type.startswith("multipart/")
+def _fields_of_form(form: Form) -> Mapping[str, Any]:
+    """The fields of a form that are read here, as they are in JSON."""
+    fields: dict[str, Any] = {name: values[-1] for name, values in form.fields.items()}
+    with suppress(KeyError, ValueError):  # it is not there, or the child will refuse it
+        fields["timeout"] = float(fields["timeout"])
+    return {**fields, "stream": form.flag("stream")}
 
 
 def _model(fields: Mapping[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ from werkzeug.datastructures import Headers
 from trioserve.api.base import errors, json_schema
 from trioserve.api.base.body import look_into, parse_object
 from trioserve.api.base.connection import WAITED_HEADER
+from trioserve.api.base.forms import boundary_of, is_form, parse_form, with_field
 from trioserve.api.base.intake import current_intake
 from trioserve.api.base.request import (
     ID_HEADER,
@@ -35,7 +36,7 @@ from trioserve.api.base.request import (
 from trioserve.api.sessions.session import Form, Send, Session
 from trioserve.api.streams import reading
 from trioserve.api.streams.names import ID, conversation_id
-from trioserve.errors import InvalidRequestError, TrioServeError
+from trioserve.errors import InvalidRequestError, PayloadTooLargeError, TrioServeError
 
 #: Seconds that a client waits for its 202, or for an error, unless it says ``wait=N``.
 _WAIT = 0.25
@@ -109,7 +110,11 @@ async def _stream_body(*, default: bool, always: bool) -> bytes | None:
     What is wrong with it is for the handler to say.
     """
 
+    content_type = request.headers.get("Content-Type", "")
+
     def look(body: bytes) -> bytes | None:
+        if is_form(content_type):
+            return look_at_form(body, boundary_of(content_type))
         fields = parse_object(body)
         stream = fields.get("stream")
         if stream is True or (stream is None and default):
@@ -119,9 +124,16 @@ async def _stream_body(*, default: bool, always: bool) -> bytes | None:
         # Of two values, the last one counts.
         return body.rstrip()[:-1] + (b"," if fields else b"") + b'"stream":true}'
 
+    def look_at_form(body: bytes, boundary: bytes) -> bytes | None:
+        form = parse_form(body, boundary)
+        if form.flag("stream"):
+            return body
+        may_be_asked = always and "stream" not in form.fields
+        return with_field(body, boundary, "stream", "true") if may_be_asked else None
+
     try:
         return await look_into(look)
-    except InvalidRequestError:
+    except (InvalidRequestError, PayloadTooLargeError):
         return None
 
 

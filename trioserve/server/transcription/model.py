@@ -14,7 +14,7 @@ from trioserve.chat.deltas import ContentDelta
 from trioserve.chat.media_parts import media_part
 from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams
-from trioserve.errors import QueueFullError, UnsupportedFieldError
+from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
 from trioserve.server.chats import Chats
 from trioserve.server.context import RequestContext
 from trioserve.server.stream import ChatChunk, ChatStream
@@ -46,7 +46,7 @@ _LONGEST_TIMED = 10.0
 _TOKENS_PER_SECOND = 32
 _TOKENS_BESIDE = 64
 
-#: The most seconds to wait before asking for a place in a full queue again.
+#: The most seconds to wait before asking for a place again, where there was none.
 _PATIENCE = 5.0
 
 _TRANSLATE = "Translate the speech in the audio to English text"
@@ -111,7 +111,9 @@ class ModelTranscriber:
         """See `Transcriber.transcribe`.
 
         Raises:
-            QueueFullError: too many requests wait already. Once it has begun, it waits with them.
+            TooManyRequestsError: too many requests wait already, or the client has no tokens left.
+                Once the first window has run, the others wait for a place instead.
+            MemoryFullError: likewise, there is no room.
             TrioServeError: as `Server.stream_chat`.
         """
         self.check(params)
@@ -155,7 +157,7 @@ class ModelTranscriber:
                 (stream,) = await stack.enter_async_context(
                     self._chats.stream(messages, generation, _PLAIN, context)
                 )
-            except QueueFullError as error:
+            except (TooManyRequestsError, MemoryFullError) as error:
                 if may_be_refused:
                     raise
                 again = trio.current_time() + min(error.retry_after, _PATIENCE)
