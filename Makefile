@@ -35,7 +35,7 @@ help:
 	@echo "make docs         build the documentation into site/"
 	@echo "make ui           check, test and build the chat page; needs npm"
 	@echo "make screenshots  take the pictures of the chat page in docs/images/ again; needs Chromium"
-	@echo "make fuzz         send mutated requests to a server, then generated ones for FUZZ_SECONDS=300"
+	@echo "make fuzz         decode damaged files, send a server mutated requests, then generated ones for FUZZ_SECONDS=300"
 	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
 	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
 	@echo "make test-models  tests with a real model, 240 MB that it downloads to TEST_MODELS"
@@ -79,6 +79,7 @@ screenshots: $(VENV)/.installed-dev
 FUZZ_SECONDS ?= 300
 
 fuzz: $(VENV)/.installed-fuzz
+	@N_DAMAGED_MEDIA=200 $(PY) -m pytest -q tests/server/test_media_hostile.py
 	@$(PY) -m tests.fuzz $(FUZZ_SECONDS)
 
 SOAK_SECONDS ?= 600
