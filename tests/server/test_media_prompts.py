@@ -166,18 +166,34 @@ async def test_the_deadline_holds_while_loading(autojump_clock: trio.testing.Moc
         assert (loader.n_loading, server.memory.n_held) == (0, 0)
 
 
-async def test_what_media_take_is_counted_until_the_end() -> None:
+async def test_what_is_decoded_is_counted() -> None:
     async with serve_seeing(ScriptedProjector()) as server:
         loader = SlowLoader(server, n_bytes=10_000)
-        loader.may_go_on.set()
-        async with server.stream_chat([user(Image(PNG))]) as events:
-            assert server.memory.n_held >= 10_000
-            async for _ in events:
-                pass
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.chat, [user(Image(PNG))])
+            await wait_all_tasks_blocked()
+            assert server.memory.n_held == 10_000
+            loader.may_go_on.set()
         assert server.memory.n_held == 0
         loader.n_bytes = server.memory.limit + 1
         with pytest.raises(PayloadTooLargeError):
             await server.chat([user(Image(PNG))])
+        assert server.memory.n_held == 0
+
+
+async def test_chunks_are_counted_in_place_of_what_was_decoded() -> None:
+    projector = ScriptedProjector(n_cells=5, bytes_per_cell=1000)
+    image = MixedPrompt([Image(PNG)])
+    async with serve_seeing(projector) as server:
+        params = await server.params({})
+        held: dict[int, int] = {}
+        for n in (1, 2):
+            async with server.completions.stream([image] * n, params, RequestContext()):
+                held[n] = server.memory.n_held
+        assert held[2] == 2 * held[1] > 10_000
+        projector.bytes_per_cell = server.memory.limit // 5 + 1
+        with pytest.raises(PayloadTooLargeError, match="max-request-memory"):
+            await server.complete(image)
         assert server.memory.n_held == 0
 
 

@@ -50,6 +50,10 @@ class Projector(Protocol):
     def max_chunk(self) -> int:
         """The most cells of a chunk that is decoded whole; 0: there are no such chunks."""
 
+    @property
+    def bytes_per_cell(self) -> int:
+        """What chunks take in memory for each of their cells before they are encoded, roughly."""
+
     def prepare(
         self,
         parts: Sequence[str | DecodedMedia],

@@ -16,6 +16,7 @@ from trioserve.errors import (
     ContextLengthExceededError,
     DeadlineExceededError,
     InvalidMediaError,
+    PayloadTooLargeError,
     UnsupportedFieldError,
 )
 from trioserve.server.media import Wanted
@@ -97,6 +98,8 @@ class MediaPrompts:
         self._n_ctx = n_ctx
         self._modalities = modalities
         self._video_fps = video_fps
+        #: What is being prepared is not counted yet: so there is not much of it.
+        self._preparing = trio.CapacityLimiter(2)
 
     @property
     def audio_rate(self) -> int:
@@ -145,6 +148,7 @@ class MediaPrompts:
         check_kinds(self._modalities, sources)
         assert self._projector is not None
         projector = self._projector
+        before = hold.n_bytes
         files = [source for source in sources if source.decoded is None]
         loaded = iter(await self._loader.load(files, self._wanted(projector), hold))
         given = [part if isinstance(part, str) else part.decoded or next(loaded) for part in parts]
@@ -153,18 +157,28 @@ class MediaPrompts:
             def enough(n_cells: int) -> bool:
                 if fits and n_cells > self._n_ctx:
                     raise ContextLengthExceededError(n_cells, self._n_ctx, at_least=True)
+                if n_cells * projector.bytes_per_cell > self._memory.limit:
+                    raise PayloadTooLargeError(
+                        f"The media of the request take more than {self._memory.limit} bytes of "
+                        "memory, which --max-request-memory allows."
+                    )
                 return stop()
 
             return projector.prepare(given, add_special=add_special, stop=enough)
 
         try:
-            return await self._workers.run_in_thread(prepare, aside=aside)
+            async with self._preparing:
+                prompt = await self._workers.run_in_thread(prepare, aside=aside)
         except InvalidMediaError as error:
             source = parts[error.index]
             assert isinstance(source, MediaSource)
             raise InvalidMediaError(
                 f"'{source.param}': {error.message}", param=source.param, index=error.index
             ) from error
+        n_cells = sum(chunk.n_cells for _, chunk in prompt.media)
+        hold.shrink_to(before)  # from here on, the chunks are all there is
+        hold.grow(n_cells * projector.bytes_per_cell)
+        return prompt
 
     def _wanted(self, projector: Projector) -> Wanted:
         kinds: list[MediaKind] = ["image", "audio", "video"]

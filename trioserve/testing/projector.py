@@ -40,6 +40,7 @@ class ScriptedProjector:
         n_positions: of each chunk; fewer than cells are as with M-RoPE.
         is_causal: of each chunk.
         n_embd: numbers in an embedding.
+        bytes_per_cell: what chunks are said to take in memory.
         fail_next: raised by the next `encode`.
         gate: `encode` waits until it is set, as it is at first.
         on_encode: called with each chunk before it is encoded.
@@ -55,6 +56,7 @@ class ScriptedProjector:
     n_positions: int = attrs.field(default=attrs.Factory(lambda self: self.n_cells, True))
     is_causal: bool = True
     n_embd: int = 4
+    bytes_per_cell: int = 0
     fail_next: TrioServeError | None = None
     gate: threading.Event = attrs.field(init=False, factory=threading.Event)
     on_encode: Callable[[MediaChunk], None] | None = None

@@ -75,6 +75,7 @@ async def test_what_is_wrong_is_named() -> None:
             ({"prompt_string": "no marker", "multimodal_data": [PNG]}, "prompt.prompt_string"),
             ({"prompt_string": marker, "multimodal_data": ["?!"]}, "prompt.multimodal_data[0]"),
             ({"prompt_string": marker, "multimodal_data": ["AAAA"]}, "prompt.multimodal_data[0]"),
+            ({"prompt_string": marker, "multimodal_data": []}, "prompt.prompt_string"),
             ({"multimodal_data": [PNG]}, "prompt"),
             ({"prompt_string": marker, "multimodal_data": PNG}, "prompt"),
             (["a", {"prompt_string": "", "multimodal_data": [1]}], "prompt[1].multimodal_data[0]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -314,3 +315,30 @@ def test_a_closed_projector_refuses(tmp_path: Path) -> None:
         projector.encode(chunk)
     with pytest.raises(ServerClosingError):
         projector.prepare([random_image()], add_special=False)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("gemma3", 8), ("idefics3", 100), ("qwen2vl", 500)])
+def test_what_chunks_take_in_memory_is_known(kind: str, size: int, backends: Backends) -> None:
+    projector = backends(kind).projector
+    assert projector is not None
+    images = [random_image(size, size, seed=i) for i in range(20)]
+    before = _allocated()
+    prompt = projector.prepare(images, add_special=False)
+    n_cells = sum(chunk.n_cells for _, chunk in prompt.media)
+    said = n_cells * projector.bytes_per_cell
+    assert 0.7 < (_allocated() - before) / said < 1.5
+
+
+class _Usage(ctypes.Structure):
+    """What glibc's malloc says of itself."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (
+        "arena", "free", "fast", "maps", "mapped", "unused", "in_fast", "used", "in_free", "top"
+    ))  # fmt: skip
+
+
+def _allocated() -> int:
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Usage
+    usage = mallinfo2()
+    return int(usage.used + usage.mapped)

@@ -297,14 +297,15 @@ def prompts(value: Any) -> tuple[AnyPrompt, ...]:
 
 def _any_prompt(value: Any, path: str) -> AnyPrompt:
     """Read a prompt in which markers may stand for media, in base64."""
-    if not isinstance(value, dict) or not value.get("multimodal_data"):
+    if not isinstance(value, dict) or value.get("multimodal_data") is None:
         return _prompt(value)
     text, data = value.get("prompt_string"), value["multimodal_data"]
     if not isinstance(text, str) or not isinstance(data, list):
         raise MismatchError("an object with a 'prompt_string' and a list of 'multimodal_data'")
     limits.check_count(len(data), MAX_PARTS, "media")
     sources = [source_of(each, None, f"{path}.multimodal_data[{i}]") for i, each in enumerate(data)]
-    return MixedPrompt(split_at(text, media_marker(), sources, f"{path}.prompt_string"))
+    parts = split_at(text, media_marker(), sources, f"{path}.prompt_string")
+    return MixedPrompt(parts) if sources else text
 
 
 def _prompt(value: Any) -> RawPrompt:

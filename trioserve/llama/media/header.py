@@ -46,6 +46,12 @@ def check(path: Path) -> frozenset[str]:
     return kinds
 
 
+def image_size(path: Path) -> int:
+    """Read the width of the images that a projector was made for; 0: it does not say."""
+    with gguf.read(path) as header:
+        return int(header.number("clip.vision.image_size") or 0)
+
+
 def _problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:
     for kind in kinds & _UNKNOWN.keys():
         yield f"the type {kind} is not supported, because {_UNKNOWN[kind]}"

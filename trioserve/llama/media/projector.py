@@ -46,6 +46,10 @@ _log = structlog.get_logger("llama")
 #: Sound of fewer samples is shorter than a frame of its spectrum. At one, libmtmd ends the process.
 _MIN_SAMPLES = 400
 
+#: Bytes of a pixel that is prepared, three floats, and of the spectrum of sound, for each cell.
+_PIXEL = 12
+_SPECTRUM = 4096
+
 #: Images whose chunks are as large as any: how many tokens one has may depend on its shape.
 _LARGE = tuple(
     Placeholder(width=width, height=height)
@@ -76,6 +80,7 @@ class LlamaProjector:
         self.has_sections: bool = mtmd.mtmd_decode_use_mrope(context)
         self._counts_images = False
         self._video_interval = 0
+        self.bytes_per_cell = _SPECTRUM if self.hears else 0
 
     @classmethod
     def load(cls, path: Path, model: Model, config: ModelConfig) -> LlamaProjector:
@@ -245,7 +250,7 @@ class LlamaProjector:
             raise InvalidMediaError(why, index=index)
 
     def _try_out(self, path: Path) -> None:
-        """Find out how large a chunk may be that is decoded whole.
+        """Find out how large a chunk may be that is decoded whole, and what an image takes.
 
         Raises:
             ModelLoadError: the vocabulary lacks a token that goes around images.
@@ -255,6 +260,8 @@ class LlamaProjector:
         try:
             with self._shared.in_use() as context:
                 found = [one for size in _LARGE for one in cut(self._mtmd, context, (size,))]
+                own = header.image_size(path) or _LARGE[-1].width
+                usual = _chunks(cut(self._mtmd, context, (Placeholder(width=own, height=own),)))[0]
         except CutError as error:
             raise ModelLoadError(f"The projector {path} cannot be used: {error}.") from error
         if any(token < 0 for one in found if not isinstance(one, CutChunk) for token in one):
@@ -265,6 +272,10 @@ class LlamaProjector:
         self.max_chunk = max(
             (chunk.n_cells for chunk in _chunks(found) if not chunk.is_causal), default=0
         )
+        if _chunks(found)[-1].n_cells != usual.n_cells:  # images keep their size
+            own, usual = _LARGE[-1].width, _chunks(found)[-1]
+        in_image = _PIXEL * own**2 // usual.n_cells
+        self.bytes_per_cell = max(self.bytes_per_cell, in_image)
 
 
 def _after(stop: Callable[[int], bool], n_before: int, n: int) -> bool:
