@@ -104,6 +104,9 @@ class MediaConfig(SourceConfig):
         help="maximum length of sound or a video in seconds")
     media_max_frames: int = _media(256, "--media-max-frames TRIOSERVE_MEDIA_MAX_FRAMES", min=1,
         help="maximum number of frames that are taken of a video")
+    media_cache: int = _media(256, "--media-cache TRIOSERVE_MEDIA_CACHE", min=0,
+        help="MiB of RAM for the embeddings of the latest images and sound, which need not be "
+        "encoded again where the KV cache does not have them any more; 0 = none")
     media_timeout: float = _media(30.0, "--media-timeout TRIOSERVE_MEDIA_TIMEOUT", min=0.001,
         help="seconds that fetching a file may take, and decoding one")
     transcription_model: str | None = _media(None,

@@ -20,12 +20,25 @@ _log = structlog.stdlib.get_logger("trioserve.engine")
 DEFAULT_MEDIA_CACHE = 256 << 20
 
 
+#: Seconds that a thread takes for a cell, as long as nobody knows.
+FIRST_WORK = 0.005
+
+
 @attrs.frozen
 class Encoded:
     """A chunk was encoded, or could not be."""
 
     chunk: MediaChunk
     error: TrioServeError | None
+
+
+@attrs.frozen
+class _Job:
+    """What is being encoded."""
+
+    chunk: MediaChunk
+    threads: int
+    begin: float  # monotonic
 
 
 class Encoder:
@@ -53,13 +66,14 @@ class Encoder:
         # By the id of the run: the chunks that it has not decoded yet, in their order.
         self._wishes: Mapping[int, Sequence[MediaChunk]] = {}
         self._wanted: set[str] = set()  # the ids of all of these
-        self._running: MediaChunk | None = None
+        self._job: _Job | None = None
         self._failed: set[str] = set()  # they are not tried again before `settle`
         self._served: dict[int, int] = {}  # by run: the turn in which it was served last
         self._turn = 0
-        self._threads = 0  # that were set; 0: those that the projector began with
+        self._threads = 0  # that were set; 0: none yet
         self._encoded: OrderedDict[str, Embeddings] = OrderedDict()  # the one used last last
         self._size = 0
+        self._work_per_cell = FIRST_WORK  # seconds that it takes a thread, of the last chunk
         #: Chunks that were encoded, and the seconds that it took.
         self.n_encoded, self.seconds = 0, 0.0
 
@@ -69,7 +83,7 @@ class Encoder:
     def is_busy(self) -> bool:
         """Whether something is being encoded, or about to be."""
         with self._changed:
-            return self._running is not None or self._next() is not None
+            return self._job is not None or self._next() is not None
 
     def want(self, wishes: Mapping[int, Sequence[MediaChunk]]) -> None:
         """Encode what runs need: the chunks that each of them has not decoded yet, in their order.
@@ -82,7 +96,7 @@ class Encoder:
             self._wishes = wishes
             self._wanted = {chunk.id for chunks in wishes.values() for chunk in chunks}
             self._served = {run: turn for run, turn in self._served.items() if run in wishes}
-            is_stale = self._running is not None and self._running.id not in self._wanted
+            is_stale = self._job is not None and self._job.chunk.id not in self._wanted
             if self.has_thread and self._next() is not None:
                 self._start()
         if is_stale:
@@ -102,10 +116,19 @@ class Encoder:
             return embeddings
 
     def set_threads(self, count: int) -> None:
-        """Encode with so many threads."""
-        if count != self._threads:
-            self._threads = count
-            self._projector.set_threads(count)
+        """Encode with so many threads.
+
+        What is being encoded begins again where it has more, and where it is sooner at its end.
+        """
+        if count == self._threads:
+            return
+        self._threads = count
+        self._projector.set_threads(count)
+        if (job := self._job) is not None and job.threads != count:
+            elapsed = monotonic() - job.begin
+            saved = (1 - job.threads / count) * self._work_per_cell * job.chunk.n_cells
+            if job.threads > count or elapsed < saved / job.threads:
+                self._projector.interrupt()
 
     def close(self) -> None:
         """End the thread, and what it encodes."""
@@ -142,14 +165,15 @@ class Encoder:
             run, chunk = task
             self._turn += 1
             self._served[run] = self._turn
-            self._running = chunk
-        began = monotonic()
+            job = self._job = _Job(chunk, self._threads, monotonic())
         embeddings, error = self._encode(chunk)
         with self._changed:
-            self._running = None
-            self.seconds += monotonic() - began
+            self._job = None
+            seconds = monotonic() - job.begin
+            self.seconds += seconds
             if embeddings is not None:
                 self.n_encoded += 1
+                self._work_per_cell = seconds * job.threads / chunk.n_cells
                 self._remember(chunk, embeddings)
             elif isinstance(error, EncodeInterruptedError):
                 return True  # if it is wished for again by now, it has its turn

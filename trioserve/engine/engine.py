@@ -232,8 +232,9 @@ class Engine(SlotLoop):
                 run = self._scheduler.release(slot)
                 self._end(run)
                 self._emit(Failed(run.task.id, error))
-        assert self.encoder is not None
-        self.encoder.settle(chunk)
+        if error is not None and self.encoder is not None:
+            self._scheduler.ask_for_media()
+            self.encoder.settle(chunk)
 
     # -- one tick: run
 

@@ -40,6 +40,7 @@ class Threads:
         self._set = 0  # what was set last; 0: nothing, and the backend has what it began with
         self._now, self._since = self._governor.threads, monotonic()
         self._told = self._now
+        self.rest()
 
     def close(self) -> None:
         """End what runs beside the inference thread."""
@@ -72,7 +73,7 @@ class Threads:
 
     def rest(self) -> None:
         """Leave all cores to the encoder: nothing is computed beside it for now."""
-        if self._encoder is not None and self._encoder.is_busy:
+        if self._encoder is not None:
             self._encoder.set_threads(max(choices[-1] for choices in self._backend.thread_choices))
 
     def _run_beside(self, encoder: Encoder, n_tokens: int, compute: Callable[[], None]) -> None:

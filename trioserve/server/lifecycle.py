@@ -98,6 +98,8 @@ def _make_loop(
         context_shift=config.context_shift,
         flush_interval=config.stream_interval_ms / 1e3,
     )
+    if engine.encoder is not None:
+        engine.encoder.limit = config.media_cache * 2**20
     engine.drafts.use([*ngram_drafters(config), *backend.drafters])
     return engine
 

@@ -1,0 +1,160 @@
+"""The encoder: whose turn it is, what is kept, and how its thread ends."""
+
+from __future__ import annotations
+
+import threading
+
+from trioserve.engine.encoder import Encoded, Encoder
+from trioserve.testing import ScriptedProjector
+from trioserve.types import MediaChunk
+
+SIZE = 5 * 4 * 4  # bytes of the embeddings of a chunk
+
+
+class Bench:
+    """An encoder whose steps are called by hand."""
+
+    def __init__(self) -> None:
+        self.projector = ScriptedProjector()
+        self.done: list[Encoded] = []
+        self.encoder = Encoder(self.projector, self.done.append)
+        self.encoder.has_thread = False
+
+    def want(self, **names: str) -> None:
+        """Wish for chunks with names of one letter, for runs with names like ``r1``."""
+        wishes = {int(run[1:]): [self.chunk(name) for name in its] for run, its in names.items()}
+        self.encoder.want(wishes)
+
+    def chunk(self, name: str) -> MediaChunk:
+        return self.projector.chunk("image", name)
+
+    def encode(self) -> str:
+        """Encode all that can be; returns the names."""
+        before = len(self.projector.encoded)
+        while self.encoder.encode_next():
+            pass
+        return "".join(self.projector.encoded[before:])
+
+    def has(self, name: str) -> bool:
+        return self.encoder.get(self.chunk(name)) is not None
+
+
+def test_runs_take_turns() -> None:
+    bench = Bench()
+    bench.want(r1="abcd", r2="wx", r3="az")
+    assert bench.encode() == "awzbxcd"
+    assert not bench.encoder.is_busy
+
+
+def test_a_run_that_comes_later_has_its_turn_next() -> None:
+    bench = Bench()
+    bench.want(r1="abcd")
+    bench.encoder.encode_next()
+    bench.want(r1="abcd", r2="w")
+    assert bench.encode() == "wbcd"
+
+
+def test_a_run_looks_ahead_as_far_as_there_is_room() -> None:
+    bench = Bench()
+    bench.encoder.limit = 2 * SIZE
+    bench.want(r1="abcd")
+    assert bench.encode() == "ab"
+    bench.want(r1="bcd")  # a was decoded
+    assert bench.encode() == "c"
+    assert not bench.has("a")
+
+
+def test_what_runs_need_next_is_kept_in_any_case() -> None:
+    bench = Bench()
+    bench.encoder.limit = 0
+    bench.want(r1="ab", r2="c")
+    assert bench.encode() == "ac"
+    assert bench.has("a") and bench.has("c")
+    bench.want(r1="b")
+    assert bench.encode() == "b"
+    assert not bench.has("a") and not bench.has("c")
+
+
+def test_what_was_unused_for_longest_is_forgotten_first() -> None:
+    bench = Bench()
+    bench.encoder.limit = 3 * SIZE
+    for name in "abc":
+        bench.want(r1=name)
+        bench.encode()
+    bench.has("a")
+    bench.want(r1="d")
+    bench.encode()
+    assert [bench.has(name) for name in "abcd"] == [True, False, True, True]
+
+
+def test_nothing_is_encoded_twice_while_it_is_remembered() -> None:
+    bench = Bench()
+    bench.want(r1="ab")
+    bench.encode()
+    bench.want()
+    bench.want(r2="ba")
+    assert bench.encode() == ""
+
+
+def test_what_is_encoded_with_too_many_threads_begins_again() -> None:
+    bench = Bench()
+    bench.encoder.set_threads(4)
+    bench.want(r1="a")
+    bench.projector.on_encode = lambda _chunk: bench.encoder.set_threads(2)
+    assert bench.encode() == "a"
+    assert bench.projector.n_interrupted == 1
+    assert bench.projector.threads == [4, 2]
+
+
+def test_what_has_just_begun_begins_again_where_more_threads_are_sooner_at_its_end() -> None:
+    bench = Bench()
+    bench.encoder.set_threads(1)
+    bench.want(r1="a")
+    bench.encoder._work_per_cell = 100.0
+    bench.projector.on_encode = lambda _chunk: bench.encoder.set_threads(4)
+    assert bench.encode() == "a"
+    assert bench.projector.n_interrupted == 1
+    assert bench.encoder._work_per_cell < 1  # it has learned
+    bench.encoder.set_threads(1)
+    bench.encoder._work_per_cell = 0.0
+    bench.want(r1="b")
+    assert bench.encode() == "b"
+    assert bench.projector.n_interrupted == 1
+
+
+def test_the_thread_encodes_what_is_wanted_and_is_ended_while_it_does() -> None:
+    projector = ScriptedProjector()
+    arrived = threading.Event()
+    done: list[str] = []
+
+    def note(one: Encoded) -> None:
+        done.append(one.chunk.id)
+        arrived.set()
+
+    encoder = Encoder(projector, note)
+    encoder.want({1: [projector.chunk("image", "a")]})
+    assert arrived.wait(10)
+    assert done == ["a"]
+    begun = threading.Event()
+    projector.on_encode = lambda _chunk: begun.set()
+    projector.gate.clear()
+    encoder.want({1: [projector.chunk("image", "b")]})
+    assert begun.wait(10)
+    encoder.close()
+    assert done == ["a"] and projector.n_interrupted == 1
+    assert not any(thread.name == "encoder" for thread in threading.enumerate())
+
+
+def test_a_cancel_ends_what_the_thread_encodes() -> None:
+    projector = ScriptedProjector()
+    encoder = Encoder(projector, lambda _one: None)
+    begun = threading.Event()
+    projector.on_encode = lambda _chunk: begun.set()
+    projector.gate.clear()
+    encoder.want({1: [projector.chunk("image", "a")]})
+    assert begun.wait(10)
+    begun.clear()
+    encoder.want({2: [projector.chunk("image", "b")]})
+    assert begun.wait(10)  # the next one begins
+    assert projector.n_interrupted == 1
+    encoder.close()
