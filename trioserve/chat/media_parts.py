@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from trioserve.chat.documents import read_document, write_document
+from trioserve.chat.documents import document_part
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
 from trioserve.types import MediaKind, MediaSource
 
@@ -223,11 +223,11 @@ def _file(part: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Read OpenAI's object of a file, with ``file_data``: text, or media.
+    """Read OpenAI's object of a file, with ``file_data``: a document, or media.
 
     Raises:
         UnsupportedFieldError: it is a file that the client has uploaded, or is elsewhere.
-        InvalidMediaError: it is not valid base64, or a PDF.
+        InvalidMediaError: it is not valid base64.
         InvalidRequestError: something is of the wrong type. All name the field.
     """
     for name, problem in (("file_id", "no files are kept"), ("file_url", "no files are fetched")):
@@ -245,14 +245,14 @@ def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
         media_type, content = "", decode_base64(data, param)
     kind = _KINDS.get(media_type.partition("/")[0])
     if kind is None:
-        if (text := read_document(content, param)) is not None:
-            return {"type": "text", "text": write_document(text, name=filename)}
+        if (part := document_part(content, name=filename, param=param)) is not None:
+            return part
         if media_type.startswith("text/"):
             raise InvalidMediaError(f"'{param}' must be text in UTF-8 or UTF-16.", param=param)
         if media_type not in ("", "application/octet-stream"):
             raise UnsupportedFieldError(
-                f"'{param}' is of the type {media_type!r:.80}; text, images, sound and videos can "
-                "be read.",
+                f"'{param}' is of the type {media_type!r:.80}; text, PDFs, images, sound and "
+                "videos can be read.",
                 param=param,
             )
     return media_part(MediaSource(kind=kind, data=content, param=param))

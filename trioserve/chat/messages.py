@@ -4,7 +4,8 @@ A message in normal form is a dict with
 
 * ``role``: text,
 * ``content``: text, or a list of ``{"type": "text", "text": …}`` and of
-  ``{"type": "media", "media": MediaSource(…)}``,
+  ``{"type": "media", "media": MediaSource(…)}``; and, until `trioserve.server` has read them, of
+  ``{"type": "document", "document": DocumentSource(…)}``,
 * on an assistant's message, when it has any, ``tool_calls``: a list of ``{"id", "type":
   "function", "function": {"name", "arguments"}}`` with the arguments as JSON text, and
   ``reasoning_content``: text,
@@ -20,7 +21,7 @@ from typing import Any
 
 from trioserve.chat.media_parts import Attachment, media_part, parse_media_part
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.types import MediaSource
+from trioserve.types import DocumentSource, MediaSource
 
 #: The roles that every client may use. Others must be known to the model's template.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -142,6 +143,8 @@ def _parse_part(part: object, path: str) -> dict[str, Any]:
         return {"type": "text", "text": _text(fields, kind, path)}
     if kind == "media" and isinstance(fields.get("media"), MediaSource):
         return media_part(fields["media"])
+    if kind == "document" and isinstance(fields.get("document"), DocumentSource):
+        return {"type": "document", "document": fields["document"]}
     if (media := parse_media_part(kind, fields, path)) is None:
         raise _unsupported(f"{path}.type", f"is {kind!r:.80}, which is not known here")
     return media

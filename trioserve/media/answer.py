@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from io import BytesIO
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import attrs
 import numpy as np
 
 from trioserve.errors import InvalidMediaError
-from trioserve.media.limits import MediaLimits
+from trioserve.media.limits import MAX_TEXT, MediaLimits
 from trioserve.media.pipe import PipeError, read
 from trioserve.types import (
     DecodedAudio,
+    DecodedDocument,
     DecodedImage,
     DecodedMedia,
+    DecodedPage,
     DecodedVideo,
     MediaKind,
     content_id,
@@ -30,9 +32,10 @@ class Order:
     """What is to be made of a file."""
 
     format: str
-    kind: MediaKind
+    kind: MediaKind | Literal["document"]
     rate: int = 0  # samples a second, of sound
     fps: float = 0.0  # frames a second, of video; 0: all
+    with_images: bool = False  # whether the pages of a document become images, too
 
 
 class Answer:
@@ -40,7 +43,8 @@ class Answer:
 
     def __init__(self, order: Order, limits: MediaLimits) -> None:
         self._order = order
-        self._is_video = order.kind == "video"
+        self._pages: list[list[str]] = []  # of a document, the pieces of the text of each
+        self._n_chars = 0
         self._limits = limits
         self._frames: list[tuple[float, DecodedImage]] = []
         self._next: tuple[float, int, int] | None = None  # the image whose pixels come
@@ -49,7 +53,7 @@ class Answer:
         if order.kind == "audio":
             self._room = 4 * math.ceil((limits.max_seconds + 1) * order.rate)
 
-    def read(self, stream: IO[bytes]) -> DecodedMedia:
+    def read(self, stream: IO[bytes]) -> DecodedMedia | DecodedDocument:
         """Read all of it.
 
         Raises:
@@ -64,17 +68,40 @@ class Answer:
             elif "size" in block:
                 self._end_image()
                 self._begin_image(block)
+            elif "text" in block:
+                self._end_image()
+                self._take_text(block)
             else:
                 break
         if "refused" in block:
             raise InvalidMediaError(str(block["refused"]))
         return self._media()
 
+    @property
+    def _most_images(self) -> int:
+        """How many images may come. Each page of a document has one at most."""
+        most = {"audio": 0, "image": 1, "video": self._limits.max_frames}
+        return most.get(self._order.kind, len(self._pages))
+
+    def _take_text(self, block: dict[str, Any]) -> None:
+        match block:
+            case {"text": str(text), "page": int(page)} if (
+                self._order.kind == "document"
+                and page < self._limits.max_frames
+                and page in (len(self._pages) - 1, len(self._pages))
+                and self._n_chars + len(text) <= MAX_TEXT
+            ):
+                self._n_chars += len(text)
+                if page == len(self._pages):
+                    self._pages.append([])
+                self._pages[page].append(text)
+            case _:
+                raise PipeError("a text that cannot be")
+
     def _begin_image(self, block: dict[str, Any]) -> None:
         match block:
             case {"at": float(at), "size": [int(width), int(height)]} if (
-                self._order.kind != "audio"
-                and len(self._frames) < (self._limits.max_frames if self._is_video else 1)
+                len(self._frames) < self._most_images
                 and 0 <= at <= self._limits.max_seconds
                 and 0 < width * height <= self._limits.max_pixels
                 and width > 0
@@ -96,13 +123,21 @@ class Answer:
         self._frames.append((at, image))
         self._next, self._data = None, BytesIO()
 
-    def _media(self) -> DecodedMedia:
+    def _media(self) -> DecodedMedia | DecodedDocument:
         if self._order.kind == "audio":
             return _sound(self._data.getvalue(), self._order.rate)
         self._end_image()
+        if self._order.kind == "document":
+            pictures = dict(self._frames)
+            return DecodedDocument(
+                pages=tuple(
+                    DecodedPage(text="".join(pieces), image=pictures.get(page))
+                    for page, pieces in enumerate(self._pages)
+                )
+            )
         if not self._frames:
             raise PipeError("no image")
-        if not self._is_video:
+        if self._order.kind == "image":
             return self._frames[0][1]
         told = [f"{at!r} {image.id}".encode() for at, image in self._frames]
         return DecodedVideo(frames=tuple(self._frames), id=content_id(b"video", *told))

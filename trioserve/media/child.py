@@ -21,7 +21,7 @@ import av.subtitles.stream  # noqa: F401 - PyAV imports these two for its first 
 from PIL import Image
 
 from trioserve.errors import InvalidMediaError
-from trioserve.media import images, sound, video
+from trioserve.media import images, pages, sound, video
 from trioserve.media.limits import MediaLimits
 from trioserve.media.pipe import PipeError, read, write_data, write_message
 
@@ -81,6 +81,12 @@ def decode(
         yield from _pixels(images.decode(data, name, limits), 0.0)
     elif kind == "audio":
         yield from sound.decode(data, name, order["rate"], limits)
+    elif kind == "document":
+        for page, (text, image) in enumerate(pages.decode(data, order["with_images"], limits)):
+            for start in range(0, len(text) or 1, pages.PIECE):
+                yield {"text": text[start : start + pages.PIECE], "page": page}
+            if image is not None:
+                yield from _pixels(image, float(page))
     else:
         for at, image in video.decode(data, name, order["fps"], limits):
             yield from _pixels(image, at)

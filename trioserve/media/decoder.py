@@ -16,7 +16,7 @@ from trioserve.errors import InvalidMediaError
 from trioserve.media.answer import Answer, Order
 from trioserve.media.limits import MediaLimits
 from trioserve.media.pipe import PipeError, write_data, write_message
-from trioserve.types import DecodedMedia
+from trioserve.types import DecodedDocument, DecodedMedia
 
 #: The program that decodes. It imports what this process must not have.
 _MODULE = "trioserve.media.child"
@@ -65,7 +65,7 @@ class Decoder:
         """The number of the process, if it was started."""
         return None if self._process is None else self._process.pid
 
-    def decode(self, data: bytes, order: Order) -> DecodedMedia:
+    def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
         """Have a file decoded. Blocks for as long as that takes.
 
         Raises:

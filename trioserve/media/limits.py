@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import attrs
 
+#: Characters that a document may have.
+MAX_TEXT = 2**22
+
 
 @attrs.frozen(kw_only=True)
 class MediaLimits:
@@ -12,7 +15,7 @@ class MediaLimits:
     max_bytes: int = 64 * 2**20  # of the file
     max_pixels: int = 64 * 2**20  # of an image, width times height
     max_seconds: float = 3600.0  # of sound, or of a video
-    max_frames: int = 256  # of those of a video that the model sees
+    max_frames: int = 256  # of those of a video that the model sees; pages of a document
     timeout: float = 30.0  # seconds, to fetch a file, and once more to decode it
     max_files: int = 100  # of a request
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 import trio
 
 from trioserve.chat.markers import MarkedMessages, mark
-from trioserve.chat.messages import parse_messages
+from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import render_continued
@@ -50,20 +51,37 @@ class ChatPrompts:
         self._quick = model.template.with_limits(_QUICK)
         self._is_slow = False  # the last render was
 
-    async def mark(self, messages: Messages, marker: str | None = None) -> MarkedMessages:
-        """Check messages, and put markers in the place of media. See `markers.mark`.
+    async def mark(
+        self,
+        messages: Messages,
+        hold: Hold,
+        *,
+        marker: str | None = None,
+        deadline: float = math.inf,
+    ) -> MarkedMessages:
+        """Check messages, read documents, and put markers in the place of media.
+
+        Args:
+            messages: as they were given.
+            hold: counts what the images of documents take.
+            marker: see `markers.mark`.
+            deadline: when nobody waits for it any more.
 
         Raises:
-            InvalidRequestError: a message is malformed.
+            InvalidRequestError: a message is malformed, or a document cannot be read.
             UnsupportedFieldError: the model does not take one of the media.
+            TrioServeError: from reading documents.
         """
-        marked = await self._workers.run(
-            lambda _: mark(parse_messages(messages), marker), n_chars(messages)
-        )
+        if isinstance(messages, ParsedMessages):
+            parsed = messages
+        else:
+            parsed = await self._workers.run(lambda _: parse_messages(messages), n_chars(messages))
+        read = await self._media.read_documents(parsed, hold, deadline)
+        marked = await self._workers.run(lambda _: mark(read, marker), n_chars(read))
         check_kinds(self._model.modalities, marked.media.values())
         return marked
 
-    def hold(self, owner: str) -> Hold:
+    def hold(self, owner: str = "") -> Hold:
         """Begin to count what the media of a request take."""
         return self._media.hold(owner)
 
@@ -102,13 +120,14 @@ class ChatPrompts:
 
     async def count_tokens(self, messages: Messages, chat: ChatParams) -> int:
         """See `Server.count_tokens`."""
-        marked = await self.mark(messages)
-        text = await self.render(marked.messages, chat)
-        add_special = self._adds_special(text)
-        if not marked.media:
-            return len(await self._tokenizer.tokenize(text, add_special=add_special, aside=True))
-        parts = await self._workers.run(lambda _: marked.split(text), len(text))
         with self._media.hold() as hold:
+            marked = await self.mark(messages, hold)
+            text = await self.render(marked.messages, chat)
+            add_special = self._adds_special(text)
+            if not marked.media:
+                tokens = await self._tokenizer.tokenize(text, add_special=add_special, aside=True)
+                return len(tokens)
+            parts = await self._workers.run(lambda _: marked.split(text), len(text))
             prompt = await self._media.prompt_of(
                 parts, hold, add_special=add_special, fits=False, aside=True
             )

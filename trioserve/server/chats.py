@@ -139,7 +139,7 @@ class Chats:
         # By text, a model whose template knows no tools would be told to call them.
         shown = can.supports_tools or choice.mode != "none"
         shown_chat = chat if shown else attrs.evolve(chat, tools=None)
-        marked = await self._prompts.mark(messages)
+        marked = await self._prompts.mark(messages, hold, deadline=context.deadline)
         if marked.media:
             self._completions.check_room(context)  # not to load media for nothing
         text = await self._prompts.render(marked.messages, shown_chat)

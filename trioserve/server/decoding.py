@@ -11,7 +11,7 @@ from trioserve.media.answer import Order
 from trioserve.media.decoder import Decoder, DecoderError
 from trioserve.media.limits import MediaLimits
 from trioserve.server.concurrency import alongside
-from trioserve.types import DecodedMedia
+from trioserve.types import DecodedDocument, DecodedMedia
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
@@ -29,7 +29,7 @@ class Decoders:
         self._busy: set[Decoder] = set()
         self._is_closed = False
 
-    async def decode(self, data: bytes, order: Order) -> DecodedMedia:
+    async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
         """Decode a file. When cancelled, the process is ended, and waited for.
 
         Raises:
@@ -73,7 +73,9 @@ class Decoders:
                 await trio.to_thread.run_sync(decoder.close)  # it has died meanwhile
         return Decoder(self._limits)
 
-    async def _decode(self, decoder: Decoder, data: bytes, order: Order) -> DecodedMedia:
+    async def _decode(
+        self, decoder: Decoder, data: bytes, order: Order
+    ) -> DecodedMedia | DecodedDocument:
         watch = _Watch(decoder, self._limits.timeout)
         try:
             async with alongside(watch.run):
@@ -104,7 +106,7 @@ class _Watch:
     _is_over: bool = False
     has_timed_out: bool = False
 
-    async def decode(self, data: bytes, order: Order) -> DecodedMedia:
+    async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
         """Decode, with `run` alongside, which alone can end it."""
         try:
             with trio.CancelScope(shield=True):

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 from urllib.parse import unquote
@@ -14,7 +15,7 @@ import attrs
 import trio
 
 from trioserve.config import Config
-from trioserve.errors import InvalidMediaError
+from trioserve.errors import InvalidMediaError, UnsupportedFieldError
 from trioserve.media.answer import Order
 from trioserve.media.limits import MediaLimits
 from trioserve.media.sniff import Format, sniff
@@ -24,8 +25,10 @@ from trioserve.server.fetch_rules import FetchRules
 from trioserve.server.memory import Hold
 from trioserve.types import (
     DecodedAudio,
+    DecodedDocument,
     DecodedImage,
     DecodedMedia,
+    DocumentSource,
     MediaKind,
     MediaSource,
 )
@@ -122,6 +125,39 @@ class MediaLoader:
             loaded.append(media)
         return loaded
 
+    async def load_document(
+        self, source: DocumentSource, *, with_images: bool, hold: Hold
+    ) -> DecodedDocument:
+        """Decode a PDF. Otherwise like `load`.
+
+        Args:
+            source: what the request says.
+            with_images: whether there is to be an image of each page.
+            hold: counts the bytes of what is returned.
+
+        Raises:
+            UnsupportedFieldError: this server cannot read PDFs.
+            InvalidMediaError: it cannot be used; or as `load`.
+        """
+        if find_spec("pypdfium2") is None:
+            raise UnsupportedFieldError(
+                f"'{source.param}' is a PDF, and this server reads none: it was installed without "
+                "the extra trioserve[pdf].",
+                param=source.param,
+            )
+        order = Order(format="pdf", kind="document", with_images=with_images)
+        try:
+            if len(source.data) > self._limits.max_bytes:
+                raise InvalidMediaError(f"has more than {self._limits.max_bytes} bytes")
+            document = await self._decoders.decode(source.data, order)
+        except InvalidMediaError as error:
+            message = f"The document in '{source.param}' {error.message}."
+            raise InvalidMediaError(message, param=source.param) from error
+        assert isinstance(document, DecodedDocument)
+        for page in document.pages:
+            hold.grow(len(page.text) + (0 if page.image is None else size_of(page.image)))
+        return document
+
     async def aclose(self) -> None:
         """End the processes that decode. Nothing is loaded any more."""
         await self._decoders.aclose()
@@ -132,6 +168,7 @@ class MediaLoader:
         before = hold.n_bytes
         data = await self._read(source, hold)
         media = await self._decoders.decode(data, _order(source.kind, sniff(data), wanted))
+        assert not isinstance(media, DecodedDocument)
         hold.shrink_to(before)
         hold.grow(size_of(media))
         return media

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 import trio
 
+from trioserve.chat.documents import has_documents, pages_of
 from trioserve.chat.markers import Parts
 from trioserve.chat.media_parts import Attachment
+from trioserve.chat.messages import Message, Messages
 from trioserve.engine.projector import Projector
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -23,7 +25,15 @@ from trioserve.server.media import Wanted
 from trioserve.server.memory import Hold, MemoryBudget
 from trioserve.server.tokens import PromptLike
 from trioserve.server.workers import Stop, Workers
-from trioserve.types import DecodedMedia, MediaKind, MediaSource, Modalities, Prompt
+from trioserve.types import (
+    DecodedDocument,
+    DecodedMedia,
+    DocumentSource,
+    MediaKind,
+    MediaSource,
+    Modalities,
+    Prompt,
+)
 
 
 class Loader(Protocol):
@@ -33,6 +43,11 @@ class Loader(Protocol):
         self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
     ) -> list[DecodedMedia]:
         """Load all media of a request, in their order; `hold` counts what they take."""
+
+    async def load_document(
+        self, source: DocumentSource, *, with_images: bool, hold: Hold
+    ) -> DecodedDocument:
+        """Decode a document."""
 
 
 def check_kinds(modalities: Modalities, sources: Iterable[MediaSource]) -> None:
@@ -109,6 +124,41 @@ class MediaPrompts:
     def hold(self, owner: str = "") -> Hold:
         """Begin to count what the media of a request take."""
         return self._memory.hold(owner)
+
+    async def read_documents(
+        self, messages: Messages, hold: Hold, deadline: float = math.inf
+    ) -> Messages:
+        """Put text and images in the place of documents. `hold` and `deadline`: see `prompt_of`.
+
+        Raises:
+            UnsupportedFieldError: this server reads no PDFs.
+            InvalidMediaError: one cannot be read; the error names the part.
+            DeadlineExceededError: the deadline passes.
+            TrioServeError: from loading.
+        """
+        if not any(map(has_documents, messages)):
+            return messages
+        with trio.move_on_at(deadline):
+            return Messages([await self._with_pages(message, hold) for message in messages])
+        raise DeadlineExceededError("The request's deadline has passed.")
+
+    async def _with_pages(self, message: Message, hold: Hold) -> Message:
+        if not has_documents(message):
+            return message
+        content: list[dict[str, Any]] = []
+        for part in message["content"]:
+            content += await self._pages(part["document"], hold) if "document" in part else [part]
+        return {**message, "content": content}
+
+    async def _pages(self, source: DocumentSource, hold: Hold) -> list[dict[str, Any]]:
+        sees = self._modalities.vision
+        document = await self._loader.load_document(source, with_images=sees, hold=hold)
+        if not sees and not any(page.text.strip() for page in document.pages):
+            raise InvalidMediaError(
+                f"The document in '{source.param}' has no text, and this model sees no images.",
+                param=source.param,
+            )
+        return pages_of(source, document)
 
     async def prompt_of(
         self,

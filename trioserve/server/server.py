@@ -134,8 +134,10 @@ class Server(ServerLife):
         chat = take_chat(fields, chat)
         refuse(fields)
         async with self.awake():
-            marked = await self.parts.prompts.mark(messages, media_marker())
-            return await self.parts.prompts.render(marked.messages, chat)
+            prompts = self.parts.prompts
+            with prompts.hold() as hold:
+                marked = await prompts.mark(messages, hold, marker=media_marker())
+            return await prompts.render(marked.messages, chat)
 
     async def count_tokens(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any

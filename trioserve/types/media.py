@@ -43,6 +43,17 @@ class MediaSource:
 
 
 @attrs.frozen(kw_only=True)
+class DocumentSource:
+    """A PDF that a request brings. Before the model gets it, it becomes text and images."""
+
+    data: bytes = attrs.field(repr=False)
+    name: str = ""
+    about: str = ""  # what the request says of it
+    #: The field of the request that errors name.
+    param: str = "messages"
+
+
+@attrs.frozen(kw_only=True)
 class Modalities:
     """What a model takes beside text."""
 
@@ -106,6 +117,21 @@ class DecodedVideo:
 
     frames: tuple[tuple[float, DecodedImage], ...] = attrs.field(repr=False)
     id: str  # `content_id` of the ids and times of the frames
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecodedPage:
+    """A page of a document: its text, and a picture of it where one was wanted."""
+
+    text: str
+    image: DecodedImage | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecodedDocument:
+    """The pages of a document."""
+
+    pages: tuple[DecodedPage, ...] = attrs.field(repr=False)
 
 
 DecodedMedia: TypeAlias = DecodedImage | DecodedAudio | DecodedVideo

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.clients import use_anthropic
 from tests.support.media_files import image_file
+from tests.support.pdf_files import pdf_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering, noting
 
@@ -56,6 +57,20 @@ async def test_a_message_with_an_image_and_a_document(tmp_path: Path) -> None:
     await use_anthropic(backend, use)
     said = "(image 8x4)(image 8x4)File: notes.txt\n```\nCats have nine lives.\n```\nSo?"
     assert all(said in prompt for prompt in prompts)
+
+
+async def test_a_pdf() -> None:
+    pytest.importorskip("pypdfium2", reason="the extra trioserve[pdf] is not installed")
+    backend, prompts = noting("Yes.", projector=WordProjector())
+    data = b64encode(pdf_file("One")).decode()
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    question: Any = asked({"type": "document", "source": source, "title": "a.pdf"})
+
+    def use(client: anthropic.Anthropic) -> None:
+        client.messages.create(**question)
+
+    await use_anthropic(backend, use)
+    assert "File: a.pdf, page 1\n```\nOne\n```(image 1536x768)" in prompts[0]
 
 
 async def test_a_tool_returns_an_image() -> None:

@@ -20,7 +20,7 @@ from trioserve.api.anthropic.request import (
 )
 from trioserve.chat.messages import parse_messages, parse_tools
 from trioserve.errors import InvalidRequestError
-from trioserve.types import MediaSource
+from trioserve.types import DocumentSource, MediaSource
 
 # -- messages
 
@@ -118,6 +118,17 @@ def test_documents_are_given_as_text() -> None:
         media(b"hi", "0].source.content[1].source.data"),
     ]
     assert read(user(document(type="text", data="x")))[0]["content"] == "```\nx\n```"
+
+
+def test_a_pdf_is_read_later() -> None:
+    given = document(**PDF, data="JVBERi0xLjcK") | {"title": "a.pdf", "context": "A list."}
+    source = DocumentSource(
+        data=b"%PDF-1.7\n",
+        name="a.pdf",
+        about="A list.",
+        param="messages[0].content[0].source.data",
+    )
+    assert read(user(given))[0]["content"] == [{"type": "document", "document": source}]
 
 
 def test_a_system_message_may_stand_between_others() -> None:
@@ -222,12 +233,7 @@ WRONG_FILES: list[tuple[dict[str, Any], str, str]] = [
         "source.type",
         "is 'url'; it must be one of base64, text, content.",
     ),
-    (
-        document(**PDF, data="JVBERi0xLjcK"),
-        "source.data",
-        "is a PDF, which this server does not read; send its text, or a picture of each page.",
-    ),
-    (document(**PDF, data="/w=="), "source.data", "is not a text."),
+    (document(**PDF, data="/w=="), "source.data", "is neither a PDF nor a text."),
     (
         document(type="text", data="x") | {"citations": {"enabled": True}},
         "citations",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from trioserve.api.base.fields import MismatchError, mapping, named, objects, required, text
-from trioserve.chat.documents import heading, read_document, write_document
+from trioserve.chat.documents import document_part, heading, write_document
 from trioserve.chat.media_parts import decode_base64, media_part, source_of
 from trioserve.chat.messages import MAX_PARTS, check_count
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
@@ -138,7 +138,12 @@ def _document(block: Mapping[str, Any], path: str) -> list[Part]:
     if kind == "text":
         said = required(source, "data", text, path)
     elif kind == "base64":
-        said = _read_base64(source, path)
+        param = f"{path}.data"
+        data = decode_base64(required(source, "data", text, path), param)
+        part = document_part(data, name=title, about=about, param=param)
+        if part is None:
+            raise InvalidMediaError(f"'{param}' is neither a PDF nor a text.", param=param)
+        return [part]
     elif kind == "content":
         content = required(source, "content", content_of, path)
         if not isinstance(content, str):
@@ -150,15 +155,6 @@ def _document(block: Mapping[str, Any], path: str) -> list[Part]:
     else:
         raise _unknown_source(kind, path, "base64", "text", "content")
     return [_text_part(write_document(said, name=title, about=about))]
-
-
-def _read_base64(source: Mapping[str, Any], path: str) -> str:
-    """Read a document that is a file."""
-    param = f"{path}.data"
-    said = read_document(decode_base64(required(source, "data", text, path), param), param)
-    if said is None:
-        raise InvalidMediaError(f"'{param}' is not a text.", param=param)
-    return said
 
 
 def _optional_text(block: Mapping[str, Any], name: str, path: str) -> str:

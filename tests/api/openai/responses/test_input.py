@@ -219,7 +219,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ({"type": "input_file", "file_id": "file_1"}, "file_id", None),
             ({"type": "input_file", "file_url": "https://a.b/c.pdf"}, "file_url", None),
             ({"type": "input_file", "filename": "a.txt"}, "file_data", None),
-            ({"type": "input_file", "file_data": "JVBERi0xLjcK"}, "file_data", None),
             ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio", None),
         ]
     ],
