@@ -315,6 +315,8 @@ def test_a_closed_projector_refuses(tmp_path: Path) -> None:
         projector.encode(chunk)
     with pytest.raises(ServerClosingError):
         projector.prepare([random_image()], add_special=False)
+    with pytest.raises(ServerClosingError):
+        projector.set_threads(1)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("gemma3", 8), ("idefics3", 100), ("qwen2vl", 500)])

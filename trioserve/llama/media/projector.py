@@ -183,8 +183,13 @@ class LlamaProjector:
         self._interrupt.set()
 
     def set_threads(self, count: int) -> None:
-        """Encode with so many threads, from the next chunk on."""
-        self._threads.set(count)
+        """Encode with so many threads, from the next chunk on.
+
+        Raises:
+            ServerClosingError: the projector is closed.
+        """
+        with self._shared.in_use():
+            self._threads.set(count)
 
     def close(self) -> None:
         """End what runs, and free it. Closing twice is fine."""
