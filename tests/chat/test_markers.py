@@ -72,6 +72,14 @@ def test_one_marker_for_all() -> None:
     assert list(marked.media.values()) == [CAT, BELL]
 
 
+def test_the_environment_sets_the_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert media_marker() == media_marker()
+    media_marker.cache_clear()
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", "<__media__>")
+    assert media_marker() == "<__media__>"
+    media_marker.cache_clear()
+
+
 def test_a_text_is_split_at_a_marker() -> None:
     marker = media_marker()
     assert split_at(f"{marker}a{marker}", marker, [CAT, DOG], "prompt") == [CAT, "a", DOG]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.media_files import image_file, wav_file
+from tests.support.media_files import av_file, image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_server import assert_at_rest, serve
-from trioserve.chat.media_parts import Audio, Image
+from trioserve.chat.media_parts import Audio, Image, Video
 from trioserve.chat.params import ChatParams
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -31,6 +32,7 @@ from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import DecodedImage, DecodedMedia, MediaSource
 
 PNG = image_file(size=(8, 4))
+EACH = "{{% for m in messages %}}<{}>{{% endfor %}}"
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -115,6 +117,25 @@ async def test_a_template_without_a_place_for_media() -> None:
         with pytest.raises(UnsupportedFieldError) as caught:
             await server.chat(chat)
         assert caught.value.param == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("template", "config"),
+    [
+        (EACH.format("{% for part in m.content %}{{ part.text }}{% endfor %}"), {}),
+        (EACH.format("{{ m.content | trim }}"), {}),
+        (EACH.format("{{ m.content | tojson }}"), {}),
+        ("chatml", {"jinja": False}),
+    ],
+    ids=["parts", "text", "JSON", "C++"],
+)
+async def test_templates_of_each_kind(template: str, config: dict[str, Any]) -> None:
+    backend = ScriptedBackend(str.upper, projector=WordProjector())
+    async with serve(backend, chat_template=template, **config) as server:
+        answer = await server.chat(
+            [user("See", Image(PNG), "and", Video(av_file("mp4", video="libx264")))]
+        )
+        assert re.search(r"SEE\(IMAGE 8X4\)AND\(VIDEO OF \d+\)", answer.message.content)
 
 
 @pytest.mark.parametrize("can_cut", [True, False])
