@@ -100,6 +100,12 @@ from .server.stream import (
     Completion as Completion,
     Stream as Stream,
 )
+from .server.transcription import (
+    Segment as Segment,
+    Transcript as Transcript,
+    TranscriptionParams as TranscriptionParams,
+    Word as Word,
+)
 from .types import (
     CancelReason as CancelReason,
     Candidates as Candidates,

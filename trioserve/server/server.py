@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import attrs
+
 from trioserve.chat.markers import media_marker
+from trioserve.chat.media_parts import Audio
 from trioserve.chat.params import ChatParams
 from trioserve.errors import ServerClosingError
 from trioserve.server.arguments import generation_params, refuse, take_chat, take_context
@@ -20,6 +24,7 @@ from trioserve.server.life import ServerLife
 from trioserve.server.media_prompts import AnyPrompt
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
 from trioserve.server.tokens import PromptLike
+from trioserve.server.transcription import Transcript, TranscriptionParams
 from trioserve.types import GenerationParams, Prompt, TokenId
 
 
@@ -322,3 +327,43 @@ class Server(ServerLife):
         (await self.known_model(context)).check_ranks()
         async with self.awake(context):
             return await self.parts.ranker().rerank(query, documents, priority, context)
+
+    # -- recordings
+
+    async def transcribe(
+        self,
+        recording: Audio | bytes | str | os.PathLike[str],
+        params: TranscriptionParams | None = None,
+        *,
+        context: RequestContext | None = None,
+        **fields: Any,
+    ) -> Transcript:
+        """Write down what is spoken in a recording. Cancelling it ends the work.
+
+        Args:
+            recording: a path, or the bytes of a file.
+            params: how to transcribe it.
+            context: who asks, and until when.
+            fields: single fields of both, by name.
+
+        Raises:
+            InvalidMediaError: the recording cannot be read.
+            InvalidRequestError: a parameter cannot be obeyed.
+            NotSupportedError: the model does not hear, and there is no `transcription_model`.
+            TranscriberError: Whisper could not start, has failed, or has ended.
+            TrioServeError: as `chat`.
+        """
+        context = take_context(fields, context)
+        names = attrs.fields_dict(TranscriptionParams).keys() & fields.keys()
+        changes = {name: fields.pop(name) for name in names}
+        refuse(fields)
+        params = attrs.evolve(params or TranscriptionParams(), **changes)
+        audio = recording if isinstance(recording, Audio) else Audio(recording)
+        (await self.known_model(context)).check_transcribes()
+        async with (
+            self.awake(context),
+            self.parts.transcriptions().stream(
+                audio.source("recording"), params, context
+            ) as stream,
+        ):
+            return await stream.read()

@@ -5,13 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from trioserve.api.base.forms import (
-    MAX_FIELD_BYTES,
-    MAX_PARTS,
-    Form,
-    boundary_of,
-    parse_form,
-)
+from trioserve.api.base.forms import Form, boundary_of, parse_form, with_field
+from trioserve.api.base.limits import MAX_FORM_FIELDS, MAX_FORM_PARTS
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 
 
@@ -74,7 +69,7 @@ def test_what_is_no_form_is_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"a": ["b"] * (MAX_PARTS + 1)}, {"a": ["b" * (MAX_FIELD_BYTES // 2)] * 3}],
+    [{"a": ["b"] * (MAX_FORM_PARTS + 1)}, {"a": ["b" * (MAX_FORM_FIELDS // 2)] * 3}],
 )
 def test_forms_have_limits(fields: dict[str, list[str]]) -> None:
     with pytest.raises(PayloadTooLargeError, match="The form has more than"):
@@ -85,3 +80,19 @@ def test_the_head_of_a_part_has_a_limit() -> None:
     head = b'--x\r\nContent-Disposition: form-data; name="a"\r\nX: ' + b"y" * 200_000
     with pytest.raises(PayloadTooLargeError):
         parse_form(head, b"x")
+
+
+@pytest.mark.parametrize(
+    ("fields", "flag"),
+    [
+        ({}, None),
+        ({"stream": ["perhaps"]}, None),
+        ({"stream": ["false", "TRUE"]}, True),
+        ({"stream": ["0"]}, False),
+    ],
+)
+def test_flags_and_fields_that_are_added(fields: dict[str, list[str]], flag: bool | None) -> None:
+    data, boundary = written(fields, {"file": b"any"})
+    assert parse_form(data, boundary).flag("stream") is flag
+    added = parse_form(with_field(data, boundary, "prompt", "Zoë"), boundary)
+    assert added == Form(fields={"prompt": ["Zoë"], **fields}, files={"file": b"any"})

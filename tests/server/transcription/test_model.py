@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,10 +15,13 @@ import trio
 from tests.support.media_files import float_wav
 from tests.support.projectors import WordProjector
 from tests.support.scripts import ENDLESS, answering
+from trioserve.chat.media_parts import Audio
 from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidMediaError,
+    InvalidRequestError,
+    NotSupportedError,
     QueueFullError,
     UnsupportedFieldError,
 )
@@ -222,3 +226,26 @@ async def test_events_come_as_they_are_heard() -> None:
             events.append(await stream.next())
     assert "".join(each.text for each in events if hasattr(each, "probs")) == "One, two."
     assert sum(isinstance(each, Segment) for each in events) == 2
+
+
+async def test_a_program_gives_paths_and_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "call.wav"
+    assert SHORT.data is not None
+    path.write_bytes(SHORT.data)
+    script = Heard("One.", "Two.", "Three.")
+    async with hearing(script) as server:
+        texts = [
+            (await server.transcribe(given, language="en", timeout=30)).text
+            for given in (path, SHORT.data, Audio(str(path)))
+        ]
+        with pytest.raises(InvalidRequestError) as caught:
+            await server.transcribe(path, volume=11)
+        assert caught.value.param == "volume"
+        with pytest.raises(InvalidMediaError) as refused:
+            await server.transcribe(tmp_path / "missing.wav")
+        assert refused.value.param == "recording"
+    assert texts == ["One.", "Two.", "Three."]
+    assert all("(language: en)" in prompt for prompt in script.prompts)
+    async with Server(Config(), load=scripted(answering("deaf"))) as deaf:
+        with pytest.raises(NotSupportedError, match="does not support audio input"):
+            await deaf.transcribe(path)

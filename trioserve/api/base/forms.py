@@ -12,15 +12,12 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
+from trioserve.api.base import limits
 from trioserve.api.base.connection import Request
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 
 #: Bytes that are parsed at once, so that other threads get a turn in between.
 _PIECE = 64 * 1024
-
-#: Parts of a form; and bytes of its fields together, without the files.
-MAX_PARTS = 256
-MAX_FIELD_BYTES = 2**20
 
 #: Bytes of the head of a part.
 _MAX_HEAD = 16 * 1024
@@ -105,8 +102,8 @@ def parse_form(data: bytes, boundary: bytes) -> Form:
         return _Parser(boundary).parse(data)
     except RequestEntityTooLarge:
         raise PayloadTooLargeError(
-            f"The form has more than {MAX_PARTS} parts, or fields of more than {MAX_FIELD_BYTES} "
-            "bytes together."
+            f"The form has more than {limits.MAX_FORM_PARTS} parts, or fields of more than "
+            f"{limits.MAX_FORM_FIELDS} bytes together."
         ) from None
     except UnicodeDecodeError:
         raise InvalidRequestError("The form has text that is not UTF-8.") from None
@@ -116,7 +113,9 @@ def parse_form(data: bytes, boundary: bytes) -> Form:
 
 class _Parser:
     def __init__(self, boundary: bytes) -> None:
-        self._decoder = MultipartDecoder(boundary, _PIECE + _MAX_HEAD, max_parts=MAX_PARTS)
+        self._decoder = MultipartDecoder(
+            boundary, _PIECE + _MAX_HEAD, max_parts=limits.MAX_FORM_PARTS
+        )
         self._fields: defaultdict[str, list[str]] = defaultdict(list)
         self._files: dict[str, bytes] = {}
         self._part: Field | File | None = None
@@ -146,7 +145,7 @@ class _Parser:
         self._pieces.append(event.data)
         if isinstance(self._part, Field):
             self._n_field_bytes += len(event.data)
-            if self._n_field_bytes > MAX_FIELD_BYTES:
+            if self._n_field_bytes > limits.MAX_FORM_FIELDS:
                 raise RequestEntityTooLarge
         if event.more_data:
             return

@@ -55,6 +55,10 @@ MAX_DEPTH = 128
 #: Values in a body, roughly: its commas, those within short texts included.
 MAX_VALUES = 2**21
 
+#: Parts of a form with files, and bytes of its fields together, without the files.
+MAX_FORM_PARTS = 256
+MAX_FORM_FIELDS = 2**20
+
 #: The shortest silence, in seconds, before a ping.
 MIN_PING_INTERVAL = 0.1
 
