@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,3 +171,57 @@ def test_the_same_tokens_as_llama_server(tmp_path: Path, kind: str) -> None:
         ThreadPoolExecutor(4) as threads,
     ):
         assert list(threads.map(lambda request: streamed(ours, request), requests)) == said
+
+
+def in_anthropic(part: Message) -> Message:
+    """Write a part of a chat as a block."""
+    if part["type"] != "image_url":
+        return part
+    data = part["image_url"]["url"].partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    return {"type": "image", "source": source}
+
+
+def in_responses(part: Message) -> Message:
+    """Write a part of a chat as a part of an item."""
+    if part["type"] != "image_url":
+        return {"type": "input_text", "text": part["text"]}
+    return {"type": "input_image", "image_url": part["image_url"]["url"]}
+
+
+def with_parts(messages: list[Message], write: Callable[[Message], Message]) -> list[Message]:
+    return [
+        {**message, "content": [write(part) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
+
+
+def test_the_same_answers_in_other_apis(tmp_path: Path) -> None:
+    """What is said, and the tokens of the prompt, as they are counted before and after."""
+    pair = write_pair(tmp_path, "gemma3")
+    requests: list[tuple[str, str, dict[str, Any]]] = []
+    limit = {"temperature": 0, "max_tokens": 12, "max_output_tokens": 12}
+    for messages in chats(image(), image(1, 64, 200)).values():
+        blocks = {"messages": with_parts(messages, in_anthropic), **limit}
+        requests.append(("/v1/messages", "/v1/messages/count_tokens", blocks))
+        if all(message["role"] == "user" for message in messages):  # which it wants in another form
+            items = {"input": with_parts(messages, in_responses), **limit}
+            requests.append(("/v1/responses", "/v1/responses/input_tokens", items))
+
+    def answers(client: httpx.Client) -> list[Any]:
+        found = []
+        for path, count, request in requests:
+            answer = client.post(path, json=request).raise_for_status().json()
+            counted = client.post(count, json=request).raise_for_status().json()
+            usage = answer["usage"]
+            n_prompt = usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+            (said,) = answer["content"] if "content" in answer else answer["output"][0]["content"]
+            found.append((path, said["text"], n_prompt, counted["input_tokens"]))
+        return found
+
+    with llama_server(pair) as client:
+        theirs = answers(client)
+    with served_model(pair.model, mmproj=str(pair.projector), **OURS) as ours:
+        assert answers(ours.client) == theirs
