@@ -63,7 +63,7 @@ def use_decoder(stream: av.AudioStream | av.VideoStream) -> None:
     name = stream.codec_context.name
     if name not in _DECODERS:
         raise InvalidMediaError(f"is encoded as {name}, which is not taken")
-    stream.codec_context.thread_type = "NONE"
+    stream.codec_context.thread_count = 1
 
 
 def decode(data: bytes, name: str, rate: int, limits: MediaLimits) -> Iterator[bytes]:
@@ -111,6 +111,7 @@ def _make_graph(frame: av.AudioFrame, rate: int) -> Graph:
     n_channels = frame.layout.nb_channels
     mean = "+".join(f"{1 / n_channels}*c{channel}" for channel in range(n_channels))
     graph = Graph()
+    graph.threads = 1
     graph.link_nodes(
         graph.add_abuffer(
             sample_rate=frame.sample_rate,

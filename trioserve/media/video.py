@@ -90,7 +90,7 @@ def _check_size(width: int, height: int, limits: MediaLimits) -> None:
 def _image(frame: av.VideoFrame) -> Image.Image:
     scale = min(1.0, math.sqrt(_MAX_FRAME_PIXELS / (frame.width * frame.height)))
     width, height = max(1, int(frame.width * scale)), max(1, int(frame.height * scale))
-    rgb = frame.reformat(width=width, height=height, format="rgb24")
+    rgb = frame.reformat(width=width, height=height, format="rgb24", threads=1)
     plane = rgb.planes[0]
     image = Image.frombuffer("RGB", (width, height), bytes(plane), "raw", "RGB", plane.line_size, 1)
     turn = _TURNS.get(frame.rotation % 360)
