@@ -74,7 +74,7 @@ ui:
 
 screenshots: $(VENV)/.installed-dev
 	@mkdir -p docs/images
-	@SCREENSHOTS=docs/images $(PY) -m pytest -q tests/ui/test_looks.py -k 'looks_good or activity'
+	@SCREENSHOTS=docs/images $(PY) -m pytest -q tests/ui -k 'looks_good or activity or reads_a_digit'
 
 FUZZ_SECONDS ?= 300
 

@@ -6,7 +6,8 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,16 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.support.browsing import Visitor
 from tests.support.chat_page import ChatPage
-from tests.support.http_server import serving_script
+from tests.support.http_server import serving, serving_script
 from tests.support.paced_script import PacedScript
 from tests.support.projectors import WordProjector
 from tests.support.trio_thread import TrioThread
 from tests.ui.hostile import RUN
-from tests.ui.test_looks import scrolls_sideways, violations
+from tests.ui.test_looks import FOLDER, LOOKS, scrolls_sideways, shoot, violations
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.models import BUNDLED_PROJECTOR
+from trioserve.types import SamplingParams
 
 NAME = f'"><img src=x onerror="{RUN}">.png'
 
@@ -132,23 +137,37 @@ def test_pictures_are_pasted_dropped_and_taken_out(chat: ChatPage, script: Paced
     assert "(image 2896x1448)" in script.prompts[-1]
 
 
-def test_a_digit_is_drawn(chat: ChatPage, script: PacedScript) -> None:
-    page = chat.page
+@contextmanager
+def drawing(page: Page) -> Iterator[Locator]:
+    """Open the sheet, and attach what is drawn on it."""
     page.get_by_role("button", name="Draw", exact=True).click()
-    sheet = page.get_by_role("img", name="The sheet")
-    box = sheet.bounding_box()
-    assert box is not None
-    for x in (0.3, 0.6):
-        page.mouse.move(box["x"] + x * box["width"], box["y"] + 0.2 * box["height"])
-        page.mouse.down()
-        page.mouse.move(box["x"] + x * box["width"], box["y"] + 0.8 * box["height"], steps=5)
-        page.mouse.up()
     dialog = page.get_by_role("dialog", name="Draw")
-    dialog.get_by_role("button", name="Undo").click()
-    assert violations(page) == []
-    assert not scrolls_sideways(page)
+    yield dialog
+    n_attached = attached(page).count()
     dialog.get_by_role("button", name="Attach").click()
     expect(dialog).to_have_count(0)
+    expect(attached(page)).to_have_count(n_attached + 1)
+
+
+def draw(page: Page, *points: tuple[float, float]) -> None:
+    """Draw a line through points of the sheet, whose sides have the length of 1."""
+    box = page.get_by_role("img", name="The sheet").bounding_box()
+    assert box is not None
+    for number, (x, y) in enumerate(points):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=5)
+        if number == 0:
+            page.mouse.down()
+    page.mouse.up()
+
+
+def test_a_digit_is_drawn(chat: ChatPage, script: PacedScript) -> None:
+    page = chat.page
+    with drawing(page) as dialog:
+        draw(page, (0.3, 0.2), (0.3, 0.8))
+        draw(page, (0.6, 0.2), (0.6, 0.8))
+        dialog.get_by_role("button", name="Undo").click()
+        assert violations(page) == []
+        assert not scrolls_sideways(page)
     with page.expect_request("**/chat/completions") as request:
         chat.ask("What digit is it?")
     assert "(image 512x512)" in script.prompts[-1]
@@ -158,6 +177,33 @@ def test_a_digit_is_drawn(chat: ChatPage, script: PacedScript) -> None:
     assert ink is not None
     left, top, right, bottom = (side / 512 for side in ink)
     assert 0.25 < left < 0.3 < right < 0.35 and 0.15 < top < 0.2 and 0.8 < bottom < 0.85
+
+
+@asynccontextmanager
+async def serving_bundled() -> AsyncIterator[str]:
+    """Serve the model that comes with trioserve, without chance and without thoughts."""
+    sampling = SamplingParams(temperature=0)
+    app = create_app(Config(sampling=sampling, reasoning="off", stream_interval_ms=0))
+    async with serving(app) as url:
+        await app.extensions["trioserve"].wait_loaded()
+        yield url
+
+
+@pytest.mark.skipif(not BUNDLED_PROJECTOR.exists(), reason="the bundled model has no projector")
+def test_the_bundled_model_reads_a_digit(
+    visitor: Visitor, loop: TrioThread, tmp_path: Path
+) -> None:
+    with loop.open(serving_bundled()) as url:
+        for look in ("light", "dark") if FOLDER else ("light",):
+            settings = LOOKS[look] | {"viewport": {"width": 1000, "height": 640}}
+            page = visitor.visit(url, device_scale_factor=2, **settings)
+            chat = ChatPage(page)
+            with drawing(page):
+                draw(page, (0.28, 0.18), (0.72, 0.18), (0.46, 0.86))
+            expect(chat.ask("What digit is it?")).to_contain_text("The number is 7.")
+            expect(chat.ask("What color is it?")).to_contain_text("The color is black.")
+            shoot(page, f"digit-{look}", tmp_path)
+            page.close()
 
 
 def test_the_microphone_is_recorded(chat: ChatPage, script: PacedScript) -> None:
