@@ -195,13 +195,14 @@ def test_the_bundled_model_reads_a_digit(
 ) -> None:
     with loop.open(serving_bundled()) as url:
         for look in ("light", "dark") if FOLDER else ("light",):
-            settings = LOOKS[look] | {"viewport": {"width": 1000, "height": 640}}
+            settings = LOOKS[look] | {"viewport": {"width": 1000, "height": 780}}
             page = visitor.visit(url, device_scale_factor=2, **settings)
             chat = ChatPage(page)
-            with drawing(page):
+            with drawing(page) as dialog:
+                dialog.get_by_role("radio", name="Green").check()
                 draw(page, (0.28, 0.18), (0.72, 0.18), (0.46, 0.86))
             expect(chat.ask("What digit is it?")).to_contain_text("The number is 7.")
-            expect(chat.ask("What color is it?")).to_contain_text("The color is black.")
+            expect(chat.ask("What color is it?")).to_contain_text("The color is green.")
             shoot(page, f"digit-{look}", tmp_path)
             page.close()
 
