@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
+from typing import Any
 
 import attrs
 import structlog
@@ -74,8 +75,7 @@ class Encoder:
         self._encoded: OrderedDict[str, Embeddings] = OrderedDict()  # the one used last last
         self._size = 0
         self._work_per_cell = FIRST_WORK  # seconds that it takes a thread, of the last chunk
-        #: Chunks that were encoded, and the seconds that it took.
-        self.n_encoded, self.seconds = 0, 0.0
+        self._n_encoded, self._seconds = 0, 0.0
 
     # -- from the inference thread
 
@@ -101,6 +101,10 @@ class Encoder:
                 self._start()
         if is_stale:
             self._projector.interrupt()
+
+    def counters(self) -> dict[str, Any]:
+        """Return what `EngineCounters` has of it."""
+        return {"media_chunks": self._n_encoded, "media_s": self._seconds}
 
     def settle(self, chunk: MediaChunk) -> None:
         """Note that all runs are gone that a chunk failed for. It may be tried again for others."""
@@ -170,9 +174,9 @@ class Encoder:
         with self._changed:
             self._job = None
             seconds = monotonic() - job.begin
-            self.seconds += seconds
+            self._seconds += seconds
             if embeddings is not None:
-                self.n_encoded += 1
+                self._n_encoded += 1
                 self._work_per_cell = seconds * job.threads / chunk.n_cells
                 self._remember(chunk, embeddings)
             elif isinstance(error, EncodeInterruptedError):

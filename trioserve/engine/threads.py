@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic, process_time
+from typing import Any
 
 import structlog
 
@@ -47,11 +48,14 @@ class Threads:
         if self._watchdog is not None:
             self._watchdog.close()
 
-    def counters(self) -> dict[str, int]:
-        """Return what `EngineCounters` has of them."""
+    def counters(self) -> dict[str, Any]:
+        """Return what `EngineCounters` has of them, and of the encoder."""
         threads, threads_batch = self._governor.threads
         changes = self._governor.changes
-        return {"threads": threads, "threads_batch": threads_batch, "thread_changes": changes}
+        counters = {"threads": threads, "threads_batch": threads_batch, "thread_changes": changes}
+        if self._encoder is not None:
+            counters |= self._encoder.counters()
+        return counters
 
     def run(self, n_tokens: int, compute: Callable[[], None]) -> None:
         """Compute a batch of so many tokens; raises what `compute` raises."""

@@ -119,6 +119,8 @@ class EngineCounters:
     threads: int = 0  # now, of batches with few tokens
     threads_batch: int = 0  # now, of batches with many
     thread_changes: int = 0
+    media_chunks: int = 0  # images, parts of them, and windows of sound that were encoded
+    media_s: float = 0.0  # in which the encoder worked
 
     def after(self, earlier: EngineCounters) -> EngineCounters:
         """Go on with the counts of an engine that ran before this one."""

@@ -132,6 +132,8 @@ class Metrics:
         yield _gauge("threads", "Threads of ticks with few tokens", counters.threads)
         yield _gauge("threads_batch", "Threads of ticks with many", counters.threads_batch)
         yield _total("thread_changes", "Changes of these numbers", counters.thread_changes)
+        yield _total("media_chunks", "Parts of images and sound encoded", counters.media_chunks)
+        yield _total("media_seconds", "Time in which the encoder worked", counters.media_s)
 
 
 def _histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
