@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.clients import client_of
+from tests.support.media_files import image_file
 from tests.support.pdf_files import pdf_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering, noting
@@ -112,6 +114,29 @@ async def test_a_chat_about_a_pdf() -> None:
         assert said in prompts[0]
         assert counted.json()["input_tokens"] == answer.json()["usage"]["prompt_tokens"]
         assert "page 1\n```\nOne\n```" in rendered.json()["prompt"]
+
+
+async def test_files_with_an_address(tmp_path: Path) -> None:
+    needs_pdf()
+    (tmp_path / "a.pdf").write_bytes(pdf_file("One"))
+    (tmp_path / "b.txt").write_text("Two")
+    (tmp_path / "c.png").write_bytes(image_file(size=(8, 4)))
+    backend, prompts = noting("Yes.", projector=WordProjector())
+    parts = [
+        {"type": "input_file", "filename": name, "file_url": f"file://{name}"}
+        for name in ("a.pdf", "b.txt", "c.png", "d.pdf")
+    ]
+    async with client_of(backend, media_path=str(tmp_path)) as client:
+        items = [{"role": "user", "content": parts[:3]}]
+        answer = await client.post("/v1/responses", json={"input": items})
+        assert answer.status_code == 200, answer.text
+        items = [{"role": "user", "content": parts}]
+        answer = await client.post("/v1/responses", json={"input": items})
+    assert answer.json()["error"]["param"] == "input[0].content[3].file_url"
+    assert (
+        "File: a.pdf, page 1\n```\nOne\n```(image 1536x768)File: b.txt\n```\nTwo\n```" in prompts[0]
+    )
+    assert "```(image 8x4)" in prompts[0]
 
 
 async def test_a_scan_needs_a_model_that_sees() -> None:

@@ -1,7 +1,7 @@
 """Documents in a chat: files of text and PDFs, which the model gets as text.
 
-A PDF has to be decoded first. Until then it is a part ``{"type": "document", "document":
-DocumentSource(...)}``, which no template sees.
+A PDF has to be decoded first, and a file with an address to be fetched. Until then it is a part
+``{"type": "document", "document": DocumentSource(...)}``, which no template sees.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ def document_part(
         param: the field that errors name.
     """
     if data.startswith(b"%PDF-"):
-        source = DocumentSource(data=data, name=name, about=about, param=param)
-        return {"type": "document", "document": source}
+        return later(DocumentSource(data=data, name=name, about=about, param=param))
     text = _text_of(data)
     return None if text is None else text_part(write_document(text, name=name, about=about))
+
+
+def later(source: DocumentSource) -> dict[str, Any]:
+    """Make a content part of a file that is still to be read."""
+    return {"type": "document", "document": source}
 
 
 def _text_of(data: bytes) -> str | None:
@@ -42,7 +46,7 @@ def _text_of(data: bytes) -> str | None:
 
 
 def has_documents(message: Mapping[str, Any]) -> bool:
-    """Whether a message in normal form has a document that is still to be decoded."""
+    """Whether a message in normal form has a document that is still to be read."""
     content = message["content"]
     return isinstance(content, list) and any(part["type"] == "document" for part in content)
 

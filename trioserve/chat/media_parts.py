@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import attrs
 
-from trioserve.chat.documents import document_part
+from trioserve.chat.documents import document_part, later
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
-from trioserve.types import MediaKind, MediaSource
+from trioserve.types import DocumentSource, MediaKind, MediaSource
 
 #: Characters of base64 that are decoded at once. Meanwhile no other thread runs.
 _PIECE = 2**20
@@ -226,23 +226,26 @@ def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Read OpenAI's object of a file, with ``file_data``: a document, or media.
 
     Raises:
-        UnsupportedFieldError: it is a file that the client has uploaded, or is elsewhere.
+        UnsupportedFieldError: it is a file that the client has uploaded, or of no known type.
         InvalidMediaError: it is not valid base64.
         InvalidRequestError: something is of the wrong type. All name the field.
     """
-    for name, problem in (("file_id", "no files are kept"), ("file_url", "no files are fetched")):
-        if given.get(name) is not None:
-            raise UnsupportedFieldError(
-                f"'{path}.{name}' is not supported: {problem} here. Send 'file_data'.",
-                param=f"{path}.{name}",
-            )
-    filename = _text(given.get("filename", ""), f"{path}.filename")
-    param = f"{path}.file_data"
-    data = _text(given.get("file_data"), param)
+    if given.get("file_id") is not None:
+        raise UnsupportedFieldError(
+            f"'{path}.file_id' is not supported: no files are kept here. Send 'file_data'.",
+            param=f"{path}.file_id",
+        )
+    filename = "" if given.get("filename") is None else _text(given["filename"], f"{path}.filename")
+    field = "file_data" if given.get("file_url") is None else "file_url"
+    param, media_type = f"{path}.{field}", ""
+    data = _text(given.get(field), param)
     if data[:5].lower() == "data:":
         media_type, content = split_data_url(data, param)
     else:
-        media_type, content = "", decode_base64(data, param)
+        source = source_of(data, None, param)
+        if source.data is None:
+            return later(DocumentSource(url=source.url, name=filename, param=param))
+        content = source.data
     kind = _KINDS.get(media_type.partition("/")[0])
     if kind is None:
         if (part := document_part(content, name=filename, param=param)) is not None:

@@ -51,32 +51,34 @@ class ChatPrompts:
         self._quick = model.template.with_limits(_QUICK)
         self._is_slow = False  # the last render was
 
+    async def parse(self, messages: Messages) -> ParsedMessages:
+        """Check messages. Raises InvalidRequestError: one is malformed."""
+        if isinstance(messages, ParsedMessages):
+            return messages
+        return await self._workers.run(lambda _: parse_messages(messages), n_chars(messages))
+
     async def mark(
         self,
-        messages: Messages,
+        messages: ParsedMessages,
         hold: Hold,
         *,
         marker: str | None = None,
         deadline: float = math.inf,
     ) -> MarkedMessages:
-        """Check messages, read documents, and put markers in the place of media.
+        """Read documents, and put markers in the place of media.
 
         Args:
-            messages: as they were given.
+            messages: in normal form.
             hold: counts what the images of documents take.
             marker: see `markers.mark`.
             deadline: when nobody waits for it any more.
 
         Raises:
-            InvalidRequestError: a message is malformed, or a document cannot be read.
+            InvalidMediaError: a document cannot be read.
             UnsupportedFieldError: the model does not take one of the media.
             TrioServeError: from reading documents.
         """
-        if isinstance(messages, ParsedMessages):
-            parsed = messages
-        else:
-            parsed = await self._workers.run(lambda _: parse_messages(messages), n_chars(messages))
-        read = await self._media.read_documents(parsed, hold, deadline)
+        read = await self._media.read_documents(messages, hold, deadline)
         marked = await self._workers.run(lambda _: mark(read, marker), n_chars(read))
         check_kinds(self._model.modalities, marked.media.values())
         return marked
@@ -121,7 +123,7 @@ class ChatPrompts:
     async def count_tokens(self, messages: Messages, chat: ChatParams) -> int:
         """See `Server.count_tokens`."""
         with self._media.hold() as hold:
-            marked = await self.mark(messages, hold)
+            marked = await self.mark(await self.parse(messages), hold)
             text = await self.render(marked.messages, chat)
             add_special = self._adds_special(text)
             if not marked.media:

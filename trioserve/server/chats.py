@@ -9,6 +9,7 @@ from functools import partial
 
 import attrs
 
+from trioserve.chat.documents import has_documents
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.thinking import after_thinking, thinking_of
 from trioserve.chat.params import ChatParams
@@ -139,7 +140,10 @@ class Chats:
         # By text, a model whose template knows no tools would be told to call them.
         shown = can.supports_tools or choice.mode != "none"
         shown_chat = chat if shown else attrs.evolve(chat, tools=None)
-        marked = await self._prompts.mark(messages, hold, deadline=context.deadline)
+        parsed = await self._prompts.parse(messages)
+        if any(map(has_documents, parsed)):
+            self._completions.check_room(context)  # not to read them for nothing
+        marked = await self._prompts.mark(parsed, hold, deadline=context.deadline)
         if marked.media:
             self._completions.check_room(context)  # not to load media for nothing
         text = await self._prompts.render(marked.messages, shown_chat)

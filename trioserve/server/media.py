@@ -125,10 +125,18 @@ class MediaLoader:
             loaded.append(media)
         return loaded
 
+    async def read(self, source: MediaSource, hold: Hold) -> bytes:
+        """Read a file as it is, or fetch it. Otherwise like `load`."""
+        try:
+            return await self._read(source, hold)
+        except InvalidMediaError as error:
+            message = f"{_NAMES[source.kind]} in '{source.param}' {error.message}."
+            raise InvalidMediaError(message, param=source.param) from error
+
     async def load_document(
         self, source: DocumentSource, *, with_images: bool, hold: Hold
     ) -> DecodedDocument:
-        """Decode a PDF. Otherwise like `load`.
+        """Decode a PDF whose data are there. Otherwise like `load`.
 
         Args:
             source: what the request says.
@@ -145,6 +153,7 @@ class MediaLoader:
                 "the extra trioserve[pdf].",
                 param=source.param,
             )
+        assert source.data is not None
         order = Order(format="pdf", kind="document", with_images=with_images)
         try:
             if len(source.data) > self._limits.max_bytes:

@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import trio
 
-from trioserve.chat.documents import has_documents, pages_of
+from trioserve.chat.documents import document_part, has_documents, pages_of
 from trioserve.chat.markers import Parts
-from trioserve.chat.media_parts import Attachment
+from trioserve.chat.media_parts import Attachment, media_part
 from trioserve.chat.messages import Message, Messages
 from trioserve.engine.projector import Projector
 from trioserve.errors import (
@@ -43,6 +43,9 @@ class Loader(Protocol):
         self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
     ) -> list[DecodedMedia]:
         """Load all media of a request, in their order; `hold` counts what they take."""
+
+    async def read(self, source: MediaSource, hold: Hold) -> bytes:
+        """Read or fetch a file."""
 
     async def load_document(
         self, source: DocumentSource, *, with_images: bool, hold: Hold
@@ -147,8 +150,17 @@ class MediaPrompts:
             return message
         content: list[dict[str, Any]] = []
         for part in message["content"]:
-            content += await self._pages(part["document"], hold) if "document" in part else [part]
+            content += await self._parts(part["document"], hold) if "document" in part else [part]
         return {**message, "content": content}
+
+    async def _parts(self, source: DocumentSource, hold: Hold) -> list[dict[str, Any]]:
+        if source.url is None:
+            return await self._pages(source, hold)
+        data = await self._loader.read(MediaSource(url=source.url, param=source.param), hold)
+        part = document_part(data, name=source.name, about=source.about, param=source.param)
+        if part is None:
+            return [media_part(MediaSource(data=data, param=source.param))]
+        return await self._pages(part["document"], hold) if part["type"] == "document" else [part]
 
     async def _pages(self, source: DocumentSource, hold: Hold) -> list[dict[str, Any]]:
         sees = self._modalities.vision

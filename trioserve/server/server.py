@@ -141,7 +141,8 @@ class Server(ServerLife):
         async with self.awake():
             prompts = self.parts.prompts
             with prompts.hold() as hold:
-                marked = await prompts.mark(messages, hold, marker=media_marker())
+                parsed = await prompts.parse(messages)
+                marked = await prompts.mark(parsed, hold, marker=media_marker())
             return await prompts.render(marked.messages, chat)
 
     async def count_tokens(

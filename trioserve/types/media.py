@@ -44,9 +44,13 @@ class MediaSource:
 
 @attrs.frozen(kw_only=True)
 class DocumentSource:
-    """A PDF that a request brings. Before the model gets it, it becomes text and images."""
+    """A file that a request brings, by `data`, or names, by `url`: a PDF, a text, or media.
 
-    data: bytes = attrs.field(repr=False)
+    Before the model gets it, it becomes text and media.
+    """
+
+    data: bytes | None = attrs.field(default=None, repr=False)
+    url: str | None = None  # http, https or file
     name: str = ""
     about: str = ""  # what the request says of it
     #: The field of the request that errors name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, strategies as st
 
@@ -129,6 +130,10 @@ def test_a_pdf_is_read_later() -> None:
         param="messages[0].content[0].source.data",
     )
     assert read(user(given))[0]["content"] == [{"type": "document", "document": source}]
+    given["source"] = {"type": "url", "url": "https://example.org/a.pdf"}
+    path = "messages[0].content[0].source.url"
+    source = attrs.evolve(source, data=None, url="https://example.org/a.pdf", param=path)
+    assert read(user(given))[0]["content"] == [{"type": "document", "document": source}]
 
 
 def test_a_system_message_may_stand_between_others() -> None:
@@ -229,9 +234,14 @@ WRONG_FILES: list[tuple[dict[str, Any], str, str]] = [
         "is not supported; leave it out.",
     ),
     (
-        document(type="url", url="https://example.org/a.pdf"),
+        document(type="url", url="YS5wZGY="),
+        "source.url",
+        "must be a URL of http, https or file.",
+    ),
+    (
+        document(type="pdf"),
         "source.type",
-        "is 'url'; it must be one of base64, text, content.",
+        "is 'pdf'; it must be one of base64, text, content, url.",
     ),
     (document(**PDF, data="/w=="), "source.data", "is neither a PDF nor a text."),
     (

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from trioserve.api.base.fields import MismatchError, mapping, named, objects, required, text
-from trioserve.chat.documents import document_part, heading, write_document
+from trioserve.chat.documents import document_part, heading, later, write_document
 from trioserve.chat.media_parts import decode_base64, media_part, source_of
 from trioserve.chat.messages import MAX_PARTS, check_count
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
-from trioserve.types import MediaSource
+from trioserve.types import DocumentSource, MediaSource
 
 #: A block and where it stands in the request: ``messages[0].content[1]``.
 Block: TypeAlias = tuple[str, Mapping[str, Any]]
@@ -152,8 +152,16 @@ def _document(block: Mapping[str, Any], path: str) -> list[Part]:
                 blocks_of(content, f"{path}.content"), "a document", ("text", "image")
             )
         said = content
+    elif kind == "url":
+        param = f"{path}.url"
+        url = source_of(required(source, "url", text, path), None, param).url
+        if url is None:
+            raise InvalidRequestError(
+                f"'{param}' must be a URL of http, https or file.", param=param
+            )
+        return [later(DocumentSource(url=url, name=title, about=about, param=param))]
     else:
-        raise _unknown_source(kind, path, "base64", "text", "content")
+        raise _unknown_source(kind, path, "base64", "text", "content", "url")
     return [_text_part(write_document(said, name=title, about=about))]
 
 

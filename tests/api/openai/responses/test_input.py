@@ -217,7 +217,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ({"type": "input_image", "image_url": "aG?="}, "image_url", None),
             ({"type": "input_image", "image_url": "aGk=", "detail": "best"}, "detail", None),
             ({"type": "input_file", "file_id": "file_1"}, "file_id", None),
-            ({"type": "input_file", "file_url": "https://a.b/c.pdf"}, "file_url", None),
+            ({"type": "input_file", "file_url": "a.pdf"}, "file_url", None),
             ({"type": "input_file", "filename": "a.txt"}, "file_data", None),
             ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio", None),
         ]
