@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import gguf_models, tiny_models
+from tests.support import gguf_models, media_models, tiny_models
 from tests.support.lora_files import make_lora
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
@@ -41,7 +41,7 @@ def really(config: Config) -> tuple[int, int, int]:
     ],
 )
 def test_it_is_what_is_allocated(fields: dict[str, object]) -> None:
-    config = Config(threads=1, **fields)
+    config = Config(threads=1, mmproj_auto=False, **fields)
     found = measure(config)
     assert (found.weights, found.cache, found.compute) == really(config)
     assert found.cache > 0
@@ -74,6 +74,13 @@ def test_draft_models_and_adapters_are_counted(tmp_path: Path) -> None:
     adapter = make_lora(tmp_path / "a.gguf")
     with_adapter = measure(Config(threads=1, lora=(str(adapter),)))
     assert with_adapter.weights == alone.weights + adapter.stat().st_size
+
+
+def test_a_projector_is_counted(tmp_path: Path) -> None:
+    pair = media_models.write_pair(tmp_path, "mlp")
+    alone = measure(Config(model=str(pair.model), ctx_size=256))
+    both = measure(Config(**pair.settings, ctx_size=256))
+    assert both.weights - alone.weights == pair.projector.stat().st_size
 
 
 def test_what_does_not_fit_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
