@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 
 import attrs
 
@@ -21,6 +22,10 @@ class _Bounds:
     n_requests: float
     n_tokens: float
     owner: str = ""
+
+
+#: Whether the current task is to finish what it does, even if the server drains.
+_BEGUN: ContextVar[bool] = ContextVar("begun", default=False)
 
 
 class Admission:
@@ -52,8 +57,15 @@ class Admission:
         Raises:
             ServerClosingError: it does, or is.
         """
-        if self.draining or self.closed:
+        if self.closed or (self.draining and not _BEGUN.get()):
             raise ServerClosingError
+
+    def let_finish(self) -> None:
+        """Let whatever the current task asks for from now on in while the server drains, too.
+
+        For a task that has begun something of several steps.
+        """
+        _BEGUN.set(True)
 
     def check(self, n_prompt: int, client: str) -> None:
         """Let a request of a client in, or raise.

@@ -106,7 +106,7 @@ class Parts:
             self._embedder = Embedder(config, loop, self.requests, self.workers)
         if model.transcribes:
             self._transcriptions = Transcriptions(
-                self._transcriber(config, model), self._media_loader, common.memory
+                self._transcriber(config, model), self._media_loader, common.memory, self.requests
             )
 
     def _transcriber(self, config: Config, model: LoadedModel) -> Transcriber:

@@ -113,6 +113,15 @@ class Requests:
             n_output = room if limit < 0 else min(room, limit)
         return self.rate_limits.reserve(context.limited_as, n_prompt + n_output)
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a block as an open request, which is waited for when the server drains."""
+        self._n_open.value += 1
+        try:
+            yield
+        finally:
+            self._n_open.value -= 1
+
     async def wait_none(self) -> None:
         """Wait until no request is open."""
         await self._n_open.wait_value(0)

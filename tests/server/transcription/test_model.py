@@ -23,6 +23,7 @@ from trioserve.errors import (
     InvalidRequestError,
     NotSupportedError,
     QueueFullError,
+    ServerClosingError,
     UnsupportedFieldError,
 )
 from trioserve.server import RequestContext, Server
@@ -249,3 +250,16 @@ async def test_a_program_gives_paths_and_bytes(tmp_path: Path) -> None:
     async with Server(Config(), load=scripted(answering("deaf"))) as deaf:
         with pytest.raises(NotSupportedError, match="does not support audio input"):
             await deaf.transcribe(path)
+
+
+async def test_what_has_begun_is_finished_while_the_server_drains() -> None:
+    async with hearing(Heard("One,", "two.")) as server, trio.open_nursery() as nursery:
+        async with opened(server, LONG) as stream:
+            first = await stream.next()
+            nursery.start_soon(server.drain, 30)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(ServerClosingError):
+                await transcript_of(server, SHORT)
+            rest = await stream.read()
+        assert first.text + rest.text == "One, two."
+        assert len(rest.segments) == 2

@@ -13,14 +13,17 @@ import pytest
 import trio
 
 from tests.support import fake_whisper
+from tests.support.media_files import wav_file
+from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     QueueFullError,
+    ServerClosingError,
     TranscriberError,
     UnsupportedFieldError,
 )
-from trioserve.server import RequestContext
+from trioserve.server import RequestContext, Server
 from trioserve.server.transcription import (
     Segment,
     Summary,
@@ -31,7 +34,8 @@ from trioserve.server.transcription import (
 )
 from trioserve.server.transcription.whisper import WhisperTranscriber
 from trioserve.server.transcription.whisper_child import WhisperChild, WhisperSettings
-from trioserve.types import DecodedAudio
+from trioserve.testing import ScriptedBackend, scripted
+from trioserve.types import DecodedAudio, MediaSource
 
 AUDIO = DecodedAudio(rate=16_000, samples=np.zeros(40_000, np.float32).tobytes(), id="any")
 
@@ -246,3 +250,21 @@ async def test_whisper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events[-1] == Summary(language="en")
     segments = [event for event in events if isinstance(event, Segment)]
     assert all(each.start <= each.end <= 30 for each in segments)  # of silence
+
+
+async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
+    config = Config(transcription_model="tiny")
+    async with Server(config, load=scripted(ScriptedBackend())) as server:
+        parts = server.parts
+        source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
+        params = TranscriptionParams(prompt="hang")
+        async with parts.transcriptions().stream(source, params, RequestContext()) as stream:
+            await stream.next()
+            await server.drain(0.1)
+            with trio.move_on_after(0) as waiting:
+                await parts.requests.wait_none()
+            assert waiting.cancelled_caught
+            await parts.close()
+            with pytest.raises(ServerClosingError):
+                while True:
+                    await stream.next()

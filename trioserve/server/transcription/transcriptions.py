@@ -8,11 +8,12 @@ from functools import partial
 
 import trio
 
-from trioserve.errors import DeadlineExceededError, TrioServeError
+from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServeError
 from trioserve.server.concurrency import alongside
 from trioserve.server.context import RequestContext
 from trioserve.server.media import MediaLoader, Wanted
 from trioserve.server.memory import Hold, MemoryBudget
+from trioserve.server.requests import Requests
 from trioserve.server.transcription.transcript import (
     Segment,
     Summary,
@@ -74,12 +75,20 @@ class Transcriptions:
         transcriber: turns them into text.
         loader: decodes them.
         memory: what requests may hold.
+        requests: counts them.
     """
 
-    def __init__(self, transcriber: Transcriber, loader: MediaLoader, memory: MemoryBudget) -> None:
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        loader: MediaLoader,
+        memory: MemoryBudget,
+        requests: Requests,
+    ) -> None:
         self._transcriber = transcriber
         self._loader = loader
         self._memory = memory
+        self._requests = requests
 
     @asynccontextmanager
     async def stream(
@@ -92,11 +101,13 @@ class Transcriptions:
         Raises:
             InvalidRequestError: the recording cannot be read, or a parameter cannot be obeyed.
             DeadlineExceededError: there is no time left.
-            UnavailableError: there is no memory for it now.
+            UnavailableError: there is no memory for it now, or the server drains. A transcript that
+                has begun is finished all the same.
         """
+        self._requests.admission.check_open()
         self._transcriber.check(params)
         context.check_time()
-        with self._memory.hold(context.client) as hold:
+        with self._requests.counted(), self._memory.hold(context.client) as hold:
             audio = await self._decode(source, hold, context)
             # No buffer: who does not read holds up the work.
             into, out = trio.open_memory_channel[TranscriptEvent | TrioServeError](0)
@@ -125,9 +136,11 @@ class Transcriptions:
         context: RequestContext,
         into: trio.MemorySendChannel[TranscriptEvent | TrioServeError],
     ) -> None:
+        admission = self._requests.admission
+        admission.let_finish()
         try:
             async with aclosing(self._transcriber.transcribe(audio, params, context)) as events:
                 async for event in events:
                     await into.send(event)
         except TrioServeError as error:
-            await into.send(error)
+            await into.send(ServerClosingError() if admission.closed else error)

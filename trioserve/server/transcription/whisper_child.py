@@ -80,7 +80,7 @@ class WhisperChild:
             try:
                 await self._process.stdin.send_all(head.encode())
                 await self._process.stdin.send_all(samples)
-            except trio.BrokenResourceError as error:
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise await self._end() from error
         if scope.cancelled_caught:
             raise DeadlineExceededError("The request's deadline has passed.")
@@ -99,7 +99,10 @@ class WhisperChild:
     async def _line(self) -> bytes:
         assert self._process.stdout is not None
         while (end := self._unread.find(b"\n")) < 0:
-            data = await self._process.stdout.receive_some()
+            try:
+                data = await self._process.stdout.receive_some()
+            except trio.ClosedResourceError:  # it was killed meanwhile
+                data = b""
             if not data:
                 raise await self._end()
             self._unread += data
@@ -108,7 +111,7 @@ class WhisperChild:
         return line
 
     async def _end(self) -> TranscriberError:
-        """Make the error of a process that has ended by itself."""
+        """Make the error of a process that has ended."""
         await self.kill()
         return TranscriberError(
             f"The process that runs Whisper has ended, with exit code {self._process.returncode}."
