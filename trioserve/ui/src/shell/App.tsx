@@ -83,7 +83,7 @@ function DropZone(): VNode {
       onDrop={(event) => {
         event.preventDefault();
         dragging.value = false;
-        void attach(event.dataTransfer?.files ?? []).then(focusComposer);
+        void attach([...(event.dataTransfer?.files ?? [])]).then(focusComposer);
       }}
     >
       <p>

@@ -80,6 +80,23 @@ test("a conversation goes on with what was said", async () => {
   assert.deepEqual(fake.asked[1]!.body.messages.map((one: any) => one.content), ["one", "answer 1", "two"]);
 });
 
+test("a picture is sent, kept, and sent again; one that is gone is told of", async () => {
+  const data = new Blob(["hi"], { type: "image/png" });
+  const picture = { id: "p", name: "a.png", type: data.type, size: 2, text: "", data };
+  await send("", [picture]);
+  await quiet();
+  assert.equal(chat().title, "a.png");
+  assert.equal(await (await kept(path()[0]!.id))!.attachments[0]!.data!.text(), "hi");
+  await regenerate(last().id);
+  await quiet();
+  const part = { type: "image_url", image_url: { url: "data:image/png;base64,aGk=" } };
+  assert.deepEqual(fake.asked.map(({ body }) => body.messages), [1, 2].map(() => [{ role: "user", content: [part] }]));
+  data.arrayBuffer = () => Promise.reject(new DOMException("It is gone.", "NotReadableError"));
+  await regenerate(last().id);
+  await quiet();
+  assert.deepEqual([last().state, last().error], ["failed", "The browser no longer has the file a.png."]);
+});
+
 test("what the chat asks for goes before the settings", async () => {
   settings.value = { ...settings.peek(), system: "general", sampling: { top_k: 1, top_p: 0.5 }, apiKey: " kéy " };
   await setChat(chat().id, { system: "special", sampling: { top_k: 2 } });

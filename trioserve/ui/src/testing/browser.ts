@@ -19,12 +19,14 @@ export const documentFake = {
 class FileReaderFake {
   result = "";
   onload = (): void => undefined;
+  onerror = (): void => undefined;
 
   readAsDataURL(blob: Blob): void {
-    void blob.arrayBuffer().then((bytes) => {
+    const done = (bytes: ArrayBuffer) => {
       this.result = `data:${blob.type};base64,${Buffer.from(bytes).toString("base64")}`;
       this.onload();
-    });
+    };
+    blob.arrayBuffer().then(done, () => this.onerror());
   }
 }
 
