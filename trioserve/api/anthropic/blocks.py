@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from trioserve.api.base.fields import MismatchError, mapping, named, objects, required, text
-from trioserve.chat.documents import document_part, heading, later, write_document
+from trioserve.chat.documents import document_part, heading, later, text_part, write_document
 from trioserve.chat.media_parts import decode_base64, media_part, source_of
 from trioserve.chat.messages import MAX_PARTS, check_count
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
@@ -94,11 +94,7 @@ def _refuse_citations(block: Mapping[str, Any], path: str) -> None:
 
 
 def _said(block: Mapping[str, Any], path: str) -> list[Part]:
-    return [_text_part(text_of(block, path))]
-
-
-def _text_part(said: str) -> Part:
-    return {"type": "text", "text": said}
+    return [text_part(text_of(block, path))]
 
 
 # -- images
@@ -132,37 +128,39 @@ def _image(block: Mapping[str, Any], path: str) -> list[Part]:
 def _document(block: Mapping[str, Any], path: str) -> list[Part]:
     """Read a document: its title and what is said about it stand before it."""
     _refuse_citations(block, path)
-    title = _optional_text(block, "title", path)
+    name = _optional_text(block, "title", path)
     about = _optional_text(block, "context", path)
     source, kind, path = _source(block, path)
-    if kind == "text":
-        said = required(source, "data", text, path)
-    elif kind == "base64":
-        param = f"{path}.data"
-        data = decode_base64(required(source, "data", text, path), param)
-        part = document_part(data, name=title, about=about, param=param)
-        if part is None:
-            raise InvalidMediaError(f"'{param}' is neither a PDF nor a text.", param=param)
-        return [part]
-    elif kind == "content":
-        content = required(source, "content", content_of, path)
-        if not isinstance(content, str):
-            head = [_text_part("\n".join(heading(title, about)))] * bool(title or about)
-            return head + parts_of(
-                blocks_of(content, f"{path}.content"), "a document", ("text", "image")
-            )
-        said = content
-    elif kind == "url":
-        param = f"{path}.url"
-        url = source_of(required(source, "url", text, path), None, param).url
-        if url is None:
-            raise InvalidRequestError(
-                f"'{param}' must be a URL of http, https or file.", param=param
-            )
-        return [later(DocumentSource(url=url, name=title, about=about, param=param))]
-    else:
-        raise _unknown_source(kind, path, "base64", "text", "content", "url")
-    return [_text_part(write_document(said, name=title, about=about))]
+    match kind:
+        case "text":
+            return [_written(required(source, "data", text, path), name, about)]
+        case "content":
+            content = required(source, "content", content_of, path)
+            if isinstance(content, str):
+                return [_written(content, name, about)]
+            head = [text_part("\n".join(heading(name, about)))] if name or about else []
+            blocks = blocks_of(content, f"{path}.content")
+            return head + parts_of(blocks, "a document", ("text", "image"))
+        case "base64":
+            param = f"{path}.data"
+            data = decode_base64(required(source, "data", text, path), param)
+            part = document_part(data, name=name, about=about, param=param)
+            if part is None:
+                raise InvalidMediaError(f"'{param}' is neither a PDF nor a text.", param=param)
+            return [part]
+        case "url":
+            param = f"{path}.url"
+            url = source_of(required(source, "url", text, path), None, param).url
+            if url is None:
+                raise InvalidMediaError(
+                    f"'{param}' must be a URL of http, https or file.", param=param
+                )
+            return [later(DocumentSource(url=url, name=name, about=about, param=param))]
+    raise _unknown_source(kind, path, "base64", "text", "content", "url")
+
+
+def _written(said: str, name: str, about: str) -> Part:
+    return text_part(write_document(said, name=name, about=about))
 
 
 def _optional_text(block: Mapping[str, Any], name: str, path: str) -> str:

@@ -23,8 +23,8 @@ from trioserve.api.openai.responses.parts import (
     Part,
     read_content,
     read_parts,
-    text_part,
 )
+from trioserve.chat.documents import text_part
 from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 

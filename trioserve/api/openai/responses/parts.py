@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from trioserve.api.base.fields import named, one_of, required, text
+from trioserve.chat.documents import text_part
 from trioserve.chat.media_parts import file_part, media_part, parse_media_part, source_of
 from trioserve.chat.messages import MAX_PARTS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -57,11 +58,6 @@ def read_parts(
         raise InvalidRequestError(f"'{path}' must be {instead}a list of parts.", param=path)
     check_count(len(value), MAX_PARTS, path, "parts")
     return [_read_part(part, f"{path}[{i}]", texts) for i, part in enumerate(value)]
-
-
-def text_part(said: str) -> Part:
-    """Make a part of text."""
-    return {"type": "text", "text": said}
 
 
 def _read_part(part: object, path: str, texts: Mapping[str, str]) -> Part:
