@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,10 +12,12 @@ import httpx
 import pytest
 import trio
 
-from tests.support.http_server import connected, post, serving
+from tests.support.http_server import connected, post, serving, serving_script
 from tests.support.loop_probe import probing
+from tests.support.media_files import wav_file
+from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
-from tests.support.scripts import CHAT, HI
+from tests.support.scripts import CHAT, HI, answering
 from trioserve.api.base import limits
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -194,3 +197,21 @@ async def test_many_texts_do_not_hold_the_loop(
         async with probing() as probe:
             answer = await send(url, path, made)
     assert (answer.status_code, probe.held < MOST) == (status, True), (probe, answer.text[:200])
+
+
+async def test_a_long_recording_does_not_hold_the_loop() -> None:
+    backend = answering("Hello", projector=WordProjector())
+    recording = wav_file(0.1, rate=16_000, channels=1) + bytes(16 * 2**20)  # silence, mostly
+    recording = recording.replace(recording[40:44], struct.pack("<I", len(recording) - 44), 1)
+    async with serving_script(backend) as (url, _), probing() as probe:
+        ask = partial(
+            httpx.post,
+            f"{url}/v1/audio/transcriptions",
+            files={"file": recording},
+            data={"response_format": "srt"},
+            timeout=120,
+        )
+        answer = await trio.to_thread.run_sync(ask)
+    assert answer.status_code == 200
+    assert answer.text.startswith("1\n00:00:00,000 --> 00:00:00,100\nHello")
+    assert probe.held < MOST, probe

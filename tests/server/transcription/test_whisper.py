@@ -81,7 +81,7 @@ def is_running(pid: int) -> bool:
 
 async def test_segments_come_with_their_text() -> None:
     async with whisper() as transcriber:
-        events = await transcribe(transcriber, words=True, language="en", temperature=0.5)
+        events = await transcribe(transcriber, words=True, language="en-us", temperature=0.5)
     pid = pid_in(events)
     assert not is_running(pid)
     settings = (
@@ -268,3 +268,23 @@ async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
             with pytest.raises(ServerClosingError):
                 while True:
                     await stream.next()
+
+
+async def test_a_process_that_is_starting_ends_with_the_transcriber(
+    nursery: trio.Nursery,
+) -> None:
+    async with whisper() as transcriber:
+        refused: list[ServerClosingError] = []
+
+        async def ask() -> None:
+            with pytest.raises(ServerClosingError) as caught:
+                await transcribe(transcriber)
+            refused.append(caught.value)
+
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()  # until the process is ready
+        await transcriber.aclose()
+        with trio.fail_after(10):
+            while not refused:
+                await trio.sleep(0.01)
+        assert transcriber._child is None

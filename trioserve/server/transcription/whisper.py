@@ -7,7 +7,12 @@ from typing import Any
 
 import trio
 
-from trioserve.errors import InvalidRequestError, QueueFullError, UnsupportedFieldError
+from trioserve.errors import (
+    InvalidRequestError,
+    QueueFullError,
+    ServerClosingError,
+    UnsupportedFieldError,
+)
 from trioserve.server.context import RequestContext
 from trioserve.server.transcription.transcript import (
     Segment,
@@ -42,6 +47,8 @@ class WhisperTranscriber:
         self._max_waiting = max_waiting
         self._turn = trio.Lock()
         self._child: WhisperChild | None = None
+        self._works = False  # on what nobody wants any more if it does not come to its end
+        self._closed = False
 
     def check(self, params: TranscriptionParams) -> None:
         """Refuse what Whisper cannot do. Raises UnsupportedFieldError."""
@@ -69,10 +76,10 @@ class WhisperTranscriber:
         """
         self.check(params)
         await self._take_turn(context)
-        child, is_done = None, False
         try:
             child = await self._ready(context.deadline)
             _check_language(params, child.languages)
+            self._works = True
             await child.send(_job(params), audio.samples, context.deadline)
             language, has_text = params.language, False
             while "done" not in (event := await child.receive(context.deadline)):
@@ -84,15 +91,12 @@ class WhisperTranscriber:
                 has_text = has_text or bool(text)
                 yield Text(text=text)
                 yield _segment(fields)
-            is_done = True
+            self._works = False
             yield Summary(language="en" if params.translate else language)
-        except InvalidRequestError:
-            is_done = True
-            raise
         finally:
-            if child is not None and not is_done:
-                self._child = None
-                await child.kill()
+            if self._works:
+                self._works = False
+                await self._end()
             self._turn.release()
 
     async def _take_turn(self, context: RequestContext) -> None:
@@ -111,21 +115,32 @@ class WhisperTranscriber:
     async def _ready(self, deadline: float) -> WhisperChild:
         """The process that has the model: the one from before, or a new one."""
         if self._child is not None and not self._child.is_alive:
-            await self._child.kill()
-            self._child = None
+            await self._end()
         if self._child is None:
             self._child = await WhisperChild.start(self._settings, deadline)
+        if self._closed:
+            await self._end()
+            raise ServerClosingError
         return self._child
 
     async def aclose(self) -> None:
-        """End the process. Nobody may use it any more."""
+        """End the process, also one that is just starting. Nobody may use it any more."""
+        self._closed = True
+        await self._end()
+
+    async def _end(self) -> None:
         if self._child is not None:
             await self._child.kill()
             self._child = None
 
 
+def _code(language: str | None) -> str | None:
+    """What Whisper calls a language: it knows no regions."""
+    return None if language is None else language.partition("-")[0]
+
+
 def _check_language(params: TranscriptionParams, known: frozenset[str]) -> None:
-    if params.language is not None and params.language not in known:
+    if params.language is not None and _code(params.language) not in known:
         raise InvalidRequestError(
             f"'language' is {params.language!r:.40}, which the model does not know. Languages are "
             'codes such as "en".',
@@ -137,7 +152,7 @@ def _check_language(params: TranscriptionParams, known: frozenset[str]) -> None:
 
 def _job(params: TranscriptionParams) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "language": params.language,
+        "language": _code(params.language),
         "task": "translate" if params.translate else "transcribe",
         "initial_prompt": params.prompt or None,
         "word_timestamps": params.words,
