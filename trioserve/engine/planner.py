@@ -61,7 +61,11 @@ class Planner:
     def plan(self, slots: Sequence[Slot]) -> Plan:
         """Give every decoding slot its token and its draft, and prompts what the strategy says."""
         self.ask_for_media(slots)
-        active = [slot for slot in slots if slot.has_work]
+        active = [  # `Slot.has_work`, without a call for each of many
+            slot
+            for slot in slots
+            if (run := slot.run) is not None and not run.paused and not slot.awaits_media
+        ]
         turn = active if self.turns is None else _whose_turn(active, self.turns)
         steps, drafts, prompts = [], [], []
         for slot in turn:

@@ -96,7 +96,9 @@ class Steps:
 
     def fill(self, batch: Batch) -> range:
         """Put them into the batch; returns the row of each."""
-        positions = [seq.position(len(seq.held)) for seq in self.seqs]
+        positions = [
+            seq.position(len(seq.held)) if seq.folds else len(seq.held) for seq in self.seqs
+        ]
         return batch.add_each(self.keys, positions, [seq.id for seq in self.seqs])
 
 
