@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from PIL import ExifTags, Image
 
 from tests.support.media_files import RED, av_file, image_file, wav_file
-from trioserve.errors import InvalidMediaError
+from trioserve.errors import InvalidMediaError, PayloadTooLargeError
 from trioserve.media.limits import MediaLimits
+from trioserve.server import media
 from trioserve.server.media import MediaLoader, Wanted, size_of
 from trioserve.server.memory import MemoryBudget
-from trioserve.types import DecodedAudio, DecodedImage, DecodedVideo, MediaSource
+from trioserve.types import DecodedAudio, DecodedImage, DecodedVideo, MediaKind, MediaSource
 
 ALL = Wanted(kinds=frozenset({"image", "audio", "video"}))
 
@@ -102,3 +104,48 @@ async def test_files_are_read_below_the_folder_only(tmp_path: Path, budget: Memo
                 await loader.load([MediaSource(url=f"file://{name}")], ALL, hold)
         assert await loader.load([MediaSource(path=str(tmp_path / "secret.png"))], ALL, hold)
     await loader.aclose()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "kinds", "reason"),
+    [
+        ("image", wav_file(0.1), ALL.kinds, "is no image, but a file of the format wav"),
+        ("audio", image_file(), ALL.kinds, "is no sound, but a file of the format png"),
+        (None, image_file(), {"audio"}, "the format png, and this model takes no images"),
+        (None, wav_file(0.1), {"image", "video"}, "the format wav, and this model takes no sound"),
+    ],
+)
+async def test_a_file_is_what_the_request_says_and_the_model_takes(
+    kind: MediaKind | None, data: bytes, kinds: set[MediaKind], reason: str, budget: MemoryBudget
+) -> None:
+    loader = MediaLoader(MediaLimits())
+    wanted = Wanted(kinds=frozenset(kinds))
+    with budget.hold() as hold, pytest.raises(InvalidMediaError, match=reason):
+        await loader.load([MediaSource(data=data, kind=kind)], wanted, hold)
+
+
+async def test_a_request_may_have_so_many_files(loader: MediaLoader, budget: MemoryBudget) -> None:
+    sources = [MediaSource(data=b"", param=f"messages[{index}]") for index in range(101)]
+    with budget.hold() as hold, pytest.raises(InvalidMediaError) as caught:
+        await loader.load(sources, ALL, hold)
+    assert (caught.value.index, caught.value.param) == (100, "messages[100]")
+
+
+async def test_what_is_decoded_counts_against_the_memory(loader: MediaLoader) -> None:
+    budget = MemoryBudget(1000)
+    with budget.hold() as hold:
+        await loader.load([MediaSource(data=image_file(size=(10, 10)))], ALL, hold)
+        with pytest.raises(PayloadTooLargeError):
+            await loader.load([MediaSource(data=image_file(size=(20, 20)))], ALL, hold)
+    assert budget.n_held == 0
+
+
+async def test_a_file_that_cannot_be_read_in_time_is_refused(
+    tmp_path: Path, budget: MemoryBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    monkeypatch.setattr(media, "_read_file", lambda *_: may_go_on.wait(30) and b"")
+    loader = MediaLoader(MediaLimits(timeout=0.05))
+    with budget.hold() as hold, pytest.raises(InvalidMediaError, match="cannot be read in time"):
+        await loader.load([MediaSource(path=str(tmp_path / "x.png"))], ALL, hold)
+    may_go_on.set()

@@ -36,7 +36,7 @@ from trioserve.types import (
 #: Files that are read at the same time.
 _N_READERS = 4
 
-_NAMES = {"image": "The image", "audio": "The sound", "video": "The video", None: "The file"}
+_NAMES = {"image": "image", "audio": "sound", "video": "video", None: "file"}
 _PLURALS = {"image": "images", "audio": "sound", "video": "videos"}
 
 
@@ -120,7 +120,7 @@ class MediaLoader:
             try:
                 media = await self._load(source, wanted, hold)
             except InvalidMediaError as error:
-                message = f"{_NAMES[source.kind]} in '{source.param}' {error.message}."
+                message = f"The {_NAMES[source.kind]} in '{source.param}' {error.message}."
                 raise InvalidMediaError(message, param=source.param, index=index) from error
             loaded.append(media)
         return loaded
@@ -130,7 +130,7 @@ class MediaLoader:
         try:
             return await self._read(source, hold)
         except InvalidMediaError as error:
-            message = f"{_NAMES[source.kind]} in '{source.param}' {error.message}."
+            message = f"The {_NAMES[source.kind]} in '{source.param}' {error.message}."
             raise InvalidMediaError(message, param=source.param) from error
 
     async def load_document(
@@ -225,10 +225,12 @@ def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:
     """
     kinds = [kind for kind in format.kinds if said in (None, kind)]
     if not kinds:
-        raise InvalidMediaError(f"is {format.name}, which has none")
+        raise InvalidMediaError(f"is no {_NAMES[said]}, but a file of the format {format.name}")
     kind = next((kind for kind in kinds if kind in wanted.kinds), None)
     if kind is None:
-        raise InvalidMediaError(f"is {format.name}, and this model takes no {_PLURALS[kinds[0]]}")
+        raise InvalidMediaError(
+            f"is a file of the format {format.name}, and this model takes no {_PLURALS[kinds[0]]}"
+        )
     return Order(format=format.name, kind=kind, rate=wanted.rate, fps=wanted.fps)
 
 
