@@ -182,8 +182,9 @@ def test_a_digit_is_drawn(chat: ChatPage, script: PacedScript) -> None:
 @asynccontextmanager
 async def serving_bundled() -> AsyncIterator[str]:
     """Serve the model that comes with trioserve, without chance and without thoughts."""
+    look = '{"showMessageStats": false}'
     sampling = SamplingParams(temperature=0)
-    app = create_app(Config(sampling=sampling, reasoning="off", stream_interval_ms=0))
+    app = create_app(Config(sampling=sampling, reasoning="off", ui_config=look))
     async with serving(app) as url:
         await app.extensions["trioserve"].wait_loaded()
         yield url
