@@ -229,7 +229,8 @@ KNOWN: tuple[Known, ...] = (
         r".*/logprobs/(refusal|tokens|token_logprobs|top_logprobs|text_offset)",
         when=only_ours,
     ),
-    Known("what only models with images and sound have", r"/body/media_marker", kind=r"/props"),
+    Known("the marker of media is another one in each process", r"/body/media_marker"),
+    Known("what a model takes is in the list, as llama-server's router has it", r".*/architecture"),
     Known(
         "capabilities are found by rendering chats; some have no name in llama-server",
         r"/body/chat_template_caps/.*",
