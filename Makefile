@@ -79,7 +79,7 @@ screenshots: $(VENV)/.installed-dev
 FUZZ_SECONDS ?= 300
 
 fuzz: $(VENV)/.installed-fuzz
-	@N_DAMAGED_MEDIA=200 $(PY) -m pytest -q tests/server/test_media_hostile.py
+	@N_DAMAGED_MEDIA=200 $(PY) -m pytest -q tests/server/test_media_hostile.py tests/server/test_documents.py
 	@$(PY) -m tests.fuzz $(FUZZ_SECONDS)
 
 SOAK_SECONDS ?= 600

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.support.clients import client_of
+from tests.support.media_bombs import damage
 from tests.support.media_files import image_file
 from tests.support.pdf_files import pdf_file
 from tests.support.projectors import WordProjector
@@ -20,6 +23,9 @@ from trioserve.server import media
 from trioserve.server.media import MediaLoader
 from trioserve.server.memory import MemoryBudget
 from trioserve.types import DocumentSource
+
+#: How many files are damaged, and so many are cut off; in ``make fuzz``, 200.
+N_DAMAGED = int(os.environ.get("N_DAMAGED_MEDIA", "6"))
 
 FIELD = "messages[0].content[0].file.file_data"
 
@@ -87,6 +93,25 @@ async def test_a_file_that_cannot_be_used(
     with budget.hold() as hold, pytest.raises(InvalidMediaError, match=problem) as caught:
         await loader.load_document(source, with_images=True, hold=hold)
     assert caught.value.param == "p"
+
+
+async def test_damaged_files_are_decoded_or_refused(
+    loader: MediaLoader, budget: MemoryBudget
+) -> None:
+    needs_pdf()
+    good = pdf_file("One", "", "Two\nlines")
+    step = max(1, len(good) // N_DAMAGED)
+    damaged = [damage(good, seed) for seed in range(N_DAMAGED)]
+    damaged += [good[:length] for length in range(5, len(good), step)]
+    for data in (*damaged, good):
+        with budget.hold() as hold, trio.fail_after(40):
+            try:
+                source = DocumentSource(data=data)
+                document = await loader.load_document(source, with_images=True, hold=hold)
+            except InvalidMediaError:
+                assert data is not good
+        assert budget.n_held == 0
+    assert [page.text for page in document.pages] == ["One", "", "Two\nlines"]
 
 
 async def test_without_the_extra_a_pdf_is_refused(
