@@ -38,7 +38,7 @@ def test_a_long_one_is_cut_in_its_pauses() -> None:
 
 def test_without_pauses_it_is_cut_at_the_longest_length_or_before() -> None:
     windows = windows_of(recording((100, 0.5)), 30)
-    assert all(12 <= (each.stop - each.first) / RATE <= 30 for each in windows[:-1])
+    assert all(18 <= (each.stop - each.first) / RATE <= 30 for each in windows[:-1])
     assert [each.stop for each in windows[:-1]] == [each.first for each in windows[1:]]
 
 

@@ -25,7 +25,7 @@ _SILENCE = 1e-3
 _QUIET = 0.05
 
 #: A window has at least this share of the longest length.
-_SHORTEST = 0.4
+_SHORTEST = 0.6
 
 
 @attrs.frozen
@@ -50,8 +50,8 @@ class Window:
 def windows_of(audio: DecodedAudio, longest: float) -> list[Window]:
     """Cut a recording into windows of at most `longest` seconds, where it is quietest.
 
-    Windows without any sound are left out: models make up words for them. It takes about a
-    second for an hour.
+    Windows without any sound are left out: models make up words for them. It takes some tens of
+    milliseconds for an hour.
     """
     samples = np.frombuffer(audio.samples, np.float32)
     size = max(1, round(audio.rate * _FRAME))
