@@ -7,8 +7,9 @@ from structlog.testing import capture_logs
 
 from tests.support.engine_harness import Harness
 from trioserve.engine import threads as threads_module
+from trioserve.engine.encoder import Encoder
 from trioserve.engine.thread_governor import HEAVY, LASTING_S
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, ScriptedProjector
 
 N_CTX = 2**17
 FEWER = "fewer threads, because other processes use the cores"
@@ -98,3 +99,40 @@ def test_a_number_that_is_fixed_is_never_set(monkeypatch: pytest.MonkeyPatch) ->
     assert clock.backend.threads == []
     counters = clock.harness.engine.status().counters
     assert (counters.threads, counters.threads_batch, counters.thread_changes) == (2, 5, 0)
+
+
+def test_an_encoder_and_a_tick_beside_it_share_the_threads() -> None:
+    backend = ScriptedBackend()
+    backend.thread_choices = (range(1, 5), range(1, 7))
+    projector = ScriptedProjector()
+    encoder = Encoder(projector, lambda _one: None)
+    encoder.has_thread = False
+    threads = threads_module.Threads(backend, encoder=encoder)
+    assert projector.threads == [6]
+    threads.run(1, lambda: None)
+    threads.run(100, lambda: None)
+    assert backend.threads == [4, 6]
+    encoder.want({1: [projector.chunk("image", "x")]})
+    threads.run(1, lambda: None)
+    assert (backend.threads[-1], projector.threads[-1]) == (2, 2)
+    threads.run(100, lambda: None)
+    assert (backend.threads[-1], projector.threads[-1]) == (3, 3)
+    assert threads.counters()["threads"] == 4, "nothing is learned of it"
+    threads.rest()
+    assert projector.threads[-1] == 6
+    encoder.encode_next()
+    threads.run(1, lambda: None)
+    assert backend.threads[-1] == 4
+    threads.close()
+
+
+def test_a_fixed_number_of_threads_stays_beside_an_encoder() -> None:
+    backend, projector = ScriptedBackend(), ScriptedProjector()
+    backend.thread_choices = (range(4, 5), range(4, 5))
+    encoder = Encoder(projector, lambda _one: None)
+    encoder.has_thread = False
+    encoder.want({1: [projector.chunk("image", "x")]})
+    threads = threads_module.Threads(backend, encoder=encoder)
+    threads.run(1, lambda: None)
+    assert not backend.threads and projector.threads == [4, 2]
+    threads.close()

@@ -82,6 +82,8 @@ class Encoder:
     @property
     def is_busy(self) -> bool:
         """Whether something is being encoded, or about to be."""
+        if not self._wishes and self._job is None:
+            return False  # no lock on the way of every tick
         with self._changed:
             return self._job is not None or self._next() is not None
 

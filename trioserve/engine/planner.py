@@ -118,14 +118,20 @@ class Planner:
         """Have the media of prompts encoded, and see which slots cannot go on without them."""
         if self._encoder is None:
             return
-        wishes = {
-            slot.run.task.id: ahead
+        prompts = [
+            slot
             for slot in slots
-            if slot.run is not None and (ahead := slot.media_ahead())
-        }
-        self._encoder.want(wishes)
-        for slot in slots:
-            chunk = slot.media_now() if slot.run is not None else None
+            if not slot.in_decode and slot.run is not None and slot.run.task.prompt.media
+        ]
+        self._encoder.want(
+            {
+                slot.run.task.id: ahead
+                for slot in prompts
+                if slot.run is not None and (ahead := slot.media_ahead())
+            }
+        )
+        for slot in prompts:
+            chunk = slot.media_now()
             slot.awaits_media = chunk is not None and self._encoder.get(chunk) is None
 
     def _whose_kind(self, prompts: list[Slot], has_streams: bool) -> list[Slot]:
