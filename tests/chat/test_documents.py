@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.chat.documents import document_part, has_documents, pages_of, write_document
+from trioserve.chat.documents import document_part, documents_in, pages_of, write_document
 from trioserve.chat.messages import parse_messages
 from trioserve.types import (
     DecodedDocument,
@@ -32,8 +32,8 @@ def test_a_pdf_is_decoded_later() -> None:
     assert part == {"type": "document", "document": source}
     (message,) = parse_messages([{"role": "user", "content": [part]}])
     assert message["content"] == [part]
-    assert has_documents(message)
-    assert not has_documents({"role": "user", "content": "Hi"})
+    assert documents_in(message) == [source]
+    assert documents_in({"role": "user", "content": "Hi"}) == []
 
 
 def test_a_fence_is_longer_than_those_in_the_text() -> None:

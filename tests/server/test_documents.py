@@ -164,6 +164,14 @@ async def test_files_with_an_address(tmp_path: Path) -> None:
     assert "```(image 8x4)" in prompts[0]
 
 
+async def test_there_may_be_a_hundred_documents() -> None:
+    (message,) = asked(pdf_file("One"))["messages"]
+    async with client_of(answering("Yes.")) as client:
+        body = {"messages": [{**message, "content": message["content"] * 101}]}
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.json()["error"]["param"] == "messages[0].content[100].file.file_data"
+
+
 async def test_a_scan_needs_a_model_that_sees() -> None:
     needs_pdf()
     async with client_of(answering("Yes.")) as client:

@@ -45,10 +45,12 @@ def _text_of(data: bytes) -> str | None:
     return None if "\0" in text else text
 
 
-def has_documents(message: Mapping[str, Any]) -> bool:
-    """Whether a message in normal form has a document that is still to be read."""
+def documents_in(message: Mapping[str, Any]) -> list[DocumentSource]:
+    """The documents of a message in normal form that are still to be read."""
     content = message["content"]
-    return isinstance(content, list) and any(part["type"] == "document" for part in content)
+    if isinstance(content, str):
+        return []
+    return [part["document"] for part in content if part["type"] == "document"]
 
 
 def pages_of(source: DocumentSource, document: DecodedDocument) -> list[dict[str, Any]]:

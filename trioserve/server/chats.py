@@ -9,7 +9,7 @@ from functools import partial
 
 import attrs
 
-from trioserve.chat.documents import has_documents
+from trioserve.chat.documents import documents_in
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.thinking import after_thinking, thinking_of
 from trioserve.chat.params import ChatParams
@@ -141,7 +141,7 @@ class Chats:
         shown = can.supports_tools or choice.mode != "none"
         shown_chat = chat if shown else attrs.evolve(chat, tools=None)
         parsed = await self._prompts.parse(messages)
-        if any(map(has_documents, parsed)):
+        if any(map(documents_in, parsed)):
             self._completions.check_room(context)  # not to read them for nothing
         marked = await self._prompts.mark(parsed, hold, deadline=context.deadline)
         if marked.media:

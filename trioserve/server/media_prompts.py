@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import trio
 
-from trioserve.chat.documents import document_part, has_documents, pages_of
+from trioserve.chat.documents import document_part, documents_in, pages_of
 from trioserve.chat.markers import Parts
 from trioserve.chat.media_parts import Attachment, media_part
 from trioserve.chat.messages import Message, Messages
@@ -34,6 +34,9 @@ from trioserve.types import (
     Modalities,
     Prompt,
 )
+
+#: The most documents of a request.
+_MAX_DOCUMENTS = 100
 
 
 class Loader(Protocol):
@@ -139,14 +142,20 @@ class MediaPrompts:
             DeadlineExceededError: the deadline passes.
             TrioServeError: from loading.
         """
-        if not any(map(has_documents, messages)):
+        documents = [one for message in messages for one in documents_in(message)]
+        if not documents:
             return messages
+        if len(documents) > _MAX_DOCUMENTS:
+            raise InvalidMediaError(
+                f"The request has {len(documents)} documents, and {_MAX_DOCUMENTS} are the most.",
+                param=documents[_MAX_DOCUMENTS].param,
+            )
         with trio.move_on_at(deadline):
             return Messages([await self._with_pages(message, hold) for message in messages])
         raise DeadlineExceededError("The request's deadline has passed.")
 
     async def _with_pages(self, message: Message, hold: Hold) -> Message:
-        if not has_documents(message):
+        if not documents_in(message):
             return message
         content: list[dict[str, Any]] = []
         for part in message["content"]:
