@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import trio
 
 from tests.support.clients import busy, client_and_service, client_of
 from tests.support.http_server import connected, post, read_response, serving, serving_script
+from tests.support.media_files import image_file, wav_file
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import CHAT
 from trioserve.api.base.errors import InternalError
@@ -32,6 +34,8 @@ from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
     DiskFullError,
+    EncodeError,
+    EncodeInterruptedError,
     EngineError,
     GatedModelError,
     HashMismatchError,
@@ -39,6 +43,7 @@ from trioserve.errors import (
     HubNotFoundError,
     HubUnavailableError,
     InputTooLongError,
+    InvalidMediaError,
     InvalidRequestError,
     KVCacheFullError,
     MemoryFullError,
@@ -62,13 +67,15 @@ from trioserve.errors import (
     StreamStoppedError,
     TemplateError,
     TooManyRequestsError,
+    TranscriberError,
     TrioServeError,
     UnavailableError,
     UnknownModelError,
     UnknownQuantError,
     UnsupportedFieldError,
 )
-from trioserve.testing import ScriptedBackend
+from trioserve.server.transcription import TranscriptStream
+from trioserve.testing import ScriptedBackend, ScriptedProjector
 
 #: Errors that no client sees as such, and why.
 NEVER_SENT = {
@@ -78,6 +85,7 @@ NEVER_SENT = {
     AbandonedError: "its client has gone",
     StalledReaderError: "its client does not read; the connection is cut",
     DecodeInterruptedError: "the batch is decoded again, without the prompt that was cancelled",
+    EncodeInterruptedError: "nobody waits for the image any more",
     TooManyRequestsError: "only its children are raised",
     ServerSleepingError: "the routes that need the model load it",
     UnknownModelError: "one model answers to all names, but for Ollama's form of /api/show",
@@ -138,6 +146,12 @@ def failing(error: Exception) -> ScriptedBackend:
     backend = ScriptedBackend()
     backend.on_decode = fail
     return backend
+
+
+def chat_with(image: str) -> dict[str, Any]:
+    """A chat with an image."""
+    part = {"type": "image_url", "image_url": {"url": image}}
+    return {"messages": [{"role": "user", "content": [part]}]}
 
 
 async def failed(error: Exception) -> httpx.Response:
@@ -519,6 +533,48 @@ async def an_output_that_cannot_be_made() -> httpx.Response:
 
     async with client_of(ScriptedBackend(script)) as client:
         return await client.post("/completion", json={"prompt": "a"}, headers=ID)
+
+
+@answers(EncodeError, 500, message=FAILED, type="server_error")
+async def an_image_that_cannot_be_encoded() -> httpx.Response:
+    projector = ScriptedProjector(fail_next=EncodeError("The image cannot be encoded."))
+    async with client_of(ScriptedBackend(projector=projector)) as client:
+        body = chat_with(b64encode(image_file()).decode())
+        return await client.post("/v1/chat/completions", json=body, headers=ID)
+
+
+@answers(
+    InvalidMediaError,
+    400,
+    code="invalid_media",
+    message="'messages[0].content[0].image_url' is not valid base64.",
+    type="invalid_request_error",
+    param="messages[0].content[0].image_url",
+)
+async def an_image_that_is_none() -> httpx.Response:
+    async with client_of(ScriptedBackend(projector=ScriptedProjector())) as client:
+        return await client.post("/v1/chat/completions", json=chat_with("?!"))
+
+
+@answers(
+    TranscriberError,
+    500,
+    message="The transcriber failed. The log has more, under mine.",
+    type="server_error",
+)
+async def a_transcriber_that_fails() -> httpx.Response:
+    async def read(stream: TranscriptStream) -> None:
+        raise TranscriberError("The process has ended.")
+
+    async with client_of(ScriptedBackend(projector=ScriptedProjector())) as client:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TranscriptStream, "read", read)
+            return await client.post(
+                "/v1/audio/transcriptions",
+                files={"file": ("a.wav", wav_file())},
+                data={"model": "m"},
+                headers=ID,
+            )
 
 
 @answers(EngineError, 500, message=FAILED, type="server_error")
