@@ -78,8 +78,9 @@ def test_an_image_is_turned_as_its_exif_data_say(orientation: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_exif_data_that_make_no_sense_turn_nothing() -> None:
-    data = encode(Image.new("RGB", (4, 2), RED), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\0")
+@pytest.mark.parametrize("exif", [b"MM\0*\xff\xff\xff\xff\0", b"XX\0*\0\0\0\x08", b"MM"])
+def test_exif_data_that_make_no_sense_turn_nothing(exif: bytes) -> None:
+    data = encode(Image.new("RGB", (4, 2), RED), "JPEG", exif=b"Exif\0\0" + exif)
     assert pixels(data).shape == (2, 4, 3)
 
 

@@ -81,6 +81,20 @@ def test_what_is_too_long_is_refused_as_it_comes() -> None:
         samples(wav_file(0.5), limits=MediaLimits(max_seconds=0.25))
 
 
+def test_files_that_were_joined_are_heard_one_after_the_other() -> None:
+    parts = [av_file("mp3", "mp3", rate=rate) for rate in (48_000, 32_000, 48_000)]
+    found = samples(b"".join(parts))
+    assert len(found) == pytest.approx(3 * 16_000, rel=0.15)
+    assert loudest_frequency(found, 16_000) == pytest.approx(440, abs=3)
+
+
+@pytest.mark.parametrize("format", ["mp3", "flac", "ogg", "adts", "webm"])
+def test_a_recording_that_was_cut_off_is_heard_as_far_as_it_goes(format: str) -> None:
+    codec = {"ogg": "libopus", "adts": "aac", "webm": "libopus"}.get(format, format)
+    data = av_file(format, codec, seconds=2)
+    assert len(samples(data[: len(data) // 2])) == pytest.approx(16_000, rel=0.4)
+
+
 def test_pictures_have_no_sound() -> None:
     with pytest.raises(InvalidMediaError, match="has no sound"):
         samples(av_file("mp4", None, "libx264"))

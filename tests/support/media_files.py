@@ -54,12 +54,16 @@ def float_wav(samples: Iterable[float], rate: int = 16_000) -> bytes:
 
 
 def av_file(
-    format: str, sound: str | None = None, video: str | None = None, seconds: float = 1.0
+    format: str,
+    sound: str | None = None,
+    video: str | None = None,
+    seconds: float = 1.0,
+    rate: int = 48_000,
 ) -> bytes:
     """A file of FFmpeg's with a tone, and a video of 24 frames a second that turns red."""
     file = io.BytesIO()
     with av.open(file, "w", format=format) as out:
-        tone = out.add_stream(sound, rate=48_000) if sound else None
+        tone = out.add_stream(sound, rate=rate) if sound else None
         pictures: Any = out.add_stream(video, rate=24) if video else None
         if pictures is not None:
             pictures.width, pictures.height, pictures.pix_fmt = 64, 48, "yuv420p"
@@ -69,7 +73,7 @@ def av_file(
                 out.mux(pictures.encode(av.VideoFrame.from_image(image)))
             out.mux(pictures.encode())
         if tone is not None:
-            with av.open(io.BytesIO(wav_file(seconds, 48_000))) as source:
+            with av.open(io.BytesIO(wav_file(seconds, rate))) as source:
                 for frame in source.decode(audio=0):
                     frame.pts = None
                     out.mux(tone.encode(frame))

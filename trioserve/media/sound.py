@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import av
 import av.logging
@@ -17,6 +17,8 @@ from trioserve.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+
+AnyFrame: TypeAlias = av.AudioFrame | av.VideoFrame
 
 #: The reader of each format, by FFmpeg's name.
 _READERS = {
@@ -54,16 +56,22 @@ def open_container(data: bytes, name: str) -> InputContainer:
     )
 
 
-def use_decoder(stream: av.AudioStream | av.VideoStream) -> None:
-    """Prepare to decode a stream, in this thread.
+def frames_of(
+    container: InputContainer, stream: av.AudioStream | av.VideoStream
+) -> Iterator[AnyFrame]:
+    """Decode a stream, in this thread. What cannot be decoded is left out, as players do.
 
     Raises:
         InvalidMediaError: its decoder is none of those that are taken.
+        Exception: of many kinds; the file cannot be read.
     """
     name = stream.codec_context.name
     if name not in _DECODERS:
         raise InvalidMediaError(f"is encoded as {name}, which is not taken")
     stream.codec_context.thread_count = 1
+    for packet in container.demux(stream):
+        with suppress(av.error.InvalidDataError):
+            yield from stream.decode(packet)
 
 
 def decode(data: bytes, name: str, rate: int, limits: MediaLimits) -> Iterator[bytes]:
@@ -78,29 +86,30 @@ def decode(data: bytes, name: str, rate: int, limits: MediaLimits) -> Iterator[b
         if not container.streams.audio:
             raise InvalidMediaError("has no sound")
         stream = container.streams.audio[0]
-        use_decoder(stream)
-        for piece in _converted(container.decode(stream), rate):
+        for piece in _converted(frames_of(container, stream), rate):
             n_left -= piece.samples
             if n_left < 0:
                 raise InvalidMediaError(f"is longer than {limits.max_seconds:g} seconds")
             yield bytes(piece.planes[0])[: 4 * piece.samples]
 
 
-def _converted(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[av.AudioFrame]:
+def _converted(
+    frames: Iterator[av.AudioFrame | av.VideoFrame], rate: int
+) -> Iterator[av.AudioFrame]:
     """Convert to floats of one channel, which is the mean of those in the file."""
     graph: Graph | None = None
     form = None
     for frame in frames:
+        assert isinstance(frame, av.AudioFrame)
+        if graph is not None and form != _form(frame):  # as in files that were joined
+            yield from _push(graph, None)
+            graph = None
         if graph is None:
             form = _form(frame)
             graph = _make_graph(frame, rate)
-        elif form != _form(frame):
-            raise InvalidMediaError("has sound whose form changes in the middle")
-        graph.push(frame)
-        yield from _pull(graph)
+        yield from _push(graph, frame)
     if graph is not None:
-        graph.push(None)
-        yield from _pull(graph)
+        yield from _push(graph, None)
 
 
 def _form(frame: av.AudioFrame) -> tuple[str, str, int]:
@@ -127,7 +136,9 @@ def _make_graph(frame: av.AudioFrame, rate: int) -> Graph:
     return graph
 
 
-def _pull(graph: Graph) -> Iterator[av.AudioFrame]:
+def _push(graph: Graph, frame: av.AudioFrame | None) -> Iterator[av.AudioFrame]:
+    """Put in a frame, or the end, and take out what is ready."""
+    graph.push(frame)
     with suppress(av.error.BlockingIOError, av.error.EOFError):
         while True:
             piece = graph.pull()

@@ -10,7 +10,7 @@ from PIL import Image
 
 from trioserve.errors import InvalidMediaError
 from trioserve.media.limits import MediaLimits
-from trioserve.media.sound import open_container, use_decoder
+from trioserve.media.sound import frames_of, open_container
 
 #: Larger frames are made smaller: models see little more of a frame.
 _MAX_FRAME_PIXELS = 2**19
@@ -69,9 +69,9 @@ def _frames(data: bytes, name: str, limits: MediaLimits) -> Iterator[tuple[float
             raise InvalidMediaError("has no video")
         stream = container.streams.video[0]
         _check_size(stream.codec_context.width, stream.codec_context.height, limits)
-        use_decoder(stream)
         begin: float | None = None
-        for frame in container.decode(stream):
+        for frame in frames_of(container, stream):
+            assert isinstance(frame, av.VideoFrame)
             _check_size(frame.width, frame.height, limits)
             time = frame.time or 0.0
             begin = time if begin is None else begin
