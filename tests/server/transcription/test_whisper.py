@@ -190,6 +190,13 @@ async def test_a_model_that_is_not_there() -> None:
             await transcribe(transcriber)
 
 
+async def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+    settings = WhisperSettings(model="tiny", python=str(tmp_path / "python"))
+    transcriber = WhisperTranscriber(settings, max_waiting=0)
+    with pytest.raises(TranscriberError, match="cannot be started"):
+        await transcribe(transcriber)
+
+
 async def test_recordings_take_turns_and_few_may_wait(nursery: trio.Nursery) -> None:
     async with whisper(max_waiting=1) as transcriber:
         running = transcriber.transcribe(AUDIO, TranscriptionParams(), RequestContext())

@@ -52,12 +52,16 @@ class WhisperChild:
             "n_threads": min(_MAX_THREADS, os.cpu_count() or 1),
             "offline": settings.offline,
         }
-        process = await trio.lowlevel.open_process(
-            [settings.python, "-P", str(_PROGRAM), json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl+C is for the server, which ends the process itself
-        )
+        command = [settings.python, "-P", str(_PROGRAM), json.dumps(arguments)]
+        try:
+            process = await trio.lowlevel.open_process(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl+C is for the server, which ends the process itself
+            )
+        except OSError as error:
+            raise TranscriberError(f"Whisper cannot be started: {error}") from error
         child = cls(process)
         try:
             ready = await child.receive(deadline)
