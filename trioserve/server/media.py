@@ -241,9 +241,9 @@ def _read_file(path: Path, folder: Path | None, most: int) -> bytes:
         InvalidMediaError: it cannot be read, or a link leads out of the folder.
     """
     try:
-        path = path.resolve(strict=True)
+        path = path.resolve()
         if folder is not None and not path.is_relative_to(folder.resolve()):
-            raise InvalidMediaError("is a file outside of --media-path")
+            raise InvalidMediaError("is outside of --media-path")  # whether it exists or not
         # Opening a pipe would wait for somebody who writes to it.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
