@@ -68,6 +68,14 @@ async def test_a_process_is_kept() -> None:
     assert not is_alive(pid)
 
 
+async def test_there_are_no_more_than_two() -> None:
+    async with opened() as decoders:
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(decoders.decode, SMALL, IMAGE)
+        assert 1 <= len(decoders._idle) <= 2
+
+
 async def test_one_that_has_died_is_replaced() -> None:
     async with opened() as decoders:
         pid = await pid_of(decoders)
