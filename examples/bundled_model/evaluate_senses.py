@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-import numpy as np
-
 from examples.bundled_model.evaluate import Score, report
 from examples.bundled_model.media import BUNDLED, MARK, PROJECTOR
 from examples.bundled_model.senses import Media, Senses
@@ -16,21 +14,9 @@ from examples.bundled_model.sound import questions as sound_questions
 from examples.bundled_model.sound.recordings import say
 from examples.bundled_model.sound.speech import Clip, load
 from examples.bundled_model.vision import questions as vision_questions
-from examples.bundled_model.vision.drawings import drawing
-from examples.bundled_model.vision.paint import Picture, choose_color, paint
+from examples.bundled_model.vision.paint import new_picture
 
 Question = tuple[str, str, Media, str]
-
-
-def new_picture(rng: Random) -> tuple[Picture, Media]:
-    """Draw and paint a picture as a file would hold it: larger, and without bars."""
-    drawn = drawing(rng, large=True)
-    color = choose_color(rng, drawn)
-    painted = paint(rng, drawn, color)
-    across, down = drawn.bars
-    painted = painted[:, down : painted.shape[1] - down, across : painted.shape[2] - across]
-    pixels = (painted.transpose(1, 2, 0) * 255).round().astype(np.uint8)
-    return Picture(color, drawn.shape, drawn.number), pixels
 
 
 def about_pictures(rng: Random) -> Iterator[Question]:

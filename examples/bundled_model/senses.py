@@ -25,7 +25,9 @@ class Senses:
         self.quiet = Quiet(lambda *_: None)
         mtmd.mtmd_log_set(self.quiet, None)
         mtmd.mtmd_helper_log_set(self.quiet, None)
-        self.llama = llama_cpp.Llama(str(model), n_ctx=1024, n_threads=threads, verbose=False)
+        self.llama = llama_cpp.Llama(
+            str(model), n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False
+        )
         self.context = self.llama._ctx.ctx
         params = mtmd.mtmd_context_params_default()
         params.use_gpu, params.n_threads, params.warmup = False, threads, False

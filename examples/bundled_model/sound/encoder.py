@@ -24,8 +24,8 @@ PER_CHUNK = 13
 class EarsConfig:
     """The sizes. Every row of a matrix is a multiple of 32, as Q8_0 wants."""
 
-    bands: int = 64
-    channels: int = 24
+    bands: int = 40
+    channels: int = 32
     width: int = 128
     layers: int = 4
     heads: int = 4

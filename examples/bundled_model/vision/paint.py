@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from examples.bundled_model.vision.drawings import COLORS, Drawing
+from examples.bundled_model.vision.drawings import COLORS, Drawing, drawing
 
 #: What libmtmd puts beside a picture that is no square.
 BAR = np.array([122, 116, 104], np.float32) / 255
@@ -63,3 +63,17 @@ def paint(rng: Random, drawing: Drawing, color: str) -> npt.NDArray[np.float32]:
     if down:
         picture[:, :down] = picture[:, -down:] = BAR[:, None, None]
     return picture.astype(np.float32)
+
+
+def new_picture(rng: Random) -> tuple[Picture, npt.NDArray[np.uint8]]:
+    """Draw and paint a picture as a file would hold it, large and without bars.
+
+    Its pixels are (height, width, 3).
+    """
+    drawn = drawing(rng, large=True)
+    color = choose_color(rng, drawn)
+    painted = paint(rng, drawn, color)
+    across, down = drawn.bars
+    painted = painted[:, down : painted.shape[1] - down, across : painted.shape[2] - across]
+    pixels = (painted.transpose(1, 2, 0) * 255).round().astype(np.uint8)
+    return Picture(color, drawn.shape, drawn.number), pixels

@@ -63,7 +63,7 @@ def train(
             functional.cross_entropy(scores[name], wanted[name], ignore_index=NOTHING)
             for name in HEADS
         ]
-        loss = options.code_weight * gap + 0.2 * torch.stack(guesses).sum()
+        loss = options.code_weight * gap + 0.4 * torch.stack(guesses).sum()
         asked = judge(embeddings[: options.asked], shown[: options.asked]) if judge else gap * 0
         (loss + asked).backward()
         lesson.step(progress)
