@@ -20,6 +20,8 @@ from examples.bundled_model.tokenizer import IM_END
 
 #: Where the next embedding of a picture or a recording belongs.
 MEDIA = -1
+#: The share of conversations with thinking.
+THINKING = 0.4
 NAMES = {
     "attn_norm": "attn_norm",
     "q": "attn_q",
@@ -85,19 +87,29 @@ class Conversations:
         """Return the text of ids."""
         return self.vocabulary.detokenize(list(ids)).decode(errors="replace")
 
-    def row(self, turns: Sequence[tuple[str, str]], n_media: int, around: tuple[str, str]) -> Row:
+    def row(
+        self,
+        turns: Sequence[tuple[str, str]],
+        n_media: int,
+        around: tuple[str, str] = ("", ""),
+        *,
+        thinking: bool = False,
+    ) -> Row:
         """Make a row of questions, one of which holds ``MARK``, and their answers.
 
-        ``around`` is what libmtmd writes before and behind the media.
+        ``around`` is what libmtmd writes before and behind the media. With thinking, which is
+        what the server asks for by default, there is only the first question: the thoughts
+        of earlier turns are not in a prompt.
         """
         row = Row()
         messages: list[dict[str, str]] = []
         written = ""
-        for question, answer in turns:
+        for question, answer in turns[:1] if thinking else turns:
             messages.append({"role": "user", "content": question})
-            prompt = render(messages, prompt=True)
+            prompt = render(messages, prompt=True, thinking=thinking)
             self._add(row, prompt[len(written) :], n_media, around)
-            reply = self.ids(answer) + self.ids(IM_END)
+            said = f"<think>\n{answer}\n</think>\n\n{answer}" if thinking else answer
+            reply = self.ids(said) + self.ids(IM_END)
             row.ids += reply
             row.weights += [1.0] * len(reply)
             messages.append({"role": "assistant", "content": answer})

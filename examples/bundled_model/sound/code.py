@@ -65,7 +65,7 @@ def rows(
 ) -> list[frozen.Row]:
     """Return conversations about what was said, in so many tokens."""
     return [
-        words.row(conversation(rng, digits), count, AROUND)
+        words.row(conversation(rng, digits), count, AROUND, thinking=rng.random() < frozen.THINKING)
         for digits, count in zip(said, tokens, strict=True)
     ]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.bundled_model import frozen
+from examples.bundled_model.media import MARK
 from examples.bundled_model.model import Llama
 from examples.bundled_model.vision.drawings import MOST, SHAPES
 from examples.bundled_model.vision.encoder import EyesConfig
@@ -97,6 +98,16 @@ def any_picture(rng: Random) -> Picture:
     return Picture(color, rng.choice(SHAPES), rng.randint(1, MOST))
 
 
+def ask(
+    rng: Random, words: frozen.Conversations, shown: list[Picture], most: int
+) -> list[frozen.Row]:
+    """Return conversations about pictures."""
+    return [
+        words.row(conversation(rng, one, most), TOKENS, thinking=rng.random() < frozen.THINKING)
+        for one in shown
+    ]
+
+
 def train(code: Code, model: Llama, words: frozen.Conversations, minutes: float, most: int) -> None:
     """Improve the code through the language model until the time is up."""
     rng, rate = Random(0), 3e-3
@@ -106,7 +117,7 @@ def train(code: Code, model: Llama, words: frozen.Conversations, minutes: float,
         for group in adam.param_groups:
             group["lr"] = rate * min(1, (steps + 1) / 30, (1 - progress) / 0.7)
         shown = [any_picture(rng) for _ in range(BATCH)]
-        rows = [words.row(conversation(rng, one, most), TOKENS, ("", "")) for one in shown]
+        rows = ask(rng, words, shown, most)
         embeddings = code(shown)
         noisy = embeddings + torch.randn_like(embeddings) * 0.01
         loss, right = frozen.loss(model, rows, list(noisy))
@@ -139,11 +150,10 @@ def main() -> None:
     train(code, model, words, options.minutes, options.turns)
     torch.save(code.state_dict(), options.output)
     rng = Random(1)
-    for kind, asks in ASK.items():
+    for kind, questions in ASK.items():
         shown = [one for one in (any_picture(rng) for _ in range(300)) if kind in kinds(one)][:100]
         rows = [
-            words.row([(frozen.MARK + rng.choice(asks), answer(kind, one))], TOKENS, ("", ""))
-            for one in shown
+            words.row([(MARK + rng.choice(questions), answer(kind, one))], TOKENS) for one in shown
         ]
         with torch.no_grad():
             _, right = frozen.loss(model, rows, list(code(shown)))

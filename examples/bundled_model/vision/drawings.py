@@ -18,6 +18,7 @@ SIZE = 64
 SCALE = 3
 #: No triangles: the language model never learned to write the beginning of the word.
 SHAPES = ("circle", "square", "diamond", "star", "cross", "heart")
+#: Shapes in a drawing.
 MOST = 5
 
 #: Ink, as ranges of hue, saturation and value.
@@ -248,6 +249,6 @@ def _finished(
     return Drawing(np.asarray(small), shape, number, bars)
 
 
-def drawing(rng: Random, *, large: bool = False) -> Drawing:
-    """Draw shapes or a digit."""
-    return (draw_digit if rng.random() < 0.5 else draw_shapes)(rng, large=large)
+def drawing(rng: Random, *, large: bool = False, shapes: float = 0.5) -> Drawing:
+    """Draw a digit, or shapes in this share."""
+    return (draw_shapes if rng.random() < shapes else draw_digit)(rng, large=large)

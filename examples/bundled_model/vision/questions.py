@@ -14,7 +14,6 @@ ASK = {
         "What color is this?",
         "Which color is it?",
         "What color do you see?",
-        "What is the color of the picture?",
     ),
     "shape": (
         "What shape is it?",
@@ -27,9 +26,7 @@ ASK = {
         "How many are there?",
         "How many do you see?",
         "How many shapes are there?",
-        "How many shapes do you see?",
         "Count them.",
-        "Count the shapes.",
     ),
     "digit": (
         "What digit is it?",
@@ -49,11 +46,8 @@ ASK = {
         "What do you see?",
         "What is in the picture?",
         "What is in the image?",
-        "What is in this image?",
         "Describe the picture.",
         "Describe the image.",
-        "Describe this image.",
-        "What does the picture show?",
     ),
 }
 

@@ -19,12 +19,11 @@ from torch.nn import functional
 from examples.bundled_model import frozen
 from examples.bundled_model.teaching import Lesson
 from examples.bundled_model.vision.batches import batch
-from examples.bundled_model.vision.code import TOKENS, Code
+from examples.bundled_model.vision.code import Code, ask
 from examples.bundled_model.vision.drawings import Drawing, drawing
 from examples.bundled_model.vision.encoder import Eyes, EyesConfig
 from examples.bundled_model.vision.labels import HEADS, NOTHING, Heads, labels, save, score
 from examples.bundled_model.vision.paint import Picture
-from examples.bundled_model.vision.questions import conversation
 
 Judge = Callable[[Tensor, list[Picture]], Tensor]
 
@@ -33,8 +32,7 @@ def through(model: frozen.Llama, words: frozen.Conversations, rng: Random, turns
     """Return the loss of the answers that the language model gives."""
 
     def judge(embeddings: Tensor, shown: list[Picture]) -> Tensor:
-        rows = [words.row(conversation(rng, one, turns), TOKENS, ("", "")) for one in shown]
-        return frozen.loss(model, rows, list(embeddings))[0]
+        return frozen.loss(model, ask(rng, words, shown, turns), list(embeddings))[0]
 
     return judge
 
@@ -91,6 +89,7 @@ def main() -> None:
     parser.add_argument("--code-weight", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--drawings", type=int, default=60_000)
+    parser.add_argument("--shapes", type=float, default=0.5, help="their share of the drawings")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -106,7 +105,7 @@ def main() -> None:
     if options.asked:
         judge = through(frozen.load(), frozen.Conversations(), Random(3), options.turns)
     rng = Random(100 + options.seed)
-    pool = [drawing(rng) for _ in range(options.drawings)]
+    pool = [drawing(rng, shapes=options.shapes) for _ in range(options.drawings)]
     train(eyes, heads, code, pool, options, judge)
     fresh = Random(200)
     pictures, shown = batch(fresh, [drawing(fresh) for _ in range(1000)])
