@@ -9,7 +9,7 @@ from examples.bundled_model.media import MARK
 #: What libmtmd writes around a recording for the projector type ``qwen3a``. The language
 #: model has no such tokens: it reads them as words, letter by letter.
 AROUND = ("<|audio_start|>", "<|audio_end|>")
-#: What a server asks for a transcript. It stands before the recording, and counts as half of all.
+#: What a server asks for a transcript, before the recording. It is nearly half of the questions.
 TRANSCRIBE = "Transcribe audio to text"
 ASK = (
     "What did I say?",

@@ -8,6 +8,7 @@ import numpy as np
 
 from examples.bundled_model.sound.speech import RATE, Clip, Samples
 
+#: Seconds: more than 8 would be two windows of the encoder.
 LONGEST = 7.9
 
 
@@ -25,8 +26,8 @@ def say(rng: Random, voice: list[Clip], most: int) -> tuple[tuple[int, ...], Sam
         samples = part.samples.astype(np.float32)
         pieces += [samples, _silence(rng.uniform(0.02, 0.5 if slow else 0.12))]
     pieces.append(_silence(rng.uniform(0, 0.6)))
-    joined = np.concatenate(pieces)[: int(LONGEST * RATE)]
-    if len(np.concatenate(pieces)) > len(joined):
+    joined = np.concatenate(pieces)
+    if len(joined) > LONGEST * RATE:
         return say(rng, voice, most - 1)
     joined = joined / (np.abs(joined).max() + 1e-6) * 10 ** rng.uniform(-1.3, -0.05)
     noise = 10 ** rng.uniform(-5, -2.3)
