@@ -71,8 +71,10 @@ def test_what_runs_need_next_is_kept_in_any_case() -> None:
     assert bench.encode() == "ac"
     assert bench.has("a") and bench.has("c")
     bench.want(r1="b")
-    assert bench.encode() == "b"
     assert not bench.has("a") and not bench.has("c")
+    assert bench.encode() == "b"
+    bench.want()
+    assert not bench.has("b")
 
 
 def test_what_was_unused_for_longest_is_forgotten_first() -> None:

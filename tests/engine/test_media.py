@@ -318,9 +318,8 @@ def test_a_model_without_a_projector_refuses_media() -> None:
 
 def test_a_chunk_that_must_be_decoded_whole_fits_a_batch() -> None:
     one = MediaHarness(ScriptedProjector(n_cells=65, is_causal=False))
-    with pytest.raises(InvalidMediaError, match="65 tokens") as caught:
+    with pytest.raises(InvalidMediaError, match="65 tokens"):
         one.ask(1, "[image:x]")
-    assert caught.value.index == 0
 
 
 # -- what others see of it

@@ -20,7 +20,6 @@ _log = structlog.stdlib.get_logger("trioserve.engine")
 #: Bytes of embeddings that are remembered: of some hundred images, with most models.
 DEFAULT_MEDIA_CACHE = 256 << 20
 
-
 #: Seconds that a thread takes for a cell, as long as nobody knows.
 FIRST_WORK = 0.005
 
@@ -43,10 +42,11 @@ class _Job:
 
 
 class Encoder:
-    """Encodes what runs wish for, one chunk at a time, in a thread of its own.
+    """Encodes what runs need, one chunk at a time, in a thread of its own.
 
-    Runs take turns. A chunk is encoded once for all that wish for it, and remembered as long as
-    there is room. What nobody wishes for any more is ended.
+    Runs take turns. A chunk is encoded once for all that need it, and its embeddings are kept as
+    long as there is room. An encoding that nobody needs any more is ended. One whose interrupt is
+    lost, because it was about to begin, is ended in the next tick.
 
     Args:
         projector: encodes.
@@ -97,6 +97,7 @@ class Encoder:
         with self._changed:
             self._wishes = wishes
             self._wanted = {chunk.id for chunks in wishes.values() for chunk in chunks}
+            self._make_room()
             self._served = {run: turn for run, turn in self._served.items() if run in wishes}
             is_stale = self._job is not None and self._job.chunk.id not in self._wanted
             if self.has_thread and self._next() is not None:
@@ -180,7 +181,9 @@ class Encoder:
             if embeddings is not None:
                 self._n_encoded += 1
                 self._work_per_cell = seconds * job.threads / chunk.n_cells
-                self._remember(chunk, embeddings)
+                self._encoded[chunk.id] = embeddings
+                self._size += embeddings.nbytes
+                self._make_room()
             elif isinstance(error, EncodeInterruptedError):
                 return True  # if it is wished for again by now, it has its turn
             else:
@@ -222,10 +225,10 @@ class Encoder:
         bytes_per_cell = wanted[0].nbytes // len(wanted[0]) if wanted else 0
         return sum(one.nbytes for one in wanted) + chunk.n_cells * bytes_per_cell <= self.limit
 
-    def _remember(self, chunk: MediaChunk, embeddings: Embeddings) -> None:
-        """Keep embeddings, and forget others, the one unused for longest first."""
-        self._encoded[chunk.id] = embeddings
-        self._size += embeddings.nbytes
+    def _make_room(self) -> None:
+        """Forget embeddings beyond the limit, those unused for longest first."""
+        if self._size <= self.limit:
+            return
         for one in [one for one in self._encoded if one not in self._wanted]:
             if self._size <= self.limit:
                 return

@@ -50,11 +50,15 @@ class Scheduler:
         self._admitted: list[Slot] = []
         self._preempted: list[Run] = []
         self._tick = 0
+        #: All slots wait for the encoder, and what was admitted beside them has had no room. The
+        #: next tick comes when one of them goes on, or when a run comes, goes or is paused.
+        self._is_blocked = False
 
     # -- what comes in and goes out
 
     def add(self, run: Run) -> None:
         """Put a new run in the queue."""
+        self._is_blocked = False
         self.waiting.push(run)
 
     def find(self, task_id: int) -> Run | None:
@@ -78,6 +82,7 @@ class Scheduler:
 
     def remove(self, task_id: int) -> Run | None:
         """Take a run out, wherever it is. Its slot is idle from now on."""
+        self._is_blocked = False
         for slot in self.slots:
             if slot.run is not None and slot.run.task.id == task_id:
                 return self.release(slot)
@@ -91,6 +96,7 @@ class Scheduler:
         run = self.find(task_id)
         if run is None:
             return
+        self._is_blocked = False
         run.paused = paused
         for slot in self.slots:
             if slot.run is run:
@@ -212,7 +218,7 @@ class Scheduler:
         """Whether the next tick has anything to do."""
         if any(slot.has_work for slot in self.slots):
             return True
-        return next(self._admissible(), None) is not None
+        return not self._is_blocked and next(self._admissible(), None) is not None
 
     # -- one tick
 
@@ -232,7 +238,9 @@ class Scheduler:
                 self.note_prefill(slot)
             self._admitted.append(slot)
         self._make_room()
-        return self.planner.plan(self.slots)
+        plan = self.planner.plan(self.slots)
+        self._is_blocked = not plan and bool(self._preempted)
+        return plan
 
     def ask_for_media(self) -> None:
         """Have no more encoded than what is needed now: runs are gone, and there is no tick."""

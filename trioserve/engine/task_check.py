@@ -41,13 +41,14 @@ def check_task(task: Task, backend: Backend) -> None:
 
 
 def _check_media(prompt: Prompt, backend: Backend) -> None:
-    if backend.projector is None:
+    projector = backend.projector
+    if projector is None:
         raise InvalidRequestError("The model takes text only.", param="prompt")
-    for index, (_, chunk) in enumerate(prompt.media):
-        most = min(backend.n_batch, backend.projector.max_chunk or backend.n_batch)
+    most = min(backend.n_batch, projector.max_chunk or backend.n_batch)
+    for _, chunk in prompt.media:
         if not chunk.is_causal and chunk.n_cells > most:
             raise InvalidMediaError(
                 f"The {chunk.kind} takes {chunk.n_cells} tokens, which must be decoded at once;"
-                f" {most} is the most of them.",
-                index=index,
+                f" {most} is the most of them. --ubatch-size raises that.",
+                param="prompt",
             )
