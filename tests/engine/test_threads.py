@@ -116,7 +116,9 @@ def test_an_encoder_and_a_tick_beside_it_share_the_threads() -> None:
     threads.run(1, lambda: None)
     assert (backend.threads[-1], projector.threads[-1]) == (2, 2)
     threads.run(100, lambda: None)
-    assert (backend.threads[-1], projector.threads[-1]) == (3, 3)
+    assert (backend.threads[-1], projector.threads[-1]) == (4, 2)
+    threads.run(1, lambda: None)
+    assert projector.threads == [6, 2]
     assert threads.counters()["threads"] == 4, "nothing is learned of it"
     threads.rest()
     assert projector.threads[-1] == 6

@@ -81,13 +81,14 @@ class Threads:
             self._encoder.set_threads(max(choices[-1] for choices in self._backend.thread_choices))
 
     def _run_beside(self, encoder: Encoder, n_tokens: int, compute: Callable[[], None]) -> None:
-        """Compute while the encoder does: each has half of the threads.
+        """Compute while the encoder does, which has half of the threads.
 
         All of them together would wait for each other at every node of both graphs.
         """
         light, heavy = self._backend.thread_choices
         choices = heavy if n_tokens >= HEAVY else light
-        n_encoding = max(1, choices[-1] // 2)
+        # The same for ticks of all sizes: an encoding with more of them would begin again.
+        n_encoding = max(1, min(light[-1], heavy[-1]) // 2)
         encoder.set_threads(n_encoding)
         threads = max(choices[0], choices[-1] - n_encoding)
         if self._governor.adapts and threads != self._set:
