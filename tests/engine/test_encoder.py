@@ -124,6 +124,35 @@ def test_what_has_just_begun_begins_again_where_more_threads_are_sooner_at_its_e
     assert bench.projector.n_interrupted == 1
 
 
+def test_an_encoding_comes_to_its_end_however_often_the_threads_change() -> None:
+    bench = Bench()
+    bench.encoder.set_threads(1)
+    bench.want(r1="a")
+    bench.encoder._work_per_cell = 100.0
+
+    def change(_chunk: MediaChunk) -> None:
+        bench.encoder.set_threads(3 - bench.encoder._threads)
+
+    bench.projector.on_encode = change
+    assert bench.encode() == "a"
+    assert bench.projector.n_interrupted == 2  # with more, and then with fewer again
+
+
+def test_an_image_of_a_run_that_is_alone_is_encoded_with_all_threads() -> None:
+    bench = Bench()
+    bench.encoder.set_threads(2)
+    bench.want(r1="a")
+    counts = iter([1, 2])  # the text before it is decoded, and then there is nothing else to do
+
+    def change(_chunk: MediaChunk) -> None:
+        bench.encoder.set_threads(next(counts, 2))
+
+    bench.encoder._work_per_cell = 100.0
+    bench.projector.on_encode = change
+    assert bench.encode() == "a"
+    assert bench.projector.threads == [2, 1, 2] and bench.projector.n_interrupted == 2
+
+
 def test_the_thread_encodes_what_is_wanted_and_is_ended_while_it_does() -> None:
     projector = ScriptedProjector()
     arrived = threading.Event()

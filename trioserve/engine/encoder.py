@@ -39,6 +39,12 @@ class _Job:
     chunk: MediaChunk
     threads: int
     begin: float  # monotonic
+    work: float  # seconds that it takes a thread, probably
+
+    def is_slow(self, count: int) -> bool:
+        """Whether it would be sooner at its end if it began again with so many threads."""
+        elapsed = monotonic() - self.begin
+        return self.work / count < self.work / self.threads - elapsed
 
 
 class Encoder:
@@ -74,6 +80,7 @@ class Encoder:
         self._threads = 0  # that were set; 0: none yet
         self._encoded: OrderedDict[str, Embeddings] = OrderedDict()  # the one used last last
         self._size = 0
+        self._raised = ""  # the id of the last chunk that has begun again with more threads
         self._work_per_cell = FIRST_WORK  # seconds that it takes a thread, of the last chunk
         self._n_encoded, self._seconds = 0, 0.0
 
@@ -125,17 +132,21 @@ class Encoder:
     def set_threads(self, count: int) -> None:
         """Encode with so many threads.
 
-        What is being encoded begins again where it has more, and where it is sooner at its end.
+        What is being encoded begins again where it has more. Where it has fewer and would be sooner
+        at its end, it does so once.
         """
         if count == self._threads:
             return
         self._threads = count
         self._projector.set_threads(count)
-        if (job := self._job) is not None and job.threads != count:
-            elapsed = monotonic() - job.begin
-            saved = (1 - job.threads / count) * self._work_per_cell * job.chunk.n_cells
-            if job.threads > count or elapsed < saved / job.threads:
-                self._projector.interrupt()
+        job = self._job
+        if job is None or job.threads == count:
+            return
+        if job.threads < count:
+            if job.chunk.id == self._raised or not job.is_slow(count):
+                return
+            self._raised = job.chunk.id
+        self._projector.interrupt()
 
     def close(self) -> None:
         """End the thread, and what it encodes."""
@@ -172,7 +183,8 @@ class Encoder:
             run, chunk = task
             self._turn += 1
             self._served[run] = self._turn
-            job = self._job = _Job(chunk, self._threads, monotonic())
+            work = self._work_per_cell * chunk.n_cells
+            job = self._job = _Job(chunk, self._threads, monotonic(), work)
         embeddings, error = self._encode(chunk)
         with self._changed:
             self._job = None
