@@ -65,21 +65,28 @@ FINE = (501,)
 NO_MODEL = "The script does not follow the grammar"
 
 
-def draw(described: dict[str, Any], chance: random.Random) -> tuple[str, dict[str, Any]]:
-    """Draw a route, and a body of which some fields are hostile."""
+def draw(described: dict[str, Any], chance: random.Random) -> tuple[str, dict[str, Any], bool]:
+    """Draw a route, a body of which some fields are hostile, and whether the body is a form."""
     posts = [
         (path, methods["post"])
         for path, methods in sorted(described["paths"].items())
         if "requestBody" in methods.get("post", {})
     ]
     path, operation = chance.choice(posts)
-    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    ((kind, content),) = operation["requestBody"]["content"].items()
+    reference = content["schema"]["$ref"]
     schema = described["components"]["schemas"][reference.rpartition("/")[2]]
     body: dict[str, Any] = dict(BASE)
     names = sorted(schema["properties"])
     for name in chance.sample(names, min(chance.choice((1, 1, 2, 3)), len(names))):
         body[name] = chance.choice(HOSTILE)
-    return path.replace("{", "").replace("}", ""), body
+    return path.replace("{", "").replace("}", ""), body, kind == "multipart/form-data"
+
+
+def form_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Write a body as a form with a file."""
+    fields = {name: (None, str(value)) for name, value in body.items() if name != "file"}
+    return {"files": {**fields, "file": ("speech.wav", b"RIFF....WAVE")}}
 
 
 async def test_hostile_requests_get_an_answer() -> None:
@@ -91,9 +98,10 @@ async def test_hostile_requests_get_an_answer() -> None:
     ):
         described = (await client.get("/openapi.json")).json()
         for _ in range(N_REQUESTS):
-            path, body = draw(described, chance)
+            path, body, is_form = draw(described, chance)
             headers = chance.choice(HEADERS)
-            answer = await client.post(path, json=body, headers=headers)
+            content: dict[str, Any] = form_of(body) if is_form else {"json": body}
+            answer = await client.post(path, headers=headers, **content)
             if NO_MODEL in answer.text:
                 continue
             assert answer.status_code < 500 or answer.status_code in FINE, (path, body, answer.text)
