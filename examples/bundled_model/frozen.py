@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import gguf
 import llama_cpp
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from examples.bundled_model.chat import render
@@ -148,3 +149,32 @@ def loss(model: Llama, rows: Sequence[Row], media: Sequence[Tensor]) -> tuple[Te
     wrong[chosen] = (scores.argmax(-1) != wanted).float()
     right = float((wrong.sum(1) == 0).float().mean())
     return losses.mean(), right
+
+
+def improve(
+    code: nn.Module,
+    model: Llama,
+    ask: Callable[[], tuple[Sequence[Row], Sequence[Tensor]]],
+    minutes: float,
+) -> None:
+    """Improve a code through the language model until the time is up.
+
+    `ask` gives conversations, and what the code shows in each.
+    """
+    rate = 3e-3
+    adam = torch.optim.Adam(code.parameters(), rate, (0.9, 0.98))
+    start, steps = time.monotonic(), 0
+    while (progress := (time.monotonic() - start) / (60 * minutes)) < 1:
+        for group in adam.param_groups:
+            group["lr"] = rate * min(1, (steps + 1) / 30, (1 - progress) / 0.7)
+        rows, shown = ask()
+        noisy = [one + torch.randn_like(one) * 0.01 for one in shown]
+        lost, right = loss(model, rows, noisy)
+        lost.backward()
+        adam.step()
+        adam.zero_grad()
+        steps += 1
+        if steps % 25 == 0:
+            print(
+                f"{steps} {progress:.3f} {float(lost.detach()):.4f} right {right:.2f}", flush=True
+            )

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import socket
-import subprocess
-import time
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +21,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.llama_server import llama_server, needs_llama_server
 from tests.support.media_models import RATE, Pair, random_image, random_sound, write_pair
 from tests.support.served_model import ServedModel, served_model
 
-LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
-pytestmark = pytest.mark.skipif(not LLAMA_SERVER, reason="LLAMA_SERVER names no binary")
+pytestmark = needs_llama_server
 
 Message = dict[str, Any]
 
@@ -85,37 +81,10 @@ def chats(one: Message, other: Message) -> dict[str, list[Message]]:
     }
 
 
-@contextmanager
-def llama_server(pair: Pair) -> Iterator[httpx.Client]:
+def reference(pair: Pair) -> AbstractContextManager[httpx.Client]:
     """Run llama-server on a model that takes media."""
-    assert LLAMA_SERVER is not None
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    flags = [*pair.flags, "-t", "1", "-c", "4096", "-np", "1", "--no-webui", "--port", str(port)]
-    flags += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
-    process = subprocess.Popen(
-        [LLAMA_SERVER, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            _wait_ready(client, process)
-            yield client
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        assert process.poll() is None, "llama-server has ended"
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise TimeoutError("llama-server is not ready")
+    flags = [*pair.flags, "-t", "1", "-c", "4096", "-np", "1"]
+    return llama_server([*flags, "-ctk", "f32", "-ctv", "f32", "-fa", "off"])
 
 
 def body(messages: list[Message]) -> dict[str, Any]:
@@ -129,7 +98,7 @@ def streamed(server: ServedModel, request: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", HEARING)
-def test_the_same_transcript_as_llama_server(tmp_path: Path, kind: str) -> None:
+def test_the_same_transcript_as_theirs(tmp_path: Path, kind: str) -> None:
     pair = write_pair(tmp_path, kind)
     recording = base64.b64decode(sound(2, seconds=3.0)["input_audio"]["data"])
     ask: dict[str, Any] = {
@@ -137,7 +106,7 @@ def test_the_same_transcript_as_llama_server(tmp_path: Path, kind: str) -> None:
         "data": {"temperature": "0", "max_tokens": "24", "language": "de"},
     }
     path = "/v1/audio/transcriptions"
-    with llama_server(pair) as theirs:
+    with reference(pair) as theirs:
         expected = theirs.post(path, **ask).json()
     with served_model(pair.model, mmproj=str(pair.projector), **OURS) as ours:
         given = ours.client.post(path, **ask).json()
@@ -147,7 +116,7 @@ def test_the_same_transcript_as_llama_server(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted({*SEEING, *HEARING}))
-def test_the_same_tokens_as_llama_server(tmp_path: Path, kind: str) -> None:
+def test_the_same_tokens_as_theirs(tmp_path: Path, kind: str) -> None:
     """Whole, streamed, alone and beside others; the second time from the cache."""
     pair = write_pair(tmp_path, kind)
     conversations = (
@@ -157,7 +126,7 @@ def test_the_same_tokens_as_llama_server(tmp_path: Path, kind: str) -> None:
         conversations |= {f"{name}, heard": one for name, one in chats(sound(), image()).items()}
     requests = [body(messages) for messages in conversations.values()]
     path = "/v1/chat/completions"
-    with llama_server(pair) as client:
+    with reference(pair) as client:
         theirs = [client.post(path, json=request).raise_for_status().json() for request in requests]
     said = [answer["choices"][0]["message"]["content"] for answer in theirs]
     with served_model(pair.model, mmproj=str(pair.projector), **OURS) as ours:
@@ -221,7 +190,7 @@ def test_the_same_answers_in_other_apis(tmp_path: Path) -> None:
             found.append((path, said["text"], n_prompt, counted["input_tokens"]))
         return found
 
-    with llama_server(pair) as client:
+    with reference(pair) as client:
         theirs = answers(client)
     with served_model(pair.model, mmproj=str(pair.projector), **OURS) as ours:
         assert answers(ours.client) == theirs

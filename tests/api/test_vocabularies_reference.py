@@ -8,12 +8,8 @@ which the small vocabularies are compared alone:
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,10 @@ import httpx
 import pytest
 
 from tests.api.test_vocabularies import GENERATING, SMALL, model_file
+from tests.support.llama_server import llama_server, needs_llama_server
 from tests.support.served_model import ServedModel, served_model
 
-LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
-pytestmark = pytest.mark.skipif(not LLAMA_SERVER, reason="LLAMA_SERVER names no binary")
+pytestmark = needs_llama_server
 
 TEXTS = [
     "Hi, the cat",
@@ -44,48 +40,9 @@ FORCED: dict[str, dict[str, Any]] = {
 }
 
 
-@contextmanager
-def llama_server(path: Path) -> Iterator[httpx.Client]:
+def reference(path: Path) -> AbstractContextManager[httpx.Client]:
     """Run llama-server on a model file."""
-    assert LLAMA_SERVER is not None
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    flags = [
-        "-m",
-        str(path),
-        "--port",
-        str(port),
-        "-t",
-        "1",
-        "-c",
-        "2048",
-        "-np",
-        "1",
-        "--no-webui",
-    ]
-    process = subprocess.Popen(
-        [LLAMA_SERVER, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            _wait_ready(client, process)
-            yield client
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        assert process.poll() is None, "llama-server has ended"
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass  # it does not listen yet
-        time.sleep(0.05)
-    raise TimeoutError("llama-server is not ready")
+    return llama_server(["-m", str(path), "-t", "1", "-c", "2048", "-np", "1"])
 
 
 Both = tuple[ServedModel, httpx.Client]
@@ -97,7 +54,7 @@ def both(
 ) -> Iterator[Both]:
     path = model_file(request.param, tmp_path_factory.mktemp("models"))
     try:
-        with served_model(path, parallel=1) as ours, llama_server(path) as theirs:
+        with served_model(path, parallel=1) as ours, reference(path) as theirs:
             yield ours, theirs
     finally:
         path.unlink()  # they are large

@@ -7,7 +7,6 @@ one for a token in which no digit ends, strewn as the ears strew them.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -72,26 +71,14 @@ def rows(
 
 def train(code: SoundCode, model: Llama, words: frozen.Conversations, minutes: float) -> None:
     """Improve the code through the language model until the time is up."""
-    rng, rate = Random(0), 3e-3
-    adam = torch.optim.Adam(code.parameters(), rate, (0.9, 0.98))
-    start, steps = time.monotonic(), 0
-    while (progress := (time.monotonic() - start) / (60 * minutes)) < 1:
-        for group in adam.param_groups:
-            group["lr"] = rate * min(1, (steps + 1) / 30, (1 - progress) / 0.7)
+    rng = Random(0)
+
+    def ask() -> tuple[list[frozen.Row], list[Tensor]]:
         said = [some_digits(rng, 5) for _ in range(BATCH)]
-        strewn = [strew(rng, digits) for digits in said]
-        shown = [code(labels) for labels in strewn]
-        asked = rows(rng, words, said, [len(one) for one in shown])
-        noisy = [one + torch.randn_like(one) * 0.01 for one in shown]
-        loss, right = frozen.loss(model, asked, noisy)
-        loss.backward()
-        adam.step()
-        adam.zero_grad()
-        steps += 1
-        if steps % 25 == 0:
-            print(
-                f"{steps} {progress:.3f} {float(loss.detach()):.4f} right {right:.2f}", flush=True
-            )
+        shown = [code(strew(rng, digits)) for digits in said]
+        return rows(rng, words, said, [len(one) for one in shown]), shown
+
+    frozen.improve(code, model, ask, minutes)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ model. The eyes then learn to show just this.
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from random import Random
 
@@ -110,25 +109,13 @@ def ask(
 
 def train(code: Code, model: Llama, words: frozen.Conversations, minutes: float, most: int) -> None:
     """Improve the code through the language model until the time is up."""
-    rng, rate = Random(0), 3e-3
-    adam = torch.optim.Adam(code.parameters(), rate, (0.9, 0.98))
-    start, steps = time.monotonic(), 0
-    while (progress := (time.monotonic() - start) / (60 * minutes)) < 1:
-        for group in adam.param_groups:
-            group["lr"] = rate * min(1, (steps + 1) / 30, (1 - progress) / 0.7)
+    rng = Random(0)
+
+    def questions() -> tuple[list[frozen.Row], list[Tensor]]:
         shown = [any_picture(rng) for _ in range(BATCH)]
-        rows = ask(rng, words, shown, most)
-        embeddings = code(shown)
-        noisy = embeddings + torch.randn_like(embeddings) * 0.01
-        loss, right = frozen.loss(model, rows, list(noisy))
-        loss.backward()
-        adam.step()
-        adam.zero_grad()
-        steps += 1
-        if steps % 50 == 0:
-            print(
-                f"{steps} {progress:.3f} {float(loss.detach()):.4f} right {right:.2f}", flush=True
-            )
+        return ask(rng, words, shown, most), list(code(shown))
+
+    frozen.improve(code, model, questions, minutes)
 
 
 def main() -> None:
