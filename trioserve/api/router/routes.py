@@ -27,6 +27,7 @@ from trioserve.errors import (
 )
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.states import FleetEvent
+from trioserve.server.observers import process
 
 blueprint = Blueprint("router", __name__)
 
@@ -88,8 +89,9 @@ async def metrics() -> Response:
         raise NotSupportedError(
             "This server does not support metrics endpoint. Start it with `--metrics`"
         )
+    own = await trio.to_thread.run_sync(process.render)
     return Response(
-        router.metrics.render(router.fleet) + streams.render(router.streams),
+        router.metrics.render(router.fleet) + streams.render(router.streams) + own,
         content_type="text/plain; version=0.0.4; charset=utf-8",
     )
 
