@@ -13,7 +13,8 @@ import trio.testing
 from tests.support.unix_server import SSE_HEAD, Play, chunk, playing, send
 from trioserve.errors import ModelProcessError
 from trioserve.router import forward
-from trioserve.router.forward import Kept, Outgoing, exchange
+from trioserve.router.forward import Kept, exchange
+from trioserve.router.wire import Outgoing
 
 GET = Outgoing("GET", "/", [(b"x-a", b"b")])
 

@@ -16,8 +16,9 @@ import structlog
 import trio
 
 from trioserve.errors import ModelLoadError, ModelProcessError
-from trioserve.router.forward import Kept, Outgoing, exchange
+from trioserve.router.forward import Kept, exchange
 from trioserve.router.launch import Launcher, Process
+from trioserve.router.wire import Outgoing
 
 _log = structlog.stdlib.get_logger("trioserve.router")
 

@@ -1,57 +1,26 @@
 """One request to a child, and its answer as it comes.
 
-This is HTTP/1.1 by hand, because of what an event of a stream costs on its way. The other side is a
-server of our own on the same machine, so an answer is a head, and a body that has a length or comes
-in chunks. Leaving the block closes the connection, and so the child learns that nobody waits any
-longer.
+Leaving the block closes the connection, and so the child learns that nobody waits any longer.
 """
 
 from __future__ import annotations
 
 import math
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
 
-import attrs
 import trio
 
 from trioserve.errors import ModelProcessError
-
-#: Names in lower case, and values.
-Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+from trioserve.router.wire import AT_ONCE, AnswerReader, Outgoing
 
 #: Seconds that a connection is kept for another request. A child closes one after five.
 _KEEP = 2.0
 
 #: Connections to one child that are kept.
 _MAX_KEPT = 16
-
-#: Bytes that are read at once.
-_AT_ONCE = 64 * 1024
-
-#: Bytes of a head; a child sends a few hundred.
-_MAX_HEAD = 64 * 1024
-
-
-@attrs.frozen
-class Outgoing:
-    """A request as it is sent. `headers` are without those that say where the body ends."""
-
-    method: str
-    target: str
-    headers: Headers
-    body: bytes = b""
-
-    def head(self) -> bytes:
-        """Write what comes before the body."""
-        lines = [f"{self.method} {self.target} HTTP/1.1\r\nhost: localhost\r\n".encode()]
-        lines += [b"%b: %b\r\n" % header for header in self.headers]
-        if self.body or self.method not in ("GET", "HEAD"):
-            lines.append(b"content-length: %d\r\n" % len(self.body))
-        return b"".join(lines) + b"\r\n"
 
 
 class Kept:
@@ -134,7 +103,7 @@ async def exchange(
     try:
         await _send(connection, request.head() + request.body)
         answer = Answer(connection, is_empty=request.method == "HEAD")
-        await answer.read_head()
+        await answer.wait_head()
         yield answer
         is_done = answer.ended and answer.header(b"connection") != b"close"
     finally:
@@ -155,47 +124,20 @@ async def _send(connection: socket.socket, data: bytes) -> None:
             return  # it does not want the rest of the body: its answer says why, if there is one
 
 
-class Answer:
+class Answer(AnswerReader):
     """What a child answers. Made by `exchange`.
 
     `status` and `headers` are known from the start; `receive` gives the body.
     """
 
     def __init__(self, connection: socket.socket, *, is_empty: bool = False) -> None:
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
+        super().__init__(is_empty=is_empty)
         self._connection = connection
-        self._is_empty = is_empty  # whatever its headers say
-        self._buffer = b""
-        self._left: int | None = 0  # bytes of the body that are to come; None: it has chunks
 
-    def header(self, name: bytes) -> bytes:
-        """The value of a header; empty when there is none."""
-        return next((value for each, value in self.headers if each == name), b"")
-
-    @property
-    def ended(self) -> bool:
-        """Whether all of the body was received."""
-        return self._left == 0
-
-    async def read_head(self) -> None:
+    async def wait_head(self) -> None:
         """Wait for the status and the headers. Raises ModelProcessError."""
-        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
-            if len(self._buffer) > _MAX_HEAD:
-                raise ModelProcessError("The process of the model answers with what is no HTTP.")
+        while not self.read_head():
             await self._read()
-        first, *lines = self._buffer[:end].split(b"\r\n")
-        self._buffer = self._buffer[end + 4 :]
-        self.status = int(first.split(b" ", 2)[1])
-        for line in lines:
-            name, _, value = line.partition(b":")
-            self.headers.append((name.lower(), value.strip()))
-        if self._is_empty or self.status in (204, 304):
-            return
-        if self.header(b"transfer-encoding") == b"chunked":
-            self._left = None
-        else:
-            self._left = int(self.header(b"content-length") or 0)
 
     async def receive(self) -> bytes:
         """Wait for more of the body: all that is there, of chunks whole ones. Empty at the end.
@@ -203,11 +145,10 @@ class Answer:
         Raises:
             ModelProcessError: the child ended before the body did.
         """
-        while self._left != 0:
-            data = self._chunks() if self._left is None else self._plain(self._left)
-            if data:
+        while not self.ended:
+            if data := self.take():
                 return data
-            if self._left != 0:
+            if not self.ended:
                 await self._read()
         return b""
 
@@ -218,35 +159,12 @@ class Answer:
             parts.append(part)
         return b"".join(parts)
 
-    def _plain(self, n_left: int) -> bytes:
-        data, self._buffer = self._buffer[:n_left], self._buffer[n_left:]
-        self._left = n_left - len(data)
-        return data
-
-    def _chunks(self) -> bytes:
-        """Take the chunks that are there as a whole. A child sends each event as one."""
-        buffer, position, parts = self._buffer, 0, []
-        while (line_end := buffer.find(b"\r\n", position)) >= 0:
-            start = line_end + 2
-            end = start + int(buffer[position:line_end], 16)
-            if len(buffer) < end + 2:
-                break
-            position = end + 2
-            if start == end:
-                self._left = 0
-                break
-            parts.append(buffer[start:end])
-        self._buffer = buffer[position:]
-        return b"".join(parts)
-
     async def _read(self) -> None:
         await trio.lowlevel.wait_readable(self._connection)
         try:
-            data = self._connection.recv(_AT_ONCE)
+            data = self._connection.recv(AT_ONCE)
         except BlockingIOError:
             return
         except OSError as error:
             raise ModelProcessError from error
-        if not data:
-            raise ModelProcessError
-        self._buffer += data
+        self.feed(data)

@@ -17,8 +17,9 @@ from trioserve.chat.media_parts import Attachment
 from trioserve.errors import DeadlineExceededError, UnsupportedFieldError
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.fleet import Fleet
-from trioserve.router.forward import Answer, Outgoing, exchange
+from trioserve.router.forward import Answer, exchange
 from trioserve.router.remote_stream import RemoteStream, error_of
+from trioserve.router.wire import Outgoing
 from trioserve.server.chat_prompts import Messages
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.embedding_results import Array

@@ -52,6 +52,24 @@ def allowed(origin: str, config: Config) -> str | None:
     return None
 
 
+def headers_for(origin: str, method: str, config: Config) -> dict[str, str]:
+    """The headers by which a browser knows whether a page of this origin may read an answer."""
+    allowing = allowed(origin, config)
+    if not allowing:
+        return {}
+    headers = {
+        "Access-Control-Allow-Origin": allowing,
+        "Access-Control-Expose-Headers": _EXPOSED,
+    }
+    if config.cors_credentials:
+        headers["Access-Control-Allow-Credentials"] = "true"
+    if method == "OPTIONS":
+        headers["Access-Control-Allow-Methods"] = config.cors_methods
+        headers["Access-Control-Allow-Headers"] = config.cors_headers
+        headers["Access-Control-Max-Age"] = _MAX_AGE
+    return headers
+
+
 def install(app: Quart) -> None:
     """Answer preflight requests, and mark answers for the pages that may read them."""
 
@@ -62,19 +80,9 @@ def install(app: Quart) -> None:
         return None
 
     async def mark(response: Response) -> Response:
-        config = intake_of(app).config
+        origin = request.headers.get("Origin", "")
         response.headers.add("Vary", "Origin")
-        origin = allowed(request.headers.get("Origin", ""), config)
-        if not origin:
-            return response
-        response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = _EXPOSED
-        if config.cors_credentials:
-            response.headers["Access-Control-Allow-Credentials"] = "true"
-        if request.method == "OPTIONS":
-            response.headers["Access-Control-Allow-Methods"] = config.cors_methods
-            response.headers["Access-Control-Allow-Headers"] = config.cors_headers
-            response.headers["Access-Control-Max-Age"] = _MAX_AGE
+        response.headers.update(headers_for(origin, request.method, intake_of(app).config))
         return response
 
     app.before_request(preflight)

@@ -62,7 +62,12 @@ def shapes_of(app: Quart) -> Sequence[ErrorShape]:
 
 def shape_of(path: str) -> ErrorShape:
     """The shape of the errors on a path of the current app."""
-    return next((each for each in shapes_of(current_app) if each.applies_to(path)), _COMMON)
+    return choose_shape(path, shapes_of(current_app))
+
+
+def choose_shape(path: str, shapes: Sequence[ErrorShape]) -> ErrorShape:
+    """Choose the first of the shapes that applies to a path, or else the common one."""
+    return next((each for each in shapes if each.applies_to(path)), _COMMON)
 
 
 class InternalError(TrioServeError):
@@ -109,16 +114,20 @@ def unexpected(error: BaseException) -> InternalError:
 
 def response(error: TrioServeError) -> Response:
     """Make the response of a request that failed before it had one."""
-    headers = {}
-    if isinstance(error, TooManyRequestsError | MemoryFullError | ModelFailedError):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     shape = shape_of(request.path)
     return Response(
         sse.encode(shape.body(error, current_request_id())),
         status=shape.status(error),
-        headers=headers,
+        headers=headers_of(error),
         content_type="application/json",
     )
+
+
+def headers_of(error: TrioServeError) -> dict[str, str]:
+    """The headers that an error has of its own: when to try again, where that is known."""
+    if isinstance(error, TooManyRequestsError | MemoryFullError | ModelFailedError):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    return {}
 
 
 def _translate(error: HTTPException, limit: int | None) -> TrioServeError:

@@ -16,6 +16,7 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from quart import Quart, request
+from werkzeug.datastructures import Headers
 
 from trioserve.api.base import cors
 from trioserve.api.base.intake import intake_of
@@ -64,25 +65,39 @@ def is_own(origin: str, authority: str) -> bool:
         return False
 
 
+def check(path: str, headers: Headers, server: str, config: Config) -> None:
+    """Look where a request is from.
+
+    Args:
+        path: what it asks for.
+        headers: its headers; ``Host`` and ``Origin`` are looked at.
+        server: the address that it came to; empty for a Unix socket.
+        config: what the server lets in.
+
+    Raises:
+        PermissionDeniedError: the request is refused.
+    """
+    if path in OPEN:
+        return
+    authority, origin = headers.get("Host", ""), headers.get("Origin")
+    if not config.api_keys and is_loopback(server) and authority:
+        host = host_in(authority)
+        if not answers_to(host, config):
+            raise PermissionDeniedError(
+                f"This server does not answer to the name {host!r}. Start it with "
+                "--allowed-hosts, or with --api-key."
+            )
+    if origin and not is_own(origin, authority) and cors.allowed(origin, config) is None:
+        raise PermissionDeniedError(
+            f"Pages of {origin} may not use this server. --cors-origins lets them."
+        )
+
+
 def install(app: Quart) -> None:
     """Refuse what comes from other sites. To be done before keys are looked at."""
 
-    async def check() -> None:
-        config, authority = intake_of(app).config, request.headers.get("Host", "")
-        if request.path in OPEN:
-            return
+    async def look() -> None:
         server = request.scope.get("server") or ("",)  # none: a Unix socket
-        if not config.api_keys and is_loopback(server[0]) and authority:
-            host = host_in(authority)
-            if not answers_to(host, config):
-                raise PermissionDeniedError(
-                    f"This server does not answer to the name {host!r}. Start it with "
-                    "--allowed-hosts, or with --api-key."
-                )
-        origin = request.headers.get("Origin")
-        if origin and not is_own(origin, authority) and cors.allowed(origin, config) is None:
-            raise PermissionDeniedError(
-                f"Pages of {origin} may not use this server. --cors-origins lets them."
-            )
+        check(request.path, request.headers, server[0], intake_of(app).config)
 
-    app.before_request(check)
+    app.before_request(look)

@@ -33,26 +33,13 @@ from trioserve.api.router.asked import Asked
 from trioserve.api.router.places import Place, place_at
 from trioserve.api.router.service import current_router
 from trioserve.errors import DeadlineExceededError, ModelProcessError, TrioServeError
-from trioserve.router.forward import Answer, Outgoing, exchange
+from trioserve.router.forward import Answer, exchange
 from trioserve.router.states import Status
-
-#: Headers of a request that end here: they are about the connection, or the router has obeyed them.
-_OURS = frozenset(
-    b"connection content-length expect host keep-alive origin proxy-authorization te trailer "
-    b"transfer-encoding upgrade x-request-id x-request-waited".split()
-)
-
-#: Headers of an answer that are not passed on: the router's answer has its own.
-_THEIRS = frozenset(
-    b"connection content-length date keep-alive server transfer-encoding vary x-request-id".split()
-)
+from trioserve.router.wire import ANSWER_HOP, REQUEST_HOP, STREAMS, Outgoing
 
 #: Bodies up to this length (bytes) are received before the answer begins: it can still become an
 #: error until then.
 _SHORT = 2**20
-
-#: Types of bodies that are streams of events, or of lines.
-_STREAMS = (b"text/event-stream", b"application/x-ndjson")
 
 
 async def forward() -> Response:
@@ -115,7 +102,7 @@ async def _wait(place: Place, wanted: Asked, patience: float) -> None:
 def outgoing(current: Request, body: bytes) -> Outgoing:
     """Write a request for a child."""
     headers = [
-        (name, value) for name, value in current.scope["headers"] if name.lower() not in _OURS
+        (name, value) for name, value in current.scope["headers"] if name.lower() not in REQUEST_HOP
     ]
     headers.append((ID_HEADER.encode(), current_request_id().encode()))
     waited = max(0.0, trio.current_time() - current.arrived)
@@ -137,7 +124,7 @@ async def respond(answer: Answer) -> Response:
     headers = Headers(
         (name.decode("latin-1"), value.decode("latin-1"))
         for name, value in answer.headers
-        if name not in _THEIRS and not name.startswith(b"access-control-")
+        if name not in ANSWER_HOP and not name.startswith(b"access-control-")
     )
     length = int(answer.header(b"content-length") or 0)
     if not answer.ended and not 0 < length <= _SHORT:
@@ -181,7 +168,7 @@ async def _parts(
             n_events += part.count(b"\n\n")
             yield part
     except ModelProcessError as error:
-        if answer.header(b"content-type").startswith(_STREAMS):
+        if answer.header(b"content-type").startswith(STREAMS):
             yield client.last_event(error, n_events)
         else:
             client.request.abort()  # which ends this task, too
