@@ -21,6 +21,7 @@ from trioserve.api.base import (
     cors,
     errors,
     intake,
+    metrics as base_metrics,
     openapi,
     rate_limits,
     request,
@@ -108,6 +109,7 @@ def _install_base(app: QuartTrio, served: intake.Intake) -> None:
     app.config[MEMORY] = lambda: served.memory
     tcp.install()
     request.install(app)  # first: what follows may answer, and log
+    base_metrics.install(app)
     cors.install(app)
     sites.install(app)
     rate_limits.install(app)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from quart import Quart, current_app
 from trio_util import AsyncValue
 
@@ -24,6 +26,7 @@ class Intake:
         self.config = config
         self.n_connections = 0  # that are served
         self.n_refused = 0  # connections that are being told that there are too many
+        self.n_answers: Counter[tuple[str, int]] = Counter()  # by route and status
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
         self.streams = Sessions()  # that outlive the connections of their readers
         self._own_memory = MemoryBudget.of(config)

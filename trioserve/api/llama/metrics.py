@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base import metrics as base
 from trioserve.api.base.intake import current_intake
 from trioserve.api.base.service import current_server
-from trioserve.api.sessions import metrics as streams
 from trioserve.errors import NotSupportedError
-from trioserve.server.observers import process
 
 blueprint = Blueprint("metrics", __name__)
 
@@ -24,9 +22,8 @@ async def metrics() -> Response:
             "This server does not support metrics endpoint. Start it with `--metrics`"
         )
     status = await server.status()
-    own = await trio.to_thread.run_sync(process.render)
     return Response(
-        server.metrics.render(status) + streams.render(current_intake().streams) + own,
+        server.metrics.render(status) + await base.render(current_intake()),
         headers={"Process-Start-Time-Unix": str(int(server.metrics.started))},
-        content_type="text/plain; version=0.0.4; charset=utf-8",
+        content_type=base.CONTENT_TYPE,
     )

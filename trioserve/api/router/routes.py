@@ -10,7 +10,7 @@ import trio
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sse
+from trioserve.api.base import metrics as base_metrics, sse
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import Beat
 from trioserve.api.base.openapi import takes
@@ -18,7 +18,6 @@ from trioserve.api.base.request import current_request, json_response
 from trioserve.api.base.writers import FINGERPRINT
 from trioserve.api.router import forwarding, listing
 from trioserve.api.router.service import current_fleet, current_router
-from trioserve.api.sessions import metrics as streams
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -27,7 +26,6 @@ from trioserve.errors import (
 )
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.states import FleetEvent
-from trioserve.server.observers import process
 
 blueprint = Blueprint("router", __name__)
 
@@ -89,10 +87,9 @@ async def metrics() -> Response:
         raise NotSupportedError(
             "This server does not support metrics endpoint. Start it with `--metrics`"
         )
-    own = await trio.to_thread.run_sync(process.render)
     return Response(
-        router.metrics.render(router.fleet) + streams.render(router.streams) + own,
-        content_type="text/plain; version=0.0.4; charset=utf-8",
+        router.metrics.render(router.fleet) + await base_metrics.render(router),
+        content_type=base_metrics.CONTENT_TYPE,
     )
 
 
