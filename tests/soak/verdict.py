@@ -66,7 +66,8 @@ async def _unrest(server: Process, before: Sample) -> list[str]:
     if answer["queue"]:
         problems.append(f"{len(answer['queue'])} requests wait")
     for name in ("trioserve:num_requests_running", "trioserve:num_requests_waiting"):
-        if f"{name} 0.0" not in metrics:
+        values = [line.rpartition(" ")[2] for line in metrics if line.startswith(name + "{")]
+        if values != ["0.0"]:
             problems.append(f"{name} is not 0")
     if now.descriptors > before.descriptors + MAX_DESCRIPTORS:
         problems.append(f"{now.descriptors} descriptors are open, {before.descriptors} before")

@@ -80,5 +80,6 @@ class Counters:
             accepted_tokens=self._accepted + sum(run.n_accepted for run in scheduler.runs()),
             n_cells=scheduler.n_ctx,
             n_cells_used=scheduler.cache.taken,
+            n_cells_running=scheduler.cache.taken_by_running(),
             **threads.counters(),
         )

@@ -201,6 +201,7 @@ class Run:
             n_prompt=self.n_prompt,
             priority=self.task.priority,
             waited_s=now - self.submitted_at,
+            adapters=self.task.root.adapters,
         )
 
     def progress(self, n_held: int, n_batch: int) -> Progress | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -113,6 +114,9 @@ class ServerLife(EnteredOnce):
                 parts.adapters.set(dict(enumerate(self._scales)))
                 _log.info("awake", model=model.info.name, seconds=_seconds_since(began))
             self._model, self._begun = model, True
+            if self.metrics is not None:
+                self.metrics.model_name = model.info.name
+                self.metrics.adapters = [Path(one.path).stem for one in loop.adapters]
             async with (
                 alongside(dispatcher.run),
                 alongside(parts.health.run),

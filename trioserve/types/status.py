@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from trioserve.types.sampling import TokenId
-from trioserve.types.task import CacheRoot, Task
+from trioserve.types.task import Adapters, CacheRoot, Task
 
 
 @attrs.frozen(kw_only=True)
@@ -91,10 +91,11 @@ class WaitingStatus:
     waited_s: float
     #: How long it goes on waiting, by the pace of late; none while no pace is known.
     wait_s: float | None = None
+    adapters: Adapters = ()
 
 
 #: Of the counters below, those that are not added up over time.
-_NOW = frozenset({"n_cells", "n_cells_used", "threads", "threads_batch"})
+_NOW = frozenset({"n_cells", "n_cells_used", "n_cells_running", "threads", "threads_batch"})
 
 
 @attrs.frozen(kw_only=True)
@@ -115,7 +116,8 @@ class EngineCounters:
     draft_tokens: int = 0  # in them
     accepted_tokens: int = 0  # of these, right
     n_cells: int = 0  # of the KV cache
-    n_cells_used: int = 0  # now
+    n_cells_used: int = 0  # now, also by what is only kept
+    n_cells_running: int = 0  # now, by requests in slots
     threads: int = 0  # now, of batches with few tokens
     threads_batch: int = 0  # now, of batches with many
     thread_changes: int = 0

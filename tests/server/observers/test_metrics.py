@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import httpx
 import pytest
 import trio
@@ -16,11 +19,16 @@ from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import RequestEnd, RequestInfo
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import (
+    CacheRoot,
     CancelReason,
     EngineCounters,
     EngineStatus,
     FinishReason,
+    Prompt,
+    SlotStatus,
+    Task,
     Timings,
+    WaitingStatus,
 )
 
 #: Of llama-server, in its order: name and type.
@@ -44,11 +52,12 @@ LLAMACPP = [
 
 
 def read(text: str) -> dict[str, float]:
-    """The samples, by name and labels."""
+    """The samples, by name and labels, without the one that all of ours have."""
     found = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
             name, _, value = line.rpartition(" ")
+            name = re.sub(r',model_name="[^"]*"|model_name="[^"]*",?', "", name).replace("{}", "")
             assert name not in found, f"{name} is there twice"
             found[name] = float(value)
     return found
@@ -145,6 +154,71 @@ def test_two_servers_do_not_mix() -> None:
     one.request_ended(REQUEST, RequestEnd(n_output=1, total_s=1, finish=FinishReason.EOS))
     seen = read(other.render(status()).decode())
     assert seen["trioserve:e2e_request_latency_seconds_count"] == 0
+
+
+async def test_all_of_ours_have_the_name_of_the_model() -> None:
+    async with Server(Config(metrics_endpoint=True), load=scripted(ScriptedBackend())) as server:
+        await server.complete("p", max_tokens=2)
+        assert server.metrics is not None
+        text = server.metrics.render(await server.status()).decode()
+    samples = [
+        sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("trioserve:")
+    ]
+    assert len(samples) > 100
+    assert {sample.labels.get("model_name") for sample in samples} == {"scripted"}
+
+
+async def test_what_is_kept_is_no_load() -> None:
+    """A warm server that has nothing to do looks as free as a cold one."""
+    backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_slots=2, n_ctx=2048)
+    async with Server(Config(metrics_endpoint=True), load=scripted(backend)) as server:
+        assert server.metrics is not None
+        async with server.stream("p" * 256) as stream:
+            await stream.__anext__()
+            seen = read(server.metrics.render(await server.status()).decode())
+            assert 256 / 2048 <= seen["trioserve:kv_cache_usage_perc"] < 1
+        seen = read(server.metrics.render(await server.status()).decode())
+        assert seen["trioserve:kv_cache_usage_perc"] == 0
+        assert seen["trioserve:kv_cells_used"] >= 256
+        blocks = 'trioserve:cache_config_info{block_size="16",num_gpu_blocks="128"}'
+        assert seen[blocks] == 1
+
+
+def test_the_adapters_that_run_and_wait_have_names() -> None:
+    metrics = Metrics()
+    metrics.adapters = ["cats", "dogs", "birds"]
+    running = Task(1, Prompt((1,)), root=CacheRoot(adapters=((0, 1.0), (1, 0.5))))
+    look = EngineStatus(
+        slots=(slot(0, running), slot(1, None)),
+        waiting=(
+            WaitingStatus(
+                task_id=2, position=1, n_prompt=1, priority=0, waited_s=0, adapters=((1, 1), (2, 1))
+            ),
+        ),
+    )
+    names = 'max_lora="3",running_lora_adapters="cats,dogs",waiting_lora_adapters="birds"'
+    seen = read(metrics.render(look).decode())
+    assert seen[f"trioserve:lora_requests_info{{{names}}}"] == pytest.approx(time.time(), abs=60)
+    idle = 'max_lora="3",running_lora_adapters="",waiting_lora_adapters=""'
+    assert f"trioserve:lora_requests_info{{{idle}}}" in read(metrics.render(status()).decode())
+
+
+def slot(id_: int, task: Task | None) -> SlotStatus:
+    return SlotStatus(
+        id=id_,
+        state="decode" if task else "idle",
+        n_ctx=9,
+        task_id=task and task.id,
+        n_prompt=1,
+        n_past=1,
+        n_cached=0,
+        n_decoded=0,
+        paused=False,
+        task=task,
+    )
 
 
 async def test_without_the_flag_it_is_not_there() -> None:

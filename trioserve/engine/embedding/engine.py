@@ -298,6 +298,7 @@ class EmbeddingEngine(Loop):
         n_ctx, now = self._backend.n_ctx_seq, monotonic()
         running = {run.slot: run for run in self._running}
         slots = range(self._backend.n_slots)
+        n_held = 0 if self._long is None else self._long.stop
         return EngineStatus(
             slots=tuple(EmbeddingRun.slot_status(i, n_ctx, running.get(i)) for i in slots),
             waiting=tuple(
@@ -310,7 +311,8 @@ class EmbeddingEngine(Loop):
                 prompt_s=self._seconds,
                 prompt_queries=self._counts["prompt_tokens"],
                 n_cells=self._backend.n_ctx,
-                n_cells_used=0 if self._long is None else self._long.stop,
+                n_cells_used=n_held,
+                n_cells_running=n_held,
                 **self._threads.counters(),
             ),
         )

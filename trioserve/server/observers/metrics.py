@@ -11,7 +11,7 @@ request, and the engine's counters are plain numbers, which are read when metric
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -25,6 +25,10 @@ _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
 )
+#: Tokens of a block in `cache_config_info`. The KV cache is shared token by token, and has no
+#: blocks; but who reads this counts in them. It is vLLM's default.
+_BLOCK_SIZE = 16
+
 _TOKENS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
 
 
@@ -37,6 +41,10 @@ class Metrics:
     def __init__(self) -> None:
         #: When the server started, in seconds since the epoch.
         self.started = time()
+        #: The label of all that is `trioserve:`; known once the model was loaded.
+        self.model_name = ""
+        #: The names of its LoRA adapters, in the order of their ids.
+        self.adapters: Sequence[str] = ()
         self._llamacpp = _LlamaCpp()
         self._status = EngineStatus(slots=(), waiting=())
         self._first_token = _histogram(
@@ -100,20 +108,24 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics of ours. The registry calls this."""
+        label = {"model_name": self.model_name}
+        for family in self._families():
+            family.samples = [
+                one._replace(labels=label | one.labels)
+                for one in family.samples
+                # The library adds when each was made, which can only be turned off for a process.
+                if not one.name.endswith("_created")
+            ]
+            yield family
+
+    def _families(self) -> Iterator[Metric]:
         for metric in (
             *(self._first_token, self._per_token, self._queued, self._whole),
             *(self._prompt, self._output, self._finished, self._cancelled, self._failed),
         ):
-            for family in metric.collect():
-                # The library adds when each was made, which can only be turned off for a process.
-                family.samples = [
-                    one for one in family.samples if not one.name.endswith("_created")
-                ]
-                yield family
+            yield from metric.collect()
+        yield from self._load()
         counters = self._status.counters
-        running = sum(slot.task_id is not None for slot in self._status.slots)
-        yield _gauge("num_requests_running", "Requests in a slot", running)
-        yield _gauge("num_requests_waiting", "Requests in the queue", len(self._status.waiting))
         yield _gauge("kv_cells", "Cells of the KV cache", counters.n_cells)
         yield _gauge("kv_cells_used", "Cells with tokens, also kept ones", counters.n_cells_used)
         yield _total("prefix_cache_queries", "Prompt tokens admitted", counters.prompt_queries)
@@ -135,6 +147,37 @@ class Metrics:
         yield _total("media_chunks", "Parts of images and sound encoded", counters.media_chunks)
         yield _total("media_seconds", "Time in which the encoder worked", counters.media_s)
 
+    def _load(self) -> Iterator[Metric]:
+        """What a router of requests chooses servers by, in the form of vLLM."""
+        counters = self._status.counters
+        running = [slot for slot in self._status.slots if slot.task_id is not None]
+        waiting = self._status.waiting
+        yield _gauge("num_requests_running", "Requests in a slot", len(running))
+        yield _gauge("num_requests_waiting", "Requests in the queue", len(waiting))
+        yield _gauge(
+            "kv_cache_usage_perc",
+            "Share of the KV cache that requests in slots use; 1 is all of it",
+            _ratio(counters.n_cells_running, counters.n_cells),
+        )
+        blocks = {
+            "block_size": str(_BLOCK_SIZE),
+            "num_gpu_blocks": str(counters.n_cells // _BLOCK_SIZE),
+        }
+        yield _info("cache_config_info", "Tokens of a block of the KV cache, and blocks", blocks, 1)
+        used = {id_ for one in running if one.task for id_, _ in one.task.root.adapters}
+        wanted = {id_ for one in waiting for id_, _ in one.adapters}
+        adapters = {
+            "max_lora": str(len(self.adapters)),
+            "running_lora_adapters": self._names_of(used),
+            "waiting_lora_adapters": self._names_of(wanted - used),
+        }
+        yield _info(
+            "lora_requests_info", "LoRA adapters, and the time of the look", adapters, time()
+        )
+
+    def _names_of(self, adapters: set[int]) -> str:
+        return ",".join(self.adapters[id_] for id_ in sorted(adapters))
+
 
 def _histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
     return Histogram(f"trioserve:{name}", text, buckets=bounds, registry=None)
@@ -146,6 +189,12 @@ def _counter(name: str, text: str, label: str) -> Counter:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"trioserve:{name}", text, value=value)
+
+
+def _info(name: str, text: str, labels: dict[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(f"trioserve:{name}", text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
 
 
 def _total(name: str, text: str, value: float) -> Metric:
