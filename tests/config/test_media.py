@@ -38,7 +38,7 @@ def test_what_requests_may_send(tmp_path: Path) -> None:
             ("--image-min-tokens", "9", "--image-max-tokens", "4"),
             "image_min_tokens must be at most",
         ),
-        (("--mmproj", "p.gguf", "--embeddings"), "mmproj has no effect on embeddings"),
+        (("--mmproj", "p.gguf", "--reranking"), "mmproj has no effect on reranking"),
         (("--media-max-bytes", "0"), "--media-max-bytes: media_max_bytes must be at least 1"),
     ],
 )

@@ -7,6 +7,7 @@ Runs where the variable LLAMA_SERVER names the binary:
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 import subprocess
@@ -22,7 +23,10 @@ from gguf import PoolingType
 
 from tests.support.gguf_models import write_bert, write_decoder
 from tests.support.http_server import serving
+from tests.support.media_files import image_file
+from tests.support.media_models import write_pair
 from trioserve.app import create_app
+from trioserve.chat.markers import media_marker
 from trioserve.config.parse import config_from
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
@@ -94,7 +98,7 @@ def write(name: str, folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def llama_server(flags: list[str]) -> AsyncIterator[str]:
+async def llama_server(flags: list[str], **environment: str) -> AsyncIterator[str]:
     assert LLAMA_SERVER is not None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -103,6 +107,7 @@ async def llama_server(flags: list[str]) -> AsyncIterator[str]:
         [LLAMA_SERVER, *flags, "--port", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -152,3 +157,38 @@ async def test_the_answers_are_the_same(tmp_path: Path, name: str) -> None:
                 answers = [await client.post(url + path, json=body) for url in (ours, theirs)]
                 assert [answer.status_code for answer in answers] == [200, 200], (path, body)
                 assert_same(answers[0].json(), answers[1].json(), "")
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "idefics3", "mlp", "qwen2vl"])
+async def test_the_answers_about_images_are_the_same(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With pooling "last": llama-server pools nothing but the text after the last image."""
+    marker = "<__media__>"
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", marker)
+    media_marker.cache_clear()
+    pair = write_pair(tmp_path, kind)
+    image = base64.b64encode(image_file(size=(70, 50))).decode()
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+    own = {"prompt_string": f"a{marker}b{marker}", "multimodal_data": [image, image]}
+    own["prompt_string"] += " c"  # it ends without an answer where there is no text at the end
+    calls: list[Call] = [
+        ("/embeddings", {"content": [own, "text"]}),
+        ("/v1/embeddings", {"input": {"content": [{"type": "text", "text": "It is"}, url,
+                                                  {"type": "text", "text": "."}]}}),
+    ]  # fmt: skip
+    flags = [*pair.flags, "--embeddings", "--pooling", "last", *EXACT, "-c", "2048"]
+    app = create_app(config_from(flags, {}))
+    try:
+        async with (
+            llama_server(flags, LLAMA_MEDIA_MARKER=marker) as theirs,
+            serving(app) as ours,
+            httpx.AsyncClient(timeout=30) as client,
+        ):
+            await app.extensions["trioserve"].wait_loaded()
+            for path, body in calls:
+                answers = [await client.post(url + path, json=body) for url in (ours, theirs)]
+                assert [answer.status_code for answer in answers] == [200, 200], (path, body)
+                assert_same(answers[0].json(), answers[1].json(), "")
+    finally:
+        media_marker.cache_clear()

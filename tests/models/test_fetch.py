@@ -64,7 +64,8 @@ async def test_the_projector_that_comes_with_a_model(hub: Hub, tmp_path: Path) -
     assert resolve_projector(config) == Path(config.mmproj or "")
     assert resolve_projector(Config(model="user/new")) == Path(config.mmproj or "")
     assert (await fetch(Config(model="user/new", mmproj="mine.gguf"))).mmproj == "mine.gguf"
-    assert (await fetch(Config(model="user/new", embeddings=True))).mmproj is None
+    assert (await fetch(Config(model="user/new", embeddings=True))).mmproj == config.mmproj
+    assert (await fetch(Config(model="user/new", reranking=True))).mmproj is None
     assert resolve_projector(Config(model=config.model)) is None
 
 

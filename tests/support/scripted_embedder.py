@@ -1,7 +1,8 @@
 """An embedding backend without a model: vectors that tell what was in the batch.
 
 The vector of a token is ``(token, position, 1)``. With pooling "mean" the vector of a text is
-their mean, with "cls" the first, with "last" and "rank" the last.
+their mean, with "cls" the first, with "last" and "rank" the last. A cell of media has the first
+number of its embedding in place of a token.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import numpy as np
 
 from trioserve.engine import EmbeddingBackend
 from trioserve.engine.embedding.backend import Matrix
+from trioserve.engine.projector import MediaPiece
 from trioserve.errors import DecodeError, KVCacheFullError
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, ScriptedProjector
+from trioserve.testing.projector import embeddings_of
 from trioserve.types import TokenId
+
+Row = tuple[float, int, int]
 
 
 class RecordingBatch:
@@ -20,7 +25,7 @@ class RecordingBatch:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.rows: list[tuple[TokenId, int, int]] = []
+        self.rows: list[Row] = []
 
     def clear(self) -> None:
         self.rows = []
@@ -50,17 +55,20 @@ class ScriptedEmbedder(EmbeddingBackend):
         n_batch: int = 16,
         n_ctx: int = 64,
         can_split: bool = True,
+        projector: ScriptedProjector | None = None,
     ) -> None:
         scripted = ScriptedBackend()
         self.info, self.vocab = scripted.info, scripted.vocab
         self.pooling, self.can_split, self.width = pooling, can_split, 3
         self.n_slots, self.n_seqs, self.n_batch = n_slots, n_seqs, n_batch
         self.n_ctx = self.n_ctx_seq = n_ctx
+        self.projector = projector
         self._recording = RecordingBatch(n_batch)
         self.batch = self._recording
-        self.batches: list[list[tuple[TokenId, int, int]]] = []
-        #: What each sequence holds: how many tokens.
+        self.batches: list[list[Row]] = []
+        #: What each sequence holds: how many cells, and the position of the next one.
         self.held: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
         #: Raised by the next calls of `compute`, one each.
         self.failures: list[DecodeError] = []
         self.n_full = 0  # how often there was no room
@@ -77,16 +85,33 @@ class ScriptedEmbedder(EmbeddingBackend):
     def compute(self) -> None:
         rows = self._recording.rows
         assert rows
-        if self.failures:
-            raise self.failures.pop(0)
-        if sum(self.held.values()) + len(rows) > self.n_ctx:
-            self.n_full += 1
-            raise KVCacheFullError("full")
+        self._begin(len(rows))
         for _, pos, seq in rows:
             assert 0 <= seq < self.n_seqs
-            assert pos == self.held.get(seq, 0), "a gap, or a sequence that was not forgotten"
-            self.held[seq] = pos + 1
+            assert pos == self.ends.get(seq, 0), "a gap, or a sequence that was not forgotten"
+            self.ends[seq] = pos + 1
+            self.held[seq] = self.held.get(seq, 0) + 1
         self.batches.append(rows)
+
+    def compute_media(self, piece: MediaPiece) -> None:
+        chunk, n_cells = piece.chunk, piece.stop - piece.start
+        assert self.projector is not None and 0 <= piece.seq < self.n_seqs
+        assert 0 < n_cells <= self.n_batch and (chunk.is_causal or n_cells == chunk.n_cells)
+        assert np.array_equal(piece.embeddings, embeddings_of(chunk, self.projector.n_embd))
+        self._begin(n_cells)
+        assert piece.pos == self.ends.get(piece.seq, 0), "a gap"
+        if piece.stop == chunk.n_cells:
+            self.ends[piece.seq] = piece.pos + chunk.n_positions
+        self.held[piece.seq] = self.held.get(piece.seq, 0) + n_cells
+        numbers = piece.embeddings[piece.start : piece.stop, 0]
+        self.batches.append([(float(number), piece.pos, piece.seq) for number in numbers])
+
+    def _begin(self, n_cells: int) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        if sum(self.held.values()) + n_cells > self.n_ctx:
+            self.n_full += 1
+            raise KVCacheFullError("full")
 
     def _vectors(self, seq: int) -> Matrix:
         return np.array(
@@ -105,6 +130,7 @@ class ScriptedEmbedder(EmbeddingBackend):
 
     def forget(self, seq: int) -> None:
         self.held.pop(seq, None)
+        self.ends.pop(seq, None)
 
     def close(self) -> None:
         self.closed = True

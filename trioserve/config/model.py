@@ -77,8 +77,8 @@ def _check_pooling(config: ModelConfig) -> None:
         raise ConfigError("spec_draft_model has no effect on embeddings and reranking")
     if config.draft_types and config.serves_embeddings:
         raise ConfigError("spec_type has no effect on embeddings and reranking")
-    if (config.mmproj or config.mmproj_url) is not None and config.serves_embeddings:
-        raise ConfigError("mmproj has no effect on embeddings and reranking")
+    if (config.mmproj or config.mmproj_url) is not None and config.reranking:
+        raise ConfigError("mmproj has no effect on reranking: documents are text")
 
 
 def _check_backend_sampling(config: ModelConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.projector import Projector
 from trioserve.errors import (
     ContextLengthExceededError,
     EngineError,
@@ -23,8 +24,7 @@ def check_task(task: Task, backend: Backend) -> None:
     """
     if not task.prompt:
         raise InvalidRequestError("The prompt has no tokens.", param="prompt")
-    if task.prompt.media:
-        _check_media(task.prompt, backend)
+    check_media(task.prompt, backend.projector, backend.n_batch, "prompt")
     if len(task.prompt) >= backend.n_ctx_seq:
         raise ContextLengthExceededError(len(task.prompt), backend.n_ctx_seq)
     task.prompt.check(backend.vocab.n_tokens, "prompt")
@@ -40,15 +40,22 @@ def check_task(task: Task, backend: Backend) -> None:
         raise InvalidRequestError(f"There is no LoRA adapter {adapters[-1][0]}.", param="lora")
 
 
-def _check_media(prompt: Prompt, backend: Backend) -> None:
-    projector = backend.projector
+def check_media(prompt: Prompt, projector: Projector | None, n_batch: int, param: str) -> None:
+    """Refuse media that a model does not take, or not at once. From any thread.
+
+    Raises:
+        InvalidMediaError: a chunk is too large.
+        InvalidRequestError: the model takes text only. Both name `param`.
+    """
+    if not prompt.media:
+        return
     if projector is None:
-        raise InvalidRequestError("The model takes text only.", param="prompt")
-    most = min(backend.n_batch, projector.max_chunk or backend.n_batch)
+        raise InvalidRequestError("The model takes text only.", param=param)
+    most = min(n_batch, projector.max_chunk or n_batch)
     for _, chunk in prompt.media:
         if not chunk.is_causal and chunk.n_cells > most:
             raise InvalidMediaError(
                 f"The {chunk.kind} takes {chunk.n_cells} tokens, which must be decoded at once;"
                 f" {most} is the most of them. --ubatch-size raises that.",
-                param="prompt",
+                param=param,
             )

@@ -11,11 +11,15 @@ import structlog
 
 from trioserve.config import ModelConfig
 from trioserve.engine.embedding.backend import POOLINGS, EmbeddingBackend, Matrix
-from trioserve.errors import DecodeError, ModelLoadError
+from trioserve.engine.projector import MediaPiece
+from trioserve.errors import DecodeError, ModelLoadError, NotSupportedError
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params, thread_choices
 from trioserve.llama.library import lib
+from trioserve.llama.media.decoding import decode_pieces
+from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import Model, Progress
+from trioserve.models import resolve_projector
 from trioserve.types import TokenId
 
 _log = structlog.get_logger("llama")
@@ -44,6 +48,7 @@ class LlamaEmbedder(EmbeddingBackend):
         self._context = context
         self.info = model.info
         self.vocab = model.vocab
+        self.projector: LlamaProjector | None = None
         self.pooling = POOLINGS[lib.llama_pooling_type(context.handle)]
         self.n_slots = config.parallel
         self.n_seqs = context.n_seqs
@@ -65,18 +70,36 @@ class LlamaEmbedder(EmbeddingBackend):
     def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> LlamaEmbedder:
         """Load a model and make its context; see `trioserve.llama.load`."""
         model = Model.load(config, progress=progress)
+        projector = None
         try:
-            context = Context(model, embedding_params(model, config))
+            path = None if config.reranking else resolve_projector(config)
+            if path is not None:
+                projector = LlamaProjector.load(path, model, config)
+            max_chunk = projector.max_chunk if projector is not None else 0
+            context = Context(model, embedding_params(model, config, max_chunk=max_chunk))
         except BaseException:
+            if projector is not None:
+                projector.close()
             model.close()
             raise
         embedder = cls(model, context, config)
-        if embedder.pooling == "rank" and not model.has_tensor(_HEADS):
+        embedder.projector = projector
+        if (why := embedder._refusal()) is not None:
             embedder.close()
-            raise ModelLoadError(
-                f"The model in {model.info.path} has no classification head, so it cannot rank."
-            )
+            raise ModelLoadError(f"The model in {model.info.path} {why}.")
         return embedder
+
+    def _refusal(self) -> str | None:
+        """Say why the model cannot do what is asked of it; None: it can."""
+        if self.pooling == "rank" and not self._model.has_tensor(_HEADS):
+            return "has no classification head, so it cannot rank"
+        if self.projector is None:
+            return None
+        if self.pooling == "rank":
+            return "ranks documents, which are text: start it with --no-mmproj"
+        if not self.can_split:
+            return "takes a text as a whole, so it takes no media: start it with --no-mmproj"
+        return None
 
     def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
         """Join a query and a document into the text that a ranking model scores.
@@ -112,6 +135,19 @@ class LlamaEmbedder(EmbeddingBackend):
         self._batch.want_all()
         self._context.decode(self._batch)
 
+    def compute_media(self, piece: MediaPiece) -> None:
+        """Run a batch of cells of a chunk.
+
+        Raises:
+            NotSupportedError: there is no projector.
+            EngineError: it is no batch; nothing has changed.
+            KVCacheFullError, DecodeError: as `compute`.
+        """
+        if self.projector is None:
+            raise NotSupportedError("The model takes text only.")
+        width, has_sections = self.projector.width, self.projector.has_sections
+        decode_pieces(self._context, [piece], width, has_sections=has_sections, wants_all=True)
+
     def pooled(self, seq: int) -> Matrix:
         """Return the embedding of a sequence's part in the last batch. Shape (1, width)."""
         pointer = lib.llama_get_embeddings_seq(self._context.handle, seq)
@@ -134,7 +170,9 @@ class LlamaEmbedder(EmbeddingBackend):
             self._context.memory.remove(seq, 0)
 
     def close(self) -> None:
-        """Free the context and the model, in this order. Closing twice is fine."""
+        """Free the projector, the context and the model, in this order. Closing twice is fine."""
+        if self.projector is not None:
+            self.projector.close()
         self._context.close()
         self._model.close()
 
@@ -162,8 +200,8 @@ class _PairTokens:
         )
 
 
-def embedding_params(model: Model, config: ModelConfig) -> Any:
-    """Make the parameters of a context for embeddings.
+def embedding_params(model: Model, config: ModelConfig, *, max_chunk: int = 0) -> Any:
+    """Make the parameters of a context for embeddings. `max_chunk`: see `generation_params`.
 
     The logical batch is as large as the physical one, so that a pooled embedding covers all tokens
     that a sequence has in the batch. There is one KV cache for all sequences.
@@ -171,7 +209,7 @@ def embedding_params(model: Model, config: ModelConfig) -> Any:
     Raises:
         ModelLoadError: the KV cache would be larger than the memory that is free.
     """
-    size = min(config.batch_size, config.ubatch_size)
+    size = max(min(config.batch_size, config.ubatch_size), max_chunk)
     holds_state = lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(
         model.handle
     )

@@ -80,7 +80,7 @@ def measure(config: ModelConfig) -> Estimate:
         cache, compute = _sizes(lines)
         weights = lib.llama_model_size(model.handle)
     weights += total_size(Path(path) for path, _ in config.lora_files)
-    projector = None if config.serves_embeddings else resolve_projector(config)
+    projector = None if config.reranking else resolve_projector(config)
     if projector is not None:
         weights += total_size([projector])
     if draft is not None:

@@ -58,7 +58,7 @@ async def fetch(
         uses_projector = (
             config.mmproj_auto
             and config.mmproj is config.mmproj_url is None
-            and not config.serves_embeddings
+            and not config.reranking
         )
         found = await files.of(
             config.model, config.hf_repo, config.hf_file, with_projector=uses_projector

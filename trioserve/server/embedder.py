@@ -10,6 +10,8 @@ from trioserve.engine import EmbeddingEngine
 from trioserve.errors import AbandonedError, InputTooLongError, InvalidRequestError
 from trioserve.server.context import RequestContext
 from trioserve.server.embedding_results import Embeddings, Ranking, Shape
+from trioserve.server.media_prompts import AnyPrompt, MediaPrompts, MixedPrompt
+from trioserve.server.memory import Hold
 from trioserve.server.requests import Requests
 from trioserve.server.stream import Stream
 from trioserve.server.tokens import PromptLike, tokens_of
@@ -31,20 +33,27 @@ class Embedder:
         engine: makes them.
         requests: where a request is opened.
         workers: turn texts into tokens.
+        media: makes texts with media in them.
     """
 
     def __init__(
-        self, config: Config, engine: EmbeddingEngine, requests: Requests, workers: Workers
+        self,
+        config: Config,
+        engine: EmbeddingEngine,
+        requests: Requests,
+        workers: Workers,
+        media: MediaPrompts,
     ) -> None:
         self._config = config
         self._engine = engine
         self._requests = requests
         self._workers = workers
+        self._media = media
         self.pooling = engine.pooling
 
     async def embed(
         self,
-        inputs: Sequence[PromptLike],
+        inputs: Sequence[AnyPrompt],
         dimensions: int | None,
         normalize: int | None,
         priority: int,
@@ -62,23 +71,38 @@ class Embedder:
         default = self._config.embd_normalize
         shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
         shape.check(self._engine.width)
-        self._check_lengths(inputs, "input")
-        task = await self._workers.run(
-            lambda stop: self._task(
-                (self._tokens_of(each, stop) for each in inputs), context, priority, "input"
-            ),
-            sum(map(len, inputs)) + 32 * len(inputs),
-        )
-        with self._requests.open(task, context) as stream:
-            result = await _embedded(stream)
-            vectors = result.embeddings
-            if pooled:
-                apply = partial(shape.apply, vectors)
-                is_large = len(inputs) * self._engine.width > _MANY_NUMBERS
-                vectors = (
-                    await self._workers.run_in_thread(lambda _: apply()) if is_large else apply()
-                )
+        with self._media.hold(context.client) as hold:
+            texts = await self._with_media(inputs, context, hold)
+            self._check_lengths(texts, "input")
+            task = await self._workers.run(
+                lambda stop: self._task(
+                    (self._text_of(each, stop) for each in texts), context, priority, "input"
+                ),
+                sum(map(len, texts)) + 32 * len(texts),
+            )
+            with self._requests.open(task, context) as stream:
+                result = await _embedded(stream)
+        vectors = result.embeddings
+        if pooled:
+            apply = partial(shape.apply, vectors)
+            is_large = len(inputs) * self._engine.width > _MANY_NUMBERS
+            vectors = await self._workers.run_in_thread(lambda _: apply()) if is_large else apply()
         return Embeddings(vectors, tuple(map(len, task.texts)), result.timings)
+
+    async def _with_media(
+        self, inputs: Sequence[AnyPrompt], context: RequestContext, hold: Hold
+    ) -> list[PromptLike]:
+        """Make prompts of the texts that have media in them, one after another."""
+        if any(isinstance(each, MixedPrompt) for each in inputs):
+            self._requests.admission.check(0, context.client)  # not to work for nothing
+        return [
+            await self._media.prompt_of(
+                each.parts, hold, add_special=True, deadline=context.deadline
+            )
+            if isinstance(each, MixedPrompt)
+            else each
+            for each in inputs
+        ]
 
     async def rerank(
         self, query: str, documents: Sequence[str], priority: int, context: RequestContext
@@ -119,11 +143,11 @@ class Embedder:
                     param=param,
                 )
 
-    def _tokens_of(self, text: PromptLike, stop: Stop) -> tuple[TokenId, ...]:
+    def _text_of(self, text: PromptLike, stop: Stop) -> Prompt:
         if isinstance(text, Prompt):
-            return text.tokens
+            return text
         parts = (text,) if isinstance(text, str) else text
-        return tokens_of(self._engine.vocab, parts, stop).tokens
+        return tokens_of(self._engine.vocab, parts, stop)
 
     def _pair(self, query: str, document: str, stop: Stop) -> tuple[TokenId, ...]:
         if stop():
@@ -132,7 +156,7 @@ class Embedder:
 
     def _task(
         self,
-        texts: Iterable[tuple[TokenId, ...]],
+        texts: Iterable[Prompt | tuple[TokenId, ...]],
         context: RequestContext,
         priority: int,
         param: str,
@@ -140,7 +164,7 @@ class Embedder:
         """Make a task. With many texts it takes a while."""
         weight = self._requests.weight_of(context.client)
         id_ = self._requests.new_id()
-        return EmbeddingTask(id_, tuple(texts), context.client, weight, priority, param)
+        return EmbeddingTask(id_, texts, context.client, weight, priority, param)
 
 
 async def _embedded(stream: Stream) -> Embedded:

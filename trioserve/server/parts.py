@@ -103,7 +103,7 @@ class Parts:
                 slot_files=SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path),
             )
         elif isinstance(loop, EmbeddingEngine):
-            self._embedder = Embedder(config, loop, self.requests, self.workers)
+            self._embedder = Embedder(config, loop, self.requests, self.workers, self.media)
         if model.transcribes:
             self._transcriptions = Transcriptions(
                 self._transcriber(config, model), self._media_loader, common.memory, self.requests

@@ -272,7 +272,7 @@ class Server(ServerLife):
 
     async def embed(
         self,
-        inputs: str | Sequence[PromptLike],
+        inputs: str | Sequence[AnyPrompt],
         *,
         dimensions: int | None = None,
         normalize: int | None = None,
@@ -283,7 +283,8 @@ class Server(ServerLife):
         """Make an embedding of each text. Cancelling it frees the engine within a tick.
 
         Args:
-            inputs: a text, or any number of texts and of lists of token ids.
+            inputs: a text, or any number of texts, of lists of token ids, and of `MixedPrompt`,
+                which have images or sound in them.
             dimensions: keep so many numbers of each embedding, for models trained for that.
             normalize: the norm, as `Config.embd_normalize`, which is the default. With pooling
                 "none" there is no norm.
@@ -293,6 +294,7 @@ class Server(ServerLife):
 
         Raises:
             InvalidRequestError: a text has no tokens or too many, or a value is out of range.
+            InvalidMediaError: media cannot be read, or the model cannot take them.
             NotSupportedError: the server was not started with `embeddings`, or its model ranks.
             QueueFullError: too many requests wait already.
             DeadlineExceededError: the time of the request has passed.

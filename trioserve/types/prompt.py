@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import attrs
 
@@ -76,6 +77,16 @@ class Prompt:
     lowest: TokenId = attrs.field(init=False, repr=False, default=attrs.Factory(_lowest, True))
     highest: TokenId = attrs.field(init=False, repr=False, default=attrs.Factory(_highest, True))
 
+    @classmethod
+    def joined(cls, prompts: Iterable[Prompt]) -> Self:
+        """Put prompts one after another."""
+        tokens: list[TokenId] = []
+        media: list[tuple[int, MediaChunk]] = []
+        for prompt in prompts:
+            media += ((len(tokens) + n_before, chunk) for n_before, chunk in prompt.media)
+            tokens += prompt.tokens
+        return cls(tokens, media=media)
+
     def __len__(self) -> int:
         return len(self.keys)
 
@@ -90,6 +101,19 @@ class Prompt:
             if start + chunk.n_cells > cell:
                 return start, chunk
         return None
+
+    def part_from(self, cell: int) -> tuple[int, MediaChunk | None]:
+        """Find where the tokens that begin at a cell end, or the chunk that it is in; and which."""
+        span = self.span_from(cell)
+        if span is None:
+            return len(self), None
+        start, chunk = span
+        return (start, None) if start > cell else (start + chunk.n_cells, chunk)
+
+    def position(self, cell: int) -> int:
+        """The position of a cell that is a token, or the first of a chunk."""
+        ended = (chunk for start, chunk in self.spans if start + chunk.n_cells <= cell)
+        return cell - sum(chunk.n_cells - chunk.n_positions for chunk in ended)
 
     def check(self, n_vocab: int, param: str) -> None:
         """Refuse tokens that a vocabulary of `n_vocab` does not have.

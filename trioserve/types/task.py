@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import attrs
@@ -226,15 +226,20 @@ class Task:
         return self.params.priority
 
 
+def _to_prompts(texts: Iterable[Prompt | Iterable[TokenId]]) -> tuple[Prompt, ...]:
+    return tuple(text if isinstance(text, Prompt) else Prompt(text) for text in texts)
+
+
 @attrs.frozen
 class EmbeddingTask:
     """What one request asks of an engine for embeddings: texts, each of which gets one.
 
-    To make one takes a while with many texts: it looks at every token.
+    A text may have media in it. To make a task takes a while with many texts: it looks at every
+    token.
     """
 
     id: int
-    texts: tuple[tuple[TokenId, ...], ...]
+    texts: tuple[Prompt, ...] = attrs.field(converter=_to_prompts)
     #: Clients take turns in the queue. It may be an API key, so it is never shown.
     client: str = attrs.field(default="", repr=False)
     weight: float = 1.0  # turns of this client for one of the others
@@ -244,13 +249,13 @@ class EmbeddingTask:
 
     #: All texts, one after another.
     prompt: Prompt = attrs.field(init=False, repr=False)
-    #: How many tokens the shortest and the longest text have.
+    #: How many cells the shortest and the longest text take.
     min_length: int = attrs.field(init=False)
     max_length: int = attrs.field(init=False)
 
     @prompt.default
     def _join(self) -> Prompt:
-        return Prompt(itertools.chain.from_iterable(self.texts))
+        return Prompt.joined(self.texts)
 
     @min_length.default
     def _find_shortest(self) -> int:

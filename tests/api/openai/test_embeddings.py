@@ -18,8 +18,11 @@ import trio
 from tests.support.clients import client_of, client_of_app, error_body
 from tests.support.gguf_models import CLS, SEP, WIDTH, Bert, write_bert
 from tests.support.http_server import serving
+from tests.support.media_files import image_file
+from tests.support.media_models import write_pair
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.app import create_app
+from trioserve.chat.markers import media_marker
 from trioserve.config import Config
 
 
@@ -160,14 +163,28 @@ _FORMS = (
         ("/v1/embeddings", {"input": [[]]}, "A text in 'input' has no tokens.", "input"),
         (
             "/v1/embeddings",
-            {"input": {"prompt_string": "a", "multimodal_data": ["x"]}},
-            "'input' must be text; this model reads nothing else.",
-            "input",
+            {"input": {"prompt_string": "a", "multimodal_data": ["eA=="]}},
+            "'input.prompt_string' has 0 media markers, and there are 1 media.",
+            "input.prompt_string",
         ),
         (
             "/v1/embeddings",
-            {"input": {"content": [{"type": "image_url"}]}},
-            "'input' must be made of parts of type 'text'; this model reads nothing else.",
+            {"input": [{"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+            "'input[0].content[1].image_url' is missing.",
+            "input[0].content[1].image_url",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": {"content": [{"type": "image_url", "image_url": "eA=="}]}},
+            "image input is not supported - hint: if this is unexpected, you may need to provide "
+            "the mmproj",
+            "input.content[0].image_url",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": {"content": [{"type": "tool"}]}},
+            "'input' must be made of parts of the types text, image_url, input_audio and "
+            "video_url.",
             "input",
         ),
         (
@@ -310,3 +327,28 @@ async def test_a_client_that_leaves_frees_the_engine() -> None:
                 await trio.sleep(0.005)
         assert (await service.server.status()).slots[0].state == "idle"
         assert len(backend.batches) < 2000
+
+
+async def test_images_in_all_forms(tmp_path: Path) -> None:
+    pair = write_pair(tmp_path, "mlp")
+    image = base64.b64encode(image_file(size=(60, 60))).decode()
+    marker = media_marker()
+    own = {"prompt_string": f"It is {marker}.", "multimodal_data": [image]}
+    text = {"type": "text", "text": "It is "}
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+    parts = {"content": [text, url, {"type": "text", "text": "."}]}
+    async with client_of_model(
+        pair.model, mmproj=str(pair.projector), pooling="mean", ctx_size=512
+    ) as client:
+        modalities = (await client.get("/props")).json()["modalities"]
+        assert modalities["vision"] and not modalities["audio"]
+        answer = await client.post("/v1/embeddings", json={"input": [own, parts, "It is ."]})
+        one, same, plain = (each["embedding"] for each in answer.json()["data"])
+        assert one == pytest.approx(same, abs=1e-5) and one != pytest.approx(plain, abs=1e-2)
+        assert answer.json()["usage"]["prompt_tokens"] > 2 * 16
+        (alone,) = (await client.post("/embeddings", json={"content": own})).json()
+        assert alone["embedding"][0] == pytest.approx(one, abs=1e-5)
+        broken = {**own, "multimodal_data": [base64.b64encode(b"no image").decode()]}
+        refused = await client.post("/v1/embeddings", json={"input": [own, broken]})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "input[1].multimodal_data[0]"

@@ -49,8 +49,8 @@ def run(engine: EmbeddingEngine, most_ticks: int = 10_000) -> dict[int, EngineEv
     return {e.task_id: e for e in engine.take_events() if not isinstance(e, Admitted)}
 
 
-def expected(pooling: str, text: tuple[int, ...]) -> np.ndarray:
-    vectors = np.array([(token, pos, 1) for pos, token in enumerate(text)], np.float32)
+def expected(pooling: str, text: Prompt) -> np.ndarray:
+    vectors = np.array([(token, pos, 1) for pos, token in enumerate(text.tokens)], np.float32)
     if pooling == "none":
         return vectors
     if pooling == "mean":
@@ -76,7 +76,7 @@ def test_a_task_from_start_to_end() -> None:
     assert done.reason is FinishReason.NONE
     assert done.timings.prompt_n == 5 and done.timings.prompt_ms >= 0
     assert backend.held == {}
-    assert one.prompt.tokens == (*one.texts[0], *one.texts[1])
+    assert one.prompt.tokens == (*one.texts[0].tokens, *one.texts[1].tokens)
 
 
 def test_texts_of_several_requests_share_a_batch() -> None:

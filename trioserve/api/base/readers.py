@@ -285,18 +285,23 @@ def prompts(value: Any) -> tuple[AnyPrompt, ...]:
         InvalidRequestError: media cannot be read; `param` names them.
     """
     if not isinstance(value, list):
-        return (_any_prompt(value, "prompt"),)
+        return (any_prompt(value, "prompt"),)
     if not value:
         raise MismatchError("a prompt, and not empty")
     kinds = {type(each) for each in value}
     if kinds <= {int, str} and kinds != {str}:
         return (_prompt(value),)
     limits.check_count(len(value), limits.MAX_PROMPTS, "prompts")
-    return tuple(_any_prompt(each, f"prompt[{i}]") for i, each in enumerate(value))
+    return tuple(any_prompt(each, f"prompt[{i}]") for i, each in enumerate(value))
 
 
-def _any_prompt(value: Any, path: str) -> AnyPrompt:
-    """Read a prompt in which markers may stand for media, in base64."""
+def any_prompt(value: Any, path: str) -> AnyPrompt:
+    """Read a prompt in which markers may stand for media, in base64.
+
+    Raises:
+        MismatchError: it is none.
+        InvalidRequestError: media cannot be read; `param` names them.
+    """
     if not isinstance(value, dict) or value.get("multimodal_data") is None:
         return _prompt(value)
     text, data = value.get("prompt_string"), value["multimodal_data"]

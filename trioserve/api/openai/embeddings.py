@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,15 +21,18 @@ from trioserve.api.base.fields import (
     json_type,
     objects,
     structure,
-    text,
 )
 from trioserve.api.base.openapi import takes
-from trioserve.api.base.readers import RawPrompt
+from trioserve.api.base.readers import AnyPrompt
 from trioserve.api.base.request import current_context
 from trioserve.api.base.service import read_for_model
+from trioserve.chat.media_parts import parse_media_part
+from trioserve.chat.messages import MAX_PARTS
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.embedding_results import Array, Embeddings
+from trioserve.server.media_prompts import MixedPrompt
+from trioserve.types import MediaSource
 
 blueprint = Blueprint("embeddings", __name__)
 
@@ -44,37 +47,36 @@ _EXPECTED = (
 )
 
 
-@json_type(
-    {
-        "type": ["string", "array", "object"],
-        "description": f"A text, or a list of at most {limits.MAX_INPUTS} of them. A text may be "
-        "given as token ids.",
-    }
-)
-def inputs(value: Any) -> tuple[RawPrompt, ...]:
-    """Read `input`: one text or a list of them.
+def _inputs(name: str) -> Callable[[Any], tuple[AnyPrompt, ...]]:
+    """Make a reader of one text or a list of them, in the field `name`."""
 
-    Raises:
-        MismatchError: it is something else.
-    """
-    if not isinstance(value, list):
-        return (_input(value),)
-    if not value:
-        raise MismatchError(f"{_EXPECTED}, and not empty")
-    kinds = {type(each) for each in value}
-    if kinds <= {int, str} and kinds != {str}:
-        return (tuple(value),)
-    limits.check_count(len(value), limits.MAX_INPUTS, "texts")
-    return tuple(_input(each) for each in value)
+    @json_type(
+        {
+            "type": ["string", "array", "object"],
+            "description": f"A text, or a list of at most {limits.MAX_INPUTS} of them. A text may "
+            "be given as token ids, as an object with a `prompt_string` and `multimodal_data`, or "
+            "as one with a list of parts as `content`, of the types that chats have.",
+        }
+    )
+    def read(value: Any) -> tuple[AnyPrompt, ...]:
+        if not isinstance(value, list):
+            return (_input(value, name),)
+        if not value:
+            raise MismatchError(f"{_EXPECTED}, and not empty")
+        kinds = {type(each) for each in value}
+        if kinds <= {int, str} and kinds != {str}:
+            return (tuple(value),)
+        limits.check_count(len(value), limits.MAX_INPUTS, "texts")
+        return tuple(_input(each, f"{name}[{i}]") for i, each in enumerate(value))
+
+    return read
 
 
-def _input(value: Any) -> RawPrompt:
+def _input(value: Any, path: str) -> AnyPrompt:
     if isinstance(value, dict) and isinstance(value.get("content"), list):
-        return "".join(_part(part) for part in objects(value["content"]))
-    if isinstance(value, dict) and "prompt_string" in value:
-        if value.get("multimodal_data"):
-            raise MismatchError("text; this model reads nothing else")
-        return text(value["prompt_string"])
+        return _joined(objects(value["content"]), f"{path}.content")
+    if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
+        return readers.any_prompt(value, path)
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(type(each) in (int, str) for each in value):
@@ -82,10 +84,23 @@ def _input(value: Any) -> RawPrompt:
     raise MismatchError(_EXPECTED)
 
 
-def _part(part: dict[str, Any]) -> str:
-    if part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise MismatchError("made of parts of type 'text'; this model reads nothing else")
-    return str(part["text"])
+def _joined(parts: Sequence[dict[str, Any]], path: str) -> AnyPrompt:
+    """Put the parts of a text together."""
+    limits.check_count(len(parts), MAX_PARTS, "parts")
+    found = [_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
+    texts = [part for part in found if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(found) else MixedPrompt(found)
+
+
+def _part(part: dict[str, Any], path: str) -> str | MediaSource:
+    kind = part.get("type")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    read = parse_media_part(kind, part, path) if isinstance(kind, str) else None
+    if read is None or read["type"] != "media":
+        raise MismatchError("made of parts of the types text, image_url, input_audio and video_url")
+    source: MediaSource = read["media"]
+    return source
 
 
 @json_type({"enum": ["float", "base64"]})
@@ -113,8 +128,8 @@ def _norm(value: Any) -> int:
 class EmbeddingsRequest:
     """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
 
-    input: tuple[RawPrompt, ...] | None = field(read=inputs, default=None)
-    content: tuple[RawPrompt, ...] | None = field(read=inputs, default=None)
+    input: tuple[AnyPrompt, ...] | None = field(read=_inputs("input"), default=None)
+    content: tuple[AnyPrompt, ...] | None = field(read=_inputs("content"), default=None)
     model: str | None = None
     encoding_format: str = field(read=_encoding, default="float")
     dimensions: int | None = field(read=_width, default=None)

@@ -1,4 +1,7 @@
-"""What the embedding engine asks of the world below it: a model that makes embeddings of texts."""
+"""What the embedding engine asks of the world below it: a model that makes embeddings of texts.
+
+With a projector, there may be media in the texts.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioserve.engine.backend import Batch, Vocab
+from trioserve.engine.projector import MediaPiece, Projector
 from trioserve.types import ModelInfo, TokenId
 
 #: Shape (rows, width).
@@ -26,6 +30,8 @@ class EmbeddingBackend(abc.ABC):
 
     info: ModelInfo
     vocab: Vocab
+    #: What makes embeddings of media, for cells of them; None: the model takes text only.
+    projector: Projector | None
     #: The texts of one `compute`, each a sequence of its own, from position 0 on or continued.
     batch: Batch
     pooling: str
@@ -66,6 +72,10 @@ class EmbeddingBackend(abc.ABC):
             KVCacheFullError: there was no room; nothing has changed.
             DecodeError: anything else; what the sequences hold is unknown.
         """
+
+    @abc.abstractmethod
+    def compute_media(self, piece: MediaPiece) -> None:
+        """Run a batch of cells of a chunk. Raises as `compute`."""
 
     @abc.abstractmethod
     def pooled(self, seq: int) -> Matrix:

@@ -3,19 +3,25 @@
 Requests that have their turn share the batches: each adds one text after another, round and
 round, until the batch is full, and another one begins in the next tick. So a request with a
 thousand texts does not hold up the others.
+
+A text with media comes in parts: what is before a chunk, the chunk, and what is after it. While it
+waits for a chunk to be encoded, other texts go on.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
 from trioserve.engine.embedding.backend import EmbeddingBackend
-from trioserve.engine.embedding.run import EmbeddingRun, Piece
+from trioserve.engine.embedding.run import EmbeddingRun, Piece, Room
+from trioserve.engine.encoder import Encoded, Encoder
 from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, Stop, Submit
 from trioserve.engine.loop import Loop
 from trioserve.engine.queue import WaitingQueue
+from trioserve.engine.task_check import check_media
 from trioserve.engine.threads import Threads
 from trioserve.errors import (
     DecodeError,
@@ -34,6 +40,7 @@ from trioserve.types import (
     EngineCounters,
     EngineStatus,
     Failed,
+    MediaChunk,
     Task,
     TokenId,
 )
@@ -53,7 +60,11 @@ class EmbeddingEngine(Loop):
         self.pooling = backend.pooling
         self.width = backend.width  # numbers in an embedding
         self._backend = backend
-        self._threads = Threads(backend)
+        #: Makes embeddings of media; None: the model takes text only.
+        self.encoder: Encoder | None = None
+        if backend.projector is not None:
+            self.encoder = Encoder(backend.projector, self.inbox.put)
+        self._threads = Threads(backend, encoder=self.encoder)
         self._waiting: WaitingQueue[EmbeddingRun] = WaitingQueue()
         #: Those that share the batches; the first one begins the next batch.
         self._running: deque[EmbeddingRun] = deque()
@@ -63,6 +74,8 @@ class EmbeddingEngine(Loop):
         #: Whose text waits for the end of it. No other long one begins before that.
         self._next_long: EmbeddingRun | None = None
         self._max_pieces = backend.n_seqs
+        self._was_media = False  # the last batch
+        self._is_blocked = False  # until a command comes: all that runs waits for media
         self._counts = dict.fromkeys(("ticks", "decodes", "busy_slots", "prompt_tokens"), 0)
         self._seconds = 0.0
 
@@ -100,16 +113,18 @@ class EmbeddingEngine(Loop):
                 "where that is smaller.",
                 param=param,
             )
+        check_media(task.prompt, backend.projector, backend.n_batch, param)
         task.prompt.check(self.vocab.n_tokens, param)
 
     # -- on the inference thread
 
     @property
     def has_work(self) -> bool:
-        """Whether a task runs or waits."""
-        return bool(self._running or len(self._waiting))
+        """Whether there is a task to go on with."""
+        return not self._is_blocked and bool(self._running or len(self._waiting))
 
     def _obey(self, command: Command) -> None:
+        self._is_blocked = False
         match command:
             case Submit(EmbeddingTask() as task):
                 if self.failure is None:
@@ -118,6 +133,10 @@ class EmbeddingEngine(Loop):
                     self._emit(Failed(task.id, self.failure))
             case Cancel(task_id):
                 self._cancel(task_id)
+                self._ask_for_media()
+            case Encoded(chunk, error):
+                if error is not None:
+                    self._fail_all_with(chunk, error)
             case Pause() | Resume():
                 pass  # there are no tokens that a reader could leave unread
             case Call(function):
@@ -146,14 +165,23 @@ class EmbeddingEngine(Loop):
     def _tick(self) -> None:
         self._counts["ticks"] += 1
         self._admit()
+        self._ask_for_media()
         pieces = self._pack()
+        if not pieces:
+            assert any(run.awaits_media for run in self._running), "what was let in does not fit"
+            self._is_blocked = True
+            self._threads.rest()
+            return
         self._running.rotate(-1)
         if self._compute(pieces):
             self._counts["decodes"] += 1
             self._counts["busy_slots"] += len({id(piece.run) for piece in pieces})
-            self._counts["prompt_tokens"] += sum(piece.n_tokens for piece in pieces)
+            self._counts["prompt_tokens"] += sum(piece.n_cells for piece in pieces)
             self._collect(pieces)
         self._seconds += monotonic() - self.heartbeat
+        if not self.has_work:
+            self._ask_for_media()
+            self._threads.rest()
 
     def _admit(self) -> None:
         for run in self._waiting:
@@ -165,69 +193,113 @@ class EmbeddingEngine(Loop):
             self._running.append(run)
             self._emit(Admitted(run.task.id, (run.admitted_at - run.submitted_at) * 1e3))
 
+    # -- media
+
+    def _ask_for_media(self) -> None:
+        """Have the media of all runs encoded, and see who cannot go on without them."""
+        if self.encoder is None:
+            return
+        self.encoder.want(
+            {run.task.id: ahead for run in self._running if (ahead := run.media_ahead())}
+        )
+        for run in self._running:
+            chunk = run.chunk
+            run.awaits_media = chunk is not None and self.encoder.get(chunk) is None
+
+    def _fail_all_with(self, chunk: MediaChunk, error: TrioServeError) -> None:
+        """End the runs that need a chunk which cannot be encoded."""
+        assert self.encoder is not None
+        for run in list(self._running):
+            if any(one.id == chunk.id for one in run.media_ahead()):
+                self._fail(run, error)
+        self._ask_for_media()
+        self.encoder.settle(chunk)
+
     # -- one tick: pack
 
     def _pack(self) -> list[Piece]:
-        """Put texts into the batch, from one run after another, until nothing more fits."""
-        batch, pieces = self._backend.batch, list[Piece]()
-        batch.clear()
-        seqs = [
-            seq
-            for seq in reversed(range(self._backend.n_seqs))
-            if self._long is None or seq != self._long.seq
-        ]
+        """Fill a batch, with tokens or with media: by turns, where there are both."""
+        kinds = [self._pack_media, self._pack_tokens]
+        for pack in reversed(kinds) if self._was_media else kinds:
+            if pieces := pack():
+                self._was_media = pieces[0].embeddings is not None
+                return pieces
+        return []
+
+    def _room(self) -> Room:
+        backend, long = self._backend, self._long
+        seqs = [seq for seq in reversed(range(backend.n_seqs)) if long is None or seq != long.seq]
         # What the long text has and will have is kept for it, so that it can go on.
-        n_cells = self._backend.n_ctx - (0 if self._long is None else self._long.n_text)
-        n_free = self._backend.n_batch
+        n_cells = backend.n_ctx - (0 if long is None else len(long.text))
+        return Room(backend.n_batch, n_cells, seqs, takes_long=long is None)
+
+    def _pack_media(self) -> list[Piece]:
+        """Take what fits of one chunk that is encoded."""
+        for run in self._running:
+            chunk = run.chunk
+            if self.encoder is None or chunk is None or run.awaits_media:
+                continue
+            piece = self._next_piece(run, self._room())
+            if piece is not None:
+                piece.embeddings = self.encoder.get(chunk)
+                run.advance(piece)
+                return [piece]
+        return []
+
+    def _pack_tokens(self) -> list[Piece]:
+        """Put texts into the batch, from one run after another, until nothing more fits."""
+        batch, pieces, room = self._backend.batch, list[Piece](), self._room()
+        batch.clear()
         turns = deque(self._running)
         while turns and len(pieces) < self._max_pieces:
             run = turns.popleft()
-            piece = self._next_piece(run, n_free, n_cells, seqs)
+            piece = None if run.chunk is not None else self._next_piece(run, room)
             if piece is None:
                 continue
             if piece.start == 0:
-                n_cells -= piece.n_text
-            tokens = run.task.texts[piece.index][piece.start : piece.stop]
-            piece.first_row = self._backend.n_batch - n_free
-            batch.extend(tokens, piece.start, piece.seq)
-            n_free -= piece.n_tokens
+                room.cells -= len(piece.text)
+            room.takes_long = room.takes_long and piece.is_last
+            piece.first_row = self._backend.n_batch - room.rows
+            tokens = piece.text.keys[piece.start : piece.stop]
+            batch.extend(tokens, piece.text.position(piece.start), piece.seq)
+            room.rows -= piece.n_cells
             run.advance(piece)
             pieces.append(piece)
             turns.append(run)
         return pieces
 
-    def _next_piece(
-        self, run: EmbeddingRun, n_free: int, n_cells: int, seqs: list[int]
-    ) -> Piece | None:
-        """Choose what a run adds to a batch with `n_free` places: a text, a part, or nothing."""
-        if run.index == len(run.task.texts) or not n_free:
+    def _next_piece(self, run: EmbeddingRun, room: Room) -> Piece | None:
+        """Choose what a run adds to a batch: a text, a part of one, or nothing."""
+        if run.index == len(run.task.texts) or not room.rows:
             return None
-        n_text = len(run.task.texts[run.index])
+        text = run.task.texts[run.index]
+        stop = min(run.start + room.rows, text.part_from(run.start)[0])
         if run.start:  # the long text goes on
-            # A part that does not end the text fills the batch, so there is one in a batch.
             assert self._long is not None and self._long.stop == run.start
-            return Piece(run, run.index, run.start, min(run.start + n_free, n_text), self._long.seq)
-        if not seqs:
+            return Piece(run, run.index, run.start, stop, self._long.seq)
+        if not room.seqs:
             return None
-        is_long = n_text > self._backend.n_batch
-        if n_text > n_free and not is_long:
+        is_long = len(text) > self._backend.n_batch or bool(text.media)
+        if len(text) > room.rows and not is_long:
             return None
         if is_long and self._next_long not in (None, run):
             return None
-        if n_text > n_cells or (is_long and self._long is not None):
+        if len(text) > room.cells or (is_long and not room.takes_long):
             self._next_long = self._next_long or run
             return None
         if self._next_long is run:
             self._next_long = None
-        return Piece(run, run.index, 0, min(n_text, n_free), seqs.pop())
+        return Piece(run, run.index, 0, stop, room.seqs.pop())
 
     # -- one tick: run
 
     def _compute(self, pieces: list[Piece]) -> bool:
         """Run the batch; returns whether there are results."""
-        assert pieces, "a tick without work: what was let in does not fit"
+        compute = self._backend.compute
+        if pieces[0].embeddings is not None:
+            compute = partial(self._backend.compute_media, pieces[0].media())
         try:
-            self._threads.run(sum(piece.n_tokens for piece in pieces), self._backend.compute)
+            self._threads.run(sum(piece.n_cells for piece in pieces), compute)
         except KVCacheFullError as error:
             if len(pieces) > 1:
                 self._max_pieces = len(pieces) // 2  # nothing was computed: try with less
@@ -256,7 +328,7 @@ class EmbeddingEngine(Loop):
         backend = self._backend
         for piece in pieces:
             if backend.pooling == "none":
-                embeddings = backend.rows(piece.first_row, piece.first_row + piece.n_tokens)
+                embeddings = backend.rows(piece.first_row, piece.first_row + piece.n_cells)
             else:
                 embeddings = backend.pooled(piece.seq)
             piece.run.take(piece, embeddings, backend.pooling)
@@ -291,6 +363,8 @@ class EmbeddingEngine(Loop):
         self._running.clear()
 
     def _close(self) -> None:
+        if self.encoder is not None:
+            self.encoder.close()
         self._backend.close()
 
     def status(self) -> EngineStatus:

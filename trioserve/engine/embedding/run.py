@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from time import monotonic
 
 import attrs
 import numpy as np
 
 from trioserve.engine.embedding.backend import Matrix
-from trioserve.types import EmbeddingTask, SlotStatus, Timings, WaitingStatus
+from trioserve.engine.projector import Embeddings, MediaPiece
+from trioserve.types import EmbeddingTask, MediaChunk, Prompt, SlotStatus, Timings, WaitingStatus
 
 
 @attrs.define(eq=False)
 class Piece:
-    """Tokens ``start <= i < stop`` of one text of a run, in a batch.
+    """Cells ``start <= i < stop`` of one text of a run, in a batch: tokens, or of one chunk.
 
     They are rows ``first_row, first_row + 1, …`` of it, and of the sequence `seq`.
     """
@@ -24,27 +26,54 @@ class Piece:
     stop: int
     seq: int
     first_row: int = 0
+    #: Of its chunk; None: it has tokens.
+    embeddings: Embeddings | None = attrs.field(default=None, repr=False)
 
     @property
-    def n_tokens(self) -> int:
-        """How many tokens are in the batch."""
+    def text(self) -> Prompt:
+        """The text that it is of."""
+        return self.run.task.texts[self.index]
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells are in the batch."""
         return self.stop - self.start
 
-    @property
-    def n_text(self) -> int:
-        """How many tokens the whole text has."""
-        return len(self.run.task.texts[self.index])
+    def media(self) -> MediaPiece:
+        """Say what of a chunk is to be computed."""
+        span = self.text.span_from(self.start)
+        assert span is not None and self.embeddings is not None
+        first, chunk = span
+        return MediaPiece(
+            chunk=chunk,
+            embeddings=self.embeddings,
+            start=self.start - first,
+            stop=self.stop - first,
+            pos=self.text.position(first),
+            seq=self.seq,
+            logits=True,
+        )
 
     @property
     def is_last(self) -> bool:
         """Whether the text ends here."""
-        return self.stop == self.n_text
+        return self.stop == len(self.text)
+
+
+@attrs.define
+class Room:
+    """What is left of a batch while it is filled."""
+
+    rows: int
+    cells: int  # of the KV cache
+    seqs: list[int]
+    takes_long: bool  # a text that comes in parts may begin
 
 
 class EmbeddingRun:
     """What the engine knows of one task.
 
-    The next token for a batch is number `start` of text `index`.
+    The next cell for a batch is number `start` of text `index`.
     """
 
     first_in_line = False  # it is never preempted
@@ -57,8 +86,30 @@ class EmbeddingRun:
         self.index = 0
         self.start = 0
         self.n_missing = len(task.texts)
-        self.n_done = 0  # tokens
+        self.n_done = 0  # cells
+        self.awaits_media = False  # the next one is of a chunk that is not encoded yet
         self._parts: list[list[Matrix]] = [[] for _ in task.texts]
+        #: Its chunks, each with its text, and where it ends there. Those that are done go first.
+        self._media: deque[tuple[int, int, MediaChunk]] = deque()
+        if task.prompt.media:
+            self._media.extend(
+                (index, start + chunk.n_cells, chunk)
+                for index, text in enumerate(task.texts)
+                for start, chunk in text.spans
+            )
+
+    @property
+    def chunk(self) -> MediaChunk | None:
+        """The chunk that the next cell is of; None: that is a token, or there is none."""
+        if not self._media or self.index == len(self.task.texts):
+            return None
+        return self.task.texts[self.index].part_from(self.start)[1]
+
+    def media_ahead(self) -> list[MediaChunk]:
+        """List the chunks that are not computed whole, in their order."""
+        while self._media and self._media[0][:2] <= (self.index, self.start):
+            self._media.popleft()
+        return [chunk for _, _, chunk in self._media]
 
     def advance(self, piece: Piece) -> None:
         """Note that a piece is in the batch."""
@@ -73,14 +124,14 @@ class EmbeddingRun:
     def take(self, piece: Piece, embeddings: Matrix, pooling: str) -> None:
         """Take the embeddings of a piece.
 
-        Where a text came in parts, they become those of the whole: the mean of all tokens is that
+        Where a text came in parts, they become those of the whole: the mean of all cells is that
         of the parts, weighted; the first embedding is that of the first part, and what comes from
         the last token is that of the last.
         """
         parts = self._parts[piece.index]
-        self.n_done += piece.n_tokens
+        self.n_done += piece.n_cells
         if pooling == "mean" and not (piece.start == 0 and piece.is_last):
-            share = embeddings * np.float32(piece.n_tokens / piece.n_text)
+            share = embeddings * np.float32(piece.n_cells / len(piece.text))
             parts[:] = [parts[0] + share] if parts else [share]
         elif pooling == "none":
             parts.append(embeddings)
@@ -120,6 +171,7 @@ class EmbeddingRun:
             n_cached=0,
             n_decoded=0,
             paused=False,
+            encoding=run is not None and run.awaits_media,
         )
 
     def waiting_status(self, position: int, now: float) -> WaitingStatus:

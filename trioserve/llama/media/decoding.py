@@ -23,12 +23,20 @@ from trioserve.llama.media.chunks import N_SECTIONS
 class MediaBatch:
     """Pieces of chunks: of several sequences, or one chunk that is not causal.
 
+    With `wants_all`, each row has an output.
+
     Raises:
         EngineError: they are more than a batch holds, or not what the context takes.
     """
 
     def __init__(
-        self, pieces: Sequence[MediaPiece], *, width: int, n_seqs: int, has_sections: bool
+        self,
+        pieces: Sequence[MediaPiece],
+        *,
+        width: int,
+        n_seqs: int,
+        has_sections: bool,
+        wants_all: bool = False,
     ) -> None:
         for piece in pieces:
             _check(piece, width, n_seqs, is_alone=len(pieces) == 1)
@@ -52,7 +60,7 @@ class MediaBatch:
         self._seqs = np.repeat(np.array([one.seq for one in pieces], dtype=np.int32), sizes)
         self._ones = np.ones(self._size, dtype=np.int32)
         self._seq_pointers = self._seqs.ctypes.data + 4 * np.arange(self._size, dtype=np.uintp)
-        self._logits = np.zeros(self._size, dtype=np.int8)
+        self._logits = np.full(self._size, wants_all, dtype=np.int8)
         self._logits[self.last_rows] = [piece.logits for piece in pieces]
 
     def __len__(self) -> int:
@@ -81,9 +89,14 @@ class MediaBatch:
 
 
 def decode_pieces(
-    context: Context, pieces: Sequence[MediaPiece], width: int, *, has_sections: bool
+    context: Context,
+    pieces: Sequence[MediaPiece],
+    width: int,
+    *,
+    has_sections: bool,
+    wants_all: bool = False,
 ) -> list[int]:
-    """Decode pieces of chunks; returns the row of the last cell of each.
+    """Decode pieces of chunks; returns the row of the last cell of each. Arguments as `MediaBatch`.
 
     Raises:
         EngineError: they are no batch; nothing has changed.
@@ -91,7 +104,13 @@ def decode_pieces(
         DecodeInterruptedError: the context was interrupted; nothing has changed.
         DecodeError: anything else; what the sequences hold is unknown.
     """
-    batch = MediaBatch(pieces, width=width, n_seqs=context.n_seqs, has_sections=has_sections)
+    batch = MediaBatch(
+        pieces,
+        width=width,
+        n_seqs=context.n_seqs,
+        has_sections=has_sections,
+        wants_all=wants_all,
+    )
     most = context.n_batch if batch.is_causal else context.n_ubatch
     if len(batch) > most:  # llama.cpp would end the process
         raise EngineError(f"A batch holds {most} cells, not {len(batch)}.")
