@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
+from typing import Any
 
+import pytest
 import structlog
 
 from tests.support.command import Terminal
-from trioserve.cli.loading import LoadReport
+from trioserve.cli import loading
+from trioserve.cli.loading import LoadReport, load
+from trioserve.cli.status import StatusPipe
+from trioserve.config import Config
+from trioserve.llama.rpc import library
 
 
 def test_progress_on_a_terminal_is_one_line_that_changes() -> None:
@@ -34,3 +42,51 @@ def test_a_model_that_loads_quickly_is_not_reported() -> None:
     report(1.0)
     report.end()
     assert stream.getvalue() == ""
+
+
+def loaded_with(
+    monkeypatch: pytest.MonkeyPatch, load_model: Any, **fields: Any
+) -> tuple[list[int], list[str]]:
+    """Load with other machines; returns the exit codes of this process, and the order of things."""
+    exits: list[int] = []
+    order: list[str] = []
+
+    def exit_with(code: int) -> None:
+        exits.append(code)
+        ended.set()
+
+    ended = threading.Event()
+    monkeypatch.setattr(loading.os, "_exit", exit_with)
+    monkeypatch.setattr(library, "connect", lambda config: order.append(f"connect {config.rpc}"))
+    monkeypatch.setattr(loading.llama, "load", lambda _, progress: load_model(progress, ended))
+    read, write = os.pipe()
+    config = Config(rpc=("10.0.0.1:50052",), **fields)
+    assert load(StatusPipe(write), config) == "the model"  # type: ignore[comparison-overlap]
+    os.close(write)
+    with open(read, encoding="utf-8") as told:
+        order += told.read().splitlines()
+    return exits, order
+
+
+def test_a_load_that_stands_still_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_still(progress: Any, ended: threading.Event) -> str:
+        progress(0.5)
+        assert ended.wait(10)
+        return "the model"
+
+    exits, order = loaded_with(monkeypatch, stand_still, watchdog_timeout=0.05)
+    assert exits == [1]
+    assert order[0] == "connect ('10.0.0.1:50052',)"
+    assert '"failed", "message": "Loading the model has made no progress for 0.05 se' in order[-1]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 120.0])
+def test_a_load_that_goes_on_does_not(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    def go_on(progress: Any, _ended: threading.Event) -> str:
+        assert progress(0.5)
+        return "the model"
+
+    exits, order = loaded_with(monkeypatch, go_on, watchdog_timeout=seconds)
+    assert exits == []
+    assert order[1:] == ['{"state": "loading", "progress": 0.5}']
+    assert not any(one.name == "trioserve-loading" for one in threading.enumerate())

@@ -20,6 +20,7 @@ from trioserve.cli.routing import fleet_of
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
+from trioserve.llama.rpc import library
 from trioserve.models import BUNDLED
 
 
@@ -86,6 +87,33 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     argv = ["--models-dir", str(tmp_path / "none")]
     with pytest.raises(ConfigError, match="cannot be read"):
         fleet_of(parse(argv, {}).config, argv, {})
+
+
+RPC = ("--rpc", "127.0.0.1:50052")
+
+
+def test_a_model_that_other_machines_compute_has_a_process_of_its_own(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "check", lambda: None)
+    for argv in (["-m", "x.gguf", *RPC], list(RPC)):
+        config = parse(argv, {}).config
+        make = fleet_of(config, argv, {})
+        assert make is not None
+        assert len(make().catalog.entries) == 1
+        assert fleet_of(config, argv, {}, watched=True) is None
+    argv = ["--models-dir", str(models), *RPC]
+    make = fleet_of(parse(argv, {}).config, argv, {})
+    assert make is not None
+    assert list(make().catalog.entries) == ["one", "two", "bundled"]
+
+
+def test_without_the_library_there_are_no_other_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="run `trioserve rpc build`"):
+        fleet_of(parse(RPC, {}).config, RPC, {})
 
 
 # -- the command

@@ -39,6 +39,32 @@ def test_fields_that_contradict_each_other(cls: type[ModelConfig]) -> None:
         cls(pooling="mean")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host",
+        "host:",
+        ":1",
+        "host:0",
+        "host:65536",
+        "host:1:2",
+        "[::1]:1",
+        "a b:1",
+        "-x:1",
+        "http://host:1",
+        "host:1/",
+    ],
+)
+def test_other_machines_have_a_name_and_a_port(text: str) -> None:
+    with pytest.raises(ConfigError, match="rpc must be HOST:PORT"):
+        ModelConfig(rpc=("10.0.0.1:50052", text))
+
+
+def test_other_machines_are_named_once() -> None:
+    with pytest.raises(ConfigError, match="rpc names a machine twice"):
+        ModelConfig(rpc=("gpu-box.lan:1", "gpu-box.lan:1"))
+
+
 def test_a_model_of_its_own_has_the_fields_of_a_model() -> None:
     config = ModelConfig(model="a.gguf", alias="a, b", lora=("x:2.0",))
     assert (config.aliases, config.lora_files) == (("a", "b"), (("x", 2.0),))

@@ -55,7 +55,11 @@ def test_the_command_line_wins() -> None:
         ("LLAMA_ARG_PROT", "1", "LLAMA_ARG_PROT is not a variable of trioserve; did you mean LLAM"),
         ("TRIOSERVE_QQQQ", "1", "TRIOSERVE_QQQQ is not a variable of trioserve"),
         ("LLAMA_ARG_FIT", "1", "LLAMA_ARG_FIT: fit must be one of off, not 'on'"),
-        ("LLAMA_ARG_RPC", "1", "LLAMA_ARG_RPC is a variable of llama-server that trioserve doe"),
+        (
+            "LLAMA_ARG_RPC",
+            "1",
+            "rpc must be HOST:PORT with the name of a machine or its IPv4 addres",
+        ),
         ("LLAMA_ARG_TOOLS", "all", "LLAMA_ARG_TOOLS is a variable of llama-server that trioserve"),
     ],
 )

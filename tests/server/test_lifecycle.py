@@ -146,3 +146,8 @@ async def test_an_unknown_strategy_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="strategy"):
         async with serve(strategy="magic"):
             pass
+
+
+def test_other_machines_need_a_process_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="use the command, or ChildModels"):
+        Server(Config(rpc=("10.0.0.1:50052",)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -25,15 +28,53 @@ def load(
     """Load the model, and tell how far it is. Runs in a worker thread."""
     report = LoadReport(config.model or "the bundled model", sys.stderr)
 
-    def both(share: float) -> bool:
+    def all_of_them(share: float) -> bool:
+        goes_on()
         report(share)
         status.progress(share)
         return progress is None or progress(share)
 
+    if config.rpc:
+        from trioserve.llama.rpc import library
+
+        library.connect(config)
+    with _ended_if_stalled(status, config.watchdog_timeout if config.rpc else 0.0) as goes_on:
+        try:
+            return llama.load(config, progress=all_of_them)
+        finally:
+            report.end()
+
+
+@contextmanager
+def _ended_if_stalled(status: StatusPipe, seconds: float) -> Iterator[Callable[[], None]]:
+    """End this process when loading makes no progress, because another machine does not answer.
+
+    The block calls the function that it gets whenever there is some. With 0 seconds, nothing is
+    ended.
+    """
+    moved, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while moved.wait(seconds):
+            moved.clear()
+            if over.is_set():
+                return
+        message = f"Loading the model has made no progress for {seconds:g} seconds."
+        _log.error(message)
+        status.tell("failed", message=message)
+        os._exit(1)
+
+    if not seconds:
+        yield moved.set
+        return
+    thread = threading.Thread(target=watch, name="trioserve-loading", daemon=True)
+    thread.start()
     try:
-        return llama.load(config, progress=both)
+        yield moved.set
     finally:
-        report.end()
+        over.set()
+        moved.set()
+        thread.join()
 
 
 class LoadReport:

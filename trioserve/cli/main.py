@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status.is_open:
             config = attrs.evolve(config, log_format="json")  # for who reads it
         logs.configure(config)
-        fleet = routing.fleet_of(config, words, os.environ)
+        fleet = routing.fleet_of(config, words, os.environ, watched=status.is_open)
     except TrioServeError as error:
         status.tell("failed", message=error.message)
         print(f"trioserve: {error.message}", file=sys.stderr)

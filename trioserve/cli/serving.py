@@ -64,7 +64,7 @@ def serve(
     with ExitStack() as closing:
         try:
             _check_files(config)
-            if fleet is None:
+            if fleet is None or config.rpc:
                 _check_models(config)
             listening = closing.enter_context(open_sockets(config))
         except TrioServeError as error:

@@ -63,8 +63,6 @@ _FLAGS = """
 --mtmd-batch-max-tokens LLAMA_ARG_MTMD_BATCH_MAX_TOKENS
 --video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
 -sps --slot-prompt-similarity
-# a GGML RPC server that dies would hang the server for ever
---rpc LLAMA_ARG_RPC
 # drafts are sampled on the CPU
 --spec-draft-backend-sampling | --no-spec-draft-backend-sampling LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING
 # an output would depend on what the cache holds; see docs/configuration.md

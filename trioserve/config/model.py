@@ -10,7 +10,13 @@ import attrs
 
 from trioserve.config.drafts import CACHE_TYPES, DraftConfig
 from trioserve.config.option import option
-from trioserve.config.values import parse_adapter, parse_json, parse_override, parse_placement
+from trioserve.config.values import (
+    parse_adapter,
+    parse_json,
+    parse_override,
+    parse_placement,
+    parse_rpc,
+)
 from trioserve.errors import ConfigError
 from trioserve.types import SamplingParams
 from trioserve.types.checks import INT32_MAX
@@ -41,6 +47,13 @@ def _check_overrides(config: ModelConfig) -> None:
         parse_override(text)
     for text in config.override_tensor:
         parse_placement(text)
+
+
+def _check_rpc(config: ModelConfig) -> None:
+    for text in config.rpc:
+        parse_rpc(text)
+    if len(set(config.rpc)) < len(config.rpc):
+        raise ConfigError("rpc names a machine twice")
 
 
 def _check_lora(config: ModelConfig) -> None:
@@ -102,8 +115,8 @@ class ModelConfig(DraftConfig):
     """
 
     CHECKS = (
-        _check_alias, _check_overrides, _check_lora, _check_shape, _check_template_variables,
-        _check_pooling, *DraftConfig.CHECKS, _check_backend_sampling,
+        _check_alias, _check_overrides, _check_rpc, _check_lora, _check_shape,
+        _check_template_variables, _check_pooling, *DraftConfig.CHECKS, _check_backend_sampling,
     )
 
     # -- Model
@@ -237,6 +250,11 @@ class ModelConfig(DraftConfig):
         "or str, separated by commas")
     device: tuple[str, ...] = _device((), "-dev --device LLAMA_ARG_DEVICE",
         help="devices to compute on, separated by commas (see --list-devices); none = the CPU only")
+    rpc: tuple[str, ...] = _device((), "--rpc LLAMA_ARG_RPC",
+        help="other machines that compute a part of the model, as HOST:PORT, separated by commas; "
+        "trioserve rpc serve runs there. Nothing between them is encrypted")
+    rpc_allow_public: bool = _device(False, "--rpc-allow-public TRIOSERVE_RPC_ALLOW_PUBLIC",
+        help="let --rpc connect to addresses of the public internet, where anyone can read along")
     split_mode: str = _device("layer", "-sm --split-mode LLAMA_ARG_SPLIT_MODE",
         choices=("none", "layer", "row", "tensor"), help="how to split the model across GPUs")
     tensor_split: tuple[float, ...] = _device((), "-ts --tensor-split LLAMA_ARG_TENSOR_SPLIT",

@@ -17,6 +17,9 @@ _HOST = re.compile(
     r"(?P<host>\[[0-9a-f:.]+\]|\.?[^\s\[\]:=/@]+)(:(?P<port>[0-9]{1,5}))?(=(?P<range>\S+))?"
 )
 
+#: ``HOST:PORT``
+_RPC = re.compile(r"(?P<host>[A-Za-z0-9](?:[\w.-]*\w)?):(?P<port>[0-9]{1,5})", re.ASCII)
+
 #: Bytes that llama.cpp has for a key of the metadata, and for a text, each with a null at its end.
 _OVERRIDE_SIZE = 128
 
@@ -54,6 +57,19 @@ def parse_override(text: str) -> Override:
         return Override(key, kind, float(value) if kind == "float" else int(value))
     except ValueError:
         raise ConfigError(f"override_kv: {key} must be of type {kind}, not {value!r}") from None
+
+
+def parse_rpc(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT``, where HOST is a name or an IPv4 address: llama.cpp knows no others.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    found = _RPC.fullmatch(text)
+    if found is None or not 0 < int(found["port"]) < 2**16:
+        raise ConfigError(f"rpc must be HOST:PORT with the name of a machine or its IPv4 address, "
+                          f"not {text!r}")  # fmt: skip
+    return found["host"], int(found["port"])
 
 
 def parse_placement(text: str, field: str = "override_tensor") -> tuple[str, str]:

@@ -32,11 +32,17 @@ _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_dev_buffer_type": (ctypes.c_void_p, (ctypes.c_void_p,)),
     "ggml_backend_buft_name": (ctypes.c_char_p, (ctypes.c_void_p,)),
     "ggml_backend_cpu_buffer_type": (ctypes.c_void_p, ()),
+    "ggml_backend_dev_backend_reg": (ctypes.c_void_p, (ctypes.c_void_p,)),
+    "ggml_backend_load": (ctypes.c_void_p, (ctypes.c_char_p,)),
+    "ggml_backend_reg_by_name": (ctypes.c_void_p, (ctypes.c_char_p,)),
+    "ggml_backend_reg_get_proc_address": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)),
+    "ggml_backend_reg_name": (ctypes.c_char_p, (ctypes.c_void_p,)),
+    "ggml_backend_register": (None, (ctypes.c_void_p,)),
     "ggml_commit": (ctypes.c_char_p, ()),
     "ggml_version": (ctypes.c_char_p, ()),
 }
 
-_CPU = 0  # of the types of a device
+_CPU, _GPU = 0, 1  # of the types of a device
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
@@ -47,7 +53,7 @@ _DENSE = r"\.ffn_(up|down|gate)\."
 
 
 @cache
-def _ggml(name: str) -> Callable[..., Any]:
+def ggml(name: str) -> Callable[..., Any]:
     """Return a function of ggml. Raises BackendMismatchError if it does not exist."""
     from llama_cpp._ggml import libggml  # not above: `library` tells if llama_cpp is missing
 
@@ -62,9 +68,9 @@ def _ggml(name: str) -> Callable[..., Any]:
 
 def versions() -> str:
     """Return the versions of llama.cpp and ggml, and the commit that ggml was built from."""
-    parts = (lib.llama_version(), _ggml("ggml_version")(), _ggml("ggml_commit")())
-    llama, ggml, commit = (part.decode(errors="replace") for part in parts)
-    return f"llama.cpp {llama}, ggml {ggml} (commit {commit})"
+    parts = (lib.llama_version(), ggml("ggml_version")(), ggml("ggml_commit")())
+    version, of_ggml, commit = (part.decode(errors="replace") for part in parts)
+    return f"llama.cpp {version}, ggml {of_ggml} (commit {commit})"
 
 
 def system() -> str:
@@ -74,26 +80,35 @@ def system() -> str:
 
 @attrs.frozen
 class Device:
-    """Something that llama.cpp can compute on. `handle` is ggml's pointer."""
+    """Something that llama.cpp can compute on. `handle` is ggml's pointer.
+
+    What is `remote` is on another machine.
+    """
 
     handle: int
     name: str
     description: str
     is_cpu: bool
+    is_gpu: bool = False
+    remote: bool = False
 
 
 def devices() -> tuple[Device, ...]:
     """Return all devices, in ggml's order. Raises BackendMismatchError."""
     library.start()
     found = []
-    for i in range(_ggml("ggml_backend_dev_count")()):
-        handle = _ggml("ggml_backend_dev_get")(i)
+    for i in range(ggml("ggml_backend_dev_count")()):
+        handle = ggml("ggml_backend_dev_get")(i)
+        kind = ggml("ggml_backend_dev_type")(handle)
+        backend = ggml("ggml_backend_reg_name")(ggml("ggml_backend_dev_backend_reg")(handle))
         found.append(
             Device(
                 handle,
-                _ggml("ggml_backend_dev_name")(handle).decode(errors="replace"),
-                _ggml("ggml_backend_dev_description")(handle).decode(errors="replace"),
-                _ggml("ggml_backend_dev_type")(handle) == _CPU,
+                ggml("ggml_backend_dev_name")(handle).decode(errors="replace"),
+                ggml("ggml_backend_dev_description")(handle).decode(errors="replace"),
+                is_cpu=kind == _CPU,
+                is_gpu=kind == _GPU,
+                remote=backend == b"RPC",
             )
         )
     return tuple(found)
@@ -102,7 +117,7 @@ def devices() -> tuple[Device, ...]:
 def memory_of(device: Device) -> tuple[int, int]:
     """Return how many bytes of a device's memory are free, and how many it has; 0: unknown."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    _ggml("ggml_backend_dev_memory")(device.handle, ctypes.byref(free), ctypes.byref(total))
+    ggml("ggml_backend_dev_memory")(device.handle, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
@@ -129,8 +144,8 @@ def place(params: Any, config: ModelConfig) -> list[Any]:
     params.use_extra_bufts = config.repack
     params.no_host = config.no_host
     kept: list[Any] = []
-    if config.device:
-        handles = chosen(config.device)
+    handles = chosen(config.device) if config.device else _with_remote(config)
+    if handles is not None:
         kept.append((ctypes.c_void_p * (len(handles) + 1))(*handles, None))
         params.devices = ctypes.cast(kept[-1], ctypes.c_void_p)
     if config.tensor_split:
@@ -163,6 +178,19 @@ def chosen(names: tuple[str, ...]) -> list[int]:
     return [known[name].handle for name in names]
 
 
+def _with_remote(config: ModelConfig) -> list[int] | None:
+    """Return other machines, where the model is to have them, and the GPUs here.
+
+    llama.cpp would not choose other machines by itself. None: it may choose as it likes.
+    """
+    known = devices()
+    remote = [one.handle for one in known if one.remote]
+    if not remote:
+        return None
+    here = [one.handle for one in known if one.is_gpu and not one.remote]
+    return [*remote, *here] if config.rpc else here
+
+
 def _placements(config: ModelConfig) -> list[tuple[bytes, int]]:
     """Return patterns of tensor names with their buffers; the first that matches decides."""
     found = []
@@ -174,7 +202,7 @@ def _placements(config: ModelConfig) -> list[tuple[bytes, int]]:
                     f"There is no buffer type {name!r}; available: {', '.join(buffers)}."
                 )
             found.append((pattern, buffers[name]))
-    cpu = _ggml("ggml_backend_cpu_buffer_type")
+    cpu = ggml("ggml_backend_cpu_buffer_type")
     if config.cpu_moe:
         found.append((_EXPERTS, cpu()))
     for i in range(config.n_cpu_moe):
@@ -187,8 +215,8 @@ def _placements(config: ModelConfig) -> list[tuple[bytes, int]]:
 def _buffers() -> dict[str, int]:
     found = {}
     for one in devices():
-        if buffer := _ggml("ggml_backend_dev_buffer_type")(one.handle):
-            found[_ggml("ggml_backend_buft_name")(buffer).decode(errors="replace")] = buffer
+        if buffer := ggml("ggml_backend_dev_buffer_type")(one.handle):
+            found[ggml("ggml_backend_buft_name")(buffer).decode(errors="replace")] = buffer
     return found
 
 

@@ -67,6 +67,7 @@ def measure(config: ModelConfig) -> Estimate:
         ModelLoadError: the file or the context cannot be used.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
+    config = _without_remote(config)
     params_of = embedding_params if config.serves_embeddings else generation_params
     with Model.load(config, weights=False) as model:
         params = params_of(model, config)
@@ -89,6 +90,12 @@ def measure(config: ModelConfig) -> Estimate:
             weights + other.weights, cache + other.cache, compute + other.compute
         )  # fmt: skip
     return Estimate(weights=weights, cache=cache, compute=compute, n_ctx=n_ctx)
+
+
+def _without_remote(config: ModelConfig) -> ModelConfig:
+    """Leave out other machines: they need not be there for this, and have one client at a time."""
+    here = tuple(name for name in config.device if not name.startswith("RPC"))
+    return attrs.evolve(config, rpc=(), device=here)
 
 
 def _check_cells(n_ctx: int) -> None:

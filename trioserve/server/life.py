@@ -15,7 +15,12 @@ from trio_util import AsyncValue
 
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.errors import EngineError, ServerClosingError, ServerSleepingError
+from trioserve.errors import (
+    ConfigError,
+    EngineError,
+    ServerClosingError,
+    ServerSleepingError,
+)
 from trioserve.server.arguments import refuse, take_context
 from trioserve.server.common import Common
 from trioserve.server.concurrency import EnteredOnce, alongside
@@ -47,6 +52,9 @@ class ServerLife(EnteredOnce):
         room: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self.config = config or Config()
+        if self.config.rpc and load is llama.load:
+            raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
+                              "one of its own: use the command, or ChildModels")  # fmt: skip
         #: What requests may hold, those of other connections that are not read yet included.
         self.memory = MemoryBudget.of(self.config)
         self.load_progress = 0.0

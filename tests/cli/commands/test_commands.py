@@ -186,3 +186,26 @@ def test_counts_for_people(number: float, text: str) -> None:
 )
 def test_lengths_of_time_for_people(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+# -- rpc
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "rpc: the following arguments are required: action; see trioserve rpc --help"),
+        (("sing",), "rpc: argument action: invalid choice: 'sing'"),
+        (("serve", "--prot", "1"), "rpc: unrecognized arguments: --prot 1"),
+        (("serve", "--port", "0"), "rpc: argument --port: invalid choice: 0"),
+        (("serve", "--threads", "-1"), "rpc: --threads must not be negative"),
+        (("serve", "--host", "0.0.0.0"), "0.0.0.0 can be reached by others than the machines of"),
+        (("serve", "--host", "8.8.8.8"), "8.8.8.8 can be reached by others than the machines of"),
+        (("serve", "--host", "10.255.255.254"), "cannot listen on 10.255.255.254:50052: Cannot"),
+    ],
+)
+def test_what_rpc_refuses(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
+) -> None:
+    assert main(("rpc", *argv)) == 2
+    assert capsys.readouterr().err.startswith(f"trioserve: {message}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests.support.rpc_peer import answers, closes, listening
 from trioserve.cli.commands import doctor
 from trioserve.cli.main import main
 from trioserve.llama import devices, machine
@@ -185,3 +186,21 @@ def test_what_is_left_out_of_the_models(diagnose, tmp_path: Path) -> None:
 def test_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--prot", "1"]) == 2
     assert "did you mean --port?" in capsys.readouterr().err
+
+
+def test_other_machines_are_asked(
+    diagnose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**20)
+    with listening(answers(n_devices=2, free=2**31)) as there, listening(closes) as other:
+        report = diagnose("-c", "512", "--rpc", f"{there},{other}")
+    assert report.code == 1
+    missing, found, closed = report.about("rpc")
+    assert missing.startswith("problem: rpc needs a library")
+    assert found == (
+        f"ok: {there}: 2.0 GiB of 4.0 GiB free and 2.0 GiB of 4.0 GiB free, "
+        "version 7.0.0 of the protocol"
+    )
+    assert closed.startswith(f"problem: The RPC server {other} has closed the connection")
+    assert report.about("model")[0].startswith("ok: ")  # there is room on another machine

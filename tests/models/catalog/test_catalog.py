@@ -18,6 +18,7 @@ from trioserve.models.catalog import (
     Catalog,
     CatalogChanges,
     ModelEntry,
+    OneModel,
     Source,
     catalog as module,
     environment_of_children,
@@ -277,6 +278,50 @@ def test_it_is_made_of_a_configuration(tmp_path: Path) -> None:
     made = Catalog.of(parsed, flags, {"LLAMA_ARG_CTX_SIZE": "512"})
     assert made.find("M").name == made.find(None).name == "m"
     assert (config(made.find("m")).parallel, config(made.find("m")).ctx_size) == (3, 512)
+
+
+def one_model(*argv: str, **environ: str) -> OneModel:
+    return OneModel(parse(argv, environ).config, argv, environ)
+
+
+def test_a_catalog_of_one_model_has_its_flags_and_variables() -> None:
+    flags = ("-m", "/models/m.gguf", "--alias", "big,small", "--port", "1", "-np", "3")
+    others = ("--mmproj", "/models/p.gguf", "--log-file", "x.log", "--models-max", "1")
+    made = one_model(*flags, *others, LLAMA_ARG_RPC="10.0.0.1:1,gpu-box:2", HF_TOKEN="secret")
+    (entry,) = made.entries.values()
+    assert (entry.name, entry.aliases, entry.path) == ("big", ("small",), Path("/models/m.gguf"))
+    assert entry.load_on_startup
+    own = config(entry)
+    assert own == Config(
+        model="/models/m.gguf",
+        mmproj="/models/p.gguf",
+        alias="big,small",
+        parallel=3,
+        rpc=("10.0.0.1:1", "gpu-box:2"),
+    )
+    assert made.environment["HF_TOKEN"] == "secret"
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        ((), "bundled.gguf"),
+        (("-m", "/models/m.gguf"), "m.gguf"),
+        (("-hf", "user/repo:Q8_0"), "user/repo:Q8_0"),
+        (("-mu", "http://here/there/m.gguf"), "m.gguf"),
+        (("-mu", "http://here/there/m.gguf", "-a", "mine"), "mine"),
+    ],
+)
+def test_one_model_answers_to_every_name(argv: tuple[str, ...], name: str) -> None:
+    made = one_model(*argv)
+    assert list(made.entries) == [name]
+    for asked in (name, "gpt-4", None):
+        assert made.find(asked).name == name
+    assert made.reload() == CatalogChanges()
+    parsed = parse(argv, {}).config
+    own = config(made.entries[name])
+    assert (own.hf_repo, own.model_url) == (parsed.hf_repo, parsed.model_url)
+    assert own.model == parsed.model or parsed.model_named is None
 
 
 def test_variables_are_handed_on_once() -> None:

@@ -61,6 +61,19 @@ COMMANDS: Mapping[str, Command] = {
         "  --json       print an object in JSON\n"
         "  --template   print the chat template only\n",
     ),
+    "rpc": Command(
+        "build [--sources PATH] | serve [flags]",
+        "compute a part of a model for another machine's trioserve --rpc",
+        "build makes the library that both machines need, with a C++ compiler. PATH is the source\n"
+        "distribution of llama-cpp-python, which pip downloads otherwise.\n\n"
+        "serve is what runs on the other machine. Nothing is authenticated or encrypted.\n\n"
+        "  --host HOST           address to listen on (default 127.0.0.1)\n"
+        "  --port PORT           port to listen on (default 50052)\n"
+        "  --device NAME,NAME    devices to offer (default: the GPUs, or else the CPU)\n"
+        "  --threads N           threads of the CPU (default: one per physical core)\n"
+        "  --cache FOLDER        keep large tensors here, so that they need not be sent again\n"
+        "  --rpc-allow-public    listen on an address of the public internet, or on all\n",
+    ),
     "doctor": Command(
         "[flags]",
         "look for what would keep a server with these flags from working well",

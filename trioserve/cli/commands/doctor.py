@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from trioserve.cli.sockets import open_sockets
 from trioserve.cli.units import bytes_text
 from trioserve.config import Config
 from trioserve.config.parse import parse
-from trioserve.errors import TrioServeError
+from trioserve.errors import ModelLoadError, TrioServeError
+from trioserve.llama.rpc import library
+from trioserve.llama.rpc.peers import Peer, greet, locate
 from trioserve.models import resolve
 from trioserve.models.catalog import Catalog, Source
 from trioserve.models.hub.environment import default_cache_dir
@@ -157,7 +160,7 @@ def _model(config: Config, *_others: object) -> Iterator[Finding]:
         yield Finding(Level.PROBLEM, "model", error.message)
         return
     path = resolve(config.model)
-    free = _free_for_model(free)
+    free = _free_for_model(free, config)
     text = f"{path.name} needs {bytes_text(need.total)} for {need.n_ctx} tokens of context"
     smaller = "set a smaller --ctx-size, or take a file with a smaller quantization"
     if free is None or need.total <= free:
@@ -170,12 +173,46 @@ def _model(config: Config, *_others: object) -> Iterator[Finding]:
         )
 
 
-def _free_for_model(in_ram: int | None) -> int | None:
-    """Return the bytes for a model: those of the RAM and of the GPUs."""
+def _free_for_model(in_ram: int | None, config: Config) -> int | None:
+    """Return the bytes for a model: those of the RAM, of the GPUs and of other machines."""
     from trioserve.llama import devices
 
     gpus = [devices.memory_of(one)[0] for one in devices.devices() if not one.is_cpu]
-    return None if in_ram is None else in_ram + sum(gpus)
+    remote = [free for one in _peers(config) if isinstance(one, Peer) for free, _ in one.memory]
+    return None if in_ram is None else in_ram + sum(gpus) + sum(remote)
+
+
+def _peers(config: Config) -> list[Peer | ModelLoadError]:
+    """Ask the machines that `--rpc` names, once."""
+    return _ask(config.rpc, config.rpc_allow_public)
+
+
+@cache
+def _ask(names: tuple[str, ...], allow_public: bool) -> list[Peer | ModelLoadError]:
+    found: list[Peer | ModelLoadError] = []
+    for named in names:
+        try:
+            found.append(greet(named, locate(named, allow_public=allow_public)))
+        except ModelLoadError as error:
+            found.append(error)
+    return found
+
+
+def _rpc(config: Config, *_others: object) -> Iterator[Finding]:
+    """Whether other machines can compute a part of the model."""
+    if not config.rpc:
+        return
+    try:
+        library.check()
+    except TrioServeError as error:
+        yield Finding(Level.PROBLEM, "rpc", error.message)
+    for one in _peers(config):
+        if isinstance(one, ModelLoadError):
+            yield Finding(Level.PROBLEM, "rpc", one.message)
+            continue
+        memory = " and ".join(f"{bytes_text(f)} of {bytes_text(t)} free" for f, t in one.memory)
+        protocol = ".".join(map(str, one.version))
+        yield Finding(Level.OK, "rpc", f"{one.named}: {memory}, version {protocol} of the protocol")
 
 
 def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -307,5 +344,5 @@ def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -
 
 #: In this order.
 CHECKS: tuple[_Check, ...] = (
-    _versions, _devices, _cores, _model, _models, _port, _limits, _folders,
+    _versions, _devices, _cores, _rpc, _model, _models, _port, _limits, _folders,
 )  # fmt: skip

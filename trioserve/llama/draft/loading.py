@@ -104,6 +104,7 @@ def draft_config(config: ModelConfig, context: Context) -> ModelConfig:
         cache_type_k=config.spec_draft_type_k,
         cache_type_v=config.spec_draft_type_v,
         n_gpu_layers=config.spec_draft_ngl,
+        rpc=(),  # a draft over the network would take longer than the token that it saves
         device=config.spec_draft_device or config.device,
         split_mode="layer" if len(config.spec_draft_device) == 1 else config.split_mode,
         override_tensor=config.spec_draft_override_tensor,

@@ -4,7 +4,7 @@
 both together. `names` finds the model that a request means, and `summary` says what is in a file.
 """
 
-from trioserve.models.catalog.catalog import BUNDLED_NAME, Catalog
+from trioserve.models.catalog.catalog import BUNDLED_NAME, Catalog, OneModel
 from trioserve.models.catalog.entry import CatalogChanges, ModelEntry, Source
 from trioserve.models.catalog.options import environment_of_children
 from trioserve.models.catalog.summary import GgufSummary, describe
@@ -15,6 +15,7 @@ __all__ = [
     "CatalogChanges",
     "GgufSummary",
     "ModelEntry",
+    "OneModel",
     "Source",
     "describe",
     "environment_of_children",

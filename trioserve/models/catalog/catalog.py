@@ -75,7 +75,7 @@ class Catalog:
         self._models_preset = models_preset
         self._cache_dir = cache_dir
         shared = of_all(own_args, environ)
-        self._below, self._above = shared.below, shared.above
+        self._below, self._above, self._single = shared.below, shared.above, shared.single
         #: The environment of the models' processes.
         self.environment = shared.environment
         self._match = frozenset(match)
@@ -163,6 +163,33 @@ class Catalog:
             )
             for one in entries
         }
+
+
+class OneModel(Catalog):
+    """The model that a configuration names, and no other.
+
+    A request gets it whatever model it asks for, as from a server that has no catalog.
+
+    Args:
+        config: what the command line and the variables say.
+        own_args: the command line.
+        environ: the variables.
+    """
+
+    def __init__(
+        self, config: Config, own_args: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._config = config
+        super().__init__(own_args=own_args, environ=environ)
+        self._default = next(iter(self._entries))
+
+    def _read(self) -> dict[str, ModelEntry]:
+        named, alias = self._config.model_named, next(iter(self._config.aliases), None)
+        found = _Found(Source.BUNDLED, (BUNDLED,)) if named is None else None
+        name = alias or (self._config.hf_repo or Path(named or BUNDLED).name)
+        builder = _Builder(self._below, self._above, Preset(), self._cache_dir)
+        entry = builder.entry(name, found, Preset(self._single, load_on_startup=True))
+        return {entry.name: entry}
 
 
 class _Builder:

@@ -40,9 +40,11 @@ OF_THE_ROUTER = frozenset(
 _OF_ONE_MODEL = frozenset(
     {
         "model", "hf_repo", "hf_file", "model_url", "mmproj", "mmproj_url", "alias", "tags",
-        "log_file",
     }
 )  # fmt: skip
+
+#: The router writes what its models log.
+_LOG_FILE = "log_file"
 
 #: Handed on as a variable only, because everybody may see the flags of a process.
 SECRET, _TOKEN = "hf_token", "HF_TOKEN"
@@ -108,11 +110,15 @@ def _opposite(text: str) -> str:
 
 @attrs.frozen
 class Shared:
-    """What is set for all models. Presets win over what is `below`, and `above` wins over them."""
+    """What is set for all models. Presets win over what is `below`, and `above` wins over them.
+
+    `single` is what says which model it is, if there is one only.
+    """
 
     below: Options
     above: Options
     environment: Mapping[str, str]
+    single: Options
 
 
 def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
@@ -126,11 +132,13 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
     for name, text in environ.items():
         if text and _is_ours(name) and (found := option(name, text, name)) is not None:
             lower |= [found]
-    dropped = OF_THE_ROUTER | _OF_ONE_MODEL | {SECRET}
+    dropped = OF_THE_ROUTER | _OF_ONE_MODEL | {SECRET, _LOG_FILE}
+    both = {**lower, **parsed.words}
     return Shared(
         without(lower, dropped),
         without(parsed.words, dropped),
         environment_of_children(environ, parsed.config),
+        {field: both[field] for field in both.keys() & _OF_ONE_MODEL},
     )
 
 

@@ -1,0 +1,74 @@
+"""``trioserve rpc``: what is needed to have a model computed by several machines."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from trioserve.cli.commands import hush
+from trioserve.config import Config
+from trioserve.errors import ConfigError
+
+_PORT = 50052  # as llama.cpp's own server
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong as our error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"rpc: {message}; see trioserve rpc --help")
+
+
+def run(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        ConfigError: a flag is wrong, the library cannot be built, or the address not be used.
+    """
+    options = _parser().parse_args(list(argv))
+    hush(Config())
+    return _build(options) if options.action == "build" else _serve(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="trioserve rpc", add_help=False, allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=_Parser)
+    build = actions.add_parser("build", add_help=False, allow_abbrev=False)
+    build.add_argument("--sources", type=Path)
+    serve = actions.add_parser("serve", add_help=False, allow_abbrev=False)
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=_PORT, choices=range(1, 2**16), metavar="PORT")
+    serve.add_argument("--device", type=lambda text: text.split(","), default=[])
+    serve.add_argument("--threads", type=int, default=0)
+    serve.add_argument("--cache", type=Path)
+    serve.add_argument("--rpc-allow-public", action="store_true")
+    return parser
+
+
+def _build(options: argparse.Namespace) -> int:
+    from trioserve.llama.rpc.building import build
+
+    built = build(options.sources)
+    protocol = ".".join(map(str, built.protocol))
+    print(f"{built.path}\nggml {built.ggml}, version {protocol} of the protocol")
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from trioserve.llama.rpc.serving import serve
+
+    if options.threads < 0:
+        raise ConfigError("rpc: --threads must not be negative")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while ggml serves, Python would not notice it
+    serve(
+        options.host,
+        options.port,
+        names=options.device,
+        threads=options.threads,
+        cache=options.cache,
+        allow_public=options.rpc_allow_public,
+    )
+    return 1  # ggml has said why
