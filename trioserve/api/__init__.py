@@ -60,8 +60,11 @@ from trioserve.api.router.service import RouterService
 from trioserve.api.streams import posts as streamed_posts, routes as streams
 from trioserve.config import Config
 
-__all__ = ["RouterService", "Service", "configure", "install", "install_router"]
+__all__ = ["ERROR_SHAPES", "RouterService", "Service", "configure", "install", "install_router"]
 
+
+#: The forms of errors on the routes that do not have the common one.
+ERROR_SHAPES = (anthropic_errors.SHAPE, responses_errors.SHAPE, ollama_errors.SHAPE)
 
 #: Routes that speak of models by their names, and of what they do. A router forwards them.
 _OF_MODELS: Sequence[Blueprint] = (
@@ -114,7 +117,7 @@ def _install_base(app: QuartTrio, served: intake.Intake) -> None:
     sites.install(app)
     rate_limits.install(app)
     auth.install(app)
-    errors.install(app, [anthropic_errors.SHAPE, responses_errors.SHAPE, ollama_errors.SHAPE])
+    errors.install(app, ERROR_SHAPES)
     streamed_posts.install(app)  # after the checks: an answer that is posted for is read later
     pages.install(app)
     for blueprint in (openapi.blueprint, pages.blueprint):

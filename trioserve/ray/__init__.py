@@ -1,1 +1,27 @@
-"""Models on many machines: trioserve as a Ray Serve application. It needs ``trioserve[ray]``."""
+"""Models on many machines: trioserve as a Ray Serve application. It needs ``trioserve[ray]``.
+
+`build` makes the application. `ingress` looks at requests, `routes` knows where each of them goes,
+`calls` brings it to a replica, `request_router` chooses which one, by what `prefixes` knows of its
+beginning, and `replica` has it answered by its `child`, which is a server as on one machine.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trioserve.ray.application import app, build
+    from trioserve.ray.models import Model
+
+__all__ = ["Model", "app", "build"]
+
+
+def __getattr__(name: str) -> Any:
+    # The modules that need Ray are imported by who needs them.
+    if name == "Model":
+        from trioserve.ray.models import Model
+
+        return Model
+    if name in __all__:
+        from trioserve.ray import application
+
+        return getattr(application, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

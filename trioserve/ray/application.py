@@ -1,0 +1,147 @@
+"""`build`: models as a Serve application."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from trioserve.errors import ConfigError
+from trioserve.ray.ingress import Ingress
+from trioserve.ray.models import Model, Served, Settings, read_models
+from trioserve.ray.replica import Replica
+from trioserve.ray.routes import Routes, Target
+
+#: Seconds between two questions of Serve whether a replica lives, and how full it is.
+_PERIOD = 2.0
+
+#: Seconds that a replica gets for its end, beside the time in which its requests may finish.
+_GRACE = 10.0
+
+#: Requests beside those that generate: questions for lists, health and metrics.
+_OTHERS = 64
+
+#: Requests that one ingress may have at the same time. Each waits, most of the time.
+_MAX_OF_INGRESS = 2000
+
+_ROUTER = "trioserve.ray.request_router.PrefixRouter"
+
+
+def build(
+    models: Mapping[str, Model | Settings],
+    *,
+    settings: Settings = (),
+    replicas: int = 1,
+    autoscaling: Mapping[str, Any] | None = None,
+    ingresses: int = 2,
+    router: bool = True,
+    patience: float = 30.0,
+    ingress: Mapping[str, Any] | None = None,
+) -> serve.Application:
+    """Make a Serve application: ``serve.run(build({"qwen": ["-m", "/models/qwen.gguf"]}))``.
+
+    The environment variables of the command count as they do for it, where they are set for the
+    process that calls this.
+
+    Args:
+        models: by name: a `Config`, the flags of the command, a mapping of flags without their
+            dashes, or a `Model`.
+        settings: the same, for all models. Those of a model win.
+        replicas: how many servers there are of each model that does not say.
+        autoscaling: fields of Serve's `AutoscalingConfig`, in place of a number of replicas. As
+            many ongoing requests as there are slots are aimed at, unless it says otherwise.
+        ingresses: how many processes look at requests. With one, a lost node is a lost service.
+        router: send requests that begin alike to the same replica, which has that in its cache.
+            Otherwise, Serve's own router takes the emptier of two replicas.
+        patience: seconds that a request waits for a replica to take it, before it gets a 503.
+        ingress: further options of the ingress's deployment.
+
+    Raises:
+        ConfigError: a value cannot be used; the message says which.
+    """
+    _check_number("ingresses", ingresses)
+    _check_number("replicas", replicas)
+    if not patience > 0:
+        raise ConfigError(f"patience must be more than 0 seconds, not {patience}")
+    served = read_models(models, settings, os.environ, replicas=replicas, autoscaling=autoscaling)
+    deployments = [_deployment(one, router=router).bind(one.config) for one in served]
+    config = served[0].config
+    known = [(one.name, one.aliases, one.deployment_name, _is_single(one)) for one in served]
+
+    def make_app() -> Ingress:
+        targets = [
+            Target(
+                name=name,
+                aliases=aliases,
+                handle=serve.get_deployment_handle(deployment).options(
+                    stream=True, method_name="forward"
+                ),
+                is_single=is_single,
+            )
+            for name, aliases, deployment, is_single in known
+        ]
+        return Ingress(config, Routes(config, targets, patience=patience, finds_replicas=router))
+
+    options = {
+        "name": "ingress",
+        "num_replicas": ingresses,
+        "max_ongoing_requests": _MAX_OF_INGRESS,
+        "health_check_period_s": _PERIOD,
+        "graceful_shutdown_timeout_s": config.drain_timeout + _GRACE,
+        **(ingress or {}),
+    }
+    return serve.deployment(serve.ingress(make_app)()).options(**options).bind(*deployments)
+
+
+def app(args: Mapping[str, Any]) -> serve.Application:
+    """Make an application of the arguments of `build`, as a file for ``serve deploy`` has them.
+
+    Raises:
+        ConfigError: as `build`; or an argument is unknown or missing.
+    """
+    known = set(build.__kwdefaults__ or ()) | {"models"}
+    if unknown := sorted(set(args) - known):
+        raise ConfigError(f"{unknown[0]!r} is not an argument; they are {', '.join(sorted(known))}")
+    if not isinstance(args.get("models"), Mapping):
+        raise ConfigError("models must be a mapping from names to flags and their values")
+    return build(**args)
+
+
+def _deployment(one: Served, *, router: bool) -> Any:
+    """Make the deployment of a model."""
+    config = one.config
+    routing: dict[str, Any] = {"request_routing_stats_period_s": _PERIOD}
+    if router:
+        routing["request_router_class"] = _ROUTER
+    options: dict[str, Any] = {
+        "name": one.deployment_name,
+        # What the child cannot run waits there, where its order of turns counts.
+        "max_ongoing_requests": config.parallel + config.max_queue + _OTHERS,
+        "health_check_period_s": _PERIOD,
+        "graceful_shutdown_timeout_s": config.drain_timeout + _GRACE,
+        "request_router_config": RequestRouterConfig(**routing),
+    }
+    if one.autoscaling is None:
+        options["num_replicas"] = one.replicas
+    else:
+        options["autoscaling_config"] = AutoscalingConfig(
+            **{"target_ongoing_requests": config.parallel, **one.autoscaling}
+        )
+    try:
+        return serve.deployment(Replica).options(**{**options, **one.deployment})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{one.name}: {error}") from error
+
+
+def _is_single(one: Served) -> bool:
+    if one.autoscaling is None:
+        return bool(one.deployment.get("num_replicas", one.replicas) == 1)
+    return bool(one.autoscaling.get("max_replicas", 1) == 1)
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")

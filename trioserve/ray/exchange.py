@@ -1,0 +1,81 @@
+"""One request to a child over its Unix socket, as in `trioserve.router.forward`, but in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from trioserve.errors import ModelProcessError
+from trioserve.router.wire import AT_ONCE, AnswerReader, Outgoing
+
+
+class NotTakenError(ModelProcessError):
+    """The child does not listen, so nothing was sent to it."""
+
+
+@asynccontextmanager
+async def exchange(path: Path, request: Outgoing) -> AsyncIterator[Answer]:
+    """Send a request to a child; gives the answer once its head is there.
+
+    Leaving the block closes the connection, and so the child learns that nobody waits any longer.
+    That does not wait for anything, so it happens whatever the block is left for.
+
+    Raises:
+        NotTakenError: the child does not listen.
+        ModelProcessError: it ended before it had answered.
+    """
+    loop = asyncio.get_running_loop()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))  # which does not wait
+        except OSError as error:
+            raise NotTakenError("The process of the model takes no requests.") from error
+        answer = Answer(connection, is_empty=request.method == "HEAD")
+        with suppress(OSError):  # it does not want the rest of the body: its answer says why
+            await loop.sock_sendall(connection, request.head() + request.body)
+        while not answer.read_head():
+            await answer.read()
+        yield answer
+    finally:
+        connection.close()
+
+
+class Answer(AnswerReader):
+    """What a child answers. Made by `exchange`."""
+
+    def __init__(self, connection: socket.socket, *, is_empty: bool) -> None:
+        super().__init__(is_empty=is_empty)
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+
+    async def receive(self) -> bytes:
+        """Wait for more of the body: all that is there, of chunks whole ones. Empty at the end.
+
+        Raises:
+            ModelProcessError: the child ended before the body did.
+        """
+        while not self.ended:
+            if data := self.take():
+                return data
+            if not self.ended:
+                await self.read()
+        return b""
+
+    async def receive_all(self) -> bytes:
+        """Wait for the rest of the body. Raises ModelProcessError."""
+        parts = []
+        while part := await self.receive():
+            parts.append(part)
+        return b"".join(parts)
+
+    async def read(self) -> None:
+        """Wait for more bytes. Raises ModelProcessError: the child has ended."""
+        try:
+            self.feed(await self._loop.sock_recv(self._connection, AT_ONCE))
+        except OSError as error:
+            raise ModelProcessError from error

@@ -1,0 +1,181 @@
+"""A request as it comes to an ingress, and the answer on its way to the client, in plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, quote, urlencode
+
+import attrs
+from werkzeug.datastructures import Headers
+
+from trioserve.api.base.body import parse_json
+from trioserve.api.base.connection import WAITED_HEADER
+from trioserve.api.base.forms import boundary_of, is_form, parse_form
+from trioserve.api.base.request import ID_HEADER
+from trioserve.config import Config
+from trioserve.errors import InvalidRequestError, PayloadTooLargeError, TrioServeError
+from trioserve.ray.calls import Answer
+from trioserve.ray.replica import Sent
+from trioserve.router.wire import REQUEST_HOP
+from trioserve.server.memory import Hold
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+#: Bodies up to this length (bytes) are parsed on the event loop.
+_SHORT_BODY = 32 * 1024
+
+
+class BodyTimeoutError(TrioServeError):
+    """The client has not sent its body in time."""
+
+    status = 408
+    type = "timeout_error"
+
+
+class GoneError(TrioServeError):
+    """The client has gone before it had sent its body."""
+
+
+@attrs.define(kw_only=True)
+class Incoming:
+    """A request. `body` and its `fields` are there once `read` has returned."""
+
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    raw_headers: Sequence[tuple[bytes, bytes]]
+    server: str  # the address that it came to
+    client: str | None
+    id: str
+    arrived: float  # by the clock of the event loop
+    body: bytes = b""
+    fields: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, scope: Scope, request_id: str) -> Incoming:
+        """Make it of what ASGI tells."""
+        raw = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
+        return cls(
+            method=scope["method"],
+            path=_without_prefix(scope["path"], scope.get("root_path", "")),
+            query=scope.get("query_string", b"").decode("ascii", "replace"),
+            headers=Headers(
+                (name.decode("latin-1"), value.decode("latin-1")) for name, value in raw
+            ),
+            raw_headers=raw,
+            server=(scope.get("server") or ("",))[0] or "",
+            client=(scope.get("client") or (None,))[0],
+            id=request_id,
+            arrived=asyncio.get_running_loop().time(),
+        )
+
+    @property
+    def args(self) -> Mapping[str, str]:
+        """The fields of the query; of those with the same name, the first."""
+        pairs = parse_qsl(self.query, keep_blank_values=True)
+        return dict(reversed(pairs))
+
+    async def read(self, receive: Receive, config: Config, held: Hold) -> None:
+        """Receive the body, and parse it.
+
+        Raises:
+            PayloadTooLargeError: it is too large.
+            MemoryFullError: requests hold too much memory as it is.
+            InvalidRequestError: it is not JSON, where it should be.
+            BodyTimeoutError: it does not come.
+        """
+        try:
+            async with asyncio.timeout(config.timeout):
+                self.body = await self._receive(receive, config, held)
+        except TimeoutError:
+            raise BodyTimeoutError(
+                f"The body did not arrive within {config.timeout:g} seconds."
+            ) from None
+        if len(self.body) <= _SHORT_BODY:
+            self.fields = self._parse()
+        else:
+            self.fields = await asyncio.to_thread(self._parse)
+
+    async def _receive(self, receive: Receive, config: Config, held: Hold) -> bytes:
+        parts: list[bytes] = []
+        n_bytes = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise GoneError("The client has gone.")
+            part = message.get("body", b"")
+            n_bytes += len(part)
+            if n_bytes > config.max_body_size:
+                raise PayloadTooLargeError(
+                    f"The body is larger than max_body_size, which is {config.max_body_size} bytes."
+                )
+            held.grow(2 * len(part))  # with what is made of it
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _parse(self) -> Mapping[str, Any]:
+        """Parse the body, as far as it is an object, or a form with files."""
+        content_type = self.headers.get("Content-Type", "")
+        if not self.body:
+            return {}
+        if is_form(content_type):
+            fields = parse_form(self.body, boundary_of(content_type)).fields
+            return {name: values[-1] for name, values in fields.items()}
+        value = parse_json(self.body)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that it gives. Raises InvalidRequestError: it is no name."""
+        name = self.fields.get("model", self.args.get("model"))
+        if name is None and self.path.startswith("/api/"):
+            name = self.fields.get("name")  # as older clients of Ollama call it
+        if name is not None and not isinstance(name, str):
+            raise InvalidRequestError("'model' must be a string.", param="model")
+        return name or None
+
+    def sent(self, *, path: str | None = None, body: bytes | None = None, **query: Any) -> Sent:
+        """Write it for a child, on another path or with another body if need be.
+
+        What is given of `query` is set, and None leaves it out.
+        """
+        without = REQUEST_HOP | {b"x-forwarded-for"} if self.client else REQUEST_HOP
+        headers = [(name, value) for name, value in self.raw_headers if name not in without]
+        headers.append((ID_HEADER.lower().encode(), self.id.encode()))
+        waited = max(0.0, asyncio.get_running_loop().time() - self.arrived)
+        headers.append((WAITED_HEADER.lower().encode(), f"{waited:.6f}".encode()))
+        if self.client:
+            headers.append((b"x-forwarded-for", self.client.encode()))
+        text = _with(self.query, query) if query else self.query
+        target = quote(path or self.path, safe="/:@!$&'()*+,;=~") + (f"?{text}" if text else "")
+        return (self.method, target, headers, self.body if body is None else body)
+
+
+def _without_prefix(path: str, prefix: str) -> str:
+    """Leave out the prefix that the application is reached under."""
+    rest = path.removeprefix(prefix.rstrip("/")) if prefix else path
+    return rest if rest.startswith("/") else f"/{rest}"
+
+
+def _with(query: str, values: Mapping[str, Any]) -> str:
+    """Set values in a query; those that are None are left out."""
+    pairs = [each for each in parse_qsl(query, keep_blank_values=True) if each[0] not in values]
+    pairs += [(name, str(value)) for name, value in values.items() if value is not None]
+    return urlencode(pairs)
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """An answer to a client: all of it, or its beginning, with `rest` that follows."""
+
+    status: int = 200
+    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),)
+    body: bytes = b""
+    rest: Answer | None = None

@@ -1,0 +1,158 @@
+"""The ingress: an ASGI app that looks at requests, and has replicas answer them.
+
+Serve's own proxy does not look into bodies, so this is where it is found out which model a request
+is for. Keys, origins and sizes are checked here; all else that can be wrong with a request is for
+the replica to say, which has the whole API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+import structlog
+
+from trioserve.api import ERROR_SHAPES
+from trioserve.api.base import auth, cors, errors, sites, sse
+from trioserve.api.base.request import ID_HEADER, choose_id
+from trioserve.config import Config
+from trioserve.errors import AuthenticationError, ModelProcessError, TrioServeError
+from trioserve.ray.incoming import GoneError, Incoming, Receive, Reply, Scope, Send
+from trioserve.ray.routes import Routes
+from trioserve.router.wire import ANSWER_HOP, STREAMS
+from trioserve.server.memory import MemoryBudget
+
+_log = logging.getLogger("ray.serve")
+
+#: Paths that a child lets everybody use, or not, as its configuration says: it looks again.
+_LOOKED_AT_AGAIN = ("/assets/", "/licenses.txt", "/sw.js", "/v1/stream/")
+
+
+class Ingress:
+    """The ASGI app.
+
+    Args:
+        config: what clients see, whatever the model.
+        routes: has requests answered.
+    """
+
+    def __init__(self, config: Config, routes: Routes) -> None:
+        self._config = config
+        self._routes = routes
+        self._memory = MemoryBudget.of(config)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection, as ASGI has it. When cancelled, the replica cancels, too."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            offered = dict(scope["headers"]).get(ID_HEADER.lower().encode(), b"").decode("latin-1")
+            request = Incoming.of(scope, choose_id(offered or None))
+            with structlog.contextvars.bound_contextvars(request_id=request.id):
+                await self._serve(request, receive, _Client(request, self._config, send))
+
+    async def _serve(self, request: Incoming, receive: Receive, client: _Client) -> None:
+        """Answer a request. What goes wrong is told in the form of its route."""
+        with self._memory.hold() as held:
+            try:
+                if request.method == "OPTIONS":
+                    await client.reply(Reply(headers=()))
+                    return
+                sites.check(request.path, request.headers, request.server, self._config)
+                held.belongs_to(self._key_of(request))
+                await request.read(receive, self._config, held)
+                await client.reply(await self._routes.answer(request))
+            except GoneError:
+                return
+            except TrioServeError as error:
+                await client.refuse(error)
+            except Exception as error:
+                if client.has_begun:
+                    raise  # which ends the connection, so that nobody takes the answer for whole
+                await client.refuse(errors.unexpected(error))
+
+    def _key_of(self, request: Incoming) -> str:
+        """The API key that a request shows. Raises AuthenticationError."""
+        path = request.path
+        if not self._config.api_keys or path in auth.PUBLIC or path.startswith(_LOOKED_AT_AGAIN):
+            return ""
+        shown = auth.key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        if not auth.is_valid(shown, self._config.api_keys):
+            raise AuthenticationError("Invalid API Key")
+        return shown
+
+
+class _Client:
+    """Who gets the answer to a request."""
+
+    def __init__(self, request: Incoming, config: Config, send: Send) -> None:
+        self.has_begun = False
+        self._request = request
+        self._config = config
+        self._send = send
+        self._shape = errors.choose_shape(request.path, ERROR_SHAPES)
+
+    async def reply(self, reply: Reply) -> None:
+        """Send an answer, as it comes. Whatever happens, the call that it is from is ended.
+
+        Raises:
+            ModelProcessError: the replica has died in the middle of what is no stream.
+        """
+        with contextlib.ExitStack() as closing:
+            if reply.rest is not None:
+                closing.callback(reply.rest.close)
+            await self._begin(reply.status, reply.headers)
+            await self._piece(reply.body, more=reply.rest is not None)
+            if reply.rest is not None:
+                await self._pass_on(reply)
+
+    async def refuse(self, error: TrioServeError) -> None:
+        """Send an error as the answer; or end one that has begun, which cannot be told then."""
+        if self.has_begun:
+            raise error
+        body = sse.encode(self._shape.body(error, self._request.id)).encode()
+        own = [(name.encode(), value.encode()) for name, value in errors.headers_of(error).items()]
+        headers = [(b"content-type", b"application/json"), *own]
+        await self.reply(Reply(status=self._shape.status(error), headers=headers, body=body))
+
+    async def _pass_on(self, reply: Reply) -> None:
+        assert reply.rest is not None
+        n_events = reply.body.count(b"\n\n")
+        try:
+            async for part in reply.rest.rest():
+                n_events += part.count(b"\n\n")
+                await self._piece(part, more=True)
+        except ModelProcessError as error:
+            if not reply.rest.header(b"content-type").startswith(STREAMS):
+                raise
+            last = self._shape.event(self._shape.body(error, self._request.id), n_events)
+            await self._piece(last, more=True)
+        await self._piece(b"", more=False)
+
+    async def _begin(self, status: int, given: Sequence[tuple[bytes, bytes]]) -> None:
+        headers = [
+            (name, value)
+            for name, value in given
+            if (name not in ANSWER_HOP or name == b"content-length")
+            and not name.startswith(b"access-control-")
+        ]
+        headers.append((b"vary", b"Origin"))
+        if self._request.headers.get(ID_HEADER) != self._request.id:  # else the proxy says it
+            headers.append((ID_HEADER.lower().encode(), self._request.id.encode()))
+        origin = self._request.headers.get("Origin", "")
+        allowing = cors.headers_for(origin, self._request.method, self._config)
+        headers += [(name.lower().encode(), value.encode()) for name, value in allowing.items()]
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _piece(self, body: bytes, *, more: bool) -> None:
+        if body or not more:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Take part in ASGI's lifespan. There is nothing to begin or to end."""
+    for event in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{event}.complete"})

@@ -1,0 +1,151 @@
+"""A replica: an actor of Ray with a child that has the model, and requests on their way to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+import attrs
+from ray import serve
+
+from trioserve.config import Config
+from trioserve.config.words import words_of
+from trioserve.errors import ModelProcessError
+from trioserve.models import BUNDLED
+from trioserve.models.catalog.options import environment_of_children
+from trioserve.ray.child import Child
+from trioserve.ray.exchange import Answer, NotTakenError, exchange
+from trioserve.router.folder import socket_folder
+from trioserve.router.wire import Outgoing
+
+_log = logging.getLogger("ray.serve")
+
+#: A request on its way: method, target, headers, body. Plain values, because Serve pickles them.
+Sent: TypeAlias = tuple[str, str, Sequence[tuple[bytes, bytes]], bytes]
+
+#: What the parts of an answer begin with. A part that is no tuple is a piece of the body.
+TAKEN, HEAD, UNSENT, LOST = "taken", "head", "unsent", "lost"
+
+#: Bodies up to this length (bytes) come with the head.
+_SHORT = 2**20
+
+#: Seconds between the end of the child and that of the replica: what the child has sent last, and
+#: the errors of its requests, leave in between.
+_FAREWELL = 0.5
+
+#: Times in a row that a child may fail to answer.
+_MAX_MISSED = 2
+
+
+class Replica:
+    """The deployment of one model. It ends with its child, and the child ends with it.
+
+    Args:
+        config: what its server is to serve.
+
+    Raises:
+        ModelLoadError: the model cannot be loaded.
+    """
+
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]
+        self._config = config
+        self._closing = ExitStack()
+        self._n_running = 0
+        self._n_missed = 0
+        context = serve.get_replica_context()
+        self._id = context.replica_id.unique_id
+        folder = self._closing.enter_context(socket_folder())
+        self._child = Child(
+            folder / "model.sock", child_argv(config), environment_of_children(os.environ, config)
+        )
+        try:
+            await self._child.start()
+        except BaseException:
+            self._closing.close()
+            raise
+        self._watching = asyncio.create_task(self._end_with_child())
+
+    async def forward(
+        self, sent: Sent, hint: object = None
+    ) -> AsyncGenerator[tuple[Any, ...] | bytes, None]:
+        """Have the child answer a request, and pass that on as it comes.
+
+        At first comes that it was taken, and by whom; then the head with the body's beginning, and
+        the rest of it. When the child ends, the last part says so. Leaving the generator closes the
+        connection to the child, which cancels the request.
+
+        Args:
+            sent: the request.
+            hint: for the router of requests, which chose this replica by it.
+        """
+        yield (TAKEN, self._id)
+        self._n_running += 1
+        try:
+            async with exchange(self._child.socket_path, Outgoing(*sent)) as answer:
+                body = await answer.receive_all() if _is_short(answer) else answer.take()
+                yield (HEAD, answer.status, answer.headers, body)
+                while part := await answer.receive():
+                    yield part
+        except NotTakenError:
+            yield (UNSENT,)
+        except ModelProcessError:
+            yield (LOST,)
+        finally:
+            self._n_running -= 1
+
+    # -- what Serve asks
+
+    async def check_health(self) -> None:
+        """Raise if the child cannot answer. One that does not for too long is killed.
+
+        Raises:
+            ModelProcessError: what is wrong with it.
+        """
+        problem = await self._child.problem()
+        self._n_missed = self._n_missed + 1 if problem else 0
+        if self._n_missed >= _MAX_MISSED:
+            _log.error("the server of the model is killed: %s", problem)
+            self._child.kill()
+        if problem:
+            raise ModelProcessError(problem)
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """Tell the router of requests how full this replica is."""
+        slots = self._config.parallel
+        running = min(self._n_running, slots)
+        return {"slots": slots, "running": running, "waiting": self._n_running - running}
+
+    async def __del__(self) -> None:
+        """Have the child finish and end. Serve calls this once no requests are left, or too long.
+
+        It is a coroutine for Serve, and nothing happens when Python itself calls it.
+        """
+        self._watching.cancel()
+        await self._child.stop(self._config.drain_timeout)
+        self._closing.close()
+
+    async def _end_with_child(self) -> None:
+        """End this process when the child has, so that Serve starts another replica."""
+        await self._child.ended.wait()
+        _log.error("the replica ends: %s", self._child.last_words())
+        await asyncio.sleep(_FAREWELL)
+        self._closing.close()
+        os._exit(1)
+
+
+def child_argv(config: Config) -> tuple[str, ...]:
+    """The flags of a child. What others must not see goes into its environment instead."""
+    config = attrs.evolve(
+        config, api_keys=(), api_key_weights=(), api_key_priority=(), hf_token=None
+    )
+    words = words_of(config)
+    return words if config.model_named is not None else (*words, "--model", str(BUNDLED))
+
+
+def _is_short(answer: Answer) -> bool:
+    """Whether an answer is to be passed on in one piece."""
+    return 0 < int(answer.header(b"content-length") or 0) <= _SHORT
