@@ -102,6 +102,7 @@ def test_a_request_is_counted_by_how_it_ended() -> None:
     assert seen['trioserve:request_success_total{reason="eos"}'] == 0
     assert seen['trioserve:request_cancelled_total{reason="disconnect"}'] == 1
     assert seen['trioserve:request_failed_total{type="server_error"}'] == 1
+    assert seen['trioserve:request_failed_total{type="unavailable_error"}'] == 0
     assert seen["trioserve:time_to_first_token_seconds_sum"] == pytest.approx(0.1)
     assert seen["trioserve:request_time_per_output_token_seconds_sum"] == pytest.approx(0.05)
     assert seen["trioserve:request_queue_time_seconds_sum"] == pytest.approx(0.02)

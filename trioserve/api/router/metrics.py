@@ -1,12 +1,12 @@
-"""What a router counts, in the text format of Prometheus. A child has metrics of its own."""
+"""What a router counts, in the text format of Prometheus. Its models have metrics of their own."""
 
 from __future__ import annotations
 
 from collections import Counter as Count
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
 from trioserve.router.fleet import Fleet
@@ -17,33 +17,35 @@ class RouterMetrics:
     """Counts requests. What the models do is read when metrics are asked for."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._answered = Counter(
-            "trioserve:router_requests",
-            "Requests that a model has answered, or could not",
-            ("model", "status"),
-            registry=self._registry,
-        )
+        self._answered: Count[tuple[str, str]] = Count()  # by model and status
 
     def answered(self, model: str, status: int) -> None:
         """Count a request by the status that its client gets."""
-        self._answered.labels(model, str(status)).inc()
+        self._answered[model, str(status)] += 1
 
     def render(self, fleet: Fleet) -> bytes:
         """Write all metrics."""
-        now = _Now(fleet)
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(now)
-        return generate_latest(self._registry) + generate_latest(registry)
+        registry.register(_Now(fleet, self._answered))
+        return generate_latest(registry)
 
 
 class _Now:
     """A collector of what is so at this moment."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, answered: Mapping[tuple[str, str], int]) -> None:
         self._fleet = fleet
+        self._answered = answered
 
     def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "trioserve:router_requests",
+            "Requests that a model has answered, or could not",
+            labels=["model", "status"],
+        )
+        for labels, n in self._answered.items():
+            requests.add_metric(labels, n)
+        yield requests
         states = {name: self._fleet.state(name) for name in self._fleet.catalog.entries}
         by_status = Count(state.value for state in states.values())
         models = GaugeMetricFamily(

@@ -16,7 +16,7 @@ from trioserve.api.base.connection import Beat
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_request, json_response
 from trioserve.api.base.writers import FINGERPRINT
-from trioserve.api.router import forwarding, listing
+from trioserve.api.router import forwarding, listing, scrape
 from trioserve.api.router.service import current_fleet, current_router
 from trioserve.errors import (
     InvalidRequestError,
@@ -77,9 +77,9 @@ async def set_props() -> Response:
 
 
 @blueprint.get("/metrics")
-@takes(None, query={"model": "the metrics of this model, in place of the router's"})
+@takes(None, query={"model": "the metrics of this model only, as it has them"})
 async def metrics() -> Response:
-    """Write what the router has done so far, in Prometheus's text format."""
+    """Write what the router and its models have done so far, in Prometheus's text format."""
     if request.args.get("model"):
         return await forwarding.forward()
     router = current_router()
@@ -87,8 +87,9 @@ async def metrics() -> Response:
         raise NotSupportedError(
             "This server does not support metrics endpoint. Start it with `--metrics`"
         )
+    own = router.metrics.render(router.fleet) + await base_metrics.render(router)
     return Response(
-        router.metrics.render(router.fleet) + await base_metrics.render(router),
+        scrape.joined(own.decode(), await scrape.of_models(router.fleet)),
         content_type=base_metrics.CONTENT_TYPE,
     )
 

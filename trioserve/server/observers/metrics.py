@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
+from trioserve.errors import TrioServeError
 from trioserve.server.observers.observer import RequestEnd, RequestInfo
 from trioserve.types import CancelReason, EngineCounters, EngineStatus, FinishReason, Timings
 
@@ -73,6 +74,8 @@ class Metrics:
             self._finished.labels(finish.value)
         for cancel in CancelReason:
             self._cancelled.labels(cancel.value)
+        for error in _with_subclasses(TrioServeError):
+            self._failed.labels(error.type)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -177,6 +180,12 @@ class Metrics:
 
     def _names_of(self, adapters: set[int]) -> str:
         return ",".join(self.adapters[id_] for id_ in sorted(adapters))
+
+
+def _with_subclasses(error: type[TrioServeError]) -> Iterator[type[TrioServeError]]:
+    yield error
+    for one in error.__subclasses__():
+        yield from _with_subclasses(one)
 
 
 def _histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:

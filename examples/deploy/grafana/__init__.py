@@ -1,0 +1,1 @@
+"""A dashboard for Grafana, and what makes it."""

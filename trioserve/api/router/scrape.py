@@ -1,0 +1,100 @@
+"""The metrics of the models that are loaded, in one text with those of the router."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+import trio
+
+from trioserve.api.base.request import current_request
+from trioserve.api.router.forwarding import outgoing
+from trioserve.errors import ModelProcessError
+from trioserve.router.fleet import Fleet
+from trioserve.router.forward import exchange
+
+#: Seconds that a model may take. It waits 5 for a tick to end, and Prometheus 10 for all of this.
+_PATIENCE = 7.0
+
+#: Of these, a model only has what the router sends it.
+_OF_THE_ROUTER = ("trioserve:http_", "trioserve:stream")
+
+_MODEL_NAME = re.compile(r'\bmodel_name="(?:[^"\\]|\\.)*"')
+
+
+async def of_models(fleet: Fleet) -> dict[str, str]:
+    """Pass the current request on to each model that is loaded; gives what they answer.
+
+    None is loaded for this, or kept from being unloaded. One that does not answer, or has no
+    metrics, is left out.
+    """
+    found: dict[str, str] = {}
+    request = outgoing(current_request(), b"")
+
+    async def ask(name: str, path: Path) -> None:
+        with trio.move_on_after(_PATIENCE), suppress(ModelProcessError):  # the log has its end
+            async with exchange(path, request) as answer:
+                text = await answer.receive_all()
+            if answer.status == 200:
+                found[name] = text.decode()
+
+    async with trio.open_nursery() as nursery:
+        for name in fleet.catalog.entries:
+            if (path := fleet.state(name).socket_path) is not None:
+                nursery.start_soon(ask, name, path)
+    return dict(sorted(found.items()))
+
+
+@attrs.define
+class _Family:
+    """A metric: its comments, by kind, and its samples."""
+
+    head: dict[str, str] = attrs.field(factory=dict)
+    samples: list[str] = attrs.field(factory=list)
+
+
+def joined(own: str, models: Mapping[str, str]) -> str:
+    """Write metrics as one text, each with its help and type once.
+
+    Args:
+        own: those of the router.
+        models: those of each model, which get its name as their label `model_name`.
+    """
+    families: dict[str, _Family] = {}
+    _add(families, own.splitlines(), "")
+    for name, text in models.items():
+        escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        _add(families, text.splitlines(), f'model_name="{escaped}"')
+    return "".join(
+        f"{line}\n"
+        for family in families.values()
+        for line in (*family.head.values(), *family.samples)
+    )
+
+
+def _add(families: dict[str, _Family], lines: Iterable[str], label: str) -> None:
+    family = _Family()
+    for line in lines:
+        if line.startswith("#"):
+            _, kind, name, *_ = line.split(" ", 3)
+            if label and name.startswith(_OF_THE_ROUTER):
+                family = _Family()  # which nobody reads
+            else:
+                family = families.setdefault(name, _Family())
+            family.head.setdefault(kind, line)
+        else:
+            family.samples.append(_labelled(line, label))
+
+
+def _labelled(sample: str, label: str) -> str:
+    """Add a label, in the place of one of that name."""
+    if not label:
+        return sample
+    named, n = _MODEL_NAME.subn(lambda _: label, sample, count=1)
+    if n:
+        return named
+    name, brace, labels = sample.partition("{")
+    return f"{name}{{{label},{labels}" if brace else sample.replace(" ", f"{{{label}}} ", 1)
