@@ -66,14 +66,19 @@ async def test_a_model_that_dies_or_hangs_is_left_out(
     async def hang(stream: trio.SocketStream, request: bytes) -> None:
         await trio.sleep_forever()
 
+    async def tell(stream: trio.SocketStream, request: bytes) -> None:
+        assert request.startswith(b"GET /metrics HTTP")
+        await stream.send_all(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n# TYPE a gauge\na 1.5\n"
+        )
+
     async with (
         playing(die) as dying,
         playing(hang) as hanging,
-        routed(
-            {"one": dying, "two": hanging, "three": answering("a")}, child=METRICS, **METRICS
-        ) as router,
+        playing(tell) as telling,
+        routed({"one": dying, "two": hanging, "three": telling}, **METRICS) as router,
     ):
         text = (await router.client.get("/metrics", timeout=None)).text
-    assert 'num_requests_running{model_name="three"}' in text
+    assert 'a{model_name="three"} 1.5' in text
     assert 'model_name="one"' not in text and 'model_name="two"' not in text
     assert 'trioserve:router_requests_running{model="one"}' in text
