@@ -93,6 +93,11 @@ from .server.embedding_results import (
 from .server.media_prompts import (
     MixedPrompt as MixedPrompt,
 )
+from .server.observers.telemetry import (
+    RequestRecord as RequestRecord,
+    Telemetry as Telemetry,
+    TelemetryBatch as TelemetryBatch,
+)
 from .server.stream import (
     ChatChunk as ChatChunk,
     ChatCompletion as ChatCompletion,
@@ -121,6 +126,7 @@ from .types import (
     Prompt as Prompt,
     SamplingParams as SamplingParams,
     SlotStatus as SlotStatus,
+    TickRecord as TickRecord,
     Timings as Timings,
     TokenProb as TokenProb,
     TokenProbs as TokenProbs,

@@ -29,9 +29,9 @@ def opened(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, R
     seen: list[tuple[Any, RequestContext]] = []
     original = server.parts.requests.open
 
-    def note(task: Any, context: RequestContext) -> Any:
+    def note(task: Any, context: RequestContext, operation: str) -> Any:
         seen.append((task, context))
-        return original(task, context)
+        return original(task, context, operation)
 
     monkeypatch.setattr(server.parts.requests, "open", note)
     return seen

@@ -6,6 +6,7 @@ Each field carries its flags, its environment variable and its help text, so the
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,9 @@ _network = partial(option, group="Network")
 _limit = partial(option, group="Limits")
 _log = partial(option, group="Logs")
 
+
+#: What `otel` needs to be installed.
+_OTEL = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 # -- checks of several fields, or of what is inside one
 
@@ -94,6 +98,20 @@ def _check_routes(config: Config) -> None:
             raise ConfigError(f"{name} must be a path such as /predict, not {path!r}")
 
 
+def _check_otel(config: Config) -> None:
+    if config.otel_content and not config.otel:
+        raise ConfigError("otel_content needs otel")
+    if config.otel and not all(map(_is_installed, _OTEL)):
+        raise ConfigError("otel needs OpenTelemetry: install trioserve[otel]")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
+
+
 def _check_cors(config: Config) -> None:
     for name in ("cors_origins", "cors_methods", "cors_headers"):
         value = getattr(config, name)
@@ -117,6 +135,7 @@ class Config(ModelConfig):
         *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
         _check_slot_save_path, _check_certificate, _check_api_prefix, _check_ui_config,
         _check_routes, _check_cors, _check_ping_interval, _check_models_match, _check_sleep,
+        _check_otel,
     )
 
     # -- Models
@@ -299,6 +318,12 @@ class Config(ModelConfig):
     log_timestamps: bool = _log(True,
         "--log-timestamps | --no-log-timestamps LLAMA_ARG_LOG_TIMESTAMPS",
         help="begin each log line with its time")
+    otel: bool = _log(False, "--otel | --no-otel TRIOSERVE_OTEL",
+        help="send traces and metrics by OpenTelemetry, to where OTEL_EXPORTER_OTLP_ENDPOINT and "
+        "the other variables of OpenTelemetry say")
+    otel_content: bool = _log(False, "--otel-content | --no-otel-content TRIOSERVE_OTEL_CONTENT",
+        help="with --otel, have prompts and outputs in the traces; anyone who can read these reads "
+        "what people wrote")
     # fmt: on
 
     @property

@@ -178,6 +178,8 @@ class Engine(SlotLoop):
         for slot, run in self._scheduler.take_admitted():
             self._note_admission(slot, run)
         rows = self._decode(plan) if plan else []
+        if rows and self.watchers:
+            self._note_batch(plan)
         if rows:
             self._postprocess(plan, rows)
         seconds = monotonic() - self.heartbeat
@@ -199,11 +201,10 @@ class Engine(SlotLoop):
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Submit(Task() as task):
-                if self.failure is None:
-                    self._scheduler.add(Run(task))
-                else:
-                    self._emit(Failed(task.id, self.failure))
+            case Submit(Task() as task) if self.failure is None:
+                self._scheduler.add(Run(task))
+            case Submit(task) if self.failure is not None:
+                self._emit(Failed(task.id, self.failure))
             case Cancel(task_id):
                 run = self._scheduler.remove(task_id)
                 self._retract(task_id)  # it may have failed since the last tick
@@ -379,8 +380,6 @@ class Engine(SlotLoop):
             self._scheduler.remove(run.task.id)
             self._end(run)
             self._emit(Failed(run.task.id, error))
-
-    # -- a look at it, from the inference thread
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 from typing import Protocol
@@ -20,6 +21,7 @@ from trioserve.types import (
     EngineStatus,
     ModelInfo,
     Task,
+    TickRecord,
 )
 
 #: Seconds for which the inference thread rests after a first token. Without a rest the event loop
@@ -75,6 +77,11 @@ class Loop(abc.ABC):
         self.thread_id: int | None = None
         #: When the last tick began (monotonic). While there is work, it advances.
         self.heartbeat = monotonic()
+        #: Where a record of each tick goes; whoever reads them takes them out. Replace, not change.
+        self.watchers: tuple[deque[TickRecord], ...] = ()
+        self._n_records = 0
+        #: What is in the batch of this tick, if somebody watches: slots, and tokens of each kind.
+        self._in_batch = (0, 0, 0)
         self._notify = notify
         self._outbox: list[EngineEvent | Chunks] = []
         self._outbox_lock = threading.Lock()
@@ -161,12 +168,22 @@ class Loop(abc.ABC):
                 self._tick()
             except Exception as error:
                 self._break(error)
+            if self.watchers:
+                self._record_tick(began)
         work_left = self._has_tick
         now = monotonic()
         after_next_tick = now + (now - began)  # if it takes as long as this one
         if self._urgent or not work_left or after_next_tick > self._next_flush:
             self._flush()
         return work_left
+
+    def _record_tick(self, began: float) -> None:
+        self._n_records += 1
+        ms = (monotonic() - began) * 1e3
+        record = TickRecord(self._n_records, began, ms, *self._in_batch, *self._load())
+        self._in_batch = (0, 0, 0)
+        for records in self.watchers:
+            records.append(record)
 
     @property
     def _has_tick(self) -> bool:
@@ -205,6 +222,10 @@ class Loop(abc.ABC):
     @abc.abstractmethod
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
+
+    @abc.abstractmethod
+    def _load(self) -> tuple[int, int]:
+        """How many tasks have a slot, and how many wait for one."""
 
     @abc.abstractmethod
     def _obey(self, command: Command) -> None:

@@ -10,6 +10,7 @@ from trioserve.engine.inbox import SlotCall
 from trioserve.engine.loop import Loop
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot
+from trioserve.engine.work import Plan
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Adapters, SlotState
 
@@ -73,3 +74,15 @@ class SlotLoop(Loop):
     def erase_slot(self, slot_id: int, owner: str) -> int:
         """Forget what a slot ran last; returns and raises as `Scheduler.erase`."""
         return self._scheduler.erase(self._scheduler.slots[slot_id], owner)
+
+    # -- what is recorded of a tick, if somebody watches
+
+    def _note_batch(self, plan: Plan) -> None:
+        n_drafted = sum(len(piece.slot.run.draft) for piece in plan.others if piece.slot.run)
+        n_prefill = plan.n_prefill
+        self._in_batch = (len(plan), plan.n_cells - n_prefill + n_drafted, n_prefill)
+
+    def _load(self) -> tuple[int, int]:
+        slots, queue = self._scheduler.slots, self._scheduler.waiting
+        n_running = sum(slot.run is not None for slot in slots)
+        return n_running, len(queue) + len(self._scheduler.stalled)

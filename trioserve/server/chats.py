@@ -98,6 +98,7 @@ class Chats:
                     context,
                     preserved_tokens=self._model.preserved_tokens,
                     budget=answer.budget,
+                    operation="chat",
                 )
                 stream = await stack.enter_async_context(opened)
                 streams.append(ChatStream(stream, self._parser(answer), answer.text))

@@ -144,6 +144,7 @@ class Completions:
         *,
         preserved_tokens: frozenset[TokenId] = frozenset(),
         budget: ThinkingBudget | None = None,
+        operation: str = "text_completion",
     ) -> AsyncIterator[Stream]:
         """Run one task.
 
@@ -153,6 +154,7 @@ class Completions:
             context: who asks, and until when.
             preserved_tokens: control tokens whose names are a part of the output's text.
             budget: ends reasoning that takes too long.
+            operation: what observers are told that it is.
         """
         adapters = self._adapters.choose(params.lora)
         root = self._sharing.root(adapters, context.client, params.cache_salt)
@@ -174,7 +176,7 @@ class Completions:
         )
         if self._prompt_log is not None:
             await self._prompt_log.write(task.id, prompt)
-        with self._requests.open(task, context) as stream:
+        with self._requests.open(task, context, operation) as stream:
             yield stream
 
     async def _compile(self, grammar: Grammar, owner: str, deadline: float) -> Constraint:

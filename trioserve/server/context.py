@@ -24,6 +24,12 @@ class RequestContext:
     #: Seconds for which the model stays in memory afterwards, idle; below 0: for ever. None: as the
     #: last request said, or else the configuration.
     keep_alive: float | None = attrs.field(default=None, kw_only=True)
+    #: When it came in (`trio.current_time`). None: when its task is submitted.
+    arrived: float | None = attrs.field(default=None, kw_only=True)
+    #: Its id, and where it stands in the traces of the caller, as in the headers of these names.
+    request_id: str = attrs.field(default="", kw_only=True)
+    traceparent: str = attrs.field(default="", kw_only=True)
+    tracestate: str = attrs.field(default="", kw_only=True)
     #: What the log gives as the reason when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
 

@@ -80,7 +80,7 @@ class Embedder:
                 ),
                 sum(map(len, texts)) + 32 * len(texts),
             )
-            with self._requests.open(task, context) as stream:
+            with self._requests.open(task, context, "embeddings") as stream:
                 result = await _embedded(stream)
         vectors = result.embeddings
         if pooled:
@@ -121,7 +121,7 @@ class Embedder:
             ),
             (len(query) + 32) * len(documents) + sum(map(len, documents)),
         )
-        with self._requests.open(task, context) as stream:
+        with self._requests.open(task, context, "rerank") as stream:
             result = await _embedded(stream)
         scores = tuple(float(matrix[0, 0]) for matrix in result.embeddings)
         return Ranking(scores, tuple(map(len, task.texts)), result.timings)

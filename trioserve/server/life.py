@@ -33,6 +33,7 @@ from trioserve.server.model import LoadedModel
 from trioserve.server.observers.log import RequestLog
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer
+from trioserve.server.observers.telemetry import Telemetry
 from trioserve.server.parts import Parts
 from trioserve.types import EngineCounters, EngineStatus
 
@@ -64,6 +65,8 @@ class ServerLife(EnteredOnce):
         self.observers: list[Observer] = [RequestLog()]
         if self.metrics is not None:
             self.observers.append(self.metrics)
+        #: Tells functions of a program what happens; see `Telemetry.subscribe`.
+        self.telemetry = Telemetry(self.observers)
         self._load = load
         self._drive = drive
         self._room = room
@@ -92,11 +95,29 @@ class ServerLife(EnteredOnce):
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
-        async with alongside(self.memory.keep_trim), alongside(self._keeper.run):
+        async with (
+            self._traced(),
+            alongside(self.memory.keep_trim),
+            alongside(self._keeper.run),
+        ):
             if not self._begun:
                 await self.wake()
             yield
             await self._keeper.close()
+
+    @asynccontextmanager
+    async def _traced(self) -> AsyncIterator[None]:
+        """Have the requests traced, if the configuration says so, for as long as a block lasts."""
+        if not self.config.otel:
+            yield
+            return
+        exporting = await trio.to_thread.run_sync(_import_exporting)
+        async with exporting(content=self.config.otel_content) as observer:
+            self.observers.append(observer)
+            try:
+                yield
+            finally:
+                self.observers.remove(observer)
 
     # -- one engine
 
@@ -125,6 +146,7 @@ class ServerLife(EnteredOnce):
             if self.metrics is not None:
                 self.metrics.model_name = model.info.name
                 self.metrics.adapters = [Path(one.path).stem for one in loop.adapters]
+            self.telemetry.attach(loop)
             async with (
                 alongside(dispatcher.run),
                 alongside(parts.health.run),
@@ -134,6 +156,7 @@ class ServerLife(EnteredOnce):
                     yield parts
                 finally:
                     await parts.close()
+                    self.telemetry.attach(None)
 
     def _note_progress(self, share: float) -> None:
         self.load_progress = share
@@ -320,6 +343,13 @@ class ServerLife(EnteredOnce):
         await self._failure.wait_value(lambda failure: failure is not None)
         failure: EngineError = self._failure.value
         return failure
+
+
+def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
+    """Import what takes a while to import, and is not always installed."""
+    from trioserve.server.observers.exporting import exporting
+
+    return exporting
 
 
 def _seconds_since(began: float) -> float:

@@ -15,6 +15,7 @@ from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.memory import BYTES_PER_TOKEN, Hold
 from trioserve.server.observers.observer import RequestInfo, observed
+from trioserve.server.prompt_log import text_of
 from trioserve.server.stream import Stream
 from trioserve.types import CancelReason, EmbeddingTask, Task
 
@@ -57,8 +58,15 @@ class Requests:
         return self._weights.get(client, 1.0)
 
     @contextmanager
-    def open(self, task: Task | EmbeddingTask, context: RequestContext) -> Iterator[Stream]:
+    def open(
+        self, task: Task | EmbeddingTask, context: RequestContext, operation: str
+    ) -> Iterator[Stream]:
         """Open a request and close it. All of it is synchronous: no await, no gap.
+
+        Args:
+            task: what the engine is to do.
+            context: who asks, and until when.
+            operation: what observers are told that it is; see `RequestInfo`.
 
         Raises:
             InvalidRequestError: the task can never run, or the client may not ask for its priority.
@@ -73,22 +81,33 @@ class Requests:
         self.admission.check(len(task.prompt), task.client)
         with self._common.in_use(), self._common.memory.hold(task.client) as held:
             held.grow(len(task.prompt) * BYTES_PER_TOKEN)
-            with self._running(task, context, held) as stream:
+            info = RequestInfo(
+                task.id, self._model, len(task.prompt), operation, task, context, self._text(task)
+            )
+            with self._running(task, info, held) as stream:
                 yield stream
+
+    def _text(self, task: Task | EmbeddingTask) -> Callable[[], str] | None:
+        """What writes the prompt of a task, if the text is to be traced."""
+        if not self._common.config.otel_content:
+            return None
+        return lambda: text_of(self._loop.vocab, task.prompt).decode("utf-8", "replace")
 
     @contextmanager
     def _running(
-        self, task: Task | EmbeddingTask, context: RequestContext, held: Hold
+        self, task: Task | EmbeddingTask, info: RequestInfo, held: Hold
     ) -> Iterator[Stream]:
         """Submit a task that was let in."""
+        context = info.context
         settle = self._reserve(task, context)
         mailbox = self._dispatcher.open(
             task.id, len(task.prompt), client=task.client, deadline=context.deadline
         )
         stream = Stream(task.prompt, mailbox, self._dispatcher, held)
+        if info.prompt_text is not None:
+            stream.texts = []
         self._n_open.value += 1
         try:
-            info = RequestInfo(task.id, self._model, len(task.prompt))
             with observed(self._common.observers, info, stream, context.on_cancel):
                 self._loop.submit(task)
                 yield stream

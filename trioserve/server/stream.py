@@ -72,6 +72,8 @@ class Stream:
         self.prompt = prompt
         self.finished: Finished | None = None
         self.n_tokens = 0  # generated and read so far
+        #: The text that was read so far, piece by piece, where somebody wants it at the end.
+        self.texts: list[str] | None = None
         self.mailbox = mailbox
         self._dispatcher = dispatcher
         self._held = held
@@ -102,6 +104,8 @@ class Stream:
             self.finished = event
         elif isinstance(event, Chunk):
             self.n_tokens += len(event.tokens)
+            if self.texts is not None:
+                self.texts.append(event.text)
         return event
 
     async def _take(self) -> None:

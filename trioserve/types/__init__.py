@@ -55,6 +55,7 @@ from trioserve.types.status import (
     ModelInfo,
     SlotState,
     SlotStatus,
+    TickRecord,
     WaitingStatus,
 )
 from trioserve.types.task import (
@@ -126,6 +127,7 @@ __all__ = [
     "Task",
     "Thinking",
     "ThinkingBudget",
+    "TickRecord",
     "Timings",
     "TokenId",
     "TokenProb",

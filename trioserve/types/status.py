@@ -135,6 +135,25 @@ class EngineCounters:
         return attrs.evolve(self, **{**sums, "n_tokens_max": longest})
 
 
+@attrs.frozen
+class TickRecord:
+    """What one tick of an engine did. A tick without a batch has zeros for what is in one."""
+
+    index: int  # of the records of an engine; one that is missing was lost
+    began: float
+    ms: float
+    n_slots: int  # with something in the batch
+    n_decode: int  # tokens of outputs in it, with those of drafts
+    n_prefill: int  # tokens of prompts in it
+    n_running: int  # requests with a slot, after the tick
+    n_waiting: int  # requests in the queue
+
+    @property
+    def n_tokens(self) -> int:
+        """The size of the batch."""
+        return self.n_decode + self.n_prefill
+
+
 @attrs.frozen(kw_only=True)
 class EngineStatus:
     """A look at the engine, taken between two ticks."""

@@ -412,9 +412,9 @@ async def test_a_stream_keeps_its_client(monkeypatch: pytest.MonkeyPatch) -> Non
         requests = service.server.parts.requests
         original = requests.open
 
-        def opened(task: Task, context: RequestContext) -> Any:
+        def opened(task: Task, context: RequestContext, operation: str) -> Any:
             seen.append(context.client)
-            return original(task, context)
+            return original(task, context, operation)
 
         monkeypatch.setattr(requests, "open", opened)
         headers = {**PREFER, "Authorization": "Bearer anna"}

@@ -72,6 +72,10 @@ def current_context(timeout: float | None, keep_alive: float | None = None) -> R
         rate_limits.admit(current),
         deadline=deadline,
         keep_alive=keep_alive,
+        arrived=current.arrived,
+        request_id=current_request_id(),
+        traceparent=current.headers.get("traceparent", ""),
+        tracestate=current.headers.get("tracestate", ""),
         on_cancel=CancelReason.DISCONNECT,
     )
 

@@ -174,9 +174,12 @@ class EmbeddingEngine(Loop):
             return
         self._running.rotate(-1)
         if self._compute(pieces):
+            n_slots = len({id(piece.run) for piece in pieces})
+            n_cells = sum(piece.n_cells for piece in pieces)
+            self._in_batch = (n_slots, 0, n_cells)
             self._counts["decodes"] += 1
-            self._counts["busy_slots"] += len({id(piece.run) for piece in pieces})
-            self._counts["prompt_tokens"] += sum(piece.n_cells for piece in pieces)
+            self._counts["busy_slots"] += n_slots
+            self._counts["prompt_tokens"] += n_cells
             self._collect(pieces)
         self._seconds += monotonic() - self.heartbeat
         if not self.has_work:
@@ -214,6 +217,9 @@ class EmbeddingEngine(Loop):
                 self._fail(run, error)
         self._ask_for_media()
         self.encoder.settle(chunk)
+
+    def _load(self) -> tuple[int, int]:
+        return len(self._running), len(self._waiting)
 
     # -- one tick: pack
 

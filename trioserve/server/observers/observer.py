@@ -6,7 +6,7 @@ never for a token. The times between, of admission and of the first token, come 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol
@@ -15,8 +15,9 @@ import attrs
 import trio
 
 from trioserve.errors import TrioServeError
+from trioserve.server.context import RequestContext
 from trioserve.server.stream import Stream
-from trioserve.types import CancelReason, FinishReason, Timings
+from trioserve.types import CancelReason, EmbeddingTask, FinishReason, Task, Timings
 
 
 @attrs.frozen
@@ -26,6 +27,12 @@ class RequestInfo:
     task_id: int
     model: str
     n_prompt: int  # tokens
+    #: In the words of OpenTelemetry: chat, text_completion, embeddings or rerank.
+    operation: str = attrs.field(default="text_completion", eq=False)
+    task: Task | EmbeddingTask | None = attrs.field(default=None, eq=False, repr=False)
+    context: RequestContext = attrs.field(factory=RequestContext, eq=False, repr=False)
+    #: Writes the prompt as the model reads it; none unless `Config.otel_content` says so.
+    prompt_text: Callable[[], str] | None = attrs.field(default=None, eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -38,6 +45,9 @@ class RequestEnd:
     finish: FinishReason | None = None
     cancelled: CancelReason | None = None
     error: BaseException | None = None
+    slot_id: int = -1  # of requests that finished
+    #: The output as far as it was read; none unless `Config.otel_content` says so.
+    text: str | None = attrs.field(default=None, repr=False)
 
     @property
     def error_type(self) -> str:
@@ -86,10 +96,16 @@ def observed(
 def _end(
     stream: Stream, error: BaseException | None, on_cancel: CancelReason, total_s: float
 ) -> RequestEnd:
+    text = None if stream.texts is None else "".join(stream.texts)
     if stream.finished is not None:
         timings, reason = stream.finished.timings, stream.finished.reason
         return RequestEnd(
-            n_output=timings.predicted_n, total_s=total_s, timings=timings, finish=reason
+            n_output=timings.predicted_n,
+            total_s=total_s,
+            timings=timings,
+            finish=reason,
+            slot_id=stream.finished.slot_id,
+            text=text,
         )
     cancelled = stream.mailbox.cancel_reason
     if cancelled is None and (error is None or _is_cancellation(error)):
@@ -99,6 +115,7 @@ def _end(
         total_s=total_s,
         cancelled=cancelled,
         error=error if cancelled is None else None,
+        text=text,
     )
 
 

@@ -1,0 +1,199 @@
+"""`OpenTelemetry`: a span and a few values of histograms for each request, made when it has ended.
+
+Names are those of OpenTelemetry's conventions for generative AI, and what these have no name for
+begins with ``trioserve.``. Nothing here waits: a span goes into a queue of the SDK, whose own
+thread sends it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TypeAlias
+
+import trio
+from opentelemetry.metrics import Histogram, MeterProvider
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from trioserve._version import __version__
+from trioserve.errors import TrioServeError
+from trioserve.server.observers.observer import RequestEnd, RequestInfo
+from trioserve.types import CancelReason, FinishReason, Task
+
+_Attributes: TypeAlias = dict[str, str | int | float | list[str]]
+
+#: What a client decides to do, and no error.
+_BY_CLIENT = (CancelReason.DISCONNECT, CancelReason.CALLER)
+
+_FINISH = {FinishReason.EOS: "stop", FinishReason.WORD: "stop", FinishReason.LIMIT: "length"}
+
+#: Seconds, as the conventions advise.
+_DURATION = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28),
+    *(2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+_PER_TOKEN = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 2.5),
+)
+
+
+class OpenTelemetry:
+    """An observer that traces requests.
+
+    A span is a child of what the `RequestContext` says in `traceparent`. It begins when the request
+    came in. One request to the server may make several: one for each choice and each prompt.
+
+    Args:
+        tracer_provider: makes what takes the spans.
+        meter_provider: makes what takes the values of histograms.
+        content: have prompts and outputs in the spans, where `Config.otel_content` keeps them.
+    """
+
+    def __init__(
+        self, tracer_provider: TracerProvider, meter_provider: MeterProvider, *, content: bool
+    ) -> None:
+        self._tracer = tracer_provider.get_tracer("trioserve", __version__)
+        self._content = content
+        self._propagator = TraceContextTextMapPropagator()
+        meter = meter_provider.get_meter("trioserve", __version__)
+
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+            return meter.create_histogram(
+                f"gen_ai.server.{name}",
+                unit="s",
+                description=text,
+                explicit_bucket_boundaries_advisory=bounds,
+            )
+
+        self._duration = histogram("request.duration", "From arrival to the end", _DURATION)
+        self._first_token = histogram(
+            "time_to_first_token", "From submission to the first token", _FIRST_TOKEN
+        )
+        self._per_token = histogram(
+            "time_per_output_token", "Between two tokens, the mean of a request", _PER_TOKEN
+        )
+
+    def request_started(self, request: RequestInfo) -> None:
+        """Do nothing: a span is made when all is known."""
+
+    def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
+        """Make the span, and count."""
+        seconds = end.total_s
+        if (arrived := request.context.arrived) is not None:
+            seconds = max(seconds, trio.current_time() - arrived)
+        self._record(request, end, seconds)
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            f"{request.operation} {request.model}",
+            context=self._propagator.extract(
+                {
+                    "traceparent": request.context.traceparent,
+                    "tracestate": request.context.tracestate,
+                }
+            ),
+            kind=SpanKind.SERVER,
+            attributes={**_of_request(request), **_of_end(end)},
+            start_time=now - int(seconds * 1e9),
+        )
+        if end.error is not None or end.cancelled not in (None, *_BY_CLIENT):
+            span.set_status(Status(StatusCode.ERROR, _message(end)))
+        if self._content and span.is_recording():
+            _add_content(span, request, end)
+        span.end(now)
+
+    def _record(self, request: RequestInfo, end: RequestEnd, seconds: float) -> None:
+        labels: dict[str, str] = {
+            "gen_ai.operation.name": request.operation,
+            "gen_ai.provider.name": "trioserve",
+            "gen_ai.request.model": request.model,
+            "gen_ai.response.model": request.model,
+        }
+        error = {"error.type": kind} if (kind := _error_type(end)) else {}
+        self._duration.record(seconds, {**labels, **error})
+        if (timings := end.timings) is None or not timings.predicted_n:
+            return
+        self._first_token.record((timings.queue_ms + timings.prompt_ms) / 1e3, labels)
+        if timings.predicted_n > 1:
+            per_token = timings.predicted_ms / 1e3 / (timings.predicted_n - 1)
+            self._per_token.record(per_token, labels)
+
+
+def _error_type(end: RequestEnd) -> str:
+    if end.cancelled is not None:
+        return end.cancelled.value
+    return end.error_type if end.error is not None else ""
+
+
+def _message(end: RequestEnd) -> str:
+    """What went wrong. An exception that is not ours is only named: it may quote anything."""
+    error = end.error
+    if isinstance(error, TrioServeError):
+        return error.message
+    return type(error).__name__ if error is not None else _error_type(end)
+
+
+def _of_request(request: RequestInfo) -> _Attributes:
+    attributes: _Attributes = {
+        "gen_ai.operation.name": request.operation,
+        "gen_ai.provider.name": "trioserve",
+        "gen_ai.request.model": request.model,
+        "gen_ai.response.model": request.model,
+        "gen_ai.usage.input_tokens": request.n_prompt,
+        "trioserve.task_id": request.task_id,
+    }
+    if request.context.request_id:
+        attributes["trioserve.request_id"] = request.context.request_id
+    if isinstance(task := request.task, Task):
+        sampling = task.params.sampling
+        attributes |= {
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        }
+        if task.params.max_tokens >= 0:
+            attributes["gen_ai.request.max_tokens"] = task.params.max_tokens
+    return attributes
+
+
+def _of_end(end: RequestEnd) -> _Attributes:
+    attributes: _Attributes = {"gen_ai.usage.output_tokens": end.n_output}
+    if kind := _error_type(end):
+        attributes["error.type"] = kind
+    if end.finish in _FINISH:
+        attributes["gen_ai.response.finish_reasons"] = [_FINISH[end.finish]]
+    if (timings := end.timings) is not None:
+        attributes |= {
+            "gen_ai.usage.cache_read.input_tokens": timings.cache_n,
+            "trioserve.slot": end.slot_id,
+            "trioserve.queue_time": timings.queue_ms / 1e3,
+            "trioserve.prefill_time": timings.prompt_ms / 1e3,
+            "trioserve.decode_time": timings.predicted_ms / 1e3,
+        }
+        if timings.predicted_n:
+            first = (timings.queue_ms + timings.prompt_ms) / 1e3
+            attributes["gen_ai.response.time_to_first_chunk"] = first
+        if timings.draft_n:
+            attributes["trioserve.draft_tokens"] = timings.draft_n
+            attributes["trioserve.draft_tokens_accepted"] = timings.draft_n_accepted
+    return attributes
+
+
+def _add_content(span: Span, request: RequestInfo, end: RequestEnd) -> None:
+    """Add what the model has read and written, as one message each."""
+    if request.prompt_text is not None:
+        prompt = {"type": "text", "content": request.prompt_text()}
+        messages = [{"role": "user", "parts": [prompt]}]
+        span.set_attribute("gen_ai.input.messages", json.dumps(messages, ensure_ascii=False))
+    if end.text:
+        answer = {"type": "text", "content": end.text}
+        reason = _FINISH.get(end.finish, "") if end.finish else ""
+        messages = [{"role": "assistant", "parts": [answer], "finish_reason": reason}]
+        span.set_attribute("gen_ai.output.messages", json.dumps(messages, ensure_ascii=False))

@@ -1,0 +1,171 @@
+"""`Telemetry`: what the engine and the requests do, told to functions of a program, in batches."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import attrs
+import structlog
+import trio
+
+from trioserve.engine.loop import Loop
+from trioserve.errors import InvalidRequestError
+from trioserve.server.concurrency import alongside
+from trioserve.server.observers.observer import Observer, RequestEnd, RequestInfo
+from trioserve.types import TickRecord
+
+_log = structlog.stdlib.get_logger("trioserve.telemetry")
+
+#: Ticks, and requests, that are kept for a function which has not come to them yet. The oldest go.
+MAX_KEPT = 4096
+
+
+@attrs.frozen
+class RequestRecord:
+    """A request that has ended: what it was, without its prompt, and how it ended."""
+
+    request: RequestInfo
+    end: RequestEnd
+
+
+@attrs.frozen(kw_only=True)
+class TelemetryBatch:
+    """What has happened since the last batch, oldest first."""
+
+    ticks: tuple[TickRecord, ...]
+    requests: tuple[RequestRecord, ...]
+    #: Ticks and requests that are missing, because the function has not kept up.
+    n_lost: int
+
+
+#: An async function, or a plain one, which is called in a worker thread.
+Callback: TypeAlias = Callable[[TelemetryBatch], Awaitable[None]] | Callable[[TelemetryBatch], None]
+
+
+class Telemetry:
+    """Tells whoever has subscribed. While nobody has, it costs nothing.
+
+    Args:
+        observers: those of the server. It is one of them while somebody listens.
+    """
+
+    def __init__(self, observers: list[Observer]) -> None:
+        self._observers = observers
+        self._feeds: list[_Feed] = []
+        self._loop: Loop | None = None
+
+    def attach(self, loop: Loop | None) -> None:
+        """Go on with another engine, or with none while the server sleeps."""
+        self._loop = loop
+        self._watch()
+
+    @asynccontextmanager
+    async def subscribe(self, callback: Callback, *, interval: float = 0.25) -> AsyncIterator[None]:
+        """Have a function called with what happens, for as long as a block lasts.
+
+        There is one call at a time, `interval` seconds after the last one, if there is anything to
+        tell; when the block has ended well, there is a last one. A call that takes long delays the
+        next ones and nothing else: what does not fit meanwhile is counted in `n_lost`. What a call
+        raises is logged.
+
+        Args:
+            callback: an async function, or a plain one, which is called in a worker thread.
+            interval: seconds between two calls.
+
+        Raises:
+            InvalidRequestError: the interval is not more than 0.
+        """
+        if not interval > 0:
+            raise InvalidRequestError("'interval' must be more than 0.", param="interval")
+        feed = _Feed(callback, interval)
+        self._feeds.append(feed)
+        self._watch()
+        try:
+            async with alongside(feed.run):
+                yield
+                await feed.finish()
+        finally:
+            self._feeds.remove(feed)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Have the engine and the requests tell those who listen, and nobody else."""
+        if self._loop is not None:
+            self._loop.watchers = tuple(feed.ticks for feed in self._feeds)
+        if self in self._observers:
+            self._observers.remove(self)
+        if self._feeds:
+            self._observers.append(self)
+
+    def request_started(self, request: RequestInfo) -> None:
+        """Do nothing: a request is told of when it has ended."""
+
+    def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
+        """Keep a record for the next batch."""
+        record = RequestRecord(attrs.evolve(request, task=None, prompt_text=None), end)
+        for feed in self._feeds:
+            feed.put(record)
+
+
+class _Feed:
+    """What one function is to be told of."""
+
+    def __init__(self, callback: Callback, interval: float) -> None:
+        #: The engine's thread appends, and the event loop takes from the left.
+        self.ticks: deque[TickRecord] = deque(maxlen=MAX_KEPT)
+        self._requests: deque[RequestRecord] = deque(maxlen=MAX_KEPT)
+        self._callback = callback
+        self._interval = interval
+        self._n_lost = 0
+        self._next_index: int | None = None  # of the next tick
+        self._end = trio.Event()
+        self._ended = trio.Event()
+
+    def put(self, record: RequestRecord) -> None:
+        self._n_lost += len(self._requests) == MAX_KEPT
+        self._requests.append(record)
+
+    async def run(self) -> None:
+        while not self._end.is_set():
+            with trio.move_on_after(self._interval):
+                await self._end.wait()
+            await self._deliver()
+        await self._deliver()  # what has come during that call
+        self._ended.set()
+
+    async def finish(self) -> None:
+        """Have the function called for the last time, after a call that runs."""
+        self._end.set()
+        await self._ended.wait()
+
+    async def _deliver(self) -> None:
+        batch = self._take()
+        if not batch.ticks and not batch.requests:
+            return
+        try:
+            if _is_async(self._callback):
+                await self._callback(batch)  # type: ignore[misc]
+            else:
+                await trio.to_thread.run_sync(self._callback, batch)
+        except Exception:
+            _log.exception("a telemetry callback has failed")
+
+    def _take(self) -> TelemetryBatch:
+        ticks = [self.ticks.popleft() for _ in range(len(self.ticks))]
+        requests = [self._requests.popleft() for _ in range(len(self._requests))]
+        for tick in ticks:
+            # A smaller index is that of another engine, which begins to count.
+            if self._next_index is not None and tick.index > self._next_index:
+                self._n_lost += tick.index - self._next_index
+            self._next_index = tick.index + 1
+        n_lost, self._n_lost = self._n_lost, 0
+        return TelemetryBatch(ticks=tuple(ticks), requests=tuple(requests), n_lost=n_lost)
+
+
+def _is_async(callback: Callback) -> bool:
+    call = getattr(callback, "__call__", None)  # noqa: B004 - of an object that is called
+    return inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(call)
