@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -17,7 +18,7 @@ from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_request, json_response
 from trioserve.api.base.writers import FINGERPRINT
 from trioserve.api.router import forwarding, listing, scrape
-from trioserve.api.router.service import current_fleet, current_router
+from trioserve.api.router.service import RouterService, current_fleet, current_router
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -82,16 +83,32 @@ async def metrics() -> Response:
     """Write what the router and its models have done so far, in Prometheus's text format."""
     if request.args.get("model"):
         return await forwarding.forward()
-    router = current_router()
-    if not router.config.metrics_endpoint:
-        raise NotSupportedError(
-            "This server does not support metrics endpoint. Start it with `--metrics`"
-        )
+    router = _router_with_metrics()
     own = router.metrics.render(router.fleet) + await base_metrics.render(router)
     return Response(
         scrape.joined(own.decode(), await scrape.of_models(router.fleet)),
         content_type=base_metrics.CONTENT_TYPE,
     )
+
+
+@blueprint.get("/v1/metrics")
+@takes(None, query={"model": "the metrics of this model only"})
+async def metrics_as_json() -> Response:
+    """Tell what each model that is loaded has done so far and does now, as one JSON object."""
+    if request.args.get("model"):
+        return await forwarding.forward()
+    found = await scrape.of_models(_router_with_metrics().fleet)
+    models = {name: json.loads(text) for name, text in found.items()}
+    return json_response({"object": "metrics", "models": models})
+
+
+def _router_with_metrics() -> RouterService:
+    router = current_router()
+    if not router.config.metrics_endpoint:
+        raise NotSupportedError(
+            "This server does not support metrics endpoint. Start it with `--metrics`"
+        )
+    return router
 
 
 # -- the models

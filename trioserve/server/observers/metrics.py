@@ -109,6 +109,11 @@ class Metrics:
         self._status = status
         return self._llamacpp.render(status).encode() + generate_latest(self._registry)
 
+    def look(self, status: EngineStatus) -> list[Metric]:
+        """Give those of ours, with a look at the engine that was taken just now."""
+        self._status = status
+        return list(self.collect())
+
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics of ours. The registry calls this."""
         label = {"model_name": self.model_name}
