@@ -13,7 +13,6 @@ import attrs
 LATER: tuple[tuple[str, str], ...] = (
     (r"test_stream\.py", "streams that a client can resume"),
     (r"test_router\.py.*(remote_preset|download_model|delete_model)", "a hub on the internet"),
-    (r"test_slot_\w*(media_file|image)", "texts with images in saved slots"),
     (r"test_mcp_servers\.py", "MCP servers"),
     (r"test_proxy\.py|cors_proxy", "the proxy of the page"),
     (r"test_tools_builtin\.py|tools_enabled", "built-in tools"),

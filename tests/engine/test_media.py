@@ -15,7 +15,7 @@ from trioserve.errors import (
     EncodeError,
     InvalidMediaError,
     InvalidRequestError,
-    NotSupportedError,
+    UnavailableError,
 )
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import Failed, FinishReason, GenerationParams, MediaChunk, Task
@@ -297,16 +297,43 @@ def test_a_full_context_ends_an_output_with_media() -> None:
     assert one.finish(1).reason is FinishReason.LIMIT and one.finish(1).truncated
 
 
-# -- what is refused
+# -- to a file and back
 
 
-def test_a_text_with_media_is_not_saved() -> None:
-    one = MediaHarness(fields={"n_slots": 1})
-    one.ask(1, "see [image:x]")
+@pytest.mark.parametrize("n_positions", [5, 2])
+@pytest.mark.parametrize("text", ["see [image:x] and [image:y]!", "see [image:x]", "[image:x]"])
+def test_a_saved_text_with_media_is_neither_encoded_nor_decoded_again(
+    text: str, n_positions: int
+) -> None:
+    one = MediaHarness(ScriptedProjector(n_positions=n_positions), fields={"n_slots": 1})
+    one.ask(1, text)
     one.go()
-    with pytest.raises(NotSupportedError, match="images or sound"):
+    saved = one.engine.save_slot(0, "")
+    assert one.engine.erase_slot(0, "") == len(saved.keys)
+    one.engine.restore_slot(0, saved)
+    one.projector.encoded.clear()
+    one.ask(2, text + one.text(1) + " go on", max_tokens=1)
+    one.go()
+    assert one.finish(2).timings.cache_n >= len(saved.keys) - 1
+    assert one.projector.encoded == []
+
+
+def test_a_text_that_another_run_continues_with_media_is_not_saved_meanwhile() -> None:
+    one = MediaHarness(ScriptedProjector(n_cells=20), fields={"n_slots": 2, "n_batch": 8})
+    one.ask(1, "see", max_tokens=1)
+    one.go()
+    one.ask(2, "see" + one.text(1) + "[image:x]")
+    while not (saving := one.engine.status().slots[1]).n_past > len("see") + 1:
+        if not one.tick():
+            one.encoder.encode_next()
+    assert saving.task_id == 2
+    with pytest.raises(UnavailableError, match="try again"):
         one.engine.save_slot(0, "")
-    assert one.engine.erase_slot(0, "") > 0
+    one.go()
+    assert one.engine.save_slot(0, "").keys
+
+
+# -- what is refused
 
 
 def test_a_model_without_a_projector_refuses_media() -> None:

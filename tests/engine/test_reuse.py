@@ -179,7 +179,7 @@ def test_a_slot_is_saved_erased_and_restored(talk: Talk) -> None:
     engine = talk.bench.engine
     slot_id = talk.bench.finished[1].slot_id
     saved = engine.save_slot(slot_id, "")
-    assert engine.erase_slot(slot_id, "") == len(saved.tokens)
+    assert engine.erase_slot(slot_id, "") == len(saved.keys)
     engine.check_integrity()
     engine.restore_slot(slot_id, saved)
     more = talk.words(9, 5)

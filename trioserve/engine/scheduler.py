@@ -11,7 +11,6 @@ from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.run import Run
 from trioserve.engine.slot import Slot, lowest_priority
 from trioserve.engine.work import Plan
-from trioserve.errors import NotSupportedError
 from trioserve.types import CacheRoot, SlotState, TokenId
 
 
@@ -185,11 +184,9 @@ class Scheduler:
 
         Raises:
             PermissionDeniedError: the text is not the owner's.
-            NotSupportedError: there are media in it, which the file has no place for.
+            UnavailableError: another run is at it.
         """
         slot.check_owner(owner)
-        if min(slot.kept, default=0) < 0:
-            raise NotSupportedError("A text with images or sound cannot be saved.")
         return self.cache.export(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
 
     def restore(self, slot: Slot, saved: SlotState) -> None:
@@ -198,9 +195,9 @@ class Scheduler:
         Raises what `PrefixCache.adopt` raises.
         """
         assert slot.run is None
-        if saved.tokens:
+        if saved.keys:
             self.cache.adopt(saved)
-        slot.kept, slot.root = list(saved.tokens), saved.root
+        slot.kept, slot.root = list(saved.keys), saved.root
 
     def erase(self, slot: Slot, owner: str) -> int:
         """Forget a slot's last text; returns how many of its tokens were there.

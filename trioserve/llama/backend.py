@@ -326,7 +326,8 @@ class LlamaBackend:
         Raises:
             OSError: it cannot be written.
         """
-        return state_file.write(path, saved, self.adapters)
+        projector = "" if self.projector is None else self.projector.fingerprint
+        return state_file.write(path, saved, self.adapters, projector=projector)
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
         """Read a file of `write_state` or of llama-server; returns the state and the file's size.
@@ -334,7 +335,7 @@ class LlamaBackend:
         `adapters` are those of a file that names none.
 
         Raises:
-            InvalidRequestError: it is no such file, or it is from another model.
+            InvalidRequestError: it is no such file, or it is from another model or projector.
             OSError: it cannot be read.
         """
         free = free_memory()
@@ -344,9 +345,14 @@ class LlamaBackend:
                 param="filename",
             )
         saved, size = state_file.read(
-            path, self._state_prefix, self.adapters, adapters, max_tokens=self.n_ctx_seq
+            path,
+            self._state_prefix,
+            self.adapters,
+            adapters,
+            max_tokens=self.n_ctx_seq,
+            projector=None if self.projector is None else self.projector.fingerprint,
         )
-        if any(not 0 <= token < self.vocab.n_tokens for token in saved.tokens):
+        if any(key >= self.vocab.n_tokens for key in saved.keys):
             raise InvalidRequestError(
                 "Unable to restore slot: the file is from a model with another vocabulary.",
                 param="filename",

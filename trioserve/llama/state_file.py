@@ -8,6 +8,13 @@ llama-server reads what trioserve writes, and the other way round. It ignores wh
 state: our JSON, which names the LoRA adapters that the state was computed with and has digests that
 say whose text it is (`CacheRoot`), and a checksum of all that comes before it. Files without a
 checksum are from llama-server or an older trioserve.
+
+A text with media has another list, which only trioserve reads: llama-server knows media by other
+names. Its version is a mark of ours, a cell of media is -1, and then come the chunks::
+
+    -1, mark, count, tokens ... | n | n chunks: first cell, cells, positions, 4 words of a digest
+
+The JSON then says which projector the media were encoded with.
 """
 
 from __future__ import annotations
@@ -22,12 +29,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trioserve.errors import InvalidRequestError, PermissionDeniedError
-from trioserve.types import AdapterInfo, Adapters, CacheRoot, SlotState
+from trioserve.types import AdapterInfo, Adapters, CacheRoot, CellKey, SlotState
+from trioserve.types.media import ChunkOutline
 
 _HEAD = struct.Struct("<III")
 _MAGIC, _VERSION = 0x67677371, 3
 _LIST = struct.Struct("<iII")  # -1, which is no token; the version of the list; its length
 _LIST_VERSION = 1
+_MEDIA_VERSION = 0x6F697274
+_CHUNK = struct.Struct("<III16s")  # a `ChunkOutline`, after its first cell
 _TAIL = struct.Struct("<II8s")  # bytes of JSON before it, the checksum, and a mark
 _MARK = b"trio+crc"
 _UNCHECKED = 12  # bytes at the end: the checksum, and the mark
@@ -41,8 +51,16 @@ _LONGEST_NOTE = 2**20
 PREFIX = 8
 
 
-def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
-    """Write a file, whole or not at all, and return its size. `adapters` are the loaded ones.
+def write(
+    path: Path, saved: SlotState, adapters: Sequence[AdapterInfo], *, projector: str = ""
+) -> int:
+    """Write a file, whole or not at all, and return its size.
+
+    Args:
+        path: of the file.
+        saved: what to write.
+        adapters: the loaded ones.
+        projector: the fingerprint of the projector, if there is one.
 
     Raises:
         PermissionDeniedError: it would replace a file of another owner.
@@ -50,11 +68,10 @@ def write(path: Path, saved: SlotState, adapters: Sequence[AdapterInfo]) -> int:
     """
     if _owner_of(path) not in ("", saved.root.owner):
         raise PermissionDeniedError("There is a file of that name, of another API key.")
-    words = _LIST.pack(-1, _LIST_VERSION, len(saved.tokens))
-    words += array("i", saved.tokens).tobytes() + bytes(4)  # no media
+    words, has_media = _words(saved.keys)
     used = [[Path(adapters[id_].path).name, scale] for id_, scale in saved.root.adapters]
-    owned = {"owner": saved.root.owner, "salt": saved.root.salt}
-    note = json.dumps({"lora": used, **owned}).encode()
+    fields = {"lora": used, "owner": saved.root.owner, "salt": saved.root.salt}
+    note = json.dumps(fields | ({"projector": projector} if has_media else {})).encode()
     state = memoryview(saved.state)[PREFIX:]
     head = _HEAD.pack(_MAGIC, _VERSION, len(words) // 4)
     checksum = 0
@@ -94,7 +111,13 @@ def _owner_of(path: Path) -> str:
 
 
 def read(
-    path: Path, prefix: bytes, loaded: Sequence[AdapterInfo], default: Adapters, max_tokens: int
+    path: Path,
+    prefix: bytes,
+    loaded: Sequence[AdapterInfo],
+    default: Adapters,
+    max_tokens: int,
+    *,
+    projector: str | None = None,
 ) -> tuple[SlotState, int]:
     """Read a file; returns its state and its size.
 
@@ -104,10 +127,11 @@ def read(
         loaded: the adapters that are loaded.
         default: the adapters of a file that names none. Such a file is everybody's.
         max_tokens: how many tokens a sequence may hold.
+        projector: the fingerprint of the projector; None: there is none.
 
     Raises:
         InvalidRequestError: it is no such file, is damaged, has too many tokens, or was computed
-            with adapters that are not loaded.
+            with adapters that are not loaded, or with another projector.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -120,25 +144,78 @@ def read(
             raise _refusal("is not the state of a slot")
         if _HEAD.size + 4 * n_words > size:
             raise _refusal("is cut short")
-        if n_words > max_tokens + 8:
+        if n_words > max(0, max_tokens) * (1 + _CHUNK.size // 4) + 8:
             raise _refusal(f"holds more than the {max_tokens} tokens of a context")
         words = file.read(4 * n_words)
-        tokens = _tokens(words)
         state = bytearray(prefix)
         state += file.read()
     note = _take_note(state, zlib.crc32(words, zlib.crc32(head)))
+    keys, has_media = _keys(words)
+    if len(keys) > max_tokens:
+        raise _refusal(f"holds more than the {max_tokens} tokens of a context")
+    if has_media:
+        _check_projector(note, projector)
     root = CacheRoot(default) if note is None else _root(note, loaded)
-    return SlotState(tokens=tokens, root=root, state=bytes(state)), size
+    return SlotState(keys=keys, root=root, state=bytes(state)), size
 
 
-def _tokens(words: bytes) -> tuple[int, ...]:
-    """Read the list of tokens, which older versions wrote without a header."""
+def _words(keys: Sequence[CellKey]) -> tuple[bytes, bool]:
+    """Write the list of a text, and say whether it has media."""
+    chunks: list[bytes] = []
+    end = 0
+    for cell, key in enumerate(keys):
+        if key < 0 and cell >= end:
+            one = ChunkOutline.of(key)
+            chunks.append(_CHUNK.pack(cell, one.n_cells, one.n_positions, one.digest))
+            end = cell + one.n_cells
+    version = _MEDIA_VERSION if chunks else _LIST_VERSION
+    tokens = array("i", [max(key, -1) for key in keys]).tobytes()
+    count = len(chunks).to_bytes(4, "little")
+    words = b"".join((_LIST.pack(-1, version, len(keys)), tokens, count, *chunks))
+    return words, bool(chunks)
+
+
+def _keys(words: bytes) -> tuple[tuple[CellKey, ...], bool]:
+    """Read the list of a text, which older versions wrote without a header; see `_words`."""
     values = array("i", words).tolist()
     if not values or values[0] != -1:
-        return tuple(values)
-    if len(values) < 4 or values[1] != _LIST_VERSION or values[2] != len(values) - 4:
-        raise _refusal("holds more than text, or was written by another version")
-    return tuple(values[3:-1])
+        return _checked(values), False
+    if len(values) < 4 or not 0 <= values[2] <= len(values) - 4:
+        raise _refusal("is damaged: its list of tokens has no end")
+    keys, end = values[3 : 3 + values[2]], 3 + values[2]
+    version, n_chunks, rest = values[1], values[end], words[4 * end + 4 :]
+    if version not in (_LIST_VERSION, _MEDIA_VERSION):
+        raise _refusal("was written by another version")
+    if version == _LIST_VERSION and n_chunks:
+        raise _refusal("is from llama-server and has media in it, which have other names there")
+    if len(rest) != n_chunks * _CHUNK.size:
+        raise _refusal("is damaged: its list of media has no end")
+    for cell, n_cells, n_positions, digest in _CHUNK.iter_unpack(rest):
+        place = slice(cell, cell + n_cells)
+        fits = 0 < n_cells <= len(keys) - cell and 0 < n_positions <= n_cells
+        if not fits or keys[place] != [-1] * n_cells:
+            raise _refusal("is damaged: its media are not where they should be")
+        keys[place] = ChunkOutline(digest, n_cells, n_positions).keys
+    return _checked(keys), bool(n_chunks)
+
+
+def _checked(keys: list[CellKey]) -> tuple[CellKey, ...]:
+    """Refuse numbers that stand for nothing: they are too small for tokens, too large for media."""
+    if any(-(2**31) <= key < 0 for key in keys):
+        raise _refusal("is damaged: it has tokens below 0")
+    return tuple(keys)
+
+
+def _check_projector(note: object, projector: str | None) -> None:
+    if projector is None:
+        raise InvalidRequestError(
+            "Unable to restore slot: Cannot restore media tokens without an mmproj.",
+            param="filename",
+        )
+    match note:
+        case {"projector": str(its)} if its == projector:
+            return
+    raise _refusal("has media in it that were encoded with another projector")
 
 
 def _take_note(state: bytearray, checksum: int) -> object:

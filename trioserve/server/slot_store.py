@@ -94,7 +94,7 @@ class SlotFiles:
                 n_bytes = await trio.to_thread.run_sync(write)
             except OSError as error:
                 raise TrioServeError("Unable to save slot.") from error
-        return Moved(len(saved.tokens), n_bytes, (monotonic() - began) * 1e3)
+        return Moved(len(saved.keys), n_bytes, (monotonic() - began) * 1e3)
 
     async def restore(self, slot_id: int, filename: str, owner: str) -> Moved:
         """Read a file, for prompts that begin like what it holds, in any slot.
@@ -121,7 +121,7 @@ class SlotFiles:
                 if error.param is not None:
                     raise  # it says already which file
                 raise _refusal(error.message) from error
-        return Moved(len(saved.tokens), n_bytes, (monotonic() - began) * 1e3)
+        return Moved(len(saved.keys), n_bytes, (monotonic() - began) * 1e3)
 
     async def erase(self, slot_id: int, owner: str) -> int:
         """Forget what a slot ran last; returns how many tokens of it there were.

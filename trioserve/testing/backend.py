@@ -369,7 +369,7 @@ class ScriptedBackend:
 
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write JSON."""
-        content = {"tokens": saved.tokens, "root": saved.root, "state": saved.state.hex()}
+        content = {"keys": saved.keys, "root": saved.root, "state": saved.state.hex()}
         return path.write_text(json.dumps(content))
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
@@ -381,7 +381,7 @@ class ScriptedBackend:
             raise InvalidRequestError("The file is not of a script.") from None
         used, owner, salt = content["root"]
         state = SlotState(
-            tokens=tuple(content["tokens"]),
+            keys=tuple(content["keys"]),
             root=CacheRoot(tuple((id_, scale) for id_, scale in used), owner, salt),
             state=bytes.fromhex(content["state"]),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import attrs
 
@@ -141,6 +141,29 @@ class DecodedDocument:
 DecodedMedia: TypeAlias = DecodedImage | DecodedAudio | DecodedVideo
 
 
+@attrs.frozen
+class ChunkOutline:
+    """What cells of the KV cache tell of the chunk that they are of."""
+
+    digest: bytes  # of its id, 16 bytes
+    n_cells: int
+    n_positions: int
+
+    @classmethod
+    def of(cls, key: CellKey) -> Self:
+        """Read it from the key of any of its cells."""
+        n_cells, n_positions, _ = _read(key)
+        return cls(((-key >> 3 * _BITS) - 1).to_bytes(16, "little"), n_cells, n_positions)
+
+    @property
+    def keys(self) -> tuple[CellKey, ...]:
+        """The keys of its cells."""
+        key = int.from_bytes(self.digest, "little") + 1
+        for number in (self.n_cells, self.n_positions, 0):
+            key = key << _BITS | number
+        return tuple(range(-key, -key - self.n_cells, -1))
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class MediaChunk:
     """A part of a prompt that is no text: an image, a tile of one, or a window of sound.
@@ -163,10 +186,8 @@ class MediaChunk:
 
     @keys.default
     def _make_keys(self) -> tuple[CellKey, ...]:
-        key = int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:16], "little") + 1
-        for number in (self.n_cells, self.n_positions, 0):
-            key = key << _BITS | number
-        return tuple(range(-key, -key - self.n_cells, -1))
+        digest = hashlib.sha256(self.id.encode()).digest()[:16]
+        return ChunkOutline(digest, self.n_cells, self.n_positions).keys
 
 
 def whole_chunks(keys: Sequence[CellKey], length: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from trioserve.types.media import CellKey
 from trioserve.types.sampling import TokenId
 from trioserve.types.task import Adapters, CacheRoot, Task
 
@@ -54,9 +55,9 @@ class AdapterInfo:
 
 @attrs.frozen(kw_only=True)
 class SlotState:
-    """What a slot has computed: tokens, and the state of a KV sequence that holds them."""
+    """What a slot has computed: a text, and the state of a KV sequence that holds it."""
 
-    tokens: tuple[TokenId, ...]
+    keys: tuple[CellKey, ...]  # what its cells are compared by
     root: CacheRoot = attrs.field(default=CacheRoot())
     state: bytes = attrs.field(repr=False)
 

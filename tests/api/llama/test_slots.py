@@ -173,7 +173,7 @@ async def test_what_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
         # The slot's last text is the second one now; the first is in RAM alone.
         scheduler = service.server.parts.loop._scheduler
         found = scheduler.cache.export([97] * 40 + [65] * 30, CacheRoot())
-        assert len(found.tokens) > 32
+        assert len(found.keys) > 32
         assert (await act(client, 0, "save"))["n_saved"] >= 49
 
 
@@ -329,7 +329,7 @@ def test_a_cache_without_room() -> None:
     while engine.tick():
         pass
     saved = scheduler.save(one, "")
-    assert len(saved.tokens) == 80
+    assert len(saved.keys) == 80
     engine.submit(Task(2, Prompt((98,) * 40), GenerationParams(id_slot=1)))
     engine.tick()
     assert other.run is not None
@@ -339,7 +339,7 @@ def test_a_cache_without_room() -> None:
         pass
     scheduler.restore(one, saved)
     engine.check_integrity()
-    assert one.kept == list(saved.tokens)
+    assert one.kept == list(saved.keys)
 
 
 async def test_no_room_is_a_bad_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +370,7 @@ def saved_state(tmp_path: Path) -> tuple[Path, bytes]:
             backend.batch.add(token, pos, 0, logits=False)
             backend.decode()
         path = tmp_path / "state"
-        saved = SlotState(tokens=(5, 6, 7), state=backend.state_get(0))
+        saved = SlotState(keys=(5, 6, 7), state=backend.state_get(0))
         assert backend.write_state(path, saved) == path.stat().st_size
         assert backend.read_state(path, ((0, 1.0),)) == (saved, path.stat().st_size)
     return path, path.read_bytes()
@@ -395,7 +395,7 @@ def test_a_file_of_llama_cpp_has_no_note(tmp_path: Path) -> None:
     path.write_bytes(whole[: whole.rindex(b'{"lora"')])
     with load(Config(ctx_size=256, threads=1)) as backend:
         saved, _ = backend.read_state(path, ((0, 0.5),))
-        assert (saved.tokens, saved.root.adapters) == ((5, 6, 7), ((0, 0.5),))
+        assert (saved.keys, saved.root.adapters) == ((5, 6, 7), ((0, 0.5),))
         backend.state_set(1, saved.state)
         assert backend.seq_pos_max(1) == 2
 
@@ -408,19 +408,19 @@ def test_a_list_of_tokens_as_older_versions_wrote_it(tmp_path: Path) -> None:
     path.write_bytes(plain)
     with load(Config(ctx_size=256, threads=1)) as backend:
         saved, _ = backend.read_state(path, ())
-        assert saved.tokens == (5, 6, 7)
+        assert saved.keys == (5, 6, 7)
 
 
 def test_the_adapters_of_a_file_are_found_by_name(tmp_path: Path) -> None:
     path = tmp_path / "state"
     a, b = AdapterInfo(path="/x/a.gguf"), AdapterInfo(path="/x/b.gguf")
     saved = SlotState(
-        tokens=(5,), root=CacheRoot(((1, 0.5),), "whose", "salt"), state=b"prefix__state"
+        keys=(5,), root=CacheRoot(((1, 0.5),), "whose", "salt"), state=b"prefix__state"
     )
     state_file.write(path, saved, [a, b])
     read, _ = state_file.read(path, b"prefix__", [b], (), max_tokens=10)
     assert read == SlotState(
-        tokens=(5,), root=CacheRoot(((0, 0.5),), "whose", "salt"), state=b"prefix__state"
+        keys=(5,), root=CacheRoot(((0, 0.5),), "whose", "salt"), state=b"prefix__state"
     )
     with pytest.raises(InvalidRequestError, match=r"b\.gguf"):
         state_file.read(path, b"prefix__", [a], (), max_tokens=10)
@@ -458,5 +458,5 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(
 
     monkeypatch.setattr(state_file.os, "replace", fail)
     with pytest.raises(OSError, match="No space"):
-        state_file.write(tmp_path / "old", SlotState(tokens=(5,), state=b"x" * 20), ())
+        state_file.write(tmp_path / "old", SlotState(keys=(5,), state=b"x" * 20), ())
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]

@@ -6,7 +6,7 @@ from trioserve.engine.backend import Backend
 from trioserve.engine.cache.checkpoints import DEFAULT_RULES, CheckpointRules, places_of
 from trioserve.engine.cache.ram_cache import Entry, RamCache
 from trioserve.engine.cache.sequences import KVSequence, Sequences
-from trioserve.errors import InvalidRequestError, KVCacheFullError
+from trioserve.errors import InvalidRequestError, KVCacheFullError, UnavailableError
 from trioserve.types import CacheRoot, CellKey, Prompt, SlotState
 from trioserve.types.media import whole_chunks
 
@@ -285,14 +285,19 @@ class PrefixCache:
         That is the sequence which holds all of it, even if another run has gone on from there;
         else the longest one that is a beginning of it; else nothing, with a state that says so.
         There must be a sequence that does not run.
+
+        Raises:
+            UnavailableError: another run has gone on from there, and is within a chunk of media.
         """
         seq, key = self._best(keys, root)
         if seq is None and key is not None:
             entry = self.ram.get(key)
-            return SlotState(tokens=tuple(entry.keys), root=root, state=entry.state)
+            return SlotState(keys=tuple(entry.keys), root=root, state=entry.state)
         seq = seq or self._empty()
+        if whole_chunks(seq.held, len(seq.held)) < len(seq.held):
+            raise UnavailableError("The text is being continued with an image; try again.")
         state = self._backend.state_get(seq.id)
-        return SlotState(tokens=tuple(seq.held), root=root, state=state)
+        return SlotState(keys=tuple(seq.held), root=root, state=state)
 
     def adopt(self, saved: SlotState) -> None:
         """Keep what `export` gave, here or elsewhere, for prompts that begin like it.
@@ -305,11 +310,11 @@ class PrefixCache:
         """
         if not self._held.loadable():
             raise KVCacheFullError("The KV cache is being copied; try again.")
-        seq = self._load(list(saved.tokens), saved.root, saved.state)
+        seq = self._load(list(saved.keys), saved.root, saved.state)
         if seq is None:
             raise KVCacheFullError("The KV cache has no room beside what runs.")
         self.release(seq)
-        if self._backend.seq_pos_max(seq.id) != seq.position(len(saved.tokens)) - 1:
+        if not seq.ends_at(self._backend.seq_pos_max(seq.id)):
             self.cut(seq, 0)
             raise InvalidRequestError("The state is not that of the tokens.")
 

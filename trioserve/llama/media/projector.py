@@ -76,6 +76,8 @@ class LlamaProjector:
         self.hears: bool = mtmd.mtmd_support_audio(context)
         self.audio_rate: int = mtmd.mtmd_get_audio_sample_rate(context) if self.hears else 0
         self.max_chunk = 0
+        #: What tells it from others.
+        self.fingerprint = ""
         #: Whether a position has sections (M-RoPE).
         self.has_sections: bool = mtmd.mtmd_decode_use_mrope(context)
         self._counts_images = False
@@ -107,6 +109,7 @@ class LlamaProjector:
             projector.set_threads(thread_choices(config)[1][-1])
             projector._counts_images = "hunyuanvl" in kinds
             projector._video_interval = config.video_timestamp_interval
+            projector.fingerprint = header.fingerprint(path)
             projector._try_out(path)
         except BaseException:
             projector.close()
