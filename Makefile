@@ -25,7 +25,7 @@ silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exi
 
 .DEFAULT_GOAL := help
 .PHONY: help serve install test check format docs ui screenshots fuzz soak test-vocabularies test-models \
-	test-lowest wheel clean distclean
+	test-deploy test-lowest wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -39,6 +39,7 @@ help:
 	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
 	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
 	@echo "make test-models  tests with a real model, 240 MB that it downloads to TEST_MODELS"
+	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -99,6 +100,11 @@ test-models: $(VENV)/.installed-dev
 	@$(PY) -m tests.real_models.install '$(TEST_MODELS)'
 	@TEST_MODELS='$(TEST_MODELS)' $(PY) -m pytest tests/real_models $(PYTEST_ARGS)
 
+test-deploy:
+	@$(MAKE) --no-print-directory VENV=.venv-deploy EXTRAS=[test,deploy] .venv-deploy/.installed-dev
+	@.venv-deploy/bin/python -m tests.support.install_helm .venv-deploy/bin
+	@.venv-deploy/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
+
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev
 	@.venv-lowest/bin/python -m pytest $(PYTEST_ARGS)
@@ -113,7 +119,7 @@ clean:
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf .venv .venv-lowest
+	@rm -rf .venv .venv-deploy .venv-lowest
 
 # -- the environment
 

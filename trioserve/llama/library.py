@@ -8,6 +8,7 @@ functions, which keep the GIL.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import threading
 from collections import deque
@@ -203,9 +204,22 @@ def start(numa: str = "none") -> None:
             _callback = lib.llama_log_callback(_on_log)
         lib.llama_log_set(_callback, None)
         if first:
+            _load_backends()
             lib.llama_backend_init()
         if numa != "none":
             lib.llama_numa_init(_NUMA[numa])  # does nothing the second time
+
+
+def _load_backends() -> None:
+    """Have ggml load its backends, if it was built with each in a library of its own.
+
+    They lie in the folder of llama.cpp (``GGML_BACKEND_DL``). Of those for the CPU, ggml takes the
+    best that this processor can run.
+    """
+    from llama_cpp._ggml import libggml  # not above: `lib` tells if llama_cpp is missing
+
+    if libggml.ggml_backend_dev_count() == 0:
+        libggml.ggml_backend_load_all_from_path(os.fsencode(os.path.dirname(libggml._name)))
 
 
 def log_callback() -> Any:
