@@ -1,0 +1,103 @@
+"""What Serve gets from the router of requests. `tests/ray_cluster` tries it on several nodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("ray.serve", reason="ray is not installed: pip install 'trioserve[ray]'")
+
+from trioserve.ray.prefixes import RoutingHint, hint_of
+from trioserve.ray.request_router import PrefixRouter
+
+
+def replica(name: str, **stats: float) -> Any:
+    return SimpleNamespace(
+        replica_id=SimpleNamespace(unique_id=name), max_ongoing_requests=8, routing_stats=stats
+    )
+
+
+def request(*args: object) -> Any:
+    context = SimpleNamespace(should_backoff=False)
+    return SimpleNamespace(args=[{}, *args], kwargs={}, routing_context=context)
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> PrefixRouter:
+    """A router whose only part of Serve is what the replicas have in their queues."""
+    queues: dict[Any, int] = {}
+    monkeypatch.setattr(
+        PrefixRouter,
+        "replica_queue_len_cache",
+        SimpleNamespace(get=lambda one: queues.get(one.unique_id)),
+    )
+    monkeypatch.setattr(PrefixRouter.__mro__[1], "__init__", lambda self: None)
+    made = PrefixRouter()
+    made.queues = queues
+    return made
+
+
+def choose(router: PrefixRouter, replicas: list[Any], asked: Any) -> list[str]:
+    ranks = trio.run(router.choose_replicas, replicas, asked)
+    assert all(rank for rank in ranks)
+    return [one.replica_id.unique_id for rank in ranks for one in rank]
+
+
+HINT = hint_of("/v1/completions", {"prompt": "word " * 4000})
+
+
+def test_a_request_goes_where_it_began_unless_that_is_full(router: PrefixRouter) -> None:
+    replicas = [replica(name, slots=2) for name in "abc"]
+    asked = request(HINT)
+    home = choose(router, replicas, asked)[0]
+    assert asked.routing_context.should_backoff
+    assert choose(router, replicas, request(HINT))[0] == home
+    router.queues[home] = 7
+    assert choose(router, replicas, request(HINT))[0] != home
+
+
+def test_replicas_say_how_full_they_are(router: PrefixRouter) -> None:
+    replicas = {name: replica(name, slots=2) for name in "ab"}
+    home = choose(router, [*replicas.values()], request(HINT))[0]
+    replicas[home].routing_stats = {"slots": 2, "running": 2, "waiting": 6}
+    assert choose(router, [*replicas.values()], request(HINT))[0] != home
+    replicas[home].routing_stats = {"slots": 2, "kv": 9.0}
+    assert choose(router, [*replicas.values()], request(HINT))[0] != home
+    replicas[home].routing_stats = None
+    assert choose(router, [*replicas.values()], request(HINT))[0] == home
+
+
+def test_a_key_goes_to_its_replica_and_to_no_other(router: PrefixRouter) -> None:
+    replicas = [replica(name) for name in "abcde"]
+    first = choose(router, replicas, request(RoutingHint(key="chat-7")))
+    assert len(first) == 1
+    router.queues[first[0]] = 99
+    assert choose(router, replicas, request(RoutingHint(HINT.blocks, "chat-7"))) == first
+
+
+def test_requests_without_a_hint_go_somewhere(router: PrefixRouter) -> None:
+    replicas = [replica(name) for name in "abc"]
+    assert set(choose(router, replicas, request())) <= set("abc")
+    assert set(choose(router, replicas, None)) <= set("abc")
+
+
+def test_whatever_fails_requests_go_somewhere(
+    router: PrefixRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicas = [replica(name) for name in "abc"]
+    monkeypatch.setattr(router._homes, "rank", lambda *_: 1 / 0)
+    told: list[str] = []
+    monkeypatch.setattr("trioserve.ray.request_router._log.exception", told.append)
+    for _ in range(3):
+        assert len(set(choose(router, replicas, request(HINT)))) == 2
+    assert len(told) == 1
+
+
+def test_replicas_that_are_gone_are_not_chosen(router: PrefixRouter) -> None:
+    replicas = [replica(name) for name in "abc"]
+    home = choose(router, replicas, request(HINT))[0]
+    rest = [one for one in replicas if one.replica_id.unique_id != home]
+    assert home not in choose(router, rest, request(HINT))
