@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from trioserve.errors import ConfigError
+from trioserve.ray.calls import Handle
 from trioserve.ray.ingress import Ingress
 from trioserve.ray.models import Model, Served, Settings, read_models
 from trioserve.ray.replica import Replica
@@ -76,9 +79,7 @@ def build(
             Target(
                 name=name,
                 aliases=aliases,
-                handle=serve.get_deployment_handle(deployment).options(
-                    stream=True, method_name="forward"
-                ),
+                handle=_handle(name, deployment),
                 is_single=is_single,
             )
             for name, aliases, deployment, is_single in known
@@ -134,6 +135,17 @@ def _deployment(one: Served, *, router: bool) -> Any:
         return serve.deployment(Replica).options(**{**options, **one.deployment})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{one.name}: {error}") from error
+
+
+def _handle(model: str, deployment: str) -> Handle:
+    """Make what an ingress calls the replicas of a model by."""
+    handle = serve.get_deployment_handle(deployment).options(stream=True, method_name="forward")
+    return Handle(
+        model=model,
+        call=handle.remote,
+        lost=(RayError, RayServeException),
+        absent=(DeploymentUnavailableError,),
+    )
 
 
 def _is_single(one: Served) -> bool:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Protocol
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+import attrs
 
 from trioserve.errors import ModelFailedError, ModelProcessError
+from trioserve.ray.parts import HEAD, UNSENT, Part, Sent
 from trioserve.ray.prefixes import RoutingHint
-from trioserve.ray.replica import HEAD, LOST, UNSENT, Sent
 
 _log = logging.getLogger("ray.serve")
 
@@ -37,18 +36,44 @@ class NoReplicaError(ModelFailedError):
     code = "no_replica"
 
 
+class Response(Protocol):
+    """The parts of an answer, as Serve's handle gives them."""
+
+    async def __anext__(self) -> Part:
+        """Wait for the next part."""
+
+    def cancel(self) -> None:
+        """End the call. Does nothing once it has ended."""
+
+
+@attrs.frozen(kw_only=True)
+class Handle:
+    """What calls a replica of a model, and the exceptions of Ray that a call may raise.
+
+    Attributes:
+        model: the name of the model.
+        call: calls the replica that Serve's router chooses.
+        lost: the exceptions when the replica is lost.
+        absent: those when there will be none.
+    """
+
+    model: str
+    call: Callable[[Sent, RoutingHint], Response]
+    lost: tuple[type[Exception], ...]
+    absent: tuple[type[Exception], ...]
+
+
 class Answer:
     """The answer to a call. Made by `call`.
 
-    `status`, `headers` and `body`, which is the beginning of the body, are there from the start,
-    and `replica` is who gives it.
+    `status`, `headers` and `body`, which is the beginning of the body, are there from the start.
     """
 
-    def __init__(self, response: Any, replica: str, head: Sequence[Any]) -> None:
-        self.replica = replica
+    def __init__(self, handle: Handle, response: Response, head: Sequence[Any]) -> None:
         self.status: int = head[1]
         self.headers: Sequence[tuple[bytes, bytes]] = head[2]
         self.body: bytes = head[3]
+        self._lost = handle.lost
         self._response = response
 
     def header(self, name: bytes) -> bytes:
@@ -61,13 +86,10 @@ class Answer:
         Raises:
             ModelProcessError: the replica, or its child, has ended before.
         """
-        try:
-            async for part in self._response:
-                if isinstance(part, tuple):
-                    raise ModelProcessError
-                yield part
-        except (RayError, RayServeException) as error:
-            raise ModelProcessError from error
+        while (part := await _next(self._response, self._lost)) is not None:
+            if isinstance(part, tuple):
+                raise ModelProcessError
+            yield part
 
     async def read(self) -> bytes:
         """Wait for the whole body. Raises ModelProcessError."""
@@ -78,14 +100,11 @@ class Answer:
         self._response.cancel()
 
 
-async def call(
-    handle: Any, model: str, sent: Sent, hint: RoutingHint, *, patience: float
-) -> Answer:
+async def call(handle: Handle, sent: Sent, hint: RoutingHint, *, patience: float) -> Answer:
     """Have a replica answer a request. Whoever gets the answer has to close it.
 
     Args:
-        handle: Serve's handle of the model's deployment.
-        model: its name, for errors.
+        handle: what calls the replicas of the model.
         sent: the request.
         hint: what the router of requests knows of it.
         patience: seconds in which a replica has to take it.
@@ -98,33 +117,53 @@ async def call(
     give_up = loop.time() + patience
     n_lost = 0
     while True:
-        response = handle.options(stream=True).forward.remote(sent, hint)
-        replica, head = "", (UNSENT,)
+        response = handle.call(sent, hint)
+        is_taken = False
+        head: Any = None
         try:
             async with asyncio.timeout_at(give_up):
-                _, replica = await anext(response)
-            head = await anext(response)
+                await _next(response, handle.lost)
+            is_taken = True
+            head = await _next(response, handle.lost)
         except TimeoutError:
-            raise nobody(model) from None
-        except DeploymentUnavailableError as error:
-            raise nobody(model) from error
-        except (RayServeException, RayError, StopAsyncIteration) as error:
-            _log.warning("a replica of %r is lost: %r", model, error)
-            head = (LOST,) if replica else head
+            raise _nobody(handle.model) from None
+        except ModelProcessError as error:
+            if isinstance(error.__cause__, handle.absent):
+                raise _nobody(handle.model) from error.__cause__
+            _log.warning("a replica of %r is lost: %r", handle.model, error.__cause__)
         finally:
-            if head[0] != HEAD:
+            if not head or head[0] != HEAD:
                 response.cancel()
-        if head[0] == HEAD:
-            return Answer(response, replica, head)
-        n_lost += head[0] == LOST
+        if head and head[0] == HEAD:
+            return Answer(handle, response, head)
+        n_lost += is_taken and head != (UNSENT,)
         if n_lost == _MAX_LOST:
             raise ModelProcessError
         await asyncio.sleep(_PAUSE)
         if loop.time() >= give_up:
-            raise nobody(model)
+            raise _nobody(handle.model)
 
 
-def nobody(model: str) -> NoReplicaError:
+async def _next(response: Response, lost: tuple[type[Exception], ...]) -> Part | None:
+    """Wait for the next part; None: there is none.
+
+    Raises:
+        ModelProcessError: the replica is lost; its cause says how.
+    """
+    try:
+        return await response.__anext__()
+    except StopAsyncIteration:
+        return None
+    except lost as error:
+        raise ModelProcessError from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ModelProcessError from error  # the replica was, not we
+
+
+def _nobody(model: str) -> NoReplicaError:
     """The error when nobody answers for a model."""
     return NoReplicaError(
         f"No replica of the model {model!r} takes requests now.", retry_after=_RETRY_AFTER

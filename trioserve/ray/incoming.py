@@ -17,7 +17,7 @@ from trioserve.api.base.request import ID_HEADER
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError, TrioServeError
 from trioserve.ray.calls import Answer
-from trioserve.ray.replica import Sent
+from trioserve.ray.parts import Sent
 from trioserve.router.wire import REQUEST_HOP
 from trioserve.server.memory import Hold
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -112,7 +112,7 @@ class _Client:
         if self.has_begun:
             raise error
         body = sse.encode(self._shape.body(error, self._request.id)).encode()
-        own = [(name.encode(), value.encode()) for name, value in errors.headers_of(error).items()]
+        own = _headers(errors.headers_of(error))
         headers = [(b"content-type", b"application/json"), *own]
         await self.reply(Reply(status=self._shape.status(error), headers=headers, body=body))
 
@@ -142,13 +142,18 @@ class _Client:
             headers.append((ID_HEADER.lower().encode(), self._request.id.encode()))
         origin = self._request.headers.get("Origin", "")
         allowing = cors.headers_for(origin, self._request.method, self._config)
-        headers += [(name.lower().encode(), value.encode()) for name, value in allowing.items()]
+        headers += _headers(allowing)
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _piece(self, body: bytes, *, more: bool) -> None:
         if body or not more:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Write headers as ASGI has them."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import ExitStack
-from typing import Any, TypeAlias
 
 import attrs
-from ray import serve
 
 from trioserve.config import Config
 from trioserve.config.words import words_of
@@ -19,16 +17,11 @@ from trioserve.models import BUNDLED
 from trioserve.models.catalog.options import environment_of_children
 from trioserve.ray.child import Child
 from trioserve.ray.exchange import Answer, NotTakenError, exchange
+from trioserve.ray.parts import HEAD, LOST, TAKEN, UNSENT, Part, Sent
 from trioserve.router.folder import socket_folder
 from trioserve.router.wire import Outgoing
 
 _log = logging.getLogger("ray.serve")
-
-#: A request on its way: method, target, headers, body. Plain values, because Serve pickles them.
-Sent: TypeAlias = tuple[str, str, Sequence[tuple[bytes, bytes]], bytes]
-
-#: What the parts of an answer begin with. A part that is no tuple is a piece of the body.
-TAKEN, HEAD, UNSENT, LOST = "taken", "head", "unsent", "lost"
 
 #: Bodies up to this length (bytes) come with the head.
 _SHORT = 2**20
@@ -51,13 +44,13 @@ class Replica:
         ModelLoadError: the model cannot be loaded.
     """
 
+    _is_closed = True  # until there is a child
+
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]
         self._config = config
         self._closing = ExitStack()
         self._n_running = 0
         self._n_missed = 0
-        context = serve.get_replica_context()
-        self._id = context.replica_id.unique_id
         folder = self._closing.enter_context(socket_folder())
         self._child = Child(
             folder / "model.sock", child_argv(config), environment_of_children(os.environ, config)
@@ -67,22 +60,21 @@ class Replica:
         except BaseException:
             self._closing.close()
             raise
+        self._is_closed = False
         self._watching = asyncio.create_task(self._end_with_child())
 
-    async def forward(
-        self, sent: Sent, hint: object = None
-    ) -> AsyncGenerator[tuple[Any, ...] | bytes, None]:
+    async def forward(self, sent: Sent, hint: object = None) -> AsyncGenerator[Part, None]:
         """Have the child answer a request, and pass that on as it comes.
 
-        At first comes that it was taken, and by whom; then the head with the body's beginning, and
-        the rest of it. When the child ends, the last part says so. Leaving the generator closes the
-        connection to the child, which cancels the request.
+        At first comes that it was taken; then the head with the body's beginning, and the rest of
+        it. When the child ends, the last part says so. Leaving the generator closes the connection
+        to the child, which cancels the request.
 
         Args:
             sent: the request.
             hint: for the router of requests, which chose this replica by it.
         """
-        yield (TAKEN, self._id)
+        yield (TAKEN,)
         self._n_running += 1
         try:
             async with exchange(self._child.socket_path, Outgoing(*sent)) as answer:
@@ -119,11 +111,17 @@ class Replica:
         running = min(self._n_running, slots)
         return {"slots": slots, "running": running, "waiting": self._n_running - running}
 
-    async def __del__(self) -> None:
-        """Have the child finish and end. Serve calls this once no requests are left, or too long.
+    def __del__(self) -> Awaitable[None] | None:
+        """Have the child finish and end, in what is returned, which Serve awaits.
 
-        It is a coroutine for Serve, and nothing happens when Python itself calls it.
+        Serve calls this once no requests are left, or they have taken too long. When Python itself
+        calls it, there is nothing left to do.
         """
+        return None if self._is_closed else self.close()
+
+    async def close(self) -> None:
+        """Have the child finish and end."""
+        self._is_closed = True
         self._watching.cancel()
         await self._child.stop(self._config.drain_timeout)
         self._closing.close()
@@ -131,6 +129,7 @@ class Replica:
     async def _end_with_child(self) -> None:
         """End this process when the child has, so that Serve starts another replica."""
         await self._child.ended.wait()
+        self._is_closed = True
         _log.error("the replica ends: %s", self._child.last_words())
         await asyncio.sleep(_FAREWELL)
         self._closing.close()

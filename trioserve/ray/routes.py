@@ -26,10 +26,10 @@ from trioserve.errors import (
 )
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.names import find
-from trioserve.ray.calls import Answer, call
+from trioserve.ray.calls import Answer, Handle, call
 from trioserve.ray.incoming import Incoming, Reply
+from trioserve.ray.parts import Sent
 from trioserve.ray.prefixes import hint_of
-from trioserve.ray.replica import Sent
 
 #: Lists that every model's server has one of.
 _LISTS = ("/models", "/v1/models", "/api/tags", "/api/ps")
@@ -66,13 +66,13 @@ class Target:
     Attributes:
         name: its name.
         aliases: its other names.
-        handle: Serve's handle of its deployment, for streams.
+        handle: what calls its replicas.
         is_single: whether it never has more than one replica.
     """
 
     name: str
     aliases: tuple[str, ...]
-    handle: Any
+    handle: Handle
     is_single: bool
 
     @property
@@ -177,7 +177,7 @@ class Routes:
     ) -> Answer:
         hint = hint_of(request.path, request.fields, key)
         patience = self._patience if patience is None else patience
-        return await call(target.handle, target.name, sent, hint, patience=patience)
+        return await call(target.handle, sent, hint, patience=patience)
 
     # -- to all models
 
