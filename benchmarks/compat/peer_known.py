@@ -48,8 +48,14 @@ KNOWN: tuple[Known, ...] = (
         NEEDS_MODEL,
     ),
     Known(
-        r"test_completion_prompt_cache|test_embedding_pooling_none",
+        r"test_completion_prompt_cache|test_embedding_pooling_none|test_slot_save_restore_image_pay",
         r"prompt_n|len\(",
+        "it counts the tokens that its own vocabulary makes of a text",
+        NEEDS_MODEL,
+    ),
+    Known(
+        r"test_slot_save_restore_with_image$",
+        r"^assert \d+ < 16",
         "it counts the tokens that its own vocabulary makes of a text",
         NEEDS_MODEL,
     ),
@@ -110,6 +116,11 @@ KNOWN: tuple[Known, ...] = (
         r"test_clear_and_restore",
         r"__TEST_TAG_",
         "log lines have other words",
+    ),
+    Known(
+        r"test_vision_embeddings_oai_content",
+        r"^assert \[.*\] == \[",
+        "numbers are rounded in another way where others are computed in the same batch",
     ),
     Known(
         r"test_n_probs_post_backend_sampling",

@@ -44,7 +44,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         server.offline = False
         projector = _plan["projectors"].get(str(server.model_file))
         with pytest.MonkeyPatch.context() as patch:
-            if projector is not None:
+            if projector is not None and not getattr(server, "no_mmproj", False):
                 patch.setenv("LLAMA_ARG_MMPROJ", projector)
             start(server, timeout_seconds)
 

@@ -19,14 +19,15 @@ import hypercorn.trio
 import pytest
 import trio
 
+from tests.support import fake_whisper
 from tests.support.http_server import hypercorn_config, slots_in_use
-from tests.support.media_files import image_file
+from tests.support.media_files import image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.chat.deltas import ContentDelta, Message, ToolCall
-from trioserve.chat.media_parts import Image
+from trioserve.chat.media_parts import Audio, Image
 from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,
@@ -44,6 +45,7 @@ from trioserve.router.remote import ChildModels, RemoteServer
 from trioserve.router.remote_stream import RemoteStream
 from trioserve.server.media_prompts import MixedPrompt
 from trioserve.server.stream import ChatChunk
+from trioserve.server.transcription import Word
 from trioserve.testing import ScriptedBackend
 from trioserve.types import Chunk, Finished, FinishReason
 
@@ -157,6 +159,51 @@ async def test_ranking(tmp_path: Path) -> None:
     async with remote(tmp_path, make, reranking=True) as (server, service, _):
         scores = await server.rerank("a", ["b", "ccc"])
         assert scores == pytest.approx((await service.server.rerank("a", ["b", "ccc"])).scores)
+
+
+async def test_recordings(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def make() -> ScriptedBackend:
+        def answer(prompt: str) -> str:
+            heard.append(prompt)
+            return "Grüße."
+
+        return ScriptedBackend(answer, projector=WordProjector())
+
+    path = tmp_path / "call.wav"
+    path.write_bytes(wav_file(1.0))
+    async with remote(tmp_path, make) as (server, service, _):
+        own = await service.server.transcribe(path, language="de", timed=True)
+        for recording in (path, str(path), path.read_bytes(), Audio(path)):
+            found = await server.transcribe(recording, language="de", timeout=30)
+            assert (found.text, found.segments, found.duration) == (
+                "Grüße.", own.segments, own.duration,
+            )  # fmt: skip
+            assert found.summary.language == own.summary.language
+        assert all("(language: de)" in prompt for prompt in heard)
+        await server.transcribe(path, translate=True)
+        assert "English" in heard[-1]
+        with pytest.raises(InvalidMediaError, match="cannot be read"):
+            await server.transcribe(tmp_path / "none.wav")
+        with pytest.raises(InvalidRequestError) as caught:
+            await server.transcribe(b"no sound")
+        assert caught.value.param == "file"
+        with pytest.raises(UnsupportedFieldError, match="'stream' has no effect"):
+            await server.transcribe(path, stream=True)
+
+
+async def test_times_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_whisper.install(tmp_path, monkeypatch)
+    wav = wav_file(1.0)
+    async with remote(tmp_path, transcription_model="tiny") as (server, _, _):
+        plain = await server.transcribe(wav)
+        assert plain.words == [] and len(plain.segments) == 3
+        timed = await server.transcribe(wav, timestamp_granularities=["word"])
+        assert plain.summary.language == timed.summary.language == "de"
+        word = Word(text="pid", start=0.0, end=0.5)
+        assert timed.segments[0].words == (word,) * 3  # it says so of each segment
+        assert timed.segments[0].no_speech_prob == 0.25
 
 
 async def test_errors_have_their_classes(tmp_path: Path) -> None:

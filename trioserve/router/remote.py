@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,19 @@ from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Answer, exchange
 from trioserve.router.remote_stream import RemoteStream, error_of
+from trioserve.router.remote_transcript import Recording, read_transcript, write_form
 from trioserve.router.wire import Outgoing
 from trioserve.server.chat_prompts import Messages
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.embedding_results import Array
 from trioserve.server.stream import ChatCompletion, Completion
-
-_HEADERS = ((b"content-type", b"application/json"),)
+from trioserve.server.transcription import Transcript
 
 #: Fields for what a `RemoteStream` does not tell.
 _UNTOLD = frozenset({"best_of", "logprobs", "n", "n_probs", "return_progress", "top_logprobs"})
+
+#: Fields that decide how a transcript is written, which is done here.
+_OF_FORM = frozenset({"file", "include", "response_format", "stream"})
 
 
 class ChildModels(EnteredOnce, Mapping[str, "RemoteServer"]):
@@ -147,6 +150,30 @@ class RemoteServer:
         ranked = sorted(answer["results"], key=lambda one: int(one["index"]))
         return tuple(one["relevance_score"] for one in ranked)
 
+    async def transcribe(
+        self, recording: Recording, *, translate: bool = False, **fields: Any
+    ) -> Transcript:
+        """Write down what is spoken in a recording: a path, or the bytes of a file.
+
+        The times of words are there if ``timestamp_granularities=["word"]`` asks for them;
+        probabilities of tokens are not.
+
+        Args:
+            recording: the recording.
+            translate: write it in English, whatever is spoken.
+            fields: of the form, such as `language`, `prompt`, `temperature` and `timeout`.
+
+        Raises:
+            TrioServeError: as `Server.transcribe`, and as `stream`.
+        """
+        _refuse(_OF_FORM, fields)
+        path = f"/v1/audio/{'translations' if translate else 'transcriptions'}"
+        if granularities := fields.get("timestamp_granularities"):
+            fields["timestamp_granularities"] = [*granularities, "segment"]
+        body = {**fields, "response_format": "verbose_json", "file": recording}
+        async with self._answer(path, body, write_form) as answer:
+            return read_transcript(json.loads(await answer.receive_all()))
+
     async def tokenize(self, text: str, **fields: Any) -> tuple[int, ...]:
         """Turn text into token ids. Raises as `stream`."""
         answer = await self._ask("/tokenize", {"add_special": True, **fields, "content": text})
@@ -159,8 +186,7 @@ class RemoteServer:
 
     @asynccontextmanager
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[RemoteStream]:
-        for name in sorted(_UNTOLD & body.keys()):
-            raise UnsupportedFieldError(f"'{name}' has no effect here.", param=name)
+        _refuse(_UNTOLD, body)
         async with self._answer(path, {**body, "stream": True}) as answer:
             yield RemoteStream(answer)
 
@@ -169,8 +195,16 @@ class RemoteServer:
             return json.loads(await answer.receive_all())
 
     @asynccontextmanager
-    async def _answer(self, path: str, body: dict[str, Any]) -> AsyncIterator[Answer]:
-        """Send a request to the process; gives the answer, which is good."""
+    async def _answer(
+        self,
+        path: str,
+        body: dict[str, Any],
+        write: Callable[[dict[str, Any]], tuple[bytes, bytes]] | None = None,
+    ) -> AsyncIterator[Answer]:
+        """Send a request to the process; gives the answer, which is good.
+
+        `write` makes of the body its type and what is sent, in a thread. The default is JSON.
+        """
         timeout = body.get("timeout")
         deadline = math.inf if timeout is None else trio.current_time() + timeout
         async with AsyncExitStack() as stack:
@@ -180,22 +214,27 @@ class RemoteServer:
                 raise DeadlineExceededError("The request's deadline has passed.")
             if timeout is not None:
                 body["timeout"] = max(deadline - trio.current_time(), 0.001)
-            data = await trio.to_thread.run_sync(_encode, body)
-            outgoing = Outgoing("POST", path, _HEADERS, data)
+            kind, data = await trio.to_thread.run_sync(write or _write_json, body)
+            outgoing = Outgoing("POST", path, ((b"content-type", kind),), data)
             answer = await stack.enter_async_context(exchange(child.socket_path, outgoing))
             if answer.status != 200:
                 raise error_of(json.loads(await answer.receive_all())["error"])
             yield answer
 
 
-def _encode(body: dict[str, Any]) -> bytes:
+def _refuse(names: frozenset[str], fields: Mapping[str, Any]) -> None:
+    for name in sorted(names & fields.keys()):
+        raise UnsupportedFieldError(f"'{name}' has no effect here.", param=name)
+
+
+def _write_json(body: dict[str, Any]) -> tuple[bytes, bytes]:
     """Write a body as JSON; reads the files of images and sound. It may take long.
 
     Raises:
         InvalidMediaError: a file cannot be read.
         UnsupportedFieldError: something cannot be sent to another process.
     """
-    return json.dumps(body, default=_encode_one).encode()
+    return b"application/json", json.dumps(body, default=_encode_one).encode()
 
 
 def _encode_one(value: object) -> Any:
