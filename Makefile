@@ -25,7 +25,7 @@ silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exi
 
 .DEFAULT_GOAL := help
 .PHONY: help serve install test check format docs ui screenshots fuzz soak test-vocabularies test-models \
-	test-deploy test-lowest wheel clean distclean
+	test-deploy test-rpc test-lowest wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -40,6 +40,7 @@ help:
 	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
 	@echo "make test-models  tests with a real model, 240 MB that it downloads to TEST_MODELS"
 	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
+	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -104,6 +105,12 @@ test-deploy:
 	@$(MAKE) --no-print-directory VENV=.venv-deploy EXTRAS=[test,deploy] .venv-deploy/.installed-dev
 	@.venv-deploy/bin/python -m tests.support.install_helm .venv-deploy/bin
 	@.venv-deploy/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
+
+# As for test-vocabularies. The library that it builds is kept in the environment.
+test-rpc: $(VENV)/.installed-dev
+	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
+	export XDG_CACHE_HOME='$(abspath $(VENV))/cache'; $(PY) -m trioserve rpc build --sources "$$sources"; \
+	TEST_RPC=1 $(PY) -m pytest tests/rpc $(PYTEST_ARGS)
 
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev

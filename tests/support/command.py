@@ -61,15 +61,18 @@ async def _read_lines(
 
 
 @asynccontextmanager
-async def serving(*argv: str, prefix: Sequence[str] = ()) -> AsyncIterator[Running]:
+async def serving(
+    *argv: str, prefix: Sequence[str] = (), timeout: float = 60
+) -> AsyncIterator[Running]:
     """Run the command, wait until the model is there, and make sure that it ends.
 
-    What is in `prefix` comes before the command, to run it in another way.
+    What is in `prefix` comes before the command, to run it in another way. All of it may take
+    `timeout` seconds.
     """
     command = [*prefix, sys.executable, "-m", "trioserve", "--port", "0", "-t", "1", *argv]
     send, receive = trio.open_memory_channel[dict[str, Any]](10_000)
     environ = {name: text for name, text in os.environ.items() if "LLAMA" not in name}
-    with trio.fail_after(60):
+    with trio.fail_after(timeout):
         process = await trio.lowlevel.open_process(
             command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environ
         )
