@@ -126,3 +126,14 @@ def test_flags() -> None:
     assert "api_key_priority" in refused("--api-key", "a", "--api-key-priority", "5,0")
     assert "api_key_priority" in refused("--api-key", "a", "--api-key-priority", "101")
     assert Config().api_key_priority == ()
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [(1, "1 request is waiting"), (2, "2 requests are waiting")],
+)
+async def test_how_many_wait_is_said_in_english(limit: int, message: str) -> None:
+    async with server_of(max_queue=limit, api_keys=()) as server, AsyncExitStack() as stack:
+        await fill(server, stack, "one")
+        with pytest.raises(QueueFullError, match=rf"^{message}, and the limit is {limit}\.$"):
+            await server.complete("x", client="one")

@@ -85,8 +85,9 @@ class Admission:
     def _check_load(self, load: Load, n_free: int, n_prompt: int, bounds: _Bounds) -> None:
         n_waiting = load.n_requests - n_free
         if n_waiting >= bounds.n_requests:
+            what, are = ("request", "is") if n_waiting == 1 else ("requests", "are")
             raise QueueFullError(
-                f"{n_waiting} requests{bounds.owner} are waiting, "
+                f"{n_waiting} {what}{bounds.owner} {are} waiting, "
                 f"and the limit is {bounds.n_requests}.",
                 retry_after=self._retry_after(),
             )

@@ -237,8 +237,10 @@ class Keeper(Generic[_T]):
         if self._refuses:
             raise ServerClosingError
         if len(start.waiting) >= self._max_waiting:
+            n_waiting = len(start.waiting)
+            wait = "request waits" if n_waiting == 1 else "requests wait"
             raise QueueFullError(
-                f"{len(start.waiting)} requests wait for the model to be loaded, and more may not.",
+                f"{n_waiting} {wait} for the model to be loaded, and no more may.",
                 retry_after=_RETRY_AFTER,
             )
         self._changed.set()

@@ -111,7 +111,7 @@ class MediaLoader:
         most = self._limits.max_files
         if len(sources) > most:
             raise InvalidMediaError(
-                f"The request has {len(sources)} media, and {most} are the most.",
+                f"The request has {len(sources)} media, and may have at most {most}.",
                 param=sources[most].param,
                 index=most,
             )

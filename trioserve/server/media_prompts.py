@@ -147,7 +147,8 @@ class MediaPrompts:
             return messages
         if len(documents) > _MAX_DOCUMENTS:
             raise InvalidMediaError(
-                f"The request has {len(documents)} documents, and {_MAX_DOCUMENTS} are the most.",
+                f"The request has {len(documents)} documents, and may have at most "
+                f"{_MAX_DOCUMENTS}.",
                 param=documents[_MAX_DOCUMENTS].param,
             )
         with trio.move_on_at(deadline):

@@ -103,8 +103,9 @@ class WhisperTranscriber:
         context.check_time()
         n_waiting = self._turn.statistics().tasks_waiting
         if self._turn.locked() and n_waiting >= self._max_waiting:
+            wait = "recording waits" if n_waiting == 1 else "recordings wait"
             raise QueueFullError(
-                f"{n_waiting} recordings wait to be transcribed, and no more may.",
+                f"{n_waiting} {wait} to be transcribed, and no more may.",
                 retry_after=_RETRY_AFTER,
             )
         with trio.move_on_at(context.deadline):
