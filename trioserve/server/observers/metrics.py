@@ -179,9 +179,9 @@ class Metrics:
             "running_lora_adapters": self._names_of(used),
             "waiting_lora_adapters": self._names_of(wanted - used),
         }
-        yield _info(
-            "lora_requests_info", "LoRA adapters, and the time of the look", adapters, time()
-        )
+        # Of several series, a reader takes the newest that names an adapter.
+        looked = time() if used or wanted else 0.0
+        yield _info("lora_requests_info", "LoRA adapters in use, and when", adapters, looked)
 
     def _names_of(self, adapters: set[int]) -> str:
         return ",".join(self.adapters[id_] for id_ in sorted(adapters))
