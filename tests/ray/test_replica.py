@@ -111,11 +111,9 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(tmp_path) -> 
 
 
 async def _start(tmp_path: Path, program: str) -> Child:
-    """Start a child that is a small program."""
-    ready = (
-        f"import os, signal, time; os.write(int(os.environ['TRIOSERVE_STATUS_FD']), {READY!r})\n"
-    )
-    command = (sys.executable, "-c", ready + program)
+    """Start a child that is a small program, which says with `tell()` that it is ready."""
+    tell = f"def tell(): os.write(int(os.environ['TRIOSERVE_STATUS_FD']), {READY!r})"
+    command = (sys.executable, "-c", f"import os, signal\n{tell}\n{program}")
     child = Child(tmp_path / "x.sock", [], os.environ, command)
     await child.start()
     return child
@@ -126,7 +124,7 @@ READY = b'{"state": "ready", "info": {"id": "m"}}\n'
 
 def test_a_child_that_does_not_end_in_time_is_killed(tmp_path) -> None:
     async def run() -> None:
-        child = await _start(tmp_path, "signal.signal(15, signal.SIG_IGN)\nos.read(0, 1)")
+        child = await _start(tmp_path, "signal.signal(15, signal.SIG_IGN); tell(); os.read(0, 1)")
         assert child.info == {"id": "m"}
         await child.stop(0.1)
         assert "signal 9" in child.last_words()
@@ -136,7 +134,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(tmp_path) -> None:
 
 def test_a_child_ends_with_its_lifeline(tmp_path) -> None:
     async def run() -> None:
-        child = await _start(tmp_path, "os.read(0, 1)")
+        child = await _start(tmp_path, "tell(); os.read(0, 1)")
         child._cut()
         async with asyncio.timeout(10):
             await child.ended.wait()
@@ -149,14 +147,12 @@ def test_a_child_that_does_not_answer_is_killed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("trioserve.ray.child._ANSWER_TIMEOUT", 0.1)
     listens = (
         "import socket\ns = socket.socket(socket.AF_UNIX)\n"
-        f"s.bind({str(tmp_path / 'x.sock')!r})\ns.listen()\nos.read(0, 1)"
+        f"s.bind({str(tmp_path / 'x.sock')!r})\ns.listen(); tell(); os.read(0, 1)"
     )
 
     async def run() -> None:
         replica = Replica.__new__(Replica)
         replica._child, replica._n_missed = await _start(tmp_path, listens), 0
-        while not (tmp_path / "x.sock").exists():
-            await asyncio.sleep(0.01)
         for _ in range(module._MAX_MISSED):
             with pytest.raises(ModelProcessError, match="does not answer"):
                 await replica.check_health()
