@@ -48,6 +48,12 @@ def part(text: str) -> dict[str, Any]:
 
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Köln", "n": [1]}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1"}
+FOUND = {
+    "type": "search_result",
+    "title": "Panda",
+    "source": "https://example.org/panda",
+    "content": [part("A bear."), part("It eats bamboo.")],
+}
 
 
 def test_neighbours_of_one_role_are_one_turn() -> None:
@@ -101,6 +107,14 @@ def test_images_in_the_result_of_a_tool() -> None:
     first, second = read(user(shown, failed))
     assert first["content"] == [part("A"), media(b"hi", "0].content[1].source.data")]
     assert second["content"] == [part("Error: "), media(b"hi", "1].content[0].source.data")]
+
+
+def test_what_a_search_has_found_is_given_as_text() -> None:
+    head = "Search result: Panda\nSource: https://example.org/panda\n"
+    expected = f"{head}```\nA bear.\n\nIt eats bamboo.\n```"
+    quiet = FOUND | {"citations": {"enabled": False}}
+    assert read(user(quiet))[0]["content"] == expected
+    assert read(user(RESULT | {"content": [FOUND]}))[0]["content"] == [part(expected)]
 
 
 def test_documents_are_given_as_text() -> None:
@@ -293,7 +307,7 @@ C = "messages[0].content[0]"
                 f"{C}.type",
                 f"'{C}.type' is '{kind}', which is not supported in a message of the user.",
             )
-            for kind in ("search_result", "container_upload", "tool_use")
+            for kind in ("mid_conversation", "container_upload", "tool_use")
         ),
         (
             {"messages": [assistant({"type": "server_tool_use"})]},
@@ -302,10 +316,25 @@ C = "messages[0].content[0]"
             "which is not supported in a message of the assistant.",
         ),
         (
-            {"messages": [user(RESULT | {"content": [{"type": "search_result"}]})]},
+            {"messages": [user(RESULT | {"content": [{"type": "tool_reference"}]})]},
             f"{C}.content[0].type",
-            f"'{C}.content[0].type' is 'search_result', which is not supported in the result of a "
+            f"'{C}.content[0].type' is 'tool_reference', which is not supported in the result of a "
             "tool.",
+        ),
+        (
+            {"messages": [user(FOUND | {"source": None})]},
+            f"{C}.source",
+            f"'{C}.source' is required.",
+        ),
+        (
+            {"messages": [user(FOUND | {"content": [{"type": "image"}]})]},
+            f"{C}.content[0].type",
+            f"'{C}.content[0].type' is 'image', which is not supported in the result of a search.",
+        ),
+        (
+            {"messages": [user(FOUND | {"citations": {"enabled": True}})]},
+            f"{C}.citations",
+            f"'{C}.citations' is not supported; leave it out.",
         ),
         (
             {"messages": [{"role": "system", "content": [{"type": "image"}]}]},

@@ -13,6 +13,8 @@ import trio
 
 from tests.support.clients import client_and_service, client_of, client_of_app
 from tests.support.lora_files import make_lora
+from tests.support.media_files import image_file
+from trioserve import Image, MixedPrompt
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -21,7 +23,7 @@ from trioserve.engine.scheduler import Scheduler
 from trioserve.errors import ConfigError, InvalidRequestError, KVCacheFullError
 from trioserve.llama import backend as backend_module, load, state_file
 from trioserve.server import Server
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import AdapterInfo, CacheRoot, GenerationParams, Prompt, SlotState, Task
 
 PROMPT = "Once upon a time there was a little girl who"
@@ -67,6 +69,24 @@ async def test_an_idle_slot_tells_of_its_last_request(tmp_path: Path) -> None:
     assert slot["next_token"] == [
         {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
     ]
+
+
+async def test_a_slot_tells_that_it_waits_for_an_image(tmp_path: Path) -> None:
+    projector = ScriptedProjector()
+    projector.gate.clear()
+    backend = ScriptedBackend(n_slots=1, projector=projector)
+    async with (
+        scripted(tmp_path, backend) as (client, service),
+        service.server.stream(MixedPrompt([Image(image_file()), "?"])) as stream,
+    ):
+        try:
+            with trio.fail_after(30):
+                while not (await client.get("/slots")).json()[0]["encoding"]:
+                    await trio.lowlevel.checkpoint()
+        finally:
+            projector.gate.set()
+        await stream.read()
+        assert (await client.get("/slots")).json()[0]["encoding"] is False
 
 
 async def test_a_busy_slot_tells_of_new_lines(tmp_path: Path) -> None:

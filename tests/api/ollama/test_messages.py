@@ -9,7 +9,12 @@ import pytest
 from tests.support.ollama_api import WEATHER
 from tests.support.scripts import HI
 from trioserve.api.base.fields import MismatchError
-from trioserve.api.ollama.messages import continues_final_message, read_messages, read_tools
+from trioserve.api.ollama.messages import (
+    continues_final_message,
+    read_messages,
+    read_tools,
+    with_images,
+)
 from trioserve.chat.messages import parse_messages, parse_tools
 from trioserve.errors import InvalidRequestError
 from trioserve.types import MediaSource
@@ -44,6 +49,26 @@ def test_a_message_in_normal_form() -> None:
     )
     assert read_messages([{"role": "user"}]) == ({"role": "user", "content": ""},)
     assert read_messages([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("What?", "01What?"),
+        ("See [img] and [img]!", "See 0 and 1!"),
+        ("[img]", "10"),
+        ("Is [img] it?", "1Is 0 it?"),
+        ("[img][img]: [img]", "01: [img]"),
+        ("", "01"),
+    ],
+)
+def test_images_stand_where_the_text_says(said: str, shown: str) -> None:
+    content = with_images(said, ["MA==", "MQ=="], "images")  # 0 and 1
+    assert not isinstance(content, str)
+    parts = [
+        part["text"] if part["type"] == "text" else part["media"].data.decode() for part in content
+    ]
+    assert "".join(parts) == shown and "" not in parts
 
 
 def test_images_stand_before_the_text() -> None:

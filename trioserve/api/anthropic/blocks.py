@@ -1,4 +1,6 @@
-"""Blocks of Anthropic's messages that say something to the model: text, images and documents."""
+"""Blocks of Anthropic's messages that say something to the model: text, images, documents, results
+of searches.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Block: TypeAlias = tuple[str, Mapping[str, Any]]
 Part: TypeAlias = dict[str, Any]
 
 #: The types of blocks that become parts of a message.
-KINDS = ("text", "image", "document")
+KINDS = ("text", "image", "document", "search_result")
 
 
 def content_of(value: Any) -> str | tuple[dict[str, Any], ...]:
@@ -55,7 +57,7 @@ def texts_of(blocks: Iterable[Block], owner: str) -> list[str]:
 
 
 def parts_of(blocks: Iterable[Block], owner: str, kinds: Collection[str] = KINDS) -> list[Part]:
-    """Read blocks of text, images and documents, or those of them that `owner` may have.
+    """Read blocks of the types in `KINDS`, or those of them that `owner` may have.
 
     Raises:
         UnsupportedFieldError: a block is of another type; `owner` cannot have it.
@@ -168,6 +170,16 @@ def _optional_text(block: Mapping[str, Any], name: str, path: str) -> str:
     return "" if value is None else named(text, value, f"{path}.{name}")
 
 
+def _search_result(block: Mapping[str, Any], path: str) -> list[Part]:
+    """Read what a search has found: its title and where it is from stand before it."""
+    _refuse_citations(block, path)
+    title, source = (required(block, name, text, path) for name in ("title", "source"))
+    content = required(block, "content", content_of, path)
+    said = texts_of(blocks_of(content, f"{path}.content"), "the result of a search")
+    about = f"Search result: {title}\nSource: {source}"
+    return [text_part(write_document("\n\n".join(said), about=about))]
+
+
 # -- sources
 
 
@@ -189,4 +201,5 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Part]]] = {
     "text": _said,
     "image": _image,
     "document": _document,
+    "search_result": _search_result,
 }

@@ -81,6 +81,7 @@ def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
         "is_processing": slot.task_id is not None,
         "state": slot.state,
         "paused": slot.paused,
+        "encoding": slot.encoding,
     }
     if slot.task is None:
         return written

@@ -7,9 +7,11 @@ the name of their tool; templates need both to have an id.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from trioserve.api.base.fields import json_type, named, objects, required, strings, text
+from trioserve.chat.documents import text_part
 from trioserve.chat.media_parts import media_part, source_of
 from trioserve.chat.messages import (
     MAX_MESSAGES,
@@ -26,6 +28,9 @@ from trioserve.errors import InvalidRequestError
 
 #: Fields of a message that have other names in the normal form.
 _NAMES = {"thinking": "reasoning_content", "tool_name": "name"}
+
+#: Stands for an image in a text.
+_PLACE = "[img]"
 
 _CALL = {
     "type": "object",
@@ -86,7 +91,9 @@ def _renamed(message: Mapping[str, Any], path: str) -> Message:
 
 
 def with_images(said: str, images: Sequence[str], path: str) -> str | list[dict[str, Any]]:
-    """Make the content of a message. The images stand before the text, as in Ollama.
+    """Make the content of a message. As in Ollama, images stand where the text says ``[img]``.
+
+    Those for which there is no such place stand before the text.
 
     Raises:
         InvalidMediaError: an image is not valid base64; `param` names it.
@@ -97,7 +104,13 @@ def with_images(said: str, images: Sequence[str], path: str) -> str | list[dict[
     parts = [
         media_part(source_of(image, "image", f"{path}[{i}]")) for i, image in enumerate(images)
     ]
-    return [*parts, {"type": "text", "text": said}] if said else parts
+    texts = said.split(_PLACE, len(parts))
+    n_placed = len(texts) - 1
+    content = parts[n_placed:]
+    for piece, image in zip_longest(texts, parts[:n_placed]):
+        content += [text_part(piece)] if piece else []
+        content += [] if image is None else [image]
+    return content
 
 
 def _with_ids(messages: Messages) -> Messages:
