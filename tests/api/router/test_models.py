@@ -13,8 +13,11 @@ import trio
 
 from tests.support.fake_fleet import entry, routed
 from tests.support.http_server import chunks_of
+from tests.support.media_models import write_projector
+from trioserve.api.router import service
 from trioserve.models.catalog import Source
 from trioserve.router.states import FleetEvent, ModelState, Status
+from trioserve.types import Modalities
 
 TWO = {"one": None, "two": None}
 
@@ -63,6 +66,41 @@ async def test_what_is_known_of_a_model_that_runs() -> None:
         "message": "It died.",
         "log": ["a", "b"],
     }
+
+
+async def test_what_a_model_takes_is_known_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projectors = {kind: write_projector(tmp_path / kind, kind) for kind in ("mlp", "mixed")}
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF?")
+    flags: dict[str, list[str]] = {
+        "sees": ["--mmproj", str(projectors["mlp"])],
+        "embeds": ["--mmproj", str(projectors["mixed"]), "--embeddings"],
+        "reads": ["--no-mmproj"],
+        "broken": ["--mmproj", str(broken)],
+        "loaded": ["--mmproj", str(projectors["mlp"])],
+    }
+    expected = {
+        "sees": ["text", "image"],
+        "embeds": ["text", "image", "audio"],
+        "reads": ["text"],
+        "broken": ["text"],
+        "loaded": ["what it said"],
+    }
+    async with routed(dict.fromkeys(flags)) as router:
+        router.fleet.catalog.entries = {
+            name: entry(name, args=("--model", f"/{name}", *more)) for name, more in flags.items()
+        }
+        said = {"architecture": {"input_modalities": ["what it said"]}}
+        router.fleet.states["loaded"] = ModelState(value=Status.LOADED, info=said)
+        for _ in range(2):
+            listed = (await router.client.get("/v1/models")).json()["data"]
+            found = {one["id"]: one["architecture"]["input_modalities"] for one in listed}
+            assert found == expected
+            monkeypatch.setattr(service, "modalities_in", None)  # no file is read again
+        one = (await router.client.get("/v1/models/sees")).json()
+        assert one["architecture"]["input_modalities"] == expected["sees"]
 
 
 async def test_a_hidden_model_is_not_listed() -> None:
@@ -206,4 +244,4 @@ def test_sources_have_names() -> None:
     from trioserve.api.router import listing
 
     for source in Source:
-        listing.model(entry("one", source=source), ModelState())
+        listing.model(entry("one", source=source), ModelState(), Modalities())

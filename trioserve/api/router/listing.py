@@ -8,6 +8,7 @@ from typing import Any
 
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.router.states import ModelState, Status
+from trioserve.types import Modalities
 
 #: The sources, in the words of llama-server where it has them.
 _SOURCES: Mapping[Source, str] = {
@@ -18,12 +19,11 @@ _SOURCES: Mapping[Source, str] = {
 }
 
 
-#: What is said of a model that was not loaded yet.
-_UNKNOWN = {"architecture": {"input_modalities": ["text"], "output_modalities": ["text"]}}
+def model(entry: ModelEntry, state: ModelState, modalities: Modalities) -> dict[str, Any]:
+    """Describe a model, for clients of llama-server, OpenAI and Anthropic.
 
-
-def model(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
-    """Describe a model, for clients of llama-server, OpenAI and Anthropic."""
+    Once it has been loaded, its process has said what it is. Until then, `modalities` are known.
+    """
     created = 0 if entry.version is None else entry.version[0] // 10**9
     described: dict[str, Any] = {
         "id": entry.name,
@@ -42,7 +42,8 @@ def model(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
         "display_name": entry.name,
         "created_at": _time(created),
     }
-    return {**_UNKNOWN, **state.info, **described}
+    takes = {"input_modalities": modalities.names, "output_modalities": ["text"]}
+    return {"architecture": takes, **state.info, **described}
 
 
 def downloading(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:

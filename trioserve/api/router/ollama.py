@@ -34,10 +34,10 @@ from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import HubError, ModelProcessError, NotFoundError, TemplateError
 from trioserve.models import gguf, resolve_projector
-from trioserve.models.catalog import GgufSummary, ModelEntry
+from trioserve.models.catalog import GgufSummary, ModelEntry, modalities_in
 from trioserve.router.forward import exchange
 from trioserve.router.states import FleetEvent, Status
-from trioserve.types import GenerationParams, Modalities
+from trioserve.types import GenerationParams
 
 blueprint = Blueprint("router_ollama", __name__)
 
@@ -129,22 +129,12 @@ def _capabilities(config: Config, template: str) -> list[str]:
     try:
         # Whether it fills gaps is in its vocabulary, which is not looked at.
         return describe.capabilities(
-            ChatTemplate(source_of(template)), fills_gaps=False, modalities=_modalities(config)
+            ChatTemplate(source_of(template)),
+            fills_gaps=False,
+            modalities=modalities_in(resolve_projector(config)),
         )
     except TemplateError:
         return ["completion"]
-
-
-def _modalities(config: Config) -> Modalities:
-    """Read what a model takes beside text from the header of its projector."""
-    projector = resolve_projector(config)
-    if projector is None:
-        return Modalities()
-    with gguf.read(projector) as header:
-        return Modalities(
-            vision=header.flag("clip.has_vision_encoder"),
-            audio=header.flag("clip.has_audio_encoder"),
-        )
 
 
 @blueprint.post("/api/pull")

@@ -27,6 +27,7 @@ from trioserve.errors import (
 )
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.states import FleetEvent
+from trioserve.types import Modalities
 
 blueprint = Blueprint("router", __name__)
 
@@ -122,9 +123,10 @@ async def models() -> Response:
     fleet = current_fleet()
     if request.args.get("reload"):
         await fleet.reload()
+    modalities = await current_router().modalities_of(fleet.catalog.entries.values())
     entries = fleet.catalog.entries
     listed = [
-        listing.model(entry, fleet.state(entry.name))
+        listing.model(entry, fleet.state(entry.name), modalities.get(entry.name, Modalities()))
         for entry in entries.values()
         if not entry.hidden
     ]
@@ -161,7 +163,8 @@ async def model(name: str) -> Response:
     """Describe one model."""
     fleet = current_fleet()
     entry = _known(name)
-    return json_response(listing.model(entry, fleet.state(entry.name)))
+    modalities = (await current_router().modalities_of([entry]))[entry.name]
+    return json_response(listing.model(entry, fleet.state(entry.name), modalities))
 
 
 @blueprint.post("/models/load")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,19 @@ from trioserve.api.base.app_life import AppLife
 from trioserve.api.base.intake import intake_of
 from trioserve.api.router.metrics import RouterMetrics
 from trioserve.config import Config
+from trioserve.config.parse import parse
 from trioserve.errors import (
     ModelLoadError,
     ServerClosingError,
+    TrioServeError,
     UnavailableError,
 )
-from trioserve.models.catalog import GgufSummary, ModelEntry, describe
+from trioserve.models import resolve_projector
+from trioserve.models.catalog import GgufSummary, ModelEntry, describe, modalities_in
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.server.concurrency import alongside
+from trioserve.types import Modalities
 
 #: Seconds in which clients get what their models have sent last.
 _FAREWELL = 3.0
@@ -50,6 +54,7 @@ class RouterService(AppLife):
         self._fleet: Fleet | None = None
         self._downloads: Downloads | None = None
         self._summaries: dict[tuple[Path, object], GgufSummary | None] = {}
+        self._modalities: dict[str, tuple[ModelEntry, Modalities]] = {}
 
     @property
     def fleet(self) -> Fleet:
@@ -86,6 +91,17 @@ class RouterService(AppLife):
                 self._summaries[key] = None
         return self._summaries[key]
 
+    async def modalities_of(self, entries: Iterable[ModelEntry]) -> Mapping[str, Modalities]:
+        """What models take beside text, by their files, which need not be there. Remembered."""
+        entries = list(entries)
+        known = {name: entry for name, (entry, _) in self._modalities.items()}
+        new = [one for one in entries if known.get(one.name) != one]
+        if new:
+            found = await trio.to_thread.run_sync(lambda: [_modalities_of(one) for one in new])
+            for one, modalities in zip(new, found, strict=True):
+                self._modalities[one.name] = one, modalities
+        return {one.name: self._modalities[one.name][1] for one in entries}
+
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         async with (
             self._open_fleet() as fleet,
@@ -107,6 +123,14 @@ class RouterService(AppLife):
             await self._fleet.drain()
         with trio.move_on_after(_FAREWELL):
             await self.n_forwarded.wait_value(0)
+
+
+def _modalities_of(entry: ModelEntry) -> Modalities:
+    try:
+        config = parse(entry.args, {}).config
+        return Modalities() if config.reranking else modalities_in(resolve_projector(config))
+    except TrioServeError:  # whoever loads it is told what is wrong
+        return Modalities()
 
 
 def current_router() -> RouterService:

@@ -7,7 +7,7 @@ both together. `names` finds the model that a request means, and `summary` says 
 from trioserve.models.catalog.catalog import BUNDLED_NAME, Catalog, OneModel
 from trioserve.models.catalog.entry import CatalogChanges, ModelEntry, Source
 from trioserve.models.catalog.options import environment_of_children
-from trioserve.models.catalog.summary import GgufSummary, describe
+from trioserve.models.catalog.summary import GgufSummary, describe, modalities_in
 
 __all__ = [
     "BUNDLED_NAME",
@@ -19,4 +19,5 @@ __all__ = [
     "Source",
     "describe",
     "environment_of_children",
+    "modalities_in",
 ]

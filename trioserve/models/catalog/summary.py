@@ -1,4 +1,4 @@
-"""What is in a model file, for people: `describe`."""
+"""What is in the files of a model, for people: `describe`, and `modalities_in`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import attrs
 
 from trioserve.models import gguf
 from trioserve.models.gguf import Header, parts_of, total_size
+from trioserve.types import Modalities
 
 #: llama.cpp's numbers for what most tensors of a file are, as the names of files write them.
 _FILE_TYPES: Mapping[float | None, str] = {
@@ -87,6 +88,21 @@ def describe(path: Path) -> GgufSummary:
         with gguf.read(part) as header:
             rest += _n_params(header)
     return attrs.evolve(summary, n_params=summary.n_params + rest)
+
+
+def modalities_in(projector: Path | None) -> Modalities:
+    """Read what a model takes beside text from the header of its projector. Blocks.
+
+    Raises:
+        ModelLoadError: the file is missing, or no GGUF file, or damaged.
+    """
+    if projector is None:
+        return Modalities()
+    with gguf.read(projector) as header:
+        return Modalities(
+            vision=header.flag("clip.has_vision_encoder"),
+            audio=header.flag("clip.has_audio_encoder"),
+        )
 
 
 def _n_params(header: Header) -> int:
