@@ -26,8 +26,8 @@ from trioserve._version import __version__
 from trioserve.errors import ConfigError
 from trioserve.server.observers.otel import OpenTelemetry
 
-#: Seconds in which the last spans and values are sent.
-FAREWELL = 5.0
+#: Seconds in which the last spans and values are sent. The command ends 5 after its requests.
+FAREWELL = 3.0
 
 _log = structlog.stdlib.get_logger("trioserve.otel")
 

@@ -78,7 +78,7 @@ def _by_label(family: Metric) -> dict[str, int]:
     }
 
 
-def _summary(family: Metric) -> dict[str, float | None]:
+def _summary(family: Metric) -> dict[str, int | float | None]:
     """Read a histogram: how many values, their mean, and quantiles; null where there is none."""
     buckets = [
         (float(sample.labels["le"]), sample.value)
@@ -88,7 +88,8 @@ def _summary(family: Metric) -> dict[str, float | None]:
     (total,) = [sample.value for sample in family.samples if sample.name.endswith("_sum")]
     count = buckets[-1][1]
     quantiles = {name: quantile(buckets, share) for name, share in _QUANTILES.items()}
-    return {"count": count, "mean": round(total / count, 6) if count else None, **quantiles}
+    mean = round(total / count, 6) if count else None
+    return {"count": int(count), "mean": mean, **quantiles}
 
 
 def quantile(buckets: list[tuple[float, float]], share: float) -> float | None:
