@@ -25,7 +25,7 @@ silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exi
 
 .DEFAULT_GOAL := help
 .PHONY: help serve install test check format docs ui screenshots fuzz soak test-vocabularies test-models \
-	test-deploy test-rpc test-lowest wheel clean distclean
+	test-deploy test-rpc test-ray test-lowest wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -41,6 +41,7 @@ help:
 	@echo "make test-models  tests with a real model, 240 MB that it downloads to TEST_MODELS"
 	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
 	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
+	@echo "make test-ray     the Serve application on a cluster of three nodes; RAY=2.49.2 takes that version of Ray"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -112,6 +113,15 @@ test-rpc: $(VENV)/.installed-dev
 	export XDG_CACHE_HOME='$(abspath $(VENV))/cache'; $(PY) -m trioserve rpc build --sources "$$sources"; \
 	TEST_RPC=1 $(PY) -m pytest tests/rpc $(PYTEST_ARGS)
 
+# By default the newest Ray that pyproject.toml allows.
+RAY ?=
+RAY_VENV := .venv-ray$(if $(RAY),-$(RAY))
+
+test-ray:
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=[ray,test] \
+		$(if $(RAY),MORE='ray[serve]==$(RAY)') $(RAY_VENV)/.installed-dev
+	@TEST_RAY=1 $(RAY_VENV)/bin/python -m pytest tests/ray tests/ray_cluster $(PYTEST_ARGS)
+
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev
 	@.venv-lowest/bin/python -m pytest $(PYTEST_ARGS)
@@ -126,11 +136,13 @@ clean:
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf .venv .venv-deploy .venv-lowest
+	@rm -rf .venv .venv-deploy .venv-lowest .venv-ray .venv-ray-*
 
 # -- the environment
 
 EXTRAS ?= [test,check,docs]
+# Requirements beside the extras.
+MORE ?=
 
 $(PY):
 	@set -e; found=; \
@@ -165,7 +177,7 @@ ifdef LOWEST
 		> $(VENV)/lowest.txt
 	@$(PIP) --editable '.$(EXTRAS)' --constraint $(VENV)/lowest.txt
 else
-	@$(PIP) --editable '.$(EXTRAS)'
+	@$(PIP) --editable '.$(EXTRAS)' $(if $(MORE),'$(MORE)')
 endif
 	@touch $@ $(VENV)/.installed
 

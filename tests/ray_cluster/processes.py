@@ -1,0 +1,112 @@
+"""What runs below a process, found in /proc: nodes, replicas, and the servers that replicas run.
+
+Ray writes into the command line of a worker what it does: `ray::ServeReplica:default:Ingress`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+_REPLICA = "ray::ServeReplica:"
+_PROXY = "ray::ProxyActor"
+_SCHEME = "unix://"
+
+
+@attrs.frozen
+class Process:
+    """A process. `parent` is None for the one at the top."""
+
+    pid: int
+    argv: tuple[str, ...]
+    parent: Process | None = attrs.field(default=None, repr=False)
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it is the process that a node of the cluster consists of."""
+        return Path(self.argv[0]).name == "raylet"
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is the node where Serve's controller and proxy are."""
+        return self.is_node and "--head" in self.argv
+
+    @property
+    def is_proxy(self) -> bool:
+        """Whether it takes the requests of clients."""
+        return self.argv[0].startswith(_PROXY)
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether it is a replica of a deployment: an ingress, or one of a model."""
+        return self.argv[0].startswith(_REPLICA)
+
+    @property
+    def socket(self) -> str | None:
+        """Where it listens, if it is a server of ours."""
+        if "trioserve" not in self.argv or "--host" not in self.argv:
+            return None
+        return self.argv[self.argv.index("--host") + 1].removeprefix(_SCHEME)
+
+    @property
+    def node(self) -> Process | None:
+        """The node that it belongs to."""
+        return self if self.is_node or self.parent is None else self.parent.node
+
+    def kill(self) -> None:
+        """End it as a fault would, unless it has ended already."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def below(pid: int) -> list[Process]:
+    """All processes that a process has started, directly or not; zombies are left out."""
+    children: dict[int, list[int]] = {}
+    for process in _all():
+        children.setdefault(_parent_of(process), []).append(process)
+
+    def walk(parent: Process) -> Iterator[Process]:
+        for child in children.get(parent.pid, ()):
+            if argv := _words_in(child, "cmdline"):
+                process = Process(child, argv, parent)
+                yield process
+                yield from walk(process)
+
+    return list(walk(Process(pid, ("",))))
+
+
+def with_variable(name: str, value: str) -> list[Process]:
+    """All processes that were started with this in their environment, whoever started them."""
+    return [
+        Process(process, _words_in(process, "cmdline"))
+        for process in _all()
+        if f"{name}={value}" in _words_in(process, "environ")
+    ]
+
+
+def _all() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _parent_of(pid: int) -> int:
+    # The name stands in parentheses and may hold anything: fields count from the last one.
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _words_in(pid: int, name: str) -> tuple[str, ...]:
+    text = _read(pid, name).rstrip("\0")
+    return tuple(text.split("\0")) if text else ()
+
+
+def _read(pid: int, name: str) -> str:
+    """Read a file of a process; empty when it has ended, or is another user's."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
