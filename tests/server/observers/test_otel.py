@@ -25,10 +25,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.support.clients import client_and_service
 from tests.support.fake_fleet import routed
+from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import answering
 from trioserve.config import Config
 from trioserve.errors import ConfigError, DecodeError
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.observers.exporting import exporting
 from trioserve.server.observers.otel import OpenTelemetry
 from trioserve.testing import ScriptedBackend, scripted
@@ -193,6 +194,59 @@ async def test_through_a_router_too() -> None:
         await router.client.post("/completion", json=body, headers={"traceparent": TRACEPARENT})
     assert traced.span.parent is not None
     assert f"{traced.span.parent.span_id:016x}" == PARENT
+
+
+async def test_each_output_has_a_span() -> None:
+    traced = Traced()
+    async with server_with(traced, answering("abc"), parallel=2) as server:
+        params = await server.params({"max_tokens": 2})
+        await server.completions.complete(["a", "b"], params, RequestContext(), n=2)
+    assert len(traced.spans) == 4
+    assert {(span.attributes or {})["trioserve.task_id"] for span in traced.spans} == {1, 2, 3, 4}
+
+
+async def test_embeddings_have_no_output() -> None:
+    traced = Traced()
+    load = scripted(ScriptedEmbedder())  # type: ignore[arg-type]
+    async with Server(Config(embeddings=True), load=load) as server:
+        server.observers.append(traced.observer)
+        await server.embed(["one", "two"])
+    said = traced.span.attributes or {}
+    assert traced.span.name == f"embeddings {server.model.info.name}"
+    assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (6, 0)
+    assert not {"gen_ai.response.finish_reasons", "gen_ai.response.time_to_first_chunk"} & set(said)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"traceparent": "00-" + "0" * 32 + "-" + "0" * 16 + "-01"},
+        {"traceparent": "ff-" + TRACE + "-" + PARENT + "-01"},
+        {"traceparent": TRACEPARENT + "-more", "tracestate": "=,=,,;" * 100},
+        {"traceparent": "\xff\u0663" * 20, "tracestate": "a=" + "\xff" * 300},
+        {"traceparent": TRACEPARENT, "tracestate": ",".join(f"k{i}=v" for i in range(99))},
+    ],
+)
+async def test_what_is_no_trace_is_none(headers: dict[str, str]) -> None:
+    traced = Traced()
+    async with server_with(traced, answering("abc")) as server:
+        assert (await server.complete("p", **headers)).text == "abc"
+    assert traced.span.name == "text_completion scripted"
+    assert (traced.span.parent is not None) == (headers["traceparent"] == TRACEPARENT)
+
+
+async def test_a_program_that_has_set_it_up_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans, closed = InMemorySpanExporter(), []
+    tracers = TracerProvider(shutdown_on_exit=False)
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    meters = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
+    monkeypatch.setattr(tracers, "shutdown", lambda: closed.append(tracers))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: tracers)
+    monkeypatch.setattr("opentelemetry.metrics.get_meter_provider", lambda: meters)
+    async with Server(Config(otel=True), load=scripted(answering("abc"))) as server:
+        await server.complete("p")
+    assert len(spans.get_finished_spans()) == 1
+    assert closed == []
 
 
 # -- what is sent
