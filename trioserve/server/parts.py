@@ -106,7 +106,11 @@ class Parts:
             self._embedder = Embedder(config, loop, self.requests, self.workers, self.media)
         if model.transcribes:
             self._transcriptions = Transcriptions(
-                self._transcriber(config, model), self._media_loader, common.memory, self.requests
+                self._transcriber(config, model),
+                self._media_loader,
+                common.memory,
+                self.requests,
+                common.observers,
             )
 
     def _transcriber(self, config: Config, model: LoadedModel) -> Transcriber:

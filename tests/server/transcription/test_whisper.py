@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tests.support import fake_whisper
 from tests.support.media_files import wav_file
@@ -295,3 +296,35 @@ async def test_a_process_that_is_starting_ends_with_the_transcriber(
             while not refused:
                 await trio.sleep(0.01)
         assert transcriber._child is None
+
+
+async def test_recordings_are_counted_and_logged() -> None:
+    config = Config(transcription_model="tiny", metrics_endpoint=True)
+    wav = wav_file(2.0)
+    with capture_logs() as lines:
+        async with Server(config, load=scripted(ScriptedBackend())) as server:
+            await server.transcribe(wav)
+            with pytest.raises(TranscriberError):
+                await server.transcribe(wav, prompt="fail")
+            with pytest.raises(InvalidRequestError):
+                await server.transcribe(b"no sound")  # refused, so nothing has begun
+            source = MediaSource(kind="audio", data=wav)
+            opened = server.parts.transcriptions().stream(
+                source, TranscriptionParams(prompt="hang"), RequestContext()
+            )
+            async with opened as stream:
+                await stream.next()
+            assert server.metrics is not None
+            written = server.metrics.render(await server.status()).decode()
+    label = 'model_name="scripted"'
+    for end in ("finished", "failed", "cancelled"):
+        assert f'trioserve:recordings_total{{end="{end}",{label}}} 1.0' in written
+    assert f"trioserve:recording_seconds_total{{{label}}} 2.0" in written
+    told = [line for line in lines if line["event"].startswith("recording")]
+    assert [(line["event"], line.get("end")) for line in told] == [
+        ("recording ended", "finished"),
+        ("recording failed", None),
+        ("recording ended", "cancelled"),
+    ]
+    assert all(line["seconds"] == 2.0 and line["total_ms"] > 0 for line in told)
+    assert "cannot do it" in told[1]["error"]

@@ -6,6 +6,7 @@ import structlog
 
 from trioserve.errors import TrioServeError
 from trioserve.server.observers.observer import RequestEnd, RequestInfo
+from trioserve.server.observers.recordings import RecordingWork
 from trioserve.types import Timings
 
 _log = structlog.stdlib.get_logger("trioserve.request")
@@ -47,6 +48,14 @@ class RequestLog:
             if error is not None and error.__cause__ is not None:
                 facts["cause"] = repr(error.__cause__)
             _log.warning("request failed", **facts, error=message)
+
+    def recording_ended(self, work: RecordingWork) -> None:
+        """Write a line, as a warning if the recording could not be transcribed."""
+        facts = {"seconds": round(work.seconds, 1), "total_ms": round(work.total_s * 1e3, 1)}
+        if work.error is not None:
+            _log.warning("recording failed", **facts, error=work.error.message)
+        else:
+            _log.info("recording ended", **facts, end=work.end)
 
 
 def _speeds(timings: Timings) -> dict[str, object]:

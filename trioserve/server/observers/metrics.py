@@ -20,6 +20,7 @@ from prometheus_client.exposition import generate_latest
 
 from trioserve.errors import TrioServeError
 from trioserve.server.observers.observer import RequestEnd, RequestInfo
+from trioserve.server.observers.recordings import ENDS, RecordingWork
 from trioserve.types import CancelReason, EngineCounters, EngineStatus, FinishReason, Timings
 
 _SECONDS = (
@@ -76,6 +77,10 @@ class Metrics:
             self._cancelled.labels(cancel.value)
         for error in _with_subclasses(TrioServeError):
             self._failed.labels(error.type)
+        self._recordings = _counter("recordings", "Recordings transcribed", "end")
+        for end in ENDS:
+            self._recordings.labels(end)
+        self._recorded_s = 0.0
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -95,6 +100,12 @@ class Metrics:
             self._failed.labels(end.error_type).inc()
         if end.timings is not None:
             self._observe_times(end.timings)
+
+    def recording_ended(self, work: RecordingWork) -> None:
+        """Count a recording."""
+        self._recordings.labels(work.end).inc()
+        if work.end == "finished":
+            self._recorded_s += work.seconds
 
     def _observe_times(self, timings: Timings) -> None:
         self._llamacpp.observe(timings)
@@ -130,6 +141,7 @@ class Metrics:
         for metric in (
             *(self._first_token, self._per_token, self._queued, self._whole),
             *(self._prompt, self._output, self._finished, self._cancelled, self._failed),
+            self._recordings,
         ):
             yield from metric.collect()
         yield from self._load()
@@ -154,6 +166,7 @@ class Metrics:
         yield _total("thread_changes", "Changes of these numbers", counters.thread_changes)
         yield _total("media_chunks", "Parts of images and sound encoded", counters.media_chunks)
         yield _total("media_seconds", "Time in which the encoder worked", counters.media_s)
+        yield _total("recording_seconds", "Length of the recordings finished", self._recorded_s)
 
     def _load(self) -> Iterator[Metric]:
         """What a router of requests chooses servers by, in the form of vLLM."""

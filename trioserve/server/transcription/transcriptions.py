@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
@@ -13,6 +13,7 @@ from trioserve.server.concurrency import alongside
 from trioserve.server.context import RequestContext
 from trioserve.server.media import MediaLoader, Wanted
 from trioserve.server.memory import Hold, MemoryBudget
+from trioserve.server.observers.recordings import RecordingWork, observed_recording
 from trioserve.server.requests import Requests
 from trioserve.server.transcription.transcript import (
     Segment,
@@ -76,6 +77,7 @@ class Transcriptions:
         loader: decodes them.
         memory: what requests may hold.
         requests: counts them.
+        observers: are told of them.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class Transcriptions:
         loader: MediaLoader,
         memory: MemoryBudget,
         requests: Requests,
+        observers: Iterable[object] = (),
     ) -> None:
+        self._observers = observers
         self._transcriber = transcriber
         self._loader = loader
         self._memory = memory
@@ -111,9 +115,10 @@ class Transcriptions:
             audio = await self._decode(source, hold, context)
             # No buffer: who does not read holds up the work.
             into, out = trio.open_memory_channel[TranscriptEvent | TrioServeError](0)
-            work = partial(self._transcribe, audio, params, context, into)
-            async with alongside(work):
-                yield TranscriptStream(audio.seconds, out)
+            with observed_recording(self._observers, audio.seconds) as noted:
+                work = partial(self._transcribe, audio, params, context, into, noted)
+                async with alongside(work):
+                    yield TranscriptStream(audio.seconds, out)
 
     async def aclose(self) -> None:
         """End what the transcriber runs."""
@@ -135,12 +140,15 @@ class Transcriptions:
         params: TranscriptionParams,
         context: RequestContext,
         into: trio.MemorySendChannel[TranscriptEvent | TrioServeError],
+        noted: RecordingWork,
     ) -> None:
         admission = self._requests.admission
         admission.let_finish()
         try:
             async with aclosing(self._transcriber.transcribe(audio, params, context)) as events:
                 async for event in events:
+                    noted.is_finished = isinstance(event, Summary)
                     await into.send(event)
         except TrioServeError as error:
-            await into.send(ServerClosingError() if admission.closed else error)
+            noted.error = ServerClosingError() if admission.closed else error
+            await into.send(noted.error)
