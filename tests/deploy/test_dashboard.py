@@ -18,11 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from examples.deploy.grafana import make_dashboard
 from examples.deploy.grafana.panels import ROWS
 from tests.support.clients import client_of
-from tests.support.docs_pages import ROOT
+from tests.support.deployment import DEPLOY, ROOT
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering
 
-ALERTS = ROOT / "examples" / "deploy" / "prometheus" / "alerts.yml"
+ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 PANELS = [panel for row in ROWS for panel in row.panels]
 
 #: What Prometheus adds to all that it scrapes.
@@ -169,3 +169,9 @@ def test_an_alert_says_what_to_do() -> None:
         assert rule["annotations"]["description"].endswith(".")
         for metric, labels in selectors(promql.parse(rule["expr"])):
             assert "job" in labels, metric
+
+
+def test_the_page_has_every_alert() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(TrioServe\w+)` \|", page, re.MULTILINE)
+    assert listed == [rule["alert"] for rule in rules()]

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import pytest
 import trio
 import yaml
 
-from tests.support.docs_pages import ROOT
+from tests.support.deployment import DEPLOY
 
-EXAMPLE = ROOT / "examples" / "deploy" / "prometheus"
+EXAMPLE = DEPLOY / "prometheus"
 
 needs_prometheus = pytest.mark.skipif(
     None in map(shutil.which, ("prometheus", "promtool")),
@@ -47,7 +47,7 @@ class Prometheus:
 @asynccontextmanager
 async def scraping(folder: Path, targets: Sequence[str]) -> AsyncIterator[Prometheus]:
     """Run it with the configuration of the example, but with these targets, each second."""
-    port = _free_port()
+    port = free_port()
     (folder / "prometheus.yml").write_text(yaml.safe_dump(_config(targets)))
     command = [
         "prometheus",
@@ -59,8 +59,7 @@ async def scraping(folder: Path, targets: Sequence[str]) -> AsyncIterator[Promet
     process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            with trio.fail_after(60):
-                await _until_ready(client)
+            await until_ready(client, "/-/ready")
             yield Prometheus(client)
     finally:
         process.kill()
@@ -77,16 +76,16 @@ def _config(targets: Sequence[str]) -> Mapping[str, Any]:
     return config
 
 
-async def _until_ready(client: httpx.AsyncClient) -> None:
-    while True:
-        try:
-            if (await client.get("/-/ready")).status_code == 200:
-                return
-        except httpx.ConnectError:
-            pass
-        await trio.sleep(0.1)
+async def until_ready(client: httpx.AsyncClient, path: str) -> None:
+    """Ask until the answer is 200."""
+    with trio.fail_after(60):
+        while True:
+            with suppress(httpx.ConnectError):
+                if (await client.get(path)).status_code == 200:
+                    return
+            await trio.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

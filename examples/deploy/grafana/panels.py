@@ -111,19 +111,16 @@ ROWS = [
         [
             Panel(
                 "Requests, by how they ended",
-                "Finished: the model said that it is done (eos), a stop string (word), the limit "
-                "of tokens (limit), embeddings (none). Cancelled: who ended it. Failed: the type "
-                "of the error.",
+                "Cancelled by their clients (disconnect, caller), because they did not read "
+                "(stalled_reader), or because time was up (deadline, shutdown).",
                 _PER_SECOND,
                 [
-                    Query(
-                        rate("trioserve:request_success_total", "reason"), "finished: {{reason}}"
-                    ),
+                    Query(rate("trioserve:request_success_total"), "finished"),
                     Query(
                         rate("trioserve:request_cancelled_total", "reason"),
                         "cancelled: {{reason}}",
                     ),
-                    Query(rate("trioserve:request_failed_total", "type"), "failed: {{type}}"),
+                    Query(rate("trioserve:request_failed_total"), "failed"),
                 ],
                 stacked=True,
             ),
@@ -153,10 +150,15 @@ ROWS = [
                 [of_each(now("trioserve:num_requests_running", EACH))],
             ),
             Panel(
-                "Waiting, by server",
-                "Requests in the queue.",
-                "none",
-                [of_each(now("trioserve:num_requests_waiting", EACH))],
+                "Failed, by type of the error",
+                "The five types with the most requests, maybe none. The log has a line for each.",
+                _PER_SECOND,
+                [
+                    Query(
+                        f"topk(5, {rate('trioserve:request_failed_total', 'type')})",
+                        "{{type}}",
+                    )
+                ],
             ),
             Panel(
                 "Connections",
