@@ -1,10 +1,12 @@
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from tests.support.ray_replicas import (
     LostError,
+    Play,
     Received,
     Replicas,
     ask,
@@ -13,9 +15,11 @@ from tests.support.ray_replicas import (
     ingress_of,
     json_answer,
     never,
+    text_answer,
 )
+from trioserve.api.base.registry import NOT_RUNNING
 from trioserve.config import Config
-from trioserve.ray.parts import HEAD, TAKEN
+from trioserve.ray.parts import HEAD, TAKEN, Part
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -264,13 +268,102 @@ def test_several_models_have_the_props_of_a_router(two) -> None:
 # -- states that one replica has
 
 
-@pytest.mark.parametrize("path", ["/slots", "/slots/0?action=erase", "/lora-adapters"])
-def test_the_state_of_one_of_several_servers_is_not_there(two, path) -> None:
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/slots"), ("POST", "/slots/0"), ("POST", "/lora-adapters")]
+)
+def test_without_a_router_of_requests_nobody_knows_the_replicas(two, method, path) -> None:
+    app = ingress_of(two, several=["a"], finds_replicas=False)
+    assert asked(app, method, f"{path}?model=a").status == 501
+    assert asked(app, method, f"{path}?model=b").json == "of b"
+
+
+def _named(*names: str, **plays: Play) -> Replicas:
+    """Replicas of these names: each answers as its own play does, and others with an error."""
+
+    async def play(sent, hint) -> AsyncGenerator[Part, None]:
+        async for part in plays.get(hint.key, json_answer("nobody", 500))(sent, hint):
+            yield part
+
+    replicas = Replicas(play)
+    replicas.names[:] = names or plays
+    return replicas
+
+
+def test_slots_of_all_replicas_are_listed_with_their_names(two) -> None:
+    two["a"] = _named(r1=json_answer([{"id": 0}]), r2=json_answer([{"id": 0}, {"id": 1}]))
     app = ingress_of(two, several=["a"])
-    got = asked(app, "POST", path, {"model": "a"})
-    assert got.status == 501
-    assert "one replica" in got.json["error"]["message"]
-    assert asked(app, "POST", path, {"model": "b"}).status == 200
+    assert asked(app, "GET", "/slots?model=a").json == [
+        {"id": 0, "replica": "r1"},
+        {"id": 0, "replica": "r2"},
+        {"id": 1, "replica": "r2"},
+    ]
+    assert asked(app, "GET", "/slots?model=a&replica=r1").json == [{"id": 0}]
+    assert sent_to(two["a"])[1] == "/slots?model=a"
+
+
+def test_a_replica_that_does_not_answer_is_left_out_of_lists(two) -> None:
+    two["a"] = _named(r1=fails(LostError(), (TAKEN,)), r2=json_answer([{"id": 0}]))
+    got = asked(ingress_of(two, several=["a"]), "GET", "/slots?model=a")
+    assert got.json == [{"id": 0, "replica": "r2"}]
+
+
+def test_what_is_about_one_replica_has_to_name_it(two) -> None:
+    two["a"] = _named(r1=json_answer(1), r2=json_answer(2))
+    app = ingress_of(two, several=["a"])
+    got = asked(app, "POST", "/slots/0?action=erase", {"model": "a"})
+    assert got.status == 501 and "?replica=" in got.json["error"]["message"]
+    assert asked(app, "POST", "/slots/0?action=erase&replica=r2", {"model": "a"}).json == 2
+    assert asked(app, "POST", "/slots/0?action=erase&replica=r3", {"model": "a"}).status == 404
+
+
+def test_adapters_are_set_in_all_replicas(two) -> None:
+    two["a"] = _named(r1=json_answer({"success": True}), r2=json_answer({"error": 1}, 400))
+    assert (
+        asked(ingress_of(two, several=["a"]), "POST", "/lora-adapters?model=a", b"[]").status == 400
+    )
+    assert {hint.key for _, hint in two["a"].calls} == {"r1", "r2"}
+
+
+def test_who_gives_an_answer_is_asked_for_it(two) -> None:
+    unknown = json_answer({"success": False, "message": NOT_RUNNING})
+    two["a"] = _named(r1=unknown, r2=unknown)
+    two["b"] = _named(r1=unknown, r2=json_answer({"success": True}))
+    app = ingress_of(two, several=["a", "b"])
+    path, body = "/v1/chat/completions/control", {"id": "x", "action": "cancel"}
+    assert asked(app, "POST", path, body).json == {"success": True}
+    assert asked(app, "POST", path, {**body, "model": "a"}).json["success"] is False
+
+
+def test_metrics_have_the_names_of_models_and_replicas(two) -> None:
+    text = '# HELP x About x\n# TYPE x gauge\nx 1.0\nx{model_name="other",y="2"} 3.0\n'
+    two["a"] = _named(r1=text_answer(text), r2=text_answer(text))
+    two["b"] = Replicas(text_answer(text))
+    app = ingress_of(two, Config(metrics_endpoint=True), several=["a"])
+    got = asked(app, "GET", "/metrics").body.decode()
+    assert got.splitlines() == [
+        "# HELP x About x",
+        "# TYPE x gauge",
+        'x{model_name="a",replica="r1"} 1.0',
+        'x{model_name="a",replica="r1",y="2"} 3.0',
+        'x{model_name="a",replica="r2"} 1.0',
+        'x{model_name="a",replica="r2",y="2"} 3.0',
+        'x{model_name="b",replica=""} 1.0',
+        'x{model_name="b",replica="",y="2"} 3.0',
+    ]
+
+
+def test_snapshots_of_metrics_are_gathered(two) -> None:
+    two["a"] = _named(r1=json_answer({"x": 1}), r2=json_answer({"x": 2}))
+    app = ingress_of(two, Config(metrics_endpoint=True), several=["a"])
+    got = asked(app, "GET", "/v1/metrics?model=a").json
+    assert got == {"object": "metrics", "models": {"a": {"r1": {"x": 1}, "r2": {"x": 2}}}}
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/metrics"])
+def test_metrics_are_there_when_the_configuration_says_so(two, path) -> None:
+    got = asked(ingress_of(two), "GET", path)
+    assert got.status == 501 and "--metrics" in got.json["error"]["message"]
+    assert not two["a"].calls
 
 
 def test_a_conversation_always_gets_to_the_same_replica(two) -> None:

@@ -62,6 +62,14 @@ def test_a_number_of_replicas_wins_over_scaling_for_all() -> None:
     assert two.autoscaling == {"max_replicas": 4}
 
 
+def test_the_cores_that_ray_counts_are_the_threads_unless_it_is_said() -> None:
+    deployment = {"ray_actor_options": {"num_cpus": 3}}
+    one, two = read(
+        {"one": {"deployment": deployment}, "two": {"deployment": deployment, "threads": 1}}
+    )
+    assert (one.config.threads, two.config.threads) == (3, 1)
+
+
 def test_keys_are_those_of_all_models() -> None:
     first, second = read({"a": [], "b": []}, environ={"LLAMA_API_KEY": "k1,k2"})
     assert first.config.api_keys == second.config.api_keys == ("k1", "k2")

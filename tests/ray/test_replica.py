@@ -60,6 +60,7 @@ def test_a_replica_from_its_start_to_the_end_of_its_child(monkeypatch) -> None:
         assert head[1] == 200 and b"data: " in head[3] + await anext(stream)
         stats = await replica.record_routing_stats()
         assert (stats["slots"], stats["running"], stats["waiting"]) == (2, 1, 0)
+        assert 0 < stats["kv"] <= 1
         await stream.aclose()
         async with asyncio.timeout(5):
             while await _busy(replica):

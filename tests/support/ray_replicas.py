@@ -14,7 +14,8 @@ from trioserve.ray.calls import Handle
 from trioserve.ray.ingress import Ingress
 from trioserve.ray.parts import HEAD, TAKEN, Part, Sent
 from trioserve.ray.prefixes import RoutingHint
-from trioserve.ray.routes import Routes, Target
+from trioserve.ray.routes import Routes
+from trioserve.ray.targets import Target, Targets
 
 
 class LostError(Exception):
@@ -50,7 +51,14 @@ class Replicas:
         self.calls: list[tuple[Sent, RoutingHint]] = []
         self.responses: list[Response] = []
         self._plays = list(plays)
-        self.handle = Handle(model=model, call=self._call, lost=(LostError,), absent=(AbsentError,))
+        self.names: list[str] = []
+        self.handle = Handle(
+            model=model,
+            call=self._call,
+            lost=(LostError,),
+            absent=(AbsentError,),
+            replicas=lambda: self.names,
+        )
 
     def _call(self, sent: Sent, hint: RoutingHint) -> Response:
         play = self._plays.pop(0) if len(self._plays) > 1 else self._plays[0]
@@ -61,11 +69,15 @@ class Replicas:
 
 def json_answer(value: Any, status: int = 200, **headers: str) -> Play:
     """Answer with JSON, in one piece."""
-    body = json.dumps(value).encode()
+    return text_answer(json.dumps(value), status, content_type="application/json", **headers)
+
+
+def text_answer(text: str, status: int = 200, **headers: str) -> Play:
+    """Answer with a text, in one piece."""
+    body = text.encode()
     given = [
-        (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
-        *((name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()),
+        *((name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()),
     ]
 
     async def play(sent: Sent, hint: RoutingHint) -> AsyncGenerator[Part, None]:
@@ -140,9 +152,8 @@ def ingress_of(
         )
         for name, replicas in models.items()
     ]
-    return Ingress(
-        config, Routes(config, targets, patience=patience, finds_replicas=finds_replicas)
-    )
+    known = Targets(config, targets, patience=patience)
+    return Ingress(config, Routes(config, known, finds_replicas=finds_replicas))
 
 
 async def ask(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -14,9 +15,11 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from trioserve.errors import ConfigError
 from trioserve.ray.calls import Handle
 from trioserve.ray.ingress import Ingress
+from trioserve.ray.known import replicas_of
 from trioserve.ray.models import Model, Served, Settings, read_models
 from trioserve.ray.replica import Replica
-from trioserve.ray.routes import Routes, Target
+from trioserve.ray.routes import Routes
+from trioserve.ray.targets import Target, Targets
 
 #: Seconds between two questions of Serve whether a replica lives, and how full it is.
 _PERIOD = 2.0
@@ -84,7 +87,8 @@ def build(
             )
             for name, aliases, deployment, is_single in known
         ]
-        return Ingress(config, Routes(config, targets, patience=patience, finds_replicas=router))
+        known_targets = Targets(config, targets, patience=patience)
+        return Ingress(config, Routes(config, known_targets, finds_replicas=router))
 
     options = {
         "name": "ingress",
@@ -145,6 +149,7 @@ def _handle(model: str, deployment: str) -> Handle:
         call=handle.remote,
         lost=(RayError, RayServeException),
         absent=(DeploymentUnavailableError,),
+        replicas=partial(replicas_of, deployment),
     )
 
 

@@ -55,12 +55,14 @@ class Handle:
         call: calls the replica that Serve's router chooses.
         lost: the exceptions when the replica is lost.
         absent: those when there will be none.
+        replicas: gives the names of the replicas, as far as they are known.
     """
 
     model: str
     call: Callable[[Sent, RoutingHint], Response]
     lost: tuple[type[Exception], ...]
     absent: tuple[type[Exception], ...]
+    replicas: Callable[[], Sequence[str]]
 
 
 class Answer:

@@ -179,3 +179,15 @@ class Reply:
     headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),)
     body: bytes = b""
     rest: Answer | None = None
+
+
+def reply_of(answer: Answer) -> Reply:
+    """Pass an answer on as it comes."""
+    length = answer.header(b"content-length")
+    is_whole = length.isdigit() and int(length) <= len(answer.body)
+    return Reply(
+        status=answer.status,
+        headers=answer.headers,
+        body=answer.body,
+        rest=None if is_whole else answer,
+    )

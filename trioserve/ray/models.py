@@ -116,7 +116,7 @@ def read_models(
         served.append(
             Served(
                 name=name,
-                config=_config(name, {**shared, **own}, used),
+                config=_config(name, {**shared, **own}, used, model.deployment),
                 replicas=replicas if model.replicas is None else model.replicas,
                 autoscaling=model.autoscaling
                 if model.autoscaling is not None or model.replicas is not None
@@ -145,6 +145,8 @@ def _read(given: Settings, name: str) -> Model:
 
 
 def _check(model: Model, name: str) -> None:
+    if not isinstance(model.deployment.get("ray_actor_options", {}), Mapping):
+        raise ConfigError(f"{name}: ray_actor_options must be a mapping")
     replicas = model.replicas
     if replicas is not None and (
         not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1
@@ -198,14 +200,18 @@ def _of_mapping(settings: Mapping[Any, Any], where: str) -> Options:
     return options
 
 
-def _config(name: str, options: Options, environ: Mapping[str, str]) -> Config:
+def _config(
+    name: str, options: Options, environ: Mapping[str, str], deployment: Mapping[str, Any]
+) -> Config:
     argv = [word for words in options.values() for word in words]
     try:
         config = parse(argv, environ).config
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}") from None
     aliases = dict.fromkeys((name, *config.aliases))
-    return attrs.evolve(config, alias=",".join(aliases), log_format="json")
+    n_cpus = int(deployment.get("ray_actor_options", {}).get("num_cpus") or 0)
+    threads = n_cpus if config.threads == -1 and n_cpus >= 1 else config.threads
+    return attrs.evolve(config, alias=",".join(aliases), log_format="json", threads=threads)
 
 
 def _check_together(served: Sequence[Served]) -> None:

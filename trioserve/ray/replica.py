@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import attrs
 
@@ -29,6 +31,9 @@ _SHORT = 2**20
 #: Seconds between the end of the child and that of the replica: what the child has sent last, and
 #: the errors of its requests, leave in between.
 _FAREWELL = 0.5
+
+#: Seconds that a look at the child's cache may take.
+_LOOK_TIMEOUT = 1.0
 
 #: Times in a row that a child may fail to answer.
 _MAX_MISSED = 2
@@ -109,7 +114,29 @@ class Replica:
         """Tell the router of requests how full this replica is."""
         slots = self._config.parallel
         running = min(self._n_running, slots)
-        return {"slots": slots, "running": running, "waiting": self._n_running - running}
+        stats: dict[str, float] = {
+            "slots": slots,
+            "running": running,
+            "waiting": self._n_running - running,
+        }
+        with suppress(ModelProcessError, TimeoutError):  # as in a long tick
+            stats["kv"] = await self._kv_in_use()
+        return stats
+
+    async def _kv_in_use(self) -> float:
+        """Ask the child for the share of the KV cache that running requests use."""
+        request = Outgoing("GET", "/v1/metrics", self._key())
+        async with (
+            asyncio.timeout(_LOOK_TIMEOUT),
+            exchange(self._child.socket_path, request) as answer,
+        ):
+            cells = json.loads(await answer.receive_all())["kv_cache"]
+        return float(cells["running"] / cells["cells"]) if cells["cells"] else 0.0
+
+    def _key(self) -> list[tuple[bytes, bytes]]:
+        """What opens the child's routes to us."""
+        keys = self._config.api_keys
+        return [(b"x-api-key", keys[0].encode())] if keys else []
 
     def __del__(self) -> Awaitable[None] | None:
         """Have the child finish and end, in what is returned, which Serve awaits.
@@ -137,10 +164,12 @@ class Replica:
 
 
 def child_argv(config: Config) -> tuple[str, ...]:
-    """The flags of a child. What others must not see goes into its environment instead."""
-    config = attrs.evolve(
-        config, api_keys=(), api_key_weights=(), api_key_priority=(), hf_token=None
-    )
+    """The flags of a child. What others must not see goes into its environment instead.
+
+    Its replica reads its metrics, whether or not clients may.
+    """
+    hidden: dict[str, Any] = {"api_keys": (), "api_key_weights": (), "api_key_priority": ()}
+    config = attrs.evolve(config, **hidden, hf_token=None, metrics_endpoint=True)
     words = words_of(config)
     return words if config.model_named is not None else (*words, "--model", str(BUNDLED))
 

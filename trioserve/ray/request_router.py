@@ -13,6 +13,7 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
+from trioserve.ray import known
 from trioserve.ray.homes import Homes
 
 _log = logging.getLogger("ray.serve")
@@ -32,6 +33,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
         self._seen: list[Any] = []
         self._by_name: dict[str, Any] = {}
         self._failed = False
+        known.routers[self._deployment_id.name] = self
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None
@@ -55,8 +57,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
             self._by_name = {one.replica_id.unique_id: one for one in replicas}
             self._homes.update(self._by_name)
         key = getattr(hint, "key", None)
-        if key is not None:
-            home = self._homes.of_key(key)
+        if key is not None:  # which may be the name of a replica
+            home = key if key in self._by_name else self._homes.of_key(key)
             names = [] if home is None else [home]
         else:
             names = self._homes.rank(getattr(hint, "blocks", ()), self._load)

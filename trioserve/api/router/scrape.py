@@ -63,11 +63,20 @@ def joined(own: str, models: Mapping[str, str]) -> str:
         own: those of the router.
         models: those of each model, which get its name as their label `model_name`.
     """
+    labelled = [(label("model_name", name), text) for name, text in models.items()]
+    return merged([("", own), *labelled], without=_OF_THE_ROUTER)
+
+
+def merged(texts: Iterable[tuple[str, str]], *, without: tuple[str, ...] = ()) -> str:
+    """Write metrics as one text, each with its help and type once.
+
+    Args:
+        texts: of each source its labels, which its samples get, and its metrics.
+        without: beginnings of names that are left out where there are labels.
+    """
     families: dict[str, _Family] = {}
-    _add(families, own.splitlines(), "")
-    for name, text in models.items():
-        escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        _add(families, text.splitlines(), f'model_name="{escaped}"')
+    for labels, text in texts:
+        _add(families, text.splitlines(), labels, without)
     return "".join(
         f"{line}\n"
         for family in families.values()
@@ -75,26 +84,34 @@ def joined(own: str, models: Mapping[str, str]) -> str:
     )
 
 
-def _add(families: dict[str, _Family], lines: Iterable[str], label: str) -> None:
+def label(name: str, value: str) -> str:
+    """Write a label as a sample has it."""
+    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'{name}="{escaped}"'
+
+
+def _add(
+    families: dict[str, _Family], lines: Iterable[str], labels: str, without: tuple[str, ...]
+) -> None:
     family = _Family()
     for line in lines:
         if line.startswith("#"):
             _, kind, name, *_ = line.split(" ", 3)
-            if label and name.startswith(_OF_THE_ROUTER):
+            if labels and name.startswith(without):
                 family = _Family()  # which nobody reads
             else:
                 family = families.setdefault(name, _Family())
             family.head.setdefault(kind, line)
         else:
-            family.samples.append(_labelled(line, label))
+            family.samples.append(_labelled(line, labels))
 
 
-def _labelled(sample: str, label: str) -> str:
-    """Add a label, in the place of one of that name."""
-    if not label:
+def _labelled(sample: str, labels: str) -> str:
+    """Add labels, in the place of that of the model."""
+    if not labels:
         return sample
-    named, n = _MODEL_NAME.subn(lambda _: label, sample, count=1)
+    named, n = _MODEL_NAME.subn(lambda _: labels, sample, count=1)
     if n:
         return named
-    name, brace, labels = sample.partition("{")
-    return f"{name}{{{label},{labels}" if brace else sample.replace(" ", f"{{{label}}} ", 1)
+    name, brace, others = sample.partition("{")
+    return f"{name}{{{labels},{others}" if brace else sample.replace(" ", f"{{{labels}}} ", 1)

@@ -1,0 +1,143 @@
+"""The models that an ingress knows, and calls to their replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from trioserve.config import Config
+from trioserve.errors import UnknownModelError
+from trioserve.models.catalog import ModelEntry, Source
+from trioserve.models.catalog.names import find
+from trioserve.ray.calls import Answer, Handle, call
+from trioserve.ray.incoming import Incoming, Reply
+from trioserve.ray.parts import Sent
+from trioserve.ray.prefixes import hint_of
+
+#: The same for all models, so that any of them may answer.
+_OF_ANY = frozenset({"/", "/openapi.json", "/api/version", "/licenses.txt", "/sw.js"})
+
+
+class NoSuchModelError(UnknownModelError):
+    """There is no model of the name in the request, and none is to be loaded."""
+
+    status = 404
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """A model, as an ingress knows it.
+
+    Attributes:
+        name: its name.
+        aliases: its other names.
+        handle: what calls its replicas.
+        is_single: whether it never has more than one replica.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    handle: Handle
+    is_single: bool
+
+
+class Targets:
+    """The models of an application.
+
+    Args:
+        config: what clients see, whatever the model.
+        targets: the models.
+        patience: seconds that a request waits for a replica to take it.
+    """
+
+    def __init__(self, config: Config, targets: Sequence[Target], *, patience: float) -> None:
+        self._config = config
+        self._patience = patience
+        self._by_name = {one.name: one for one in targets}
+        self._entries = {one.name: _entry(one) for one in targets}
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def first(self) -> Target:
+        """The one that was named first."""
+        return next(iter(self))
+
+    @property
+    def by_name(self) -> Mapping[str, Target]:
+        """The models by their names, without the other ones."""
+        return self._by_name
+
+    def of(self, request: Incoming) -> Target:
+        """Find the model of a request. With one model, its name does not matter.
+
+        Raises:
+            NoSuchModelError: there is none of the name.
+            AmbiguousModelError: the name may mean several.
+        """
+        path = request.path
+        if len(self) == 1 or path in _OF_ANY or path.startswith("/assets/"):
+            return self.first
+        name = request.model
+        for prefix in ("/v1/models/", "/models/"):
+            if path.startswith(prefix):
+                name = path.removeprefix(prefix)
+        config = self._config
+        try:
+            found = find(self._entries, name, config.models_match, config.models_default)
+        except UnknownModelError as error:
+            raise NoSuchModelError(error.message, param="model") from None
+        return self._by_name[found.name]
+
+    async def call(
+        self,
+        target: Target,
+        request: Incoming,
+        *,
+        sent: Sent | None = None,
+        key: str | None = None,
+        patience: float | None = None,
+    ) -> Answer:
+        """Have a replica answer a request. Whoever gets the answer has to close it.
+
+        Args:
+            target: the model.
+            request: the request.
+            sent: what to send in its place.
+            key: a name that stands for a replica, or the name of one.
+            patience: seconds in which a replica has to take it, in place of the common number.
+
+        Raises:
+            TrioServeError: nobody can answer it.
+        """
+        hint = hint_of(request.path, request.fields, key)
+        patience = self._patience if patience is None else patience
+        return await call(target.handle, sent or request.sent(), hint, patience=patience)
+
+    async def ask(
+        self,
+        target: Target,
+        request: Incoming,
+        *,
+        sent: Sent | None = None,
+        key: str | None = None,
+        patience: float | None = None,
+    ) -> Reply:
+        """Like `call`, for an answer that is received as a whole."""
+        answer = await self.call(target, request, sent=sent, key=key, patience=patience)
+        try:
+            return Reply(status=answer.status, headers=answer.headers, body=await answer.read())
+        finally:
+            answer.close()
+
+
+def _entry(target: Target) -> ModelEntry:
+    """What finds a model by a name."""
+    return ModelEntry(
+        name=target.name, source=Source.PRESET, args=(), path=None, aliases=target.aliases
+    )
