@@ -51,7 +51,7 @@ def evaluate(
     for name, question, media, wanted in questions:
         score = scores.setdefault(name, Score())
         if score.asked < each:
-            got = ask(question, media).strip()
+            got = ask(question, media)
             score.asked, score.right = score.asked + 1, score.right + (got == wanted)
             if show and got != wanted:
                 print(f"  {question!r}: wanted {wanted!r}, got {got!r}")
@@ -71,11 +71,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--show", action="store_true", help="print the wrong answers")
+    parser.add_argument("--thinking", action="store_true", help="as the server asks by default")
     options = parser.parse_args()
-    senses = Senses(options.projector, options.model, options.threads)
+    senses = Senses(options.projector, options.model, options.threads, thinking=options.thinking)
     print("| Kind | n | right |\n| --- | ---: | ---: |")
     rng = Random(options.seed)
-    evaluate(senses.ask, about_pictures(rng), 6, options.each, options.show)
+    evaluate(senses.ask, about_pictures(rng), 7, options.each, options.show)
     if options.recordings:
         voices = load(options.recordings / "held-out.npz")
         evaluate(senses.ask, about_recordings(rng, voices), 5, options.each, options.show)

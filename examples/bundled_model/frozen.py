@@ -96,23 +96,24 @@ class Conversations:
         *,
         thinking: bool = False,
     ) -> Row:
-        """Make a row of questions, one of which holds ``MARK``, and their answers.
+        """Make a row of questions, some of which hold ``MARK``, and their answers.
 
         ``around`` is what libmtmd writes before and behind the media. With thinking, which is
-        what the server asks for by default, there is only the first question: the thoughts
-        of earlier turns are not in a prompt.
+        what the server asks for by default, only the last answer is learned: the thoughts of
+        earlier turns are not in a prompt.
         """
         row = Row()
         messages: list[dict[str, str]] = []
         written = ""
-        for question, answer in turns[:1] if thinking else turns:
+        for index, (question, answer) in enumerate(turns, 1):
             messages.append({"role": "user", "content": question})
             prompt = render(messages, prompt=True, thinking=thinking)
             self._add(row, prompt[len(written) :], n_media, around)
-            said = f"<think>\n{answer}\n</think>\n\n{answer}" if thinking else answer
+            thinks = thinking and index == len(turns)
+            said = f"<think>\n{answer}\n</think>\n\n{answer}" if thinks else answer
             reply = self.ids(said) + self.ids(IM_END)
             row.ids += reply
-            row.weights += [1.0] * len(reply)
+            row.weights += [float(thinks or not thinking)] * len(reply)
             messages.append({"role": "assistant", "content": answer})
             written = prompt + answer + IM_END
         return row

@@ -21,7 +21,10 @@ Quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 class Senses:
     """The language model and its projector."""
 
-    def __init__(self, projector: Path, model: Path = BUNDLED, threads: int = 1) -> None:
+    def __init__(
+        self, projector: Path, model: Path = BUNDLED, threads: int = 1, *, thinking: bool = False
+    ) -> None:
+        self.thinking = thinking
         self.quiet = Quiet(lambda *_: None)
         mtmd.mtmd_log_set(self.quiet, None)
         mtmd.mtmd_helper_log_set(self.quiet, None)
@@ -71,9 +74,10 @@ class Senses:
         mtmd.mtmd_input_chunks_free(chunks)
         return np.concatenate(shown)
 
-    def ask(self, question: str, media: Media, limit: int = 40) -> str:
-        """Ask a question that holds ``MARK``, greedily."""
-        prompt = render([{"role": "user", "content": question}], prompt=True)
+    def ask(self, question: str, media: Media, limit: int = 64) -> str:
+        """Ask a question that holds ``MARK``, greedily, and return the answer without thoughts."""
+        messages = [{"role": "user", "content": question}]
+        prompt = render(messages, prompt=True, thinking=self.thinking)
         chunks = self._chunks(prompt, media)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
         place = llama_cpp.llama_pos(0)
@@ -94,4 +98,5 @@ class Senses:
             one = (llama_cpp.llama_token * 1)(token)
             if llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(one, 1)):
                 raise ValueError("llama.cpp cannot go on")
-        return self.llama.detokenize(made).decode(errors="replace")
+        said = self.llama.detokenize(made, special=True).decode(errors="replace")
+        return said.rpartition("</think>")[2].strip()

@@ -24,7 +24,6 @@ from tests.ui.hostile import RUN
 from tests.ui.test_looks import FOLDER, LOOKS, scrolls_sideways, shoot, violations
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.models import BUNDLED_PROJECTOR
 from trioserve.types import SamplingParams
 
 NAME = f'"><img src=x onerror="{RUN}">.png'
@@ -181,22 +180,21 @@ def test_a_digit_is_drawn(chat: ChatPage, script: PacedScript) -> None:
 
 @asynccontextmanager
 async def serving_bundled() -> AsyncIterator[str]:
-    """Serve the model that comes with trioserve, without chance and without thoughts."""
+    """Serve the model that comes with trioserve, without chance."""
     look = '{"showMessageStats": false}'
     sampling = SamplingParams(temperature=0)
-    app = create_app(Config(sampling=sampling, reasoning="off", ui_config=look))
+    app = create_app(Config(sampling=sampling, ui_config=look))
     async with serving(app) as url:
         await app.extensions["trioserve"].wait_loaded()
         yield url
 
 
-@pytest.mark.skipif(not BUNDLED_PROJECTOR.exists(), reason="the bundled model has no projector")
 def test_the_bundled_model_reads_a_digit(
     visitor: Visitor, loop: TrioThread, tmp_path: Path
 ) -> None:
     with loop.open(serving_bundled()) as url:
         for look in ("light", "dark") if FOLDER else ("light",):
-            settings = LOOKS[look] | {"viewport": {"width": 1000, "height": 780}}
+            settings = LOOKS[look] | {"viewport": {"width": 1000, "height": 920}}
             page = visitor.visit(url, device_scale_factor=2, **settings)
             chat = ChatPage(page)
             with drawing(page) as dialog:

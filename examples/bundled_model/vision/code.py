@@ -10,6 +10,7 @@ model. The eyes then learn to show just this.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -29,6 +30,8 @@ TOKENS = EyesConfig().tokens
 CAPTION = ("color:", "<color>", "\nshape:", "<shape>", "\nnumber:", "<number>")
 LETTERS = 4
 BATCH = 32
+#: The share of conversations about two pictures.
+PAIRS = 0.25
 
 
 def numbers(shown: list[Picture]) -> dict[str, list[int]]:
@@ -98,13 +101,29 @@ def any_picture(rng: Random) -> Picture:
 
 
 def ask(
-    rng: Random, words: frozen.Conversations, shown: list[Picture], most: int
-) -> list[frozen.Row]:
-    """Return conversations about pictures."""
-    return [
-        words.row(conversation(rng, one, most), TOKENS, thinking=rng.random() < frozen.THINKING)
-        for one in shown
-    ]
+    rng: Random,
+    words: frozen.Conversations,
+    shown: list[Picture],
+    embeddings: Sequence[Tensor],
+    most: int,
+) -> tuple[list[frozen.Row], list[Tensor]]:
+    """Return conversations about pictures, and the embeddings that each shows.
+
+    Some are about two pictures, one after the other.
+    """
+    rows, media, start = [], [], 0
+    while start < len(shown):
+        end = start + (2 if rng.random() < PAIRS else 1)
+        pictures = shown[start:end]
+        turns = [
+            turn
+            for one in pictures
+            for turn in conversation(rng, one, most if len(pictures) == 1 else 1)
+        ]
+        rows.append(words.row(turns, TOKENS, thinking=rng.random() < frozen.THINKING))
+        media.append(torch.cat(list(embeddings[start:end])))
+        start = end
+    return rows, media
 
 
 def train(code: Code, model: Llama, words: frozen.Conversations, minutes: float, most: int) -> None:
@@ -113,7 +132,7 @@ def train(code: Code, model: Llama, words: frozen.Conversations, minutes: float,
 
     def questions() -> tuple[list[frozen.Row], list[Tensor]]:
         shown = [any_picture(rng) for _ in range(BATCH)]
-        return ask(rng, words, shown, most), list(code(shown))
+        return ask(rng, words, shown, code(shown), most)
 
     frozen.improve(code, model, questions, minutes)
 
@@ -145,6 +164,16 @@ def main() -> None:
         with torch.no_grad():
             _, right = frozen.loss(model, rows, list(code(shown)))
         print(f"{kind}: {right:.2f}")
+    shown = [any_picture(rng) for _ in range(200)]
+    with torch.no_grad():
+        told = code(shown)
+        turns = [
+            [*conversation(rng, one, 1), *conversation(rng, other, 1)]
+            for one, other in zip(shown[::2], shown[1::2], strict=True)
+        ]
+        rows = [words.row(one, TOKENS) for one in turns]
+        _, right = frozen.loss(model, rows, list(told.flatten(0, 1).chunk(100)))
+    print(f"two pictures: {right:.2f}")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def through(model: frozen.Llama, words: frozen.Conversations, rng: Random, turns
     """Return the loss of the answers that the language model gives."""
 
     def judge(embeddings: Tensor, shown: list[Picture]) -> Tensor:
-        return frozen.loss(model, ask(rng, words, shown, turns), list(embeddings))[0]
+        return frozen.loss(model, *ask(rng, words, shown, list(embeddings), turns))[0]
 
     return judge
 
