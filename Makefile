@@ -25,7 +25,7 @@ silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exi
 
 .DEFAULT_GOAL := help
 .PHONY: help serve install test check format docs ui screenshots fuzz soak test-vocabularies test-models \
-	test-deploy test-rpc test-ray test-lowest wheel clean distclean
+	test-deploy test-image test-rpc test-ray test-lowest wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -42,6 +42,7 @@ help:
 	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
 	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
 	@echo "make test-ray     the Serve application on a cluster of three nodes; RAY=2.49.2 takes that version of Ray"
+	@echo "make test-image   build the image with CONTAINER_ENGINE=docker or podman, and run it; IMAGE_ARGS='--build-arg ...'"
 	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -121,6 +122,14 @@ test-ray:
 	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=[ray,test] \
 		$(if $(RAY),MORE='ray[serve]==$(RAY)') $(RAY_VENV)/.installed-dev
 	@TEST_RAY=1 $(RAY_VENV)/bin/python -m pytest tests/ray tests/ray_cluster $(PYTEST_ARGS)
+
+CONTAINER_ENGINE ?= docker
+IMAGE ?= trioserve
+IMAGE_ARGS ?=
+
+test-image: $(VENV)/.installed-dev
+	@$(CONTAINER_ENGINE) build -f examples/deploy/Dockerfile -t $(IMAGE) $(IMAGE_ARGS) .
+	@TEST_IMAGE=$(IMAGE) CONTAINER_ENGINE='$(CONTAINER_ENGINE)' $(PY) -m pytest tests/deploy/test_image.py $(PYTEST_ARGS)
 
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev

@@ -37,7 +37,7 @@ def test_llama_cpp_is_not_built_for_the_processor_of_the_builder() -> None:
 
 def test_the_server_does_not_run_as_root_and_ends_with_a_signal() -> None:
     assert re.search(r"^USER 10001:10001$", LAST_STAGE, re.MULTILINE)
-    assert 'ENTRYPOINT ["trioserve"]' in LAST_STAGE, "no shell, which would keep signals to itself"
+    assert 'ENTRYPOINT ["tini", "--", "trioserve"]' in LAST_STAGE, "no shell, which keeps signals"
 
 
 def test_its_variables_are_settings_of_the_server() -> None:

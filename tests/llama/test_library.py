@@ -226,3 +226,35 @@ def test_importing_the_package_does_not_import_llama_cpp() -> None:
 def test_there_is_nothing_else_in_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = llama.nothing
+
+
+# -- ggml and its backends
+
+
+def test_backends_that_are_libraries_of_their_own_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[bytes] = []
+    shared = SimpleNamespace(
+        _name="/somewhere/lib/libllama.so",
+        ggml_backend_dev_count=lambda: len(loaded),
+        ggml_backend_load_all_from_path=loaded.append,
+    )
+    monkeypatch.setattr(library, "lib", SimpleNamespace(_lib=shared))
+    library._load_backends()
+    library._load_backends()
+    assert loaded == [b"/somewhere/lib"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_devices_are_those_of_the_ggml_that_llama_cpp_uses() -> None:
+    """A second copy would have a list of backends of its own, maybe an empty one."""
+    program = (
+        "from trioserve.llama.devices import devices; devices();"
+        "lines = open('/proc/self/maps').read().split();"
+        "print(len({line for line in lines if '/libggml.' in line}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"

@@ -55,11 +55,9 @@ _DENSE = r"\.ffn_(up|down|gate)\."
 @cache
 def ggml(name: str) -> Callable[..., Any]:
     """Return a function of ggml. Raises BackendMismatchError if it does not exist."""
-    from llama_cpp._ggml import libggml  # not above: `library` tells if llama_cpp is missing
-
     result, arguments = _FUNCTIONS[name]
     try:
-        function: Any = getattr(libggml, name)
+        function: Any = getattr(library.ggml(), name)
     except AttributeError:
         raise BackendMismatchError(f"The installed ggml lacks {name}.") from None
     function.restype, function.argtypes = result, arguments
@@ -74,7 +72,8 @@ def versions() -> str:
 
 
 def system() -> str:
-    """Return the CPU features that llama.cpp was built for."""
+    """Return the CPU features that llama.cpp uses."""
+    library.start()
     return str(lib.llama_print_system_info().decode(errors="replace").strip(" |"))
 
 

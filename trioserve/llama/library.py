@@ -210,16 +210,29 @@ def start(numa: str = "none") -> None:
             lib.llama_numa_init(_NUMA[numa])  # does nothing the second time
 
 
+def ggml() -> Any:
+    """Return the library ggml that llama.cpp uses, after `check_library`.
+
+    A wheel holds ggml under several names, so that loading it by one of them can give a second
+    copy, with a list of backends of its own. Windows finds a function in the library itself only.
+    """
+    shared = lib._lib
+    if hasattr(shared, "ggml_backend_dev_count"):
+        return shared
+    from llama_cpp._ggml import libggml
+
+    return libggml
+
+
 def _load_backends() -> None:
     """Have ggml load its backends, if it was built with each in a library of its own.
 
     They lie in the folder of llama.cpp (``GGML_BACKEND_DL``). Of those for the CPU, ggml takes the
     best that this processor can run.
     """
-    from llama_cpp._ggml import libggml  # not above: `lib` tells if llama_cpp is missing
-
-    if libggml.ggml_backend_dev_count() == 0:
-        libggml.ggml_backend_load_all_from_path(os.fsencode(os.path.dirname(libggml._name)))
+    found = ggml()
+    if found.ggml_backend_dev_count() == 0:
+        found.ggml_backend_load_all_from_path(os.fsencode(os.path.dirname(lib._lib._name)))
 
 
 def log_callback() -> Any:
