@@ -135,3 +135,35 @@ def test_the_slots_can_have_a_limit_each() -> None:
 def test_the_first_of_several_names_is_the_model_s() -> None:
     with Model.load(Config(alias="one, two")) as model:
         assert model.info.name == "one"
+
+
+# -- other machines
+
+
+def device(handle: int, name: str) -> devices.Device:
+    gpu, remote = name != "CPU", name.startswith("RPC")
+    return devices.Device(handle, name, name, is_cpu=not gpu, is_gpu=gpu, remote=remote)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Config(rpc=("a:1", "b:1")), [3, 4, 2]),  # their layers first, then those of the GPU here
+        (Config(rpc=("a:1", "b:1"), device=("CUDA0", "RPC1")), [2, 4]),
+        (Config(rpc=("a:1", "b:1"), device=("none",)), []),
+        (Config(), [2]),  # a draft model stays here
+    ],
+)
+def test_what_goes_to_other_machines(
+    monkeypatch: pytest.MonkeyPatch, config: Config, expected: list[int]
+) -> None:
+    known = [device(i, name) for i, name in enumerate(("CPU", "CUDA0", "RPC0", "RPC1"), 1)]
+    monkeypatch.setattr(devices, "devices", lambda: tuple(known))
+    params = lib.llama_model_default_params()
+    kept = devices.place(params, config)
+    assert list(kept[0]) == [*expected, None]
+
+
+def test_a_model_is_not_loaded_without_the_other_machines() -> None:
+    with pytest.raises(ModelLoadError, match="rpc: no other machine is connected"):
+        Model.load(Config(rpc=("10.0.0.1:50052",)))

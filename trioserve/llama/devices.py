@@ -185,6 +185,8 @@ def _with_remote(config: ModelConfig) -> list[int] | None:
     known = devices()
     remote = [one.handle for one in known if one.remote]
     if not remote:
+        if config.rpc:
+            raise ModelLoadError("rpc: no other machine is connected to this process.")
         return None
     here = [one.handle for one in known if one.is_gpu and not one.remote]
     return [*remote, *here] if config.rpc else here

@@ -181,6 +181,11 @@ def load(path: Path) -> int:
     return int(pointer)
 
 
+def abort_at_once() -> None:
+    """Have ggml start no debugger when it aborts this process, which would hold up the end."""
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+
 def connect(config: ModelConfig, *, timeout: float = peers.TIMEOUT) -> None:
     """Have the machines of a configuration be devices of llama.cpp, RPC0 and so on. Blocks.
 
@@ -190,7 +195,7 @@ def connect(config: ModelConfig, *, timeout: float = peers.TIMEOUT) -> None:
     Raises:
         ModelLoadError: a machine does not answer as it should, or there is no library.
     """
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a debugger would hold up the end
+    abort_at_once()
     try:
         loaded = backend()
     except ConfigError as error:

@@ -37,6 +37,7 @@ def serve(
         ConfigError: the address or a device cannot be used, or ggml has no RPC backend.
     """
     address = _address(host, port, allow_public=allow_public)
+    library.abort_at_once()
     loaded = library.backend()
     handles = _offered(names)
     array = (ctypes.c_void_p * len(handles))(*handles)
