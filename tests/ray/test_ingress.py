@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextvars import ContextVar
 
 import pytest
 
@@ -393,6 +394,32 @@ def test_a_stream_for_later_has_an_address_that_finds_it(two) -> None:
 @pytest.mark.parametrize("at", ["", "?at=", "?at=x", "?at=WzFd", "?at=WyJ4IiwgInkiXQ=="])
 def test_an_address_that_finds_nothing_is_a_404(two, at) -> None:
     assert asked(ingress_of(two), "GET", f"/v1/stream/secret{at}").status == 404
+
+
+def test_calls_at_the_same_time_have_contexts_of_their_own(two) -> None:
+    # Serve keeps a request's id there, by which its router would take one call for the other.
+    contexts = []
+    seen: ContextVar[str] = ContextVar("seen", default="fresh")
+
+    async def play(sent, hint) -> AsyncGenerator[Part, None]:
+        contexts.append(seen.get())
+        async for part in json_answer([])(sent, hint):
+            yield part
+
+    async def lookup() -> None:
+        seen.set("shared")
+        app = ingress_of({"a": Replicas(play)})
+        await ask(app, "POST", "/v1/streams/lookup", {"conversation_ids": ["c1", "c2"]})
+
+    asyncio.run(lookup())
+    assert contexts == ["fresh", "fresh"]
+
+
+def test_a_lookup_without_a_replica_is_a_503(two) -> None:
+    two["b"] = Replicas(never)
+    body = {"conversation_ids": ["c1", "c2"]}
+    got = asked(ingress_of(two, patience=0.05), "POST", "/v1/streams/lookup", body)
+    assert (got.status, got.json["error"]["code"]) == (503, "no_replica")
 
 
 def test_conversations_are_looked_up_where_they_would_be(two) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +11,7 @@ from trioserve.api.router.scrape import label, merged
 from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
 from trioserve.ray.incoming import Incoming, Reply, reply_of
 from trioserve.ray.parts import Sent
-from trioserve.ray.targets import Target, Targets
+from trioserve.ray.targets import Target, Targets, together
 
 #: In a query: the name of the replica that is meant.
 _REPLICA = "replica"
@@ -130,7 +129,7 @@ class EveryReplica:
                 return error
 
         names = await self._names(target, request)
-        found = await asyncio.gather(*map(ask, names))
+        found = await together(map(ask, names))
         replies = [
             (name, one)
             for name, one in zip(names, found, strict=True)

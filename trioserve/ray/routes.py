@@ -5,7 +5,6 @@ Only what concerns several models or replicas is answered here. All else goes to
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ from trioserve.errors import TrioServeError
 from trioserve.ray.every import EveryReplica
 from trioserve.ray.incoming import Incoming, Reply
 from trioserve.ray.streams import Streams
-from trioserve.ray.targets import Target, Targets
+from trioserve.ray.targets import Target, Targets, together
 
 #: Answers a request.
 Handler: TypeAlias = Callable[[Incoming], Awaitable[Reply]]
@@ -93,7 +92,7 @@ class Routes:
             except TrioServeError as error:
                 return error
 
-        found = await asyncio.gather(*map(ask, self._targets))
+        found = await together(map(ask, self._targets))
         return dict(zip(self._targets.by_name, found, strict=True))
 
     async def _list(self, request: Incoming) -> Reply:

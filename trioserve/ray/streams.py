@@ -15,7 +15,7 @@ from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.ray.calls import Answer
 from trioserve.ray.incoming import Incoming, Reply, reply_of
 from trioserve.ray.parts import Sent
-from trioserve.ray.targets import Target, Targets
+from trioserve.ray.targets import Target, Targets, together
 
 _PREFER = "Prefer"
 
@@ -97,7 +97,7 @@ class Streams:
             async with limit:
                 return await self._targets.ask(target, request, sent=sent, key=id_)
 
-        found = await asyncio.gather(*(ask(target, id_) for id_ in ids for target in self._targets))
+        found = await together(ask(target, id_) for id_ in ids for target in self._targets)
         if wrong := [reply for reply in found if reply.status != 200]:
             return wrong[0]
         merged: list[Any] = [one for reply in found for one in json.loads(reply.body)]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextvars import Context
+from typing import Any, TypeVar
 
 import attrs
 
 from trioserve.config import Config
-from trioserve.errors import UnknownModelError
+from trioserve.errors import TrioServeError, UnknownModelError
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.names import find
 from trioserve.ray.calls import Answer, Handle, call
 from trioserve.ray.incoming import Incoming, Reply
 from trioserve.ray.parts import Sent
 from trioserve.ray.prefixes import hint_of
+
+_T = TypeVar("_T")
 
 #: The same for all models, so that any of them may answer.
 _OF_ANY = frozenset({"/", "/openapi.json", "/api/version", "/licenses.txt", "/sw.js"})
@@ -134,6 +139,27 @@ class Targets:
             return Reply(status=answer.status, headers=answer.headers, body=await answer.read())
         finally:
             answer.close()
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Wait for several calls at the same time, and return what they return.
+
+    Each has a context of its own: what Serve keeps there tells calls apart by the request that they
+    are made for, so that of two to the same deployment one would never get a replica.
+
+    Raises:
+        TrioServeError: one has failed, and the others were cancelled.
+    """
+    failures: list[TrioServeError] = []
+    tasks: list[asyncio.Task[_T]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each, context=Context()) for each in calls]
+    except* TrioServeError as errors:
+        failures += [each for each in errors.exceptions if isinstance(each, TrioServeError)]
+    if failures:
+        raise failures[0]
+    return [task.result() for task in tasks]
 
 
 def _entry(target: Target) -> ModelEntry:
