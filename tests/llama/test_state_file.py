@@ -125,7 +125,7 @@ def test_the_outline_of_a_chunk_is_in_the_keys_of_its_cells() -> None:
     assert (one := outlines.pop()).n_cells == 6 and one.n_positions == 2
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_what_a_list_of_media_may_not_say(data: st.DataObject) -> None:
     """With a right checksum: the list is as it was, or is refused, and nothing else happens."""

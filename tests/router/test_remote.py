@@ -154,6 +154,21 @@ async def test_embeddings(tmp_path: Path) -> None:
             await server.complete("a")
 
 
+async def test_embeddings_of_images(tmp_path: Path) -> None:
+    path = tmp_path / "red.png"
+    path.write_bytes(image_file(size=(8, 4)))
+    make = partial(ScriptedEmbedder, pooling="last", n_ctx=200, projector=WordProjector())
+    async with remote(tmp_path, make, embeddings=True) as (server, service, _):
+        texts = [MixedPrompt(["See ", Image(file), "!"]) for file in (path, path.read_bytes())]
+        one, same, plain = await server.embed([*texts, "See !"])
+        own = await service.server.embed(texts)
+        for vector in (one, same):
+            assert vector == pytest.approx(own.vectors[0])
+        assert one != pytest.approx(plain)
+        with pytest.raises(InvalidMediaError, match="cannot be read"):
+            await server.embed([MixedPrompt([Image(tmp_path / "none.png")])])
+
+
 async def test_ranking(tmp_path: Path) -> None:
     make = partial(ScriptedEmbedder, pooling="rank")
     async with remote(tmp_path, make, reranking=True) as (server, service, _):

@@ -187,7 +187,9 @@ def _keys(words: bytes) -> tuple[tuple[CellKey, ...], bool]:
     if version not in (_LIST_VERSION, _MEDIA_VERSION):
         raise _refusal("was written by another version")
     if version == _LIST_VERSION and n_chunks:
-        raise _refusal("is from llama-server and has media in it, which have other names there")
+        raise _refusal(
+            "is from llama-server and has media in it, which it identifies in its own way"
+        )
     if len(rest) != n_chunks * _CHUNK.size:
         raise _refusal("is damaged: its list of media has no end")
     for cell, n_cells, n_positions, digest in _CHUNK.iter_unpack(rest):

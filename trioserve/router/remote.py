@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import trio
 
-from trioserve.chat.media_parts import Attachment
+from trioserve.chat.documents import text_part
+from trioserve.chat.media_parts import Attachment, Audio, Image, Video
 from trioserve.errors import DeadlineExceededError, UnsupportedFieldError
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.fleet import Fleet
@@ -24,11 +25,17 @@ from trioserve.router.wire import Outgoing
 from trioserve.server.chat_prompts import Messages
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.embedding_results import Array
+from trioserve.server.media_prompts import MixedPrompt
 from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.server.transcription import Transcript
+from trioserve.types import MediaKind, MediaSource
 
 #: Fields for what a `RemoteStream` does not tell.
 _UNTOLD = frozenset({"best_of", "logprobs", "n", "n_probs", "return_progress", "top_logprobs"})
+
+_ATTACHMENTS: Mapping[MediaKind, type[Attachment]] = {
+    "image": Image, "audio": Audio, "video": Video,
+}  # fmt: skip
 
 #: Fields that decide how a transcript is written, which is done here.
 _OF_FORM = frozenset({"file", "include", "response_format", "stream"})
@@ -136,9 +143,12 @@ class RemoteServer:
         async with self.stream_chat(messages, **fields) as stream:
             return await stream.read_chat()
 
-    async def embed(self, inputs: str | Sequence[str], **fields: Any) -> tuple[Array, ...]:
+    async def embed(
+        self, inputs: str | Sequence[str | MixedPrompt], **fields: Any
+    ) -> tuple[Array, ...]:
         """Make an embedding of each text. Raises as `Server.embed`, and as `stream`."""
-        answer = await self._ask("/v1/embeddings", {**fields, "input": inputs})
+        given = inputs if isinstance(inputs, str) else [_as_input(one) for one in inputs]
+        answer = await self._ask("/v1/embeddings", {**fields, "input": given})
         return tuple(np.array(one["embedding"], np.float32) for one in answer["data"])
 
     async def rerank(
@@ -227,6 +237,13 @@ def _refuse(names: frozenset[str], fields: Mapping[str, Any]) -> None:
         raise UnsupportedFieldError(f"'{name}' has no effect here.", param=name)
 
 
+def _as_input(text: str | MixedPrompt) -> Any:
+    if not isinstance(text, MixedPrompt):
+        return text
+    parts = [text_part(part) if isinstance(part, str) else part for part in text.parts]
+    return {"content": parts}
+
+
 def _write_json(body: dict[str, Any]) -> tuple[bytes, bytes]:
     """Write a body as JSON; reads the files of images and sound. It may take long.
 
@@ -238,6 +255,9 @@ def _write_json(body: dict[str, Any]) -> tuple[bytes, bytes]:
 
 
 def _encode_one(value: object) -> Any:
+    if isinstance(value, MediaSource) and value.kind is not None:
+        file = value.data if value.data is not None else value.path
+        value = value if file is None else _ATTACHMENTS[value.kind](file)
     if isinstance(value, Attachment):
         return value.as_part()
     raise UnsupportedFieldError(
