@@ -79,7 +79,8 @@ class Loop(abc.ABC):
         self.heartbeat = monotonic()
         #: Where a record of each tick goes; whoever reads them takes them out. Replace, not change.
         self.watchers: tuple[deque[TickRecord], ...] = ()
-        self._n_records = 0
+        #: Records made so far.
+        self.n_records = 0
         #: What is in the batch of this tick, if somebody watches: slots, and tokens of each kind.
         self._in_batch = (0, 0, 0)
         self._notify = notify
@@ -178,9 +179,9 @@ class Loop(abc.ABC):
         return work_left
 
     def _record_tick(self, began: float) -> None:
-        self._n_records += 1
+        self.n_records += 1
         ms = (monotonic() - began) * 1e3
-        record = TickRecord(self._n_records, began, ms, *self._in_batch, *self._load())
+        record = TickRecord(self.n_records, began, ms, *self._in_batch, *self._load())
         self._in_batch = (0, 0, 0)
         for records in self.watchers:
             records.append(record)

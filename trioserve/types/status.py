@@ -140,7 +140,7 @@ class EngineCounters:
 class TickRecord:
     """What one tick of an engine did. A tick without a batch has zeros for what is in one."""
 
-    index: int  # of the records of an engine; one that is missing was lost
+    index: int  # of the records of a server, from 1; one that is missing was lost
     began: float
     ms: float
     n_slots: int  # with something in the batch

@@ -57,11 +57,20 @@ class Telemetry:
         self._observers = observers
         self._feeds: list[_Feed] = []
         self._loop: Loop | None = None
+        self._n_records = 0  # of engines that have ended
 
     def attach(self, loop: Loop | None) -> None:
         """Go on with another engine, or with none while the server sleeps."""
+        self._n_records = self._next_index - 1
         self._loop = loop
+        if loop is not None:
+            loop.n_records = self._n_records
         self._watch()
+
+    @property
+    def _next_index(self) -> int:
+        """The index of the next record of a tick, or of one that is being made."""
+        return 1 + (self._n_records if self._loop is None else self._loop.n_records)
 
     @asynccontextmanager
     async def subscribe(self, callback: Callback, *, interval: float = 0.25) -> AsyncIterator[None]:
@@ -84,6 +93,7 @@ class Telemetry:
         feed = _Feed(callback, interval)
         self._feeds.append(feed)
         self._watch()
+        feed.next_index = self._next_index
         try:
             async with alongside(feed.run):
                 yield
@@ -121,7 +131,7 @@ class _Feed:
         self._callback = callback
         self._interval = interval
         self._n_lost = 0
-        self._next_index: int | None = None  # of the next tick
+        self.next_index = 1  # of the next tick
         self._end = trio.Event()
         self._ended = trio.Event()
 
@@ -157,11 +167,10 @@ class _Feed:
     def _take(self) -> TelemetryBatch:
         ticks = [self.ticks.popleft() for _ in range(len(self.ticks))]
         requests = [self._requests.popleft() for _ in range(len(self._requests))]
-        for tick in ticks:
-            # A smaller index is that of another engine, which begins to count.
-            if self._next_index is not None and tick.index > self._next_index:
-                self._n_lost += tick.index - self._next_index
-            self._next_index = tick.index + 1
+        if ticks:
+            n_made = ticks[-1].index + 1 - self.next_index
+            self._n_lost += max(0, n_made - len(ticks))
+            self.next_index = ticks[-1].index + 1
         n_lost, self._n_lost = self._n_lost, 0
         return TelemetryBatch(ticks=tuple(ticks), requests=tuple(requests), n_lost=n_lost)
 
