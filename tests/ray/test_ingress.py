@@ -242,6 +242,7 @@ def test_lists_are_merged(two) -> None:
     assert got["data"] == [{"id": "a"}, {"id": "b"}]
     assert got["models"] == ["ma", "mb"]
     assert (got["first_id"], got["last_id"]) == ("a", "b")
+    assert got["has_more"] is False  # or Anthropic's SDK would ask for ever
 
 
 def test_a_model_without_a_replica_is_listed_by_its_name(two, monkeypatch) -> None:

@@ -107,8 +107,9 @@ class Routes:
                 listed = json.loads(found.body)
             for field, value in listed.items():
                 merged[field] = [*merged.get(field, ()), *value] if type(value) is list else value
-        if "data" in merged:
-            merged |= {"first_id": merged["data"][0]["id"], "last_id": merged["data"][-1]["id"]}
+        if "data" in merged:  # one page, in the words of Anthropic's API
+            first, last = merged["data"][0]["id"], merged["data"][-1]["id"]
+            merged |= {"has_more": False, "first_id": first, "last_id": last}
         return Reply(body=sse.encode(merged).encode())
 
     async def _ready(self, request: Incoming) -> Reply:
