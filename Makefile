@@ -81,10 +81,12 @@ screenshots: $(VENV)/.installed-dev
 	@SCREENSHOTS=docs/images $(PY) -m pytest -q tests/ui -k 'looks_good or activity or reads_a_digit'
 
 FUZZ_SECONDS ?= 300
+# For a router: --models-dir FOLDER.
+FUZZ_ARGS ?=
 
 fuzz: $(VENV)/.installed-fuzz
 	@N_DAMAGED_MEDIA=200 $(PY) -m pytest -q tests/server/test_media_hostile.py tests/server/test_documents.py
-	@$(PY) -m tests.fuzz $(FUZZ_SECONDS)
+	@$(PY) -m tests.fuzz $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 SOAK_SECONDS ?= 600
 SOAK_ARGS ?=

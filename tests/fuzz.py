@@ -1,5 +1,7 @@
 """Fuzz a served API for some minutes: ``make fuzz``, or ``python -m tests.fuzz [seconds [flags]]``.
 
+With ``--models-dir FOLDER``, it is a router's, and bodies name its first model now and then.
+
 Serves the bundled model in a process of its own and sends two kinds of requests:
 
 1. Bytes: requests in HTTP/1.1 and HTTP/2 with bytes changed, doubled or left out, cut anywhere.
@@ -74,7 +76,14 @@ def serving(*flags: str) -> Iterator[str]:
                     sys.stderr.writelines(line for line in log if '"level": "error"' in line)
 
 
-def check(operation: Any, mode: GenerationMode, url: str, statuses: Counter[int]) -> None:
+def is_loaded(model: dict[str, Any]) -> bool:
+    """Whether a model of `/v1/models` has a process. A server with one model does not say."""
+    return model.get("status", {}).get("value", "loaded") == "loaded"
+
+
+def check(
+    operation: Any, mode: GenerationMode, url: str, model: str, statuses: Counter[int]
+) -> None:
     """Send some requests to one route, and count the answers. Raises AssertionError."""
 
     @settings(
@@ -88,7 +97,8 @@ def check(operation: Any, mode: GenerationMode, url: str, statuses: Counter[int]
     @given(case=operation.as_strategy(generation_mode=mode), complete=st.booleans())
     def send(case: Any, complete: bool) -> None:
         if complete and isinstance(case.body, dict):
-            case.body = {**BASE, **case.body}  # to get further than to what is missing
+            # To get further than to what is missing.
+            case.body = {**BASE, **case.body, "model": model}
         try:
             answer = case.call(base_url=url, timeout=TIMEOUT)
         except requests.Timeout:
@@ -109,9 +119,14 @@ def modes_of(operation: Any) -> list[GenerationMode]:
 
 
 def slots_in_use(url: str) -> int:
-    """How many slots have a task."""
-    slots = requests.get(f"{url}/slots", timeout=TIMEOUT).json()
-    return sum(slot["is_processing"] for slot in slots)
+    """How many slots have a task, of all models that are loaded."""
+    listed = requests.get(f"{url}/v1/models", timeout=TIMEOUT).json()["data"]
+    answers = [
+        requests.get(f"{url}/slots", {"model": one["id"]}, timeout=TIMEOUT).json()
+        for one in listed
+        if is_loaded(one)
+    ]
+    return sum(slot["is_processing"] for slots in answers for slot in slots)
 
 
 def send_bytes(url: str, statuses: Counter[int]) -> list[str]:
@@ -137,12 +152,13 @@ def main(seconds: float, *flags: str) -> int:
         described = requests.get(f"{url}/openapi.json", timeout=TIMEOUT).json()
         schema = schemathesis.openapi.from_dict(described)
         operations = [found.ok() for found in schema.get_all_operations()]
+        model = requests.get(f"{url}/v1/models", timeout=TIMEOUT).json()["data"][0]["id"]
         while time.monotonic() < until and not faults:
             for operation in operations:
                 for mode in modes_of(operation):
                     if time.monotonic() < until:
                         try:
-                            check(operation, mode, url, statuses)
+                            check(operation, mode, url, model, statuses)
                         except AssertionError as error:
                             faults.append(f"{operation.label}: {error}")
         until = time.monotonic() + TIMEOUT  # streams that can be resumed come to their end

@@ -36,7 +36,7 @@ FLAGS = (
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 40.0
 
-_TOKENS = "trioserve:generation_tokens_total "
+_TOKENS = "trioserve:generation_tokens_total{"
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +94,7 @@ class Process:
                     self.tally.fault(f"/metrics: {error!r}")
                 else:
                     found = [line for line in text.splitlines() if line.startswith(_TOKENS)]
-                    self.tokens = int(float(found[0].split()[1])) if found else self.tokens
+                    self.tokens = int(float(found[0].split()[-1])) if found else self.tokens
                 await trio.sleep(1)
 
     async def read_log(self) -> None:

@@ -288,11 +288,12 @@ ROWS = [
             Panel(
                 "Images and sound",
                 "Parts that were encoded, and how many encoders worked on average: 1 is one that "
-                "never rests.",
+                "never rests. Recordings are those that were transcribed.",
                 "none",
                 [
                     Query(rate("trioserve:media_chunks_total"), "parts/s"),
                     Query(rate("trioserve:media_seconds_total"), "encoders at work"),
+                    Query(rate("trioserve:recordings_total"), "recordings/s"),
                 ],
             ),
         ],
