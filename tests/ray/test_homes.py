@@ -93,7 +93,7 @@ def test_a_request_leaves_its_home_when_waiting_costs_more_than_the_prompt(
     home = homes.rank(prompt, idle)[0]
     ranks = homes.rank(prompt, lambda replica: load if replica == home else 0.0)
     assert (ranks[0] == home) is stays
-    assert 2 <= len(ranks) == len(set(ranks)) <= 4
+    assert 2 <= len(ranks) == len(set(ranks)) <= 6
 
 
 def test_without_a_beginning_the_less_full_of_two_is_chosen() -> None:

@@ -26,6 +26,7 @@ ROOM = 4
 #: Requests whose beginnings are counted fully; those before them count half, then a quarter.
 WINDOW = 16_384
 
+_TRIED = 4  # homes, beside two other replicas
 _PLACES = 32  # of each replica on the ring
 _FIRST = 32
 
@@ -67,13 +68,13 @@ class Homes:
         costs: dict[str, float] = {}
         length = blocks[-1][1] if blocks else 0
         seed, parent, n_homes, depth = self._follow(blocks)
-        for missing, at in ((0, seed), (length - depth, _mix(seed, 1))) if blocks else ():
-            home = self._home(at, parent, n_homes)
-            costs.setdefault(home, missing + _waiting(load(home)))
+        for i in range(_TRIED if blocks else 0):  # the first has the conversation, if any has
+            home = self._home(_mix(seed, i) if i else seed, parent, n_homes)
+            costs.setdefault(home, (length - depth if i else 0) + waiting(load(home)))
         # Without a parent, what is common is common to all replicas.
         missing = length - depth if parent is None else length
         for other in self._rng.sample(self._replicas, min(2, len(self._replicas))):
-            costs.setdefault(other, missing + _waiting(load(other)))
+            costs.setdefault(other, missing + waiting(load(other)))
         return sorted(costs, key=costs.__getitem__)
 
     def of_key(self, key: str) -> str | None:
@@ -120,7 +121,7 @@ class Homes:
         return self._owners[bisect(self._ring, at) % len(self._owners)]
 
 
-def _waiting(load: float) -> float:
+def waiting(load: float) -> float:
     """Return what it costs to wait at a replica that is so full."""
     return FULL * min(load, 1.0) + TURN * max(load - 1.0, 0.0)
 
