@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,14 @@ import pytest
 import trio
 
 pytest.importorskip("ray.serve", reason="ray is not installed: pip install 'trioserve[ray]'")
+
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    ReplicaID,
+    RequestMetadata,
+)
+from ray.serve.request_router import PendingRequest
 
 from trioserve.ray.prefixes import RoutingHint, hint_of
 from trioserve.ray.request_router import PrefixRouter
@@ -46,6 +56,7 @@ def choose(router: PrefixRouter, replicas: list[Any], asked: Any) -> list[str]:
     return [one.replica_id.unique_id for rank in ranks for one in rank]
 
 
+DEPLOYMENT = DeploymentID(name="model", app_name="app")
 HINT = hint_of("/v1/completions", {"prompt": "word " * 4000})
 
 
@@ -101,3 +112,74 @@ def test_replicas_that_are_gone_are_not_chosen(router: PrefixRouter) -> None:
     home = choose(router, replicas, request(HINT))[0]
     rest = [one for one in replicas if one.replica_id.unique_id != home]
     assert home not in choose(router, rest, request(HINT))
+
+
+# -- with Serve's part of it, but without a cluster
+
+
+class Running:
+    """What Serve has of a replica: it takes so many requests, and says how many it has."""
+
+    node_id, availability_zone, routing_stats = "node", None, {"slots": 2}
+    max_ongoing_requests = 4
+    multiplexed_model_ids: frozenset[str] = frozenset()
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(unique_id=name, deployment_id=DEPLOYMENT)
+        self.taken = 0
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return self.taken
+
+
+class Serve:
+    """Sends requests to three replicas as Serve's own code does."""
+
+    def __init__(self) -> None:
+        self.router = PrefixRouter(
+            DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True
+        )
+        self.replicas = [Running(name) for name in "abc"]
+        self.router.update_replicas(self.replicas)
+        self.used: dict[int, Counter[str]] = defaultdict(Counter)
+        self._numbers = iter(range(10_000))
+
+    async def send(self, prompt: int, turns: int = 3) -> None:
+        """Send a request that begins with this prompt, and lasts so many turns of the loop."""
+        number = next(self._numbers)
+        hint = hint_of("/completion", {"prompt": f"{prompt} words " * 900 + str(number)})
+        metadata = RequestMetadata(request_id=f"{number}", internal_request_id=f"id-{number}")
+        pending = PendingRequest(args=[{}, hint], kwargs={}, metadata=metadata)
+        replica = await self.router._choose_replica_for_request(pending)
+        while replica.taken >= replica.max_ongoing_requests:  # it refuses
+            self.router.replica_queue_len_cache.update(replica.replica_id, replica.taken)
+            replica = await self.router._choose_replica_for_request(pending, is_retry=True)
+        replica.taken += 1
+        self.router.replica_queue_len_cache.update(replica.replica_id, replica.taken)
+        self.used[prompt][replica.replica_id.unique_id] += 1
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        replica.taken -= 1
+        self.router.replica_queue_len_cache.update(replica.replica_id, replica.taken)
+
+
+def test_twenty_prompts_are_each_at_one_of_three_replicas() -> None:
+    async def main() -> None:
+        serve = Serve()
+        for i in range(200):
+            await serve.send(i % 20)
+        assert all(len(replicas) == 1 for replicas in serve.used.values())
+        assert len({name for replicas in serve.used.values() for name in replicas}) == 3
+
+    asyncio.run(main())
+
+
+def test_nothing_is_lost_of_many_requests_at_once() -> None:
+    async def main() -> None:
+        serve = Serve()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(serve.send(i % 20) for i in range(150)))
+        assert sum(sum(replicas.values()) for replicas in serve.used.values()) == 150
+        assert [one.taken for one in serve.replicas] == [0, 0, 0]
+
+    asyncio.run(main())

@@ -62,7 +62,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
             names = [] if home is None else [home]
         else:
             names = self._homes.rank(getattr(hint, "blocks", ()), self._load)
-        return [[self._by_name[name]] for name in names]
+        first, others = names[:1], names[1:]
+        # When the first one is full, Serve takes the least full of the others.
+        return [[self._by_name[name] for name in rank] for rank in (first, others) if rank]
 
     def _load(self, name: str) -> float:
         """Return how full a replica would be with one more request: 1.0 when each slot is taken."""
@@ -75,7 +77,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
         return float(max((n_requests + 1) / slots, stats.get("kv", 0.0)))
 
     # In earlier versions of Serve, such as 2.49, a task may put down the request that it was about
-    # to route, and no other takes it up. Where this is mended, they know whose each request is.
+    # to route, and no other takes it up; Serve's ConsistentHashRouter tells of it. Where this is
+    # mended, Serve notes which task has which request.
 
     def _get_next_pending_request_to_route(self) -> Any:
         found = super()._get_next_pending_request_to_route()
