@@ -461,9 +461,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\nThe cached share while a tenth of the replicas leave at 0 s, and as many join:")
     print(", ".join(f"{at:+.0f} s: {part:.3f}" for at, part in recovery(changed)))
     if options.out is not None:
-        few = max(20, options.replicas // 5)
+        few = max(20, options.replicas // 10)
         few_traffic = attrs.evolve(traffic, replicas=few, prompts=100 * few, rate=2.0 * few)
-        drawn = curves(few_traffic, (1, 2, 4, 8, 16), (1, 2, 3))
+        drawn = curves(few_traffic, (1, 2, 4, 8), (1, 2, 3))
         (options.out / "prefix-routing.svg").write_text(drawn, encoding="utf-8")
     return 0
 
