@@ -203,7 +203,7 @@ def test_what_the_model_cannot_take_is_refused() -> None:
         Harness(n_ctx=16).submit(1, "[image:x]" * 4)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(st.data(), st.sampled_from(["none", "mean", "cls", "last"]), st.booleans())
 def test_whatever_comes_all_of_it_is_right(
     data: st.DataObject, pooling: str, is_causal: bool
