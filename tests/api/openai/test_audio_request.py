@@ -120,3 +120,23 @@ def test_there_has_to_be_a_file(files: dict[str, bytes]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         TranscriptionRequest.parse(Form(fields={}, files=files))
     assert caught.value.param == "file"
+
+
+FILES = {"file": b"RIFF"}
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (Form(fields={"file": ["RIFF"]}, files={}), "file"),
+        (Form(fields={}, files={"file": b""}), "file"),
+        (Form(fields={}, files=FILES | {"language": b"en"}), "language"),
+        (Form(fields={}, files=FILES | {"temperature": b"0"}), "temperature"),
+        (Form(fields={}, files=FILES | {"stream": b"true"}), "stream"),
+        (Form(fields={}, files=FILES | {"include[]": b"logprobs"}), "include"),
+    ],
+)
+def test_a_file_is_no_field_and_a_field_no_file(form: Form, name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        TranscriptionRequest.parse(form)
+    assert caught.value.param is not None and caught.value.param.startswith(name)

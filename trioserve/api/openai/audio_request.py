@@ -49,7 +49,9 @@ def _from_text(
     """Make a reader of the values of a field of a form, of which the last one counts."""
 
     @json_type(read.json_schema)  # type: ignore[attr-defined]
-    def read_last(values: Sequence[str]) -> _T:
+    def read_last(values: Sequence[str] | bytes) -> _T:
+        if isinstance(values, bytes):
+            raise MismatchError("a field of the form, and no file")
         try:
             value = convert(values[-1].strip())
         except (KeyError, ValueError):
@@ -95,9 +97,9 @@ def _some_of(*choices: str) -> Callable[[Sequence[str]], frozenset[str]]:
 
 @json_type({"type": "string", "contentMediaType": "application/octet-stream"})
 def _file(value: Any) -> bytes:
-    if not value:
-        raise MismatchError("a recording, and not empty")
-    return bytes(value)
+    if not isinstance(value, bytes) or not value:  # a field of text, say
+        raise MismatchError("a file, and not empty")
+    return value
 
 
 _SECONDS = _from_text(readers.seconds, float)
