@@ -78,9 +78,8 @@ class SlotLoop(Loop):
     # -- what is recorded of a tick, if somebody watches
 
     def _note_batch(self, plan: Plan) -> None:
-        n_drafted = sum(len(piece.slot.run.draft) for piece in plan.others if piece.slot.run)
         n_prefill = plan.n_prefill
-        self._in_batch = (len(plan), plan.n_cells - n_prefill + n_drafted, n_prefill)
+        self._in_batch = (len(plan), plan.n_cells - n_prefill, n_prefill)
 
     def _load(self) -> tuple[int, int]:
         slots, queue = self._scheduler.slots, self._scheduler.waiting
