@@ -14,8 +14,8 @@ import trio
 
 from tests.ray_cluster.forms import FORMS, Form
 
-#: Tokens of an answer: a second or so, on a server that has nothing else to do.
-_N_TOKENS = 1200
+#: Tokens of an answer: half a second or so, on a server that has nothing else to do.
+_N_TOKENS = 400
 
 #: Seconds after which an answer does not come any more.
 _TIMEOUT = 60.0
@@ -52,7 +52,7 @@ class Load:
 
     url: str
     models: Sequence[str]
-    n_clients: int = 8
+    n_clients: int = 6
     answers: list[Answer] = attrs.field(factory=list)
     _stopped: bool = False
 
@@ -115,7 +115,7 @@ async def _exchange(
 
 
 @asynccontextmanager
-async def loaded(url: str, models: Sequence[str], n_clients: int = 8) -> AsyncIterator[Load]:
+async def loaded(url: str, models: Sequence[str], n_clients: int = 6) -> AsyncIterator[Load]:
     """Load an address during the block. At its end, all requests that were sent have an end."""
     load = Load(url, models, n_clients)
     async with trio.open_nursery() as nursery:
