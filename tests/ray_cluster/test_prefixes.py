@@ -13,7 +13,7 @@ from tests.ray_cluster.conftest import Report
 _N_SYSTEMS, _N_QUESTIONS, _N_CLIENTS = 20, 8, 4
 
 #: Words of each system prompt.
-_LENGTH = 250
+_LENGTH = 1000
 _WORDS = ("north", "south", "river", "stone", "bread", "winter", "letter", "market", "garden")
 
 #: What share of the prompts has to be in a cache, of requests whose system prompt was sent before.
