@@ -93,6 +93,7 @@ def test_it_answers(container: Container) -> None:
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] > 0
     assert "trioserve:num_requests_waiting" in container.http.get("/metrics").text
+    assert "<html" in container.http.get("/").text, "the page is in the image"
 
 
 def test_the_server_is_no_root_and_cannot_write_to_the_image(container: Container) -> None:
