@@ -37,15 +37,14 @@ def request(*args: object) -> Any:
 
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> PrefixRouter:
-    """A router whose only part of Serve is what the replicas have in their queues."""
+    """A router that knows of Serve only what the replicas have in their queues."""
     queues: dict[Any, int] = {}
     monkeypatch.setattr(
         PrefixRouter,
         "replica_queue_len_cache",
         SimpleNamespace(get=lambda one: queues.get(one.unique_id)),
     )
-    monkeypatch.setattr(PrefixRouter.__mro__[1], "__init__", lambda self: None)
-    made = PrefixRouter()
+    made = PrefixRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA)
     made.queues = queues
     return made
 
@@ -144,11 +143,13 @@ class Serve:
         self.used: dict[int, Counter[str]] = defaultdict(Counter)
         self._numbers = iter(range(10_000))
 
-    async def send(self, prompt: int, turns: int = 3) -> None:
+    async def send(self, prompt: int, turns: int = 3, identity: str | None = None) -> None:
         """Send a request that begins with this prompt, and lasts so many turns of the loop."""
         number = next(self._numbers)
         hint = hint_of("/completion", {"prompt": f"{prompt} words " * 900 + str(number)})
-        metadata = RequestMetadata(request_id=f"{number}", internal_request_id=f"id-{number}")
+        metadata = RequestMetadata(
+            request_id=f"{number}", internal_request_id=identity or f"id-{number}"
+        )
         pending = PendingRequest(args=[{}, hint], kwargs={}, metadata=metadata)
         replica = await self.router._choose_replica_for_request(pending)
         while replica.taken >= replica.max_ongoing_requests:  # it refuses
@@ -181,5 +182,15 @@ def test_nothing_is_lost_of_many_requests_at_once() -> None:
             await asyncio.gather(*(serve.send(i % 20) for i in range(150)))
         assert sum(sum(replicas.values()) for replicas in serve.used.values()) == 150
         assert [one.taken for one in serve.replicas] == [0, 0, 0]
+
+    asyncio.run(main())
+
+
+def test_calls_on_behalf_of_one_request_all_get_a_replica() -> None:
+    async def main() -> None:
+        serve = Serve()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(serve.send(i % 20, identity="the same") for i in range(100)))
+        assert sum(sum(replicas.values()) for replicas in serve.used.values()) == 100
 
     asyncio.run(main())

@@ -76,6 +76,17 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
         slots = stats.get("slots") or replica.max_ongoing_requests
         return float(max((n_requests + 1) / slots, stats.get("kv", 0.0)))
 
+    def _get_pending_request_matching_internal_request_id(
+        self, request_metadata: Any = None
+    ) -> Any:
+        # Calls that are made while one request is answered have the same id. Newer versions of Serve
+        # find only one of them by it, and the others would wait for ever.
+        found = super()._get_pending_request_matching_internal_request_id(request_metadata)
+        if found is not None and found.metadata is request_metadata:
+            return found
+        waiting = (one for one in self._pending_requests_to_fulfill if not one.future.done())
+        return next((one for one in waiting if one.metadata is request_metadata), found)
+
     # In earlier versions of Serve, such as 2.49, a task may put down the request that it was about
     # to route, and no other takes it up; Serve's ConsistentHashRouter tells of it. Where this is
     # mended, Serve notes which task has which request.
