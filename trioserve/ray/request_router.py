@@ -79,8 +79,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
     def _get_pending_request_matching_internal_request_id(
         self, request_metadata: Any = None
     ) -> Any:
-        # Calls that are made while one request is answered have the same id. Newer versions of Serve
-        # find only one of them by it, and the others would wait for ever.
+        # Calls that are made while one request is answered have the same id. Newer versions of
+        # Serve find only one of them by it, and the others would wait for ever.
         found = super()._get_pending_request_matching_internal_request_id(request_metadata)
         if found is not None and found.metadata is request_metadata:
             return found
