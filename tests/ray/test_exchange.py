@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,18 @@ def with_server(tmp_path: Path, play: Play, use: Callable[[Path], Awaitable[None
 
     async def run() -> None:
         path = tmp_path / "x.sock"
-        server = await asyncio.start_unix_server(play, path)
+        played = asyncio.Event()
+
+        async def answer(reader, writer) -> None:
+            await play(reader, writer)
+            with suppress(OSError):
+                await writer.wait_closed()
+            played.set()
+
+        server = await asyncio.start_unix_server(answer, path)
         async with server, asyncio.timeout(10):
             await use(path)
+            await played.wait()
 
     asyncio.run(run())
 

@@ -12,6 +12,7 @@ import attrs
 from trioserve.config import Config
 from trioserve.ray.calls import Handle
 from trioserve.ray.ingress import Ingress
+from trioserve.ray.lifelines import Anchor
 from trioserve.ray.parts import HEAD, TAKEN, Part, Sent
 from trioserve.ray.prefixes import RoutingHint
 from trioserve.ray.routes import Routes
@@ -153,7 +154,9 @@ def ingress_of(
         for name, replicas in models.items()
     ]
     known = Targets(config, targets, patience=patience)
-    return Ingress(config, Routes(config, known, finds_replicas=finds_replicas))
+    return Ingress(
+        config, Routes(config, known, finds_replicas=finds_replicas), Anchor("127.0.0.1")
+    )
 
 
 async def ask(

@@ -11,12 +11,16 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.util import get_node_ip_address
 
 from trioserve.errors import ConfigError
 from trioserve.ray.calls import Handle
 from trioserve.ray.ingress import Ingress
 from trioserve.ray.known import replicas_of
+from trioserve.ray.lifelines import Anchor
 from trioserve.ray.models import Model, Served, Settings, read_models
+from trioserve.ray.parts import Sent
+from trioserve.ray.prefixes import RoutingHint
 from trioserve.ray.replica import Replica
 from trioserve.ray.routes import Routes
 from trioserve.ray.targets import Target, Targets
@@ -78,17 +82,18 @@ def build(
     known = [(one.name, one.aliases, one.deployment_name, _is_single(one)) for one in served]
 
     def make_app() -> Ingress:
+        anchor = Anchor(get_node_ip_address())
         targets = [
             Target(
                 name=name,
                 aliases=aliases,
-                handle=_handle(name, deployment),
+                handle=_handle(name, deployment, anchor),
                 is_single=is_single,
             )
             for name, aliases, deployment, is_single in known
         ]
         known_targets = Targets(config, targets, patience=patience)
-        return Ingress(config, Routes(config, known_targets, finds_replicas=router))
+        return Ingress(config, Routes(config, known_targets, finds_replicas=router), anchor)
 
     options = {
         "name": "ingress",
@@ -141,12 +146,16 @@ def _deployment(one: Served, *, router: bool) -> Any:
         raise ConfigError(f"{one.name}: {error}") from error
 
 
-def _handle(model: str, deployment: str) -> Handle:
+def _handle(model: str, deployment: str, anchor: Anchor) -> Handle:
     """Make what an ingress calls the replicas of a model by."""
     handle = serve.get_deployment_handle(deployment).options(stream=True, method_name="forward")
+
+    def call(sent: Sent, hint: RoutingHint) -> Any:
+        return handle.remote(sent, hint, anchor.address)
+
     return Handle(
         model=model,
-        call=handle.remote,
+        call=call,
         lost=(RayError, RayServeException),
         absent=(DeploymentUnavailableError,),
         replicas=partial(replicas_of, deployment),

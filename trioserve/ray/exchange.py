@@ -17,11 +17,18 @@ class NotTakenError(ModelProcessError):
 
 
 @asynccontextmanager
-async def exchange(path: Path, request: Outgoing) -> AsyncIterator[Answer]:
+async def exchange(
+    path: Path, request: Outgoing, held: set[socket.socket] | None = None
+) -> AsyncIterator[Answer]:
     """Send a request to a child; gives the answer once its head is there.
 
     Leaving the block closes the connection, and so the child learns that nobody waits any longer.
     That does not wait for anything, so it happens whatever the block is left for.
+
+    Args:
+        path: where the child listens.
+        request: what is sent.
+        held: has the connection as long as it is open. Whoever shuts it down ends the answer.
 
     Raises:
         NotTakenError: the child does not listen.
@@ -29,6 +36,8 @@ async def exchange(path: Path, request: Outgoing) -> AsyncIterator[Answer]:
     """
     loop = asyncio.get_running_loop()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    held = set() if held is None else held
+    held.add(connection)
     try:
         connection.setblocking(False)
         try:
@@ -42,6 +51,7 @@ async def exchange(path: Path, request: Outgoing) -> AsyncIterator[Answer]:
             await answer.read()
         yield answer
     finally:
+        held.discard(connection)
         connection.close()
 
 

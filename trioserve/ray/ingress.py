@@ -19,6 +19,7 @@ from trioserve.api.base.request import ID_HEADER, choose_id
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, ModelProcessError, TrioServeError
 from trioserve.ray.incoming import GoneError, Incoming, Receive, Reply, Scope, Send
+from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
 from trioserve.router.wire import ANSWER_HOP, STREAMS
 from trioserve.server.memory import MemoryBudget
@@ -35,22 +36,33 @@ class Ingress:
     Args:
         config: what clients see, whatever the model.
         routes: has requests answered.
+        anchor: lets replicas know when this process has ended.
     """
 
-    def __init__(self, config: Config, routes: Routes) -> None:
+    def __init__(self, config: Config, routes: Routes, anchor: Anchor) -> None:
         self._config = config
         self._routes = routes
+        self._anchor = anchor
         self._memory = MemoryBudget.of(config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection, as ASGI has it. When cancelled, the replica cancels, too."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await self._live(receive, send)
         elif scope["type"] == "http":
             offered = dict(scope["headers"]).get(ID_HEADER.lower().encode(), b"").decode("latin-1")
             request = Incoming.of(scope, choose_id(offered or None))
             with structlog.contextvars.bound_contextvars(request_id=request.id):
                 await self._serve(request, receive, _Client(request, self._config, send))
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Take part in ASGI's lifespan."""
+        await receive()
+        await self._anchor.begin()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self._anchor.end()
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def _serve(self, request: Incoming, receive: Receive, client: _Client) -> None:
         """Answer a request. What goes wrong is told in the form of its route."""
@@ -154,10 +166,3 @@ class _Client:
 def _headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     """Write headers as ASGI has them."""
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """Take part in ASGI's lifespan. There is nothing to begin or to end."""
-    for event in ("startup", "shutdown"):
-        await receive()
-        await send({"type": f"lifespan.{event}.complete"})

@@ -19,6 +19,7 @@ from trioserve.models import BUNDLED
 from trioserve.models.catalog.options import environment_of_children
 from trioserve.ray.child import Child
 from trioserve.ray.exchange import Answer, NotTakenError, exchange
+from trioserve.ray.lifelines import Address, Lifelines
 from trioserve.ray.parts import HEAD, LOST, TAKEN, UNSENT, Part, Sent
 from trioserve.router.folder import socket_folder
 from trioserve.router.wire import Outgoing
@@ -56,6 +57,7 @@ class Replica:
         self._closing = ExitStack()
         self._n_running = 0
         self._n_missed = 0
+        self._lifelines = Lifelines()
         folder = self._closing.enter_context(socket_folder())
         self._child = Child(
             folder / "model.sock", child_argv(config), environment_of_children(os.environ, config)
@@ -68,7 +70,9 @@ class Replica:
         self._is_closed = False
         self._watching = asyncio.create_task(self._end_with_child())
 
-    async def forward(self, sent: Sent, hint: object = None) -> AsyncGenerator[Part, None]:
+    async def forward(
+        self, sent: Sent, hint: object = None, ingress: Address | None = None
+    ) -> AsyncGenerator[Part, None]:
         """Have the child answer a request, and pass that on as it comes.
 
         At first comes that it was taken; then the head with the body's beginning, and the rest of
@@ -78,11 +82,13 @@ class Replica:
         Args:
             sent: the request.
             hint: for the router of requests, which chose this replica by it.
+            ingress: whose end is the end of the request.
         """
         yield (TAKEN,)
         self._n_running += 1
         try:
-            async with exchange(self._child.socket_path, Outgoing(*sent)) as answer:
+            held = self._lifelines.of(ingress)
+            async with exchange(self._child.socket_path, Outgoing(*sent), held) as answer:
                 body = await answer.receive_all() if _is_short(answer) else answer.take()
                 yield (HEAD, answer.status, answer.headers, body)
                 while part := await answer.receive():
@@ -150,6 +156,7 @@ class Replica:
         """Have the child finish and end."""
         self._is_closed = True
         self._watching.cancel()
+        self._lifelines.close()
         await self._child.stop(self._config.drain_timeout)
         self._closing.close()
 
