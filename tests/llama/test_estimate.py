@@ -67,12 +67,12 @@ def test_of_embeddings(tmp_path: Path) -> None:
 
 
 def test_draft_models_and_adapters_are_counted(tmp_path: Path) -> None:
-    alone = measure(Config(threads=1))
-    both = measure(Config(threads=1, spec_draft_model=str(BUNDLED)))
+    alone = measure(Config(threads=1, mmproj_auto=False))
+    both = measure(Config(threads=1, mmproj_auto=False, spec_draft_model=str(BUNDLED)))
     assert both.weights == 2 * alone.weights
     assert both.cache > alone.cache
     adapter = make_lora(tmp_path / "a.gguf")
-    with_adapter = measure(Config(threads=1, lora=(str(adapter),)))
+    with_adapter = measure(Config(threads=1, mmproj_auto=False, lora=(str(adapter),)))
     assert with_adapter.weights == alone.weights + adapter.stat().st_size
 
 

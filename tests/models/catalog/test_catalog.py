@@ -13,7 +13,7 @@ import pytest
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
-from trioserve.models import BUNDLED
+from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
 from trioserve.models.catalog import (
     Catalog,
     CatalogChanges,
@@ -78,7 +78,8 @@ def test_the_bundled_model_is_always_there() -> None:
         BUNDLED,
         BUNDLED.stat().st_size,
     )
-    assert entry.args == ("--model", str(BUNDLED), "--alias", "bundled")
+    own = ("--model", str(BUNDLED), "--alias", "bundled", "--mmproj", str(BUNDLED_PROJECTOR))
+    assert entry.args == own
 
 
 def test_every_source(tmp_path: Path, cached: list[HubModel]) -> None:
@@ -278,6 +279,14 @@ def test_it_is_made_of_a_configuration(tmp_path: Path) -> None:
     made = Catalog.of(parsed, flags, {"LLAMA_ARG_CTX_SIZE": "512"})
     assert made.find("M").name == made.find(None).name == "m"
     assert (config(made.find("m")).parallel, config(made.find("m")).ctx_size) == (3, 512)
+
+
+def test_the_bundled_model_has_its_projector() -> None:
+    for made in (Catalog(environ={}), one_model()):
+        (entry,) = made.entries.values()
+        assert config(entry).mmproj == str(BUNDLED_PROJECTOR)
+    (entry,) = one_model("--no-mmproj").entries.values()
+    assert config(entry).mmproj is None
 
 
 def one_model(*argv: str, **environ: str) -> OneModel:

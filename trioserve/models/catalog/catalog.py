@@ -12,7 +12,7 @@ import attrs
 
 from trioserve.config import Config, readers
 from trioserve.errors import ConfigError, InvalidRequestError
-from trioserve.models import BUNDLED, hub_reference
+from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, hub_reference
 from trioserve.models.catalog import names, presets
 from trioserve.models.catalog.entry import CatalogChanges, ModelEntry, Source
 from trioserve.models.catalog.files import models_in
@@ -36,6 +36,11 @@ class _Found:
     source: Source
     files: tuple[Path, ...]
     mmproj: Path | None = None
+
+
+def _bundled() -> _Found:
+    projector = BUNDLED_PROJECTOR if BUNDLED_PROJECTOR.exists() else None
+    return _Found(Source.BUNDLED, (BUNDLED,), projector)
 
 
 class Catalog:
@@ -136,7 +141,7 @@ class Catalog:
         )
 
     def _read(self) -> dict[str, ModelEntry]:
-        known = {BUNDLED_NAME: _Found(Source.BUNDLED, (BUNDLED,))}
+        known = {BUNDLED_NAME: _bundled()}
         known |= {
             one.name: _Found(Source.CACHE, one.files, one.mmproj)
             for one in cached_models(self._cache_dir)
@@ -185,7 +190,7 @@ class OneModel(Catalog):
 
     def _read(self) -> dict[str, ModelEntry]:
         named, alias = self._config.model_named, next(iter(self._config.aliases), None)
-        found = _Found(Source.BUNDLED, (BUNDLED,)) if named is None else None
+        found = _bundled() if named is None else None
         name = alias or (self._config.hf_repo or Path(named or BUNDLED).name)
         builder = _Builder(self._below, self._above, Preset(), self._cache_dir)
         entry = builder.entry(name, found, Preset(self._single, load_on_startup=True))
