@@ -74,8 +74,8 @@ def test_a_replica_from_its_start_to_the_end_of_its_child(monkeypatch) -> None:
         os.kill(replica._child.pid, signal.SIGKILL)
         rest = [part async for part in stream]
         assert rest[-1] == (LOST,)
-        assert [part async for part in replica.forward(sent("GET", "/health"))][1] == (UNSENT,)
         await replica._child.ended.wait()
+        assert [part async for part in replica.forward(sent("GET", "/health"))][1] == (UNSENT,)
         with pytest.raises(ModelProcessError, match="signal 9"):
             await replica.check_health()
         await exits.wait()
