@@ -15,7 +15,12 @@ from trioserve.ray import build
 app = build(
     {
         # In place of the bundled model: "qwen": {"model": "/models/qwen.gguf", "ctx-size": 8192}
-        "bundled": {"ctx-size": 2048, "parallel": 2, "threads": 1},
+        "bundled": {
+            "ctx-size": 2048,
+            "parallel": 2,
+            "threads": 1,
+            "deployment": {"ray_actor_options": {"num_cpus": 0.5}},
+        },
     },
     replicas=2,
 )

@@ -1,8 +1,9 @@
 """Models on many machines: trioserve as a Ray Serve application. It needs ``trioserve[ray]``.
 
-`build` makes the application. `ingress` looks at requests, `routes` knows where each of them goes,
-`calls` brings it to a replica, `request_router` chooses which one, by what `prefixes` knows of its
-beginning, and `replica` has it answered by its `child`, which is a server as on one machine.
+`build` makes the application. In an ingress, `ingress` looks at requests, `routes` knows where each
+of them goes, `calls` brings it to a replica, and `request_router` chooses which one, by what
+`prefixes` knows of its beginning. `replica` has it answered by its `child`, which is a server as on
+one machine. Only `application` and `request_router` import Ray.
 """
 
 from typing import TYPE_CHECKING, Any

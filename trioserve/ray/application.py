@@ -37,6 +37,9 @@ _OTHERS = 64
 #: Requests that one ingress may have at the same time. Each waits, most of the time.
 _MAX_OF_INGRESS = 2000
 
+#: Cores that Ray counts for an ingress. With a whole one, small machines had none left for models.
+_CPUS_OF_INGRESS = 0.1
+
 _ROUTER = "trioserve.ray.request_router.PrefixRouter"
 
 
@@ -101,6 +104,7 @@ def build(
         "max_ongoing_requests": _MAX_OF_INGRESS,
         "health_check_period_s": _PERIOD,
         "graceful_shutdown_timeout_s": config.drain_timeout + _GRACE,
+        "ray_actor_options": {"num_cpus": _CPUS_OF_INGRESS},
         **(ingress or {}),
     }
     return serve.deployment(serve.ingress(make_app)()).options(**options).bind(*deployments)
