@@ -116,13 +116,13 @@ test-rpc: $(VENV)/.installed-dev
 	export XDG_CACHE_HOME='$(abspath $(VENV))/cache'; $(PY) -m trioserve rpc build --sources "$$sources"; \
 	TEST_RPC=1 $(PY) -m pytest tests/rpc $(PYTEST_ARGS)
 
-# By default the newest Ray that pyproject.toml allows.
+# By default the newest Ray that pyproject.toml allows. Earlier ones do not know protobuf 7.
 RAY ?=
 RAY_VENV := .venv-ray$(if $(RAY),-$(RAY))
 
 test-ray:
 	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=[ray,test] \
-		$(if $(RAY),MORE='ray[serve]==$(RAY)') $(RAY_VENV)/.installed-dev
+		$(if $(RAY),MORE="'ray[serve]==$(RAY)' 'protobuf<7'") $(RAY_VENV)/.installed-dev
 	@TEST_RAY=1 $(RAY_VENV)/bin/python -m pytest tests/ray tests/ray_cluster $(PYTEST_ARGS)
 
 CONTAINER_ENGINE ?= docker
@@ -188,7 +188,7 @@ ifdef LOWEST
 		> $(VENV)/lowest.txt
 	@$(PIP) --editable '.$(EXTRAS)' --constraint $(VENV)/lowest.txt
 else
-	@$(PIP) --editable '.$(EXTRAS)' $(if $(MORE),'$(MORE)')
+	@$(PIP) --editable '.$(EXTRAS)' $(MORE)
 endif
 	@touch $@ $(VENV)/.installed
 
