@@ -27,6 +27,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
     ``slots``, ``running`` and ``waiting`` requests, and ``kv``, the share of the KV cache in use.
     """
 
+    #: A home that is slow to tell how full it is may be worth waiting for: 0.1 s is Serve's own.
+    queue_len_response_deadline_s = 0.5
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._homes = Homes()
