@@ -103,6 +103,7 @@ async def test_bombs_and_addresses_inside_are_refused_beside_a_stream(api: Api) 
             await wait_until_held(service, held)
             path, body, _ = api(as_url(image_file()))
             assert (await client.post(path, json=body)).status_code == 200
+        await wait_until_held(service, 0)
         await assert_at_rest(service.server)
 
 

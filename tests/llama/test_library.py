@@ -211,8 +211,8 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def test_nothing_is_printed() -> None:
     program = (
         "from trioserve import llama; from trioserve.config import Config\n"
-        "with llama.load(Config(threads=1, ctx_size=256)) as b: b.batch.extend((1, 2), 0, 0); "
-        "b.decode()"
+        "config = Config(threads=1, ctx_size=256, mmproj_auto=False)\n"
+        "with llama.load(config) as b: b.batch.extend((1, 2), 0, 0); b.decode()"
     )
     done = run(program)
     assert (done.stdout, done.stderr) == ("", "")
