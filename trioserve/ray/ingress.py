@@ -55,6 +55,9 @@ class Ingress:
             with structlog.contextvars.bound_contextvars(request_id=request.id):
                 await self._serve(request, receive, _Client(request, self._config, send))
 
+    def add_exception_handler(self, kind: type[Exception], handler: object) -> None:
+        """Do nothing: Serve up to 2.49 says how its errors are to be answered, which we know."""
+
     async def _live(self, receive: Receive, send: Send) -> None:
         """Take part in ASGI's lifespan."""
         await receive()
