@@ -22,12 +22,12 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks import report
 from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
-from benchmarks.load import Load, bounded, counts, interleave, progress, warm_up
+from benchmarks.load import Load, bounded, counts, warm_up
+from benchmarks.measuring import finish, measure_in_turn
 from benchmarks.scenarios import Settings, Streams
-from benchmarks.stats import Metric, Sample, worst_failures
-from benchmarks.targets import Target, TargetError, ask, tokens_per_word
+from benchmarks.stats import Metric, Sample
+from benchmarks.targets import Target, ask, tokens_per_word
 from benchmarks.wire import Shape
 
 _COUNTERS = ("draft_tokens_total", "accepted_tokens_total")
@@ -45,6 +45,11 @@ class Drafted:
     streams: Streams
 
     metrics = (*Streams.metrics, *DRAFT_METRICS)
+
+    @property
+    def name(self) -> str:
+        """Such as "8 streams"."""
+        return self.streams.name
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once."""
@@ -124,18 +129,9 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
         words_per_token=1 / tokens_per_word(targets[0]),
         slots=options.slots,
     )
-    results: dict[str, object] = {}
     warm_up(targets, Load(clients=1, shape=settings.shape), 2)
-    for clients in options.clients:
-        scenario = Drafted(Streams(settings, clients, options.requests))
-        name = scenario.streams.name
-        note = progress(options.quiet)
-        samples = interleave(targets, options.rounds, scenario.measure, name, note)
-        results[name] = samples
-        print(report.table(name, scenario.metrics, samples), flush=True)
-        if worst_failures(samples):
-            raise TargetError(f"{name}: requests failed")
-    return results
+    streams = (Streams(settings, clients, options.requests) for clients in options.clients)
+    return measure_in_turn(options, targets, [Drafted(one) for one in streams])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,16 +143,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         slots=options.slots,
         more=tuple(shlex.split(options.both_args)),
     )
-    with tempfile.TemporaryDirectory(prefix="benchmarks-") as logs:
-        try:
-            with all_running(commands_of(options), flags, Path(logs)) as targets:
-                results = measure_all(options, targets)
-        except TargetError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-    if options.json is not None:
-        report.write_json(options.json, {"options": report.plain(options), "results": results})
-    return 0
+
+    def measure() -> dict[str, object]:
+        with (
+            tempfile.TemporaryDirectory(prefix="benchmarks-") as logs,
+            all_running(commands_of(options), flags, Path(logs)) as targets,
+        ):
+            return measure_all(options, targets)
+
+    return finish(options, measure)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,9 @@ from types import FrameType
 
 import attrs
 
-from benchmarks import report
-from benchmarks.driver import run
 from benchmarks.harness import Command, Flags, all_running, trioserve, usage
-from benchmarks.load import Load, bounded, counts, interleave, progress, warm_up
-from benchmarks.stats import STREAM_METRICS, Metric, Sample, sample_of, worst_failures
+from benchmarks.load import Load, bounded, counts, warm_up
+from benchmarks.measuring import StreamsWithCpu, finish, measure_in_turn
 from benchmarks.targets import Target, TargetError
 from benchmarks.wire import Shape
 from trioserve.models import BUNDLED
@@ -39,30 +37,12 @@ _SERVE = "serve"
 _HOST = "127.0.0.2"
 
 
-@attrs.frozen
-class Streamed:
-    """Streams, and the CPU of all that is behind an address."""
-
-    load: Load
-
-    metrics = (*STREAM_METRICS, Metric("cpu/event", "µs", digits=0), Metric("tokens/event", ""))
-
-    @property
-    def name(self) -> str:
-        """Such as "8 streams"."""
-        return f"{self.load.clients} streams"
-
-    def measure(self, target: Target, seed: str) -> Sample:
-        """Run once."""
-        assert target.pid is not None
-        load = self.load
-        before = usage(target.pid)
-        result = run(target.address, load.plans(seed), timeout=load.timeout, max_time=load.max_time)
-        after = usage(target.pid)
-        sample = sample_of(result, planned=load.clients * load.requests)
-        if result.events and before is not None and after is not None:
-            sample.numbers["cpu/event"] = (after.cpu - before.cpu) / result.events * 1e6
-        return sample
+def cpu_of_all(pid: int) -> float:
+    """Return the seconds of CPU that a process and its descendants have used."""
+    used = usage(pid)
+    if used is None:
+        raise TargetError("this system does not tell the CPU of processes")
+    return used.cpu
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -92,16 +72,9 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
     shape = Shape(max_tokens=options.max_tokens, model=NAME)
     load = Load(clients=1, requests=options.requests, shape=shape)
     warm_up(targets, load, 4)
-    results: dict[str, object] = {}
-    for clients in options.clients:
-        scenario = Streamed(attrs.evolve(load, clients=clients))
-        note = progress(options.quiet)
-        samples = interleave(targets, options.rounds, scenario.measure, scenario.name, note)
-        results[scenario.name] = samples
-        print(report.table(scenario.name, scenario.metrics, samples), flush=True)
-        if worst_failures(samples):
-            raise TargetError(f"{scenario.name}: requests failed")
-    return results
+    loads = (attrs.evolve(load, clients=clients) for clients in options.clients)
+    scenarios = [StreamsWithCpu(one, cpu_of_all, "cpu/event") for one in loads]
+    return measure_in_turn(options, targets, scenarios)
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -146,16 +119,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = Flags(model=options.model.resolve(), threads=options.threads, slots=options.slots)
     program = (sys.executable, "-m", "benchmarks.ray_cost", _SERVE)
     commands = [Command("ray", program), attrs.evolve(trioserve(), name="direct")]
-    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        try:
-            with all_running(commands, flags, Path(folder)) as targets:
-                results = measure_all(options, targets)
-        except TargetError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-    if options.json is not None:
-        report.write_json(options.json, {"options": report.plain(options), "results": results})
-    return 0
+
+    def measure() -> dict[str, object]:
+        with (
+            tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,
+            all_running(commands, flags, Path(folder)) as targets,
+        ):
+            return measure_all(options, targets)
+
+    return finish(options, measure)
 
 
 if __name__ == "__main__":

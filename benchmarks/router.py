@@ -21,15 +21,14 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks import report
 from benchmarks.cancel import Cancel, Slots, cut
-from benchmarks.driver import run
 from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
 from benchmarks.http1 import ProtocolError
-from benchmarks.load import Load, bounded, interleave, progress, warm_up
+from benchmarks.load import Load, bounded, warm_up
+from benchmarks.measuring import Scenario, StreamsWithCpu, finish, measure_in_turn
 from benchmarks.plan import Request
 from benchmarks.scenarios import Settings
-from benchmarks.stats import STREAM_METRICS, Metric, Sample, percentile, sample_of, worst_failures
+from benchmarks.stats import Metric, Sample, percentile
 from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import Shape
 from trioserve.models import BUNDLED
@@ -43,33 +42,6 @@ def own_cpu(pid: int) -> float:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     fields = text.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@attrs.frozen
-class Streamed:
-    """Streams, and the CPU of the process that answers."""
-
-    load: Load
-
-    metrics = (*STREAM_METRICS, Metric("own cpu/event", "µs", digits=0), Metric("events", ""))
-
-    @property
-    def name(self) -> str:
-        """Such as "8 streams"."""
-        return f"{self.load.clients} streams"
-
-    def measure(self, target: Target, seed: str) -> Sample:
-        """Run once."""
-        assert target.pid is not None
-        load = self.load
-        before = own_cpu(target.pid)
-        result = run(target.address, load.plans(seed), timeout=load.timeout, max_time=load.max_time)
-        used = own_cpu(target.pid) - before
-        sample = sample_of(result, planned=load.clients * load.requests)
-        if result.events:
-            sample.numbers["events"] = float(result.events)
-            sample.numbers["own cpu/event"] = used / result.events * 1e6
-        return sample
 
 
 @attrs.frozen
@@ -165,42 +137,31 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
     warm_up(targets, load, 2)
     words_per_token = 1 / tokens_per_word(targets[-1])
     settings = Settings(shape=shape, slots=options.slots, words_per_token=words_per_token)
-    scenarios = [Streamed(load), Streamed(attrs.evolve(load, clients=1))]
+    loads = (load, attrs.evolve(load, clients=1))
+    scenarios: list[Scenario] = [StreamsWithCpu(one, own_cpu, "own cpu/event") for one in loads]
     if options.cancels:
         scenarios += [
             Cancel(settings, "prefill", count=options.cancels),
             Cancel(settings, "decode", count=options.cancels),
             CancelWhole(settings, count=options.cancels),
         ]
-    results: dict[str, object] = {}
-    for scenario in scenarios:
-        note = progress(options.quiet)
-        samples = interleave(targets, options.rounds, scenario.measure, scenario.name, note)
-        results[scenario.name] = samples
-        print(report.table(scenario.name, scenario.metrics, samples), flush=True)
-        if worst_failures(samples):
-            raise TargetError(f"{scenario.name}: requests failed")
-    return results
+    return measure_in_turn(options, targets, scenarios)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 2 when something could not be measured."""
     options = parse(argv)
     flags = Flags(model=None, threads=options.threads, slots=options.slots)
-    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        models = Path(folder) / "models"
-        models.mkdir()
-        (models / f"{NAME}.gguf").symlink_to(options.model.resolve())
-        try:
-            commands = commands_of(options, models)
-            with all_running(commands, flags, Path(folder)) as targets:
-                results = measure_all(options, targets)
-        except TargetError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-    if options.json is not None:
-        report.write_json(options.json, {"options": report.plain(options), "results": results})
-    return 0
+
+    def measure() -> dict[str, object]:
+        with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+            models = Path(folder) / "models"
+            models.mkdir()
+            (models / f"{NAME}.gguf").symlink_to(options.model.resolve())
+            with all_running(commands_of(options, models), flags, Path(folder)) as targets:
+                return measure_all(options, targets)
+
+    return finish(options, measure)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def _tree(
 ) -> Iterator[tuple[int, type[errors.TrioServeError]]]:
     yield depth, kind
     for child in kind.__subclasses__():
-        if child.__module__ == errors.__name__:
+        if child.__module__.startswith(errors.__name__):
             yield from _tree(child, depth + 1)
 
 

@@ -57,6 +57,8 @@ from .errors import (
     OutputError as OutputError,
     PayloadTooLargeError as PayloadTooLargeError,
     PermissionDeniedError as PermissionDeniedError,
+    ProxyError as ProxyError,
+    ProxyTimeoutError as ProxyTimeoutError,
     QueueFullError as QueueFullError,
     RateLimitError as RateLimitError,
     RequestEndedError as RequestEndedError,
@@ -65,12 +67,20 @@ from .errors import (
     StalledReaderError as StalledReaderError,
     StreamStoppedError as StreamStoppedError,
     TemplateError as TemplateError,
+    ToolCallDecidedError as ToolCallDecidedError,
+    ToolError as ToolError,
+    ToolFileError as ToolFileError,
+    ToolRuntimeError as ToolRuntimeError,
+    ToolServerError as ToolServerError,
+    ToolTimeoutError as ToolTimeoutError,
     TooManyRequestsError as TooManyRequestsError,
     TranscriberError as TranscriberError,
     TrioServeError as TrioServeError,
     UnavailableError as UnavailableError,
     UnknownModelError as UnknownModelError,
     UnknownQuantError as UnknownQuantError,
+    UnknownToolCallError as UnknownToolCallError,
+    UnknownToolError as UnknownToolError,
     UnsupportedFieldError as UnsupportedFieldError,
 )
 from .router.remote import (
@@ -98,6 +108,29 @@ from .server.observers.telemetry import (
     Telemetry as Telemetry,
     TelemetryBatch as TelemetryBatch,
 )
+from .server.runs.events import (
+    ApprovalGiven as ApprovalGiven,
+    ApprovalNeeded as ApprovalNeeded,
+    RunAnswer as RunAnswer,
+    RunCall as RunCall,
+    RunEnded as RunEnded,
+    RunEvent as RunEvent,
+    StepChunk as StepChunk,
+    StepStarted as StepStarted,
+    ToolCalled as ToolCalled,
+    ToolOutput as ToolOutput,
+    ToolReturned as ToolReturned,
+    ToolStarted as ToolStarted,
+)
+from .server.runs.params import (
+    RunParams as RunParams,
+)
+from .server.runs.run import (
+    Run as Run,
+)
+from .server.runs.tools import (
+    AnyTool as AnyTool,
+)
 from .server.stream import (
     ChatChunk as ChatChunk,
     ChatCompletion as ChatCompletion,
@@ -110,6 +143,15 @@ from .server.transcription import (
     Transcript as Transcript,
     TranscriptionParams as TranscriptionParams,
     Word as Word,
+)
+from .tools.functions import (
+    tool_of as tool_of,
+)
+from .tools.tool import (
+    Tool as Tool,
+    ToolCallContext as ToolCallContext,
+    ToolInfo as ToolInfo,
+    ToolResult as ToolResult,
 )
 from .types import (
     CancelReason as CancelReason,

@@ -13,9 +13,7 @@ import attrs
 LATER: tuple[tuple[str, str], ...] = (
     (r"test_stream\.py", "streams that a client can resume"),
     (r"test_router\.py.*(remote_preset|download_model|delete_model)", "a hub on the internet"),
-    (r"test_mcp_servers\.py", "MCP servers"),
-    (r"test_proxy\.py|cors_proxy", "the proxy of the page"),
-    (r"test_tools_builtin\.py|tools_enabled", "built-in tools"),
+    (r"test_mcp_proxy$", "a server on the internet"),
     (r"test_speculative\.py", "speculative decoding"),
 )
 

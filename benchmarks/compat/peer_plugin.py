@@ -46,6 +46,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if projector is not None and not getattr(server, "no_mmproj", False):
                 patch.setenv("LLAMA_ARG_MMPROJ", projector)
+            if server.server_tools:  # which is when llama-server no longer lets all pages in
+                patch.setenv("LLAMA_ARG_CORS_ORIGINS", "localhost")
             start(server, timeout_seconds)
 
     def match_or_note(regex: str, text: str) -> bool:

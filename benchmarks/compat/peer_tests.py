@@ -44,11 +44,15 @@ _PACKAGES = (
     "wget",
 )
 
-#: llama-server's defaults that its tests rely on, where trioserve has others; and one thread,
-#: because several servers run at the same time.
+#: llama-server's defaults that its tests rely on, where trioserve has others: its tools reach
+#: everything, its proxy any address, and it ends at once. And one thread, because several servers
+#: run at the same time.
 _DEFAULTS = {
     "LLAMA_ARG_KV_UNIFIED": "false",
     "TRIOSERVE_STREAM_INTERVAL_MS": "0",
+    "TRIOSERVE_TOOLS_DIR": "/",
+    "TRIOSERVE_UI_MCP_PROXY_HOSTS": "127.0.0.1:*,all",
+    "TRIOSERVE_DRAIN_TIMEOUT": "0",
     "LLAMA_ARG_CORS_ORIGINS": "*",
     "LLAMA_ARG_THREADS": "1",
 }
@@ -133,7 +137,9 @@ def environment(work: Path) -> Path:
 def program(work: Path) -> Path:
     """Write a program that starts this trioserve with llama-server's defaults."""
     path = work / "trioserve"
-    settings = "".join(f"export {name}={value}\n" for name, value in _DEFAULTS.items())
+    settings = "".join(
+        f'export {name}="${{{name}-{value}}}"\n' for name, value in _DEFAULTS.items()
+    )
     path.write_text(
         f"#!/bin/sh\nexport PYTHONPATH='{ROOT}'\n{settings}"
         f"exec '{sys.executable}' -m benchmarks.compat.slow_router \"$@\"\n"

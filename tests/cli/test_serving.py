@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,8 @@ import trio
 
 from tests.support.command import Running, serving
 from trioserve import Config
-from trioserve.cli.serving import serve
+from trioserve.cli.serving import check_reach, serve
+from trioserve.cli.sockets import open_sockets
 
 #: A request that runs until someone ends it.
 ENDLESS = {"prompt": "Once upon a time", "stream": True, "ignore_eos": True, "temperature": 0.0}
@@ -29,6 +31,31 @@ def test_a_mistake_of_ours_ends_it_with_exit_code_1(monkeypatch: pytest.MonkeyPa
     with structlog.testing.capture_logs() as lines:
         assert serve(Config(port=0)) == 1
     assert [line["event"] for line in lines if line["log_level"] == "error"] == ["the server broke"]
+
+
+@pytest.mark.parametrize("switched_on", [{"tools": ("get_info",)}, {"ui_mcp_proxy": True}])
+def test_tools_without_a_key_are_not_for_everybody(
+    switched_on: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(Config(host="127.0.0.1,0.0.0.0", port=0, **switched_on)) == 1
+    assert "set --api-key, or listen on 127.0.0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "config"),
+    [
+        ("0.0.0.0", {}),
+        ("0.0.0.0", {"tools": ("get_info",), "api_keys": ("k",)}),
+        ("localhost", {"agent": True}),
+        ("{tmp}/a.sock", {"agent": True}),
+    ],
+)
+def test_tools_with_a_key_or_on_this_machine(
+    host: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    made = Config(host=host.format(tmp=tmp_path), port=0, **config)
+    with open_sockets(made) as listening:
+        check_reach(made, listening)
 
 
 class Events:

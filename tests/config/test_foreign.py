@@ -22,7 +22,9 @@ def test_what_is_not_there_yet_is_refused_with_the_reason() -> None:
     assert refused("--prio", "x").endswith(
         "does not have yet: threads are left to the operating system; use taskset and nice"
     )
-    assert refused(LLAMA_ARG_TOOLS="x").endswith("does not have yet: the server runs no tools")
+    assert refused(LLAMA_ARG_DOCKER_REPO="x").endswith(
+        "does not have yet: models come from the hub or from an address; see -hf and -mu"
+    )
 
 
 @pytest.mark.parametrize("flag", sorted(foreign.NO_EFFECT))

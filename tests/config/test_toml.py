@@ -65,7 +65,10 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
         ("port = 99999", ":1: port: port must be at most 65535, not 99999"),
         ("slots = 1", ":1: slots must be true or false, not 1"),
         ("no-slots = true", ":1: no-slots: write slots = true or slots = false instead"),
-        ("tools = 'x'", ":1: tools is a flag of llama-server that trioserve does not have"),
+        (
+            "docker-repo = 'x'",
+            ":1: docker-repo is a flag of llama-server that trioserve does not have",
+        ),
         ("port = ", " is not valid TOML: Invalid value (at end of document)"),
     ],
 )

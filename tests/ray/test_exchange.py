@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.unix_server import SSE_HEAD, chunk
 from trioserve.errors import ModelProcessError
-from trioserve.ray.exchange import NotTakenError, exchange
-from trioserve.router.wire import Outgoing
+from trioserve.ray.exchange import exchange
+from trioserve.router.wire import NotTakenError, Outgoing
 
 Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

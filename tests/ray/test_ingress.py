@@ -54,6 +54,10 @@ def two() -> dict[str, Replicas]:
         ("/v1/models/b", None, "b"),
         ("/openapi.json", None, "a"),
         ("/assets/index.js", None, "a"),
+        ("/tools", None, "a"),
+        ("/tools", {"tool": "x", "params": {"model": "b"}}, "a"),
+        ("/tools?model=b", {"tool": "x"}, "b"),
+        ("/cors-proxy?url=http://x", None, "a"),
     ],
 )
 def test_a_request_gets_to_its_model(two, target, body, model) -> None:
@@ -334,6 +338,17 @@ def test_who_gives_an_answer_is_asked_for_it(two) -> None:
     path, body = "/v1/chat/completions/control", {"id": "x", "action": "cancel"}
     assert asked(app, "POST", path, body).json == {"success": True}
     assert asked(app, "POST", path, {**body, "model": "a"}).json["success"] is False
+
+
+@pytest.mark.parametrize("path", ["chat/completions/x/approve", "responses/x/stop"])
+def test_who_runs_a_call_decides_about_it(two, path) -> None:
+    unknown = json_answer({"error": {"code": 404, "param": "id"}}, 404)
+    no_call = json_answer({"error": {"code": "tool_call_not_found", "param": None}}, 404)
+    two["a"] = _named(r1=unknown, r2=unknown)
+    two["b"] = _named(r1=no_call, r2=unknown)
+    app = ingress_of(two, several=["a", "b"])
+    answer = asked(app, "POST", f"/v1/{path}", {"call_id": "c"})
+    assert answer.json["error"]["code"] == "tool_call_not_found"
 
 
 def test_metrics_have_the_names_of_models_and_replicas(two) -> None:

@@ -165,8 +165,9 @@ def test_a_child_that_does_not_answer_is_killed(tmp_path, monkeypatch) -> None:
 
 
 def test_what_others_must_not_see_is_not_among_the_flags_of_a_child() -> None:
-    config = Config(api_keys=("secret",), hf_token="hidden", ctx_size=512)
+    servers = '{"mcpServers": {"a": {"command": "b", "env": {"KEY": "veiled"}}}}'
+    config = Config(api_keys=("secret",), hf_token="hidden", mcp_servers_json=servers, ctx_size=512)
     argv = child_argv(config)
-    assert "secret" not in argv and "hidden" not in argv
+    assert not any(one in " ".join(argv) for one in ("secret", "hidden", "veiled"))
     assert parse(argv, {}).config.ctx_size == 512
     assert "--model" in argv  # or it would look for models to choose from

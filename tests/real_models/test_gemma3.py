@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from jsonschema import validate
 
-from tests.real_models.conftest import Report
 from tests.support.llama_bench import GREEDY, Bench
+from tests.support.measured import Report
 from tests.support.plain_loop import PlainLoop, Said, plain_loop
 from trioserve.types import Grammar, SamplingParams
 from trioserve.types.prefix import shared_length

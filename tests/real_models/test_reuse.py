@@ -8,7 +8,7 @@ import attrs
 import pytest
 import trio
 
-from tests.real_models.conftest import Report
+from tests.support.measured import Report
 from trioserve.config import Config
 from trioserve.server import Server
 from trioserve.server.stream import ChatCompletion

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,8 @@ import trio.testing
 from tests.support.unix_server import SSE_HEAD, Play, chunk, playing, send
 from trioserve.errors import ModelProcessError
 from trioserve.router import forward
-from trioserve.router.forward import Kept, exchange
-from trioserve.router.wire import Outgoing
+from trioserve.router.forward import Kept, connect, exchange
+from trioserve.router.wire import NotTakenError, Outgoing
 
 GET = Outgoing("GET", "/", [(b"x-a", b"b")])
 
@@ -140,6 +142,70 @@ async def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(ModelProcessError, match="takes no requests"):
         async with exchange(tmp_path / "none.sock", GET):
             pass
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[tuple[Path, socket.socket]]:
+    """A child that takes connections, and reads none by itself."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "child.sock"))
+        listener.listen()
+        yield folder / "child.sock", listener
+
+
+LONG = Outgoing("POST", "/", [], b"x" * 2**20)
+
+
+@pytest.mark.parametrize("n_read", [None, 0, 100])
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell what was not read")
+async def test_a_child_that_ends_before_it_has_read_all(tmp_path: Path, n_read: int | None) -> None:
+    ended = trio.Event()
+    with listening(tmp_path) as (path, listener), connect(path, ended=ended) as connection:
+
+        async def end() -> None:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            if n_read is not None:
+                with listener.accept()[0] as accepted:
+                    accepted.recv(n_read)
+            listener.close()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end)
+            with pytest.raises(NotTakenError):
+                await connection.ask(LONG)
+            assert ended.is_set()
+
+
+async def test_a_child_that_closes_a_connection_and_lives_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "_WORD", 0.01)
+    with listening(tmp_path) as (path, listener), connect(path, ended=trio.Event()) as connection:
+        listener.accept()[0].close()
+        with pytest.raises(ModelProcessError) as caught:
+            await connection.ask(LONG)
+        assert not isinstance(caught.value, NotTakenError)
+
+
+async def test_a_child_that_ends_after_it_has_read_all_may_have_done_something(
+    tmp_path: Path,
+) -> None:
+    ended = trio.Event()
+    ended.set()
+    with listening(tmp_path) as (path, listener), connect(path, ended=ended) as connection:
+        async with trio.open_nursery() as nursery:
+
+            async def end() -> None:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                with listener.accept()[0] as accepted:
+                    assert accepted.recv(2**16).endswith(b"\r\n\r\n")
+
+            nursery.start_soon(end)
+            with pytest.raises(ModelProcessError) as caught:
+                await connection.ask(GET)
+        assert not isinstance(caught.value, NotTakenError)
 
 
 async def test_an_early_answer_to_a_long_body_is_read() -> None:

@@ -58,9 +58,11 @@ class OneChild:
 
     socket_path: Path
     ready: trio.Event = attrs.field(factory=trio.Event)
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    kept: None = None
 
     @asynccontextmanager
-    async def use(self, entry: object) -> AsyncIterator[OneChild]:
+    async def use(self, entry: object, **options: object) -> AsyncIterator[OneChild]:
         await self.ready.wait()
         yield self
 
@@ -246,11 +248,24 @@ async def test_a_deadline_holds_from_the_start(tmp_path: Path) -> None:
         assert (await server.complete("a", timeout=30)).text == "A"
 
 
-async def test_a_process_that_has_gone(tmp_path: Path) -> None:
-    async with remote(tmp_path) as (server, _, child):
-        child.socket_path = tmp_path / "gone.sock"
-        with pytest.raises(UnavailableError):
-            await server.complete("a")
+async def test_a_process_that_has_gone_before_it_was_asked(tmp_path: Path) -> None:
+    async with remote(tmp_path) as (server, _, child), trio.open_nursery() as nursery:
+        path, child.socket_path = child.socket_path, tmp_path / "gone.sock"
+        with pytest.raises(DeadlineExceededError):
+            await server.complete("a", timeout=0.05)
+        texts = list[str]()
+
+        async def complete() -> None:
+            texts.append((await server.complete("a")).text)
+
+        nursery.start_soon(complete)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        child.socket_path = path  # that of the next one
+        child.ended.set()
+        with trio.fail_after(5):
+            while not texts:
+                await trio.sleep(0.001)
+        assert texts == ["A"]
 
 
 async def test_real_processes(tmp_path: Path) -> None:

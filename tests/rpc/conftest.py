@@ -6,17 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import attrs
 import pytest
 
+from tests.support.measured import pytest_terminal_summary, report
 from tests.support.rpc_peer import dead_end
 from trioserve.llama.rpc import peers
 
-Report = Callable[[str], None]
-
-_LINES: list[str] = []
+__all__ = ["pytest_terminal_summary", "report"]
 
 
 @attrs.define
@@ -55,16 +54,3 @@ def rpc_servers() -> Iterator[tuple[RpcServer, RpcServer]]:
     yield servers
     for one in servers:
         one.end()
-
-
-@pytest.fixture(scope="session")
-def report() -> Report:
-    """Takes lines that are written when all tests have run."""
-    return _LINES.append
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _LINES:
-        terminalreporter.section("measured")
-        for line in _LINES:
-            terminalreporter.write_line(line)

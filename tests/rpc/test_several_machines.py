@@ -13,9 +13,10 @@ import httpx
 import pytest
 import trio
 
-from tests.rpc.conftest import Report, RpcServer
+from tests.rpc.conftest import RpcServer
 from tests.support.command import Running, serving
 from tests.support.http_server import connected, post
+from tests.support.measured import Report
 from tests.support.rpc_peer import answers, dead_end, listening, says
 from trioserve.llama.rpc import peers
 

@@ -102,6 +102,16 @@ def test_the_list_names_hosts_and_those_below_a_name() -> None:
     assert not allowed(rules, "http://example.org:443/", "9.9.9.9")
 
 
+def test_an_entry_may_take_any_port() -> None:
+    rules = FetchRules(["example.org:*", "127.0.0.1:*"], "--flag")
+    for port in (80, 443, 22, 65535):
+        assert allowed(rules, f"http://example.org:{port}/", "9.9.9.9")
+        assert allowed(rules, f"http://127.0.0.1:{port}/", "127.0.0.1")
+        assert not allowed(rules, f"http://example.org:{port}/", "127.0.0.1")
+    with pytest.raises(InvalidMediaError, match="which --flag does not allow"):
+        rules.check_target(parse_url("http://example.com/"))
+
+
 def test_one_address_that_is_not_public_is_too_many() -> None:
     rules = FetchRules(["all"])
     assert allowed(rules, "http://example.org/", "9.9.9.9")

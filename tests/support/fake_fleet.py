@@ -42,6 +42,7 @@ class FakeCatalog:
 class FakeChild:
     socket_path: Path
     kept: Kept
+    ended: trio.Event
 
 
 @attrs.define(eq=False)
@@ -49,6 +50,7 @@ class FakeFleet:
     """The fleet of models whose sockets are known. Models without one are never loaded.
 
     `news` is what a request is told that waits, and `failures` what it gets instead of a child.
+    `ended` is that of all children.
     """
 
     catalog: FakeCatalog
@@ -57,6 +59,7 @@ class FakeFleet:
     failures: dict[str, Exception] = attrs.field(factory=dict)
     news: list[Waiting] = attrs.field(factory=list)
     changed: trio.Event = attrs.field(factory=trio.Event)
+    ended: trio.Event = attrs.field(factory=trio.Event)
     users: list[str] = attrs.field(factory=list)
     kept: defaultdict[str, Kept] = attrs.field(factory=lambda: defaultdict(Kept))
     calls: list[tuple[str, str]] = attrs.field(factory=list)
@@ -88,7 +91,7 @@ class FakeFleet:
             await self.changed.wait()
         self.users.append(name)
         try:
-            yield FakeChild(self.sockets[name], self.kept[name])
+            yield FakeChild(self.sockets[name], self.kept[name], self.ended)
         finally:
             self.users.remove(name)
 

@@ -64,7 +64,7 @@ async def slots_in_use(service: Service) -> int:
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[trio.SocketStream]:
     """Open a raw connection to a server."""
-    host, port = url.removeprefix("http://").split(":")
+    host, port = url.removeprefix("http://").rstrip("/").split(":")
     stream = await trio.open_tcp_stream(host, int(port))
     async with stream:
         yield stream

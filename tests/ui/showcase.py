@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -65,6 +66,39 @@ OTHERS = {
     "Which bicycle lock?": 41,
 }
 
+WORK_TITLE = "Retry when the server is busy"
+
+_DIFF = """--- a/src/client.py
++++ b/src/client.py
+@@ -18,6 +18,9 @@ def fetch(url: str) -> bytes:
+     session = open_session()
+-    answer = session.get(url)
++    for wait in (1, 2, 4):
++        answer = session.get(url)
++        if answer.status != 503:
++            break
++        time.sleep(wait)
+     answer.raise_for_status()
+     return answer.content
+"""
+
+_TESTS = """....................F                                            [100%]
+tests/test_client.py:41: AssertionError: slept 7 s
+1 failed, 20 passed in 0.42s
+[exit code: 1]"""
+
+NOTES = """# Next release
+
+- The client sends a user agent.
+- Python 3.9 is no longer supported.
+"""
+MORE_NOTES = """# Next release
+
+- The client sends a user agent.
+- The client tries again when the server is busy (503).
+- Python 3.9 is no longer supported.
+"""
+
 _HOUR = 3_600_000
 
 
@@ -85,3 +119,42 @@ def write(path: Path) -> Path:
         at = now - (24 * days + number + 1) * _HOUR
         chats.append(chat_of(title, [{"content": title}, {"content": "Gladly."}], at=at))
     return write_chats(path, chats)
+
+
+def _call(name: str, title: str, arguments: dict[str, object], **rest: object) -> dict[str, object]:
+    head = {"id": f"call_{name}", "name": name, "title": title, "writes": False, "state": "done"}
+    return head | {"arguments": json.dumps(arguments)} | rest
+
+
+def write_work(path: Path) -> Path:
+    """Write a chat to a file in which the server has made calls for the model."""
+    steps = [
+        {
+            "content": "I will look for the place first.",
+            "reasoning": "The client is probably in src. Where does it send requests?",
+            "calls": [
+                _call("grep_search", "Grep search", {"pattern": "session.get", "path": "src"},
+                      result="src/client.py:20:    answer = session.get(url)", seconds=0.1),
+                _call("read_file", "Read file", {"path": "src/client.py"}, seconds=0.01,
+                      result="def fetch(url: str) -> bytes:\n    session = open_session()\n"),
+            ],
+        },
+        {
+            "content": "",
+            "reasoning": "",
+            "calls": [
+                _call("edit_file", "Edit file", {"path": "src/client.py"}, writes=True, diff=_DIFF,
+                      result="{}", seconds=0.2),
+                _call("exec_shell_command", "Shell", {"command": "python -m pytest -q"},
+                      writes=True, result=_TESTS, seconds=1.3),
+            ],
+        },
+    ]  # fmt: skip
+    answer = {
+        "content": "`fetch` now tries three times when the server is busy. One test fails because "
+        "it really sleeps; shall I give `fetch` a clock that the test can move?",
+        "model": MODEL,
+        "steps": steps,
+    }
+    question = {"content": "Make the client try again when the server says 503, and run the tests."}
+    return write_chats(path, [chat_of(WORK_TITLE, [question, answer], at=int(time.time() * 1000))])

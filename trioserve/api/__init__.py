@@ -2,9 +2,9 @@
 
 `openai`, `anthropic`, `ollama` and `llama` each have the routes of one family of APIs: their
 handlers read the request, call the server and write the answer. `base` is what they share.
-`streams` has chats for an `EventSource`, and `pages` the files that the server serves. `install`
-puts all of it into an app with one model. `router` forwards requests to the processes of many
-models, and `install_router` puts it into an app, with the same routes.
+`streams` has chats for an `EventSource`, `pages` the files that the server serves, and `tools` what
+it runs for clients. `install` puts all of it into an app with one model. `router` forwards requests
+to the processes of many models, and `install_router` puts it into an app, with the same routes.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ from trioserve.api.ollama import (
     models as ollama_models,
     routes as ollama,
 )
-from trioserve.api.openai import audio, chat as openai, embeddings
+from trioserve.api.openai import audio, chat as openai, embeddings, run_routes as runs
 from trioserve.api.openai.responses import errors as responses_errors, routes as responses
 from trioserve.api.router import ollama as router_ollama, routes as router_routes
 from trioserve.api.router.service import RouterService
 from trioserve.api.streams import posts as streamed_posts, routes as streams
+from trioserve.api.tools import proxy, routes as tools
 from trioserve.config import Config
 
 __all__ = ["ERROR_SHAPES", "RouterService", "Service", "configure", "install", "install_router"]
@@ -71,6 +72,7 @@ _OF_MODELS: Sequence[Blueprint] = (
     openai.blueprint,
     audio.blueprint,
     control.blueprint,
+    runs.blueprint,
     responses.blueprint,
     anthropic.blueprint,
     ollama.blueprint,
@@ -120,7 +122,7 @@ def _install_base(app: QuartTrio, served: intake.Intake) -> None:
     errors.install(app, ERROR_SHAPES)
     streamed_posts.install(app)  # after the checks: an answer that is posted for is read later
     pages.install(app)
-    for blueprint in (openapi.blueprint, pages.blueprint):
+    for blueprint in (openapi.blueprint, pages.blueprint, proxy.blueprint, tools.blueprint):
         app.register_blueprint(blueprint)
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ def serve(
             if fleet is None or config.rpc:
                 _check_models(config)
             listening = closing.enter_context(open_sockets(config))
+            check_reach(config, listening)
         except TrioServeError as error:
             print(f"trioserve: {error.message}", file=sys.stderr)
             status.tell("failed", message=error.message)
@@ -111,6 +113,22 @@ def _check_files(config: Config) -> None:
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror or error
             raise ConfigError(f"the certificate or its key cannot be used: {reason}") from None
+
+
+def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
+    """Look whether strangers could have the server run tools.
+
+    Raises:
+        ConfigError: they could.
+    """
+    if config.api_keys or not (config.has_tools or config.has_mcp_proxy):
+        return
+    for each in listening:
+        if each.family != socket.AF_UNIX and not ip_address(each.getsockname()[0]).is_loopback:
+            raise ConfigError(
+                f"anybody who can reach {url_of(each, secure=config.ssl_cert_file is not None)} "
+                "could use the tools of this server: set --api-key, or listen on 127.0.0.1"
+            )
 
 
 async def _serve(

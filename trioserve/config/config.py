@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
-from trioserve.config.model import ModelConfig
 from trioserve.config.option import option
+from trioserve.config.tools import ToolsConfig
 from trioserve.config.values import parse_json
 from trioserve.errors import ConfigError
 
@@ -124,7 +124,7 @@ def _check_cors(config: Config) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class Config(ModelConfig):
+class Config(ToolsConfig):
     """A server and its model. The defaults serve the bundled model on this machine.
 
     Raises:
@@ -132,7 +132,7 @@ class Config(ModelConfig):
     """
 
     CHECKS = (
-        *ModelConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
+        *ToolsConfig.CHECKS, _check_host, _check_api_keys, _check_api_key_priority,
         _check_slot_save_path, _check_certificate, _check_api_prefix, _check_ui_config,
         _check_routes, _check_cors, _check_ping_interval, _check_models_match, _check_sleep,
         _check_otel,

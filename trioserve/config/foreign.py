@@ -27,10 +27,6 @@ NO_EFFECT: Mapping[str, str] = {
     "--escape": "escapes are always processed",
     "--mtmd-batch-max-tokens": "images are encoded one at a time, so that each can be cancelled",
     "--video-ffmpeg-dir": "videos are read without the programs of ffmpeg",
-    "--no-agent": "the server runs no tools",
-    "-no-ag": "the server runs no tools",
-    "--no-ui-mcp-proxy": "there is no such proxy",
-    "--no-webui-mcp-proxy": "there is no such proxy",
     "--no-spec-draft-backend-sampling": "drafts are sampled on the CPU anyway",
     "-sps": "a prompt always reuses the longest prefix in any slot or kept sequence",
     "--slot-prompt-similarity": "a prompt always reuses the longest prefix in any slot or kept "
@@ -105,13 +101,6 @@ _FLAGS = """
 -lcs --lookup-cache-static
 -lcd --lookup-cache-dynamic
 # the prefix cache works differently; see --cache-seqs and --cache-ram
-# the server runs no tools
---ui-mcp-proxy --webui-mcp-proxy | --no-ui-mcp-proxy --no-webui-mcp-proxy LLAMA_ARG_UI_MCP_PROXY
---tools LLAMA_ARG_TOOLS
---tools-runtime LLAMA_ARG_TOOLS_RUNTIME
---mcp-servers-config LLAMA_ARG_MCP_SERVERS_CONFIG
---mcp-servers-json LLAMA_ARG_MCP_SERVERS_JSON
--ag --agent | -no-ag --no-agent LLAMA_ARG_AGENT
 # a draft is one line of guesses, not a tree
 --spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
 # drafts that are accepted at random make an output that is wrong

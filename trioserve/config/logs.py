@@ -231,6 +231,10 @@ class _Factory:
         return _Line(self._sink, args[0] if args else "trioserve")
 
 
+#: Libraries that log each request at the level of info, with the sessions of MCP servers.
+_TALKATIVE = ("httpx2", "mcp")
+
+
 class _Handler(logging.StreamHandler[Sink]):
     """Ours, so that it can be found and replaced."""
 
@@ -255,3 +259,5 @@ def _route_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(level if level <= logging.DEBUG else logging.WARNING)

@@ -238,7 +238,7 @@ def _preset(name: str, about: str, fields: Mapping[str, Any]) -> Flag:
 #: The headings that flags are listed under, in their order.
 GROUPS = (
     "Model", "Context and threads", "Drafts", "Long contexts", "Devices", "Sampling", "Chat",
-    "Media", "Embeddings", "Models", "Server", "Network", "Limits", "Logs", "Presets",
+    "Media", "Embeddings", "Tools", "Models", "Server", "Network", "Limits", "Logs", "Presets",
 )  # fmt: skip
 
 #: Every flag; within a group in the order of the fields of `Config`.

@@ -14,7 +14,7 @@ from trioserve.errors import ConfigError
 
 #: ``HOST[:PORT][=RANGE]``; an IPv6 address is in brackets.
 _HOST = re.compile(
-    r"(?P<host>\[[0-9a-f:.]+\]|\.?[^\s\[\]:=/@]+)(:(?P<port>[0-9]{1,5}))?(=(?P<range>\S+))?"
+    r"(?P<host>\[[0-9a-f:.]+\]|\.?[^\s\[\]:=/@]+)(:(?P<port>[0-9]{1,5}|\*))?(=(?P<range>\S+))?"
 )
 
 #: ``HOST:PORT``
@@ -121,20 +121,26 @@ class AllowedHost:
     host: str  # ".example.org": all names below it; "": any
     port: int | None  # None: the usual ones
     range: IPv4Network | IPv6Network | None  # where its addresses must be; None: public ones
+    any_port: bool = False
 
 
-def parse_host(text: str) -> AllowedHost:
-    """Read ``HOST[:PORT][=RANGE]``.
+def parse_host(text: str, field: str = "media_urls") -> AllowedHost:
+    """Read ``HOST[:PORT][=RANGE]``, which is in a field of the configuration.
 
     Raises:
         ConfigError: it is not that.
     """
     found = _HOST.fullmatch(text.strip().lower())
     if found is None:
-        raise ConfigError(f"media_urls has {text!r}, which is not HOST, HOST:PORT or HOST=RANGE")
+        raise ConfigError(f"{field} has {text!r}, which is not HOST, HOST:PORT or HOST=RANGE")
     try:
         range = None if found["range"] is None else ip_network(found["range"])
     except ValueError as error:
-        raise ConfigError(f"media_urls has {text!r}: {error}") from None
+        raise ConfigError(f"{field} has {text!r}: {error}") from None
     host, port = found["host"].strip("[]"), found["port"]
-    return AllowedHost("" if host == "all" else host, None if port is None else int(port), range)
+    return AllowedHost(
+        "" if host == "all" else host,
+        None if port in (None, "*") else int(port),
+        range,
+        any_port=port == "*",
+    )

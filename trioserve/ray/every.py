@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from trioserve.api.base import sse
-from trioserve.api.base.registry import NOT_RUNNING
+from trioserve.api.base.registry import is_unknown
 from trioserve.api.router.scrape import label, merged
 from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
 from trioserve.ray.incoming import Incoming, Reply, reply_of
@@ -80,7 +80,9 @@ class EveryReplica:
         """Ask all replicas for the one that gives an answer: of one model, or of all."""
         targets = [self._targets.of(request)] if request.model else list(self._targets)
         replies = [reply for one in targets for _, reply in await self._ask(one, request)]
-        return next((reply for reply in replies if not _is_unknown(reply)), replies[0])
+        return next(
+            (reply for reply in replies if not is_unknown(reply.status, reply.body)), replies[0]
+        )
 
     async def metrics(self, request: Incoming) -> Reply:
         """Write the metrics of all replicas of one model, or of all, each with its labels."""
@@ -155,10 +157,3 @@ class EveryReplica:
                 "application was built with router=False."
             )
         return names or ("",)
-
-
-def _is_unknown(reply: Reply) -> bool:
-    """Whether a replica does not give the answer that it was asked about."""
-    return reply.status == 404 or (
-        reply.status == 200 and json.loads(reply.body).get("message") == NOT_RUNNING
-    )

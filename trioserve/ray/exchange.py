@@ -9,11 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from trioserve.errors import ModelProcessError
-from trioserve.router.wire import AT_ONCE, AnswerReader, Outgoing
-
-
-class NotTakenError(ModelProcessError):
-    """The child does not listen, so nothing was sent to it."""
+from trioserve.router.wire import AT_ONCE, AnswerReader, NotTakenError, Outgoing
 
 
 @asynccontextmanager
@@ -43,12 +39,11 @@ async def exchange(
         try:
             connection.connect(str(path))  # which does not wait
         except OSError as error:
-            raise NotTakenError("The process of the model takes no requests.") from error
+            raise NotTakenError from error
         answer = Answer(connection, is_empty=request.method == "HEAD")
         with suppress(OSError):  # it does not want the rest of the body: its answer says why
             await loop.sock_sendall(connection, request.head() + request.body)
-        while not answer.read_head():
-            await answer.read()
+        await answer.wait_head()
         yield answer
     finally:
         held.discard(connection)
@@ -63,28 +58,8 @@ class Answer(AnswerReader):
         self._connection = connection
         self._loop = asyncio.get_running_loop()
 
-    async def receive(self) -> bytes:
-        """Wait for more of the body: all that is there, of chunks whole ones. Empty at the end.
-
-        Raises:
-            ModelProcessError: the child ended before the body did.
-        """
-        while not self.ended:
-            if data := self.take():
-                return data
-            if not self.ended:
-                await self.read()
-        return b""
-
-    async def receive_all(self) -> bytes:
-        """Wait for the rest of the body. Raises ModelProcessError."""
-        parts = []
-        while part := await self.receive():
-            parts.append(part)
-        return b"".join(parts)
-
     async def read(self) -> None:
-        """Wait for more bytes. Raises ModelProcessError: the child has ended."""
+        """See `AnswerReader.read`."""
         try:
             self.feed(await self._loop.sock_recv(self._connection, AT_ONCE))
         except OSError as error:

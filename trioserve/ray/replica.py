@@ -18,11 +18,11 @@ from trioserve.errors import ModelProcessError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog.options import environment_of_children
 from trioserve.ray.child import Child
-from trioserve.ray.exchange import Answer, NotTakenError, exchange
+from trioserve.ray.exchange import Answer, exchange
 from trioserve.ray.lifelines import Address, Lifelines
 from trioserve.ray.parts import HEAD, LOST, TAKEN, UNSENT, Part, Sent
 from trioserve.router.folder import socket_folder
-from trioserve.router.wire import Outgoing
+from trioserve.router.wire import NotTakenError, Outgoing
 
 _log = logging.getLogger("ray.serve")
 
@@ -176,7 +176,8 @@ def child_argv(config: Config) -> tuple[str, ...]:
     Its replica reads its metrics, whether or not clients may.
     """
     hidden: dict[str, Any] = {"api_keys": (), "api_key_weights": (), "api_key_priority": ()}
-    config = attrs.evolve(config, **hidden, hf_token=None, metrics_endpoint=True)
+    hidden |= {"hf_token": None, "mcp_servers_json": None}
+    config = attrs.evolve(config, **hidden, metrics_endpoint=True)
     words = words_of(config)
     return words if config.model_named is not None else (*words, "--model", str(BUNDLED))
 

@@ -6,6 +6,7 @@ Only what concerns several models or replicas is answered here. All else goes to
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -23,6 +24,9 @@ Handler: TypeAlias = Callable[[Incoming], Awaitable[Reply]]
 
 #: Lists that every model's server has one of.
 _LISTS = ("/models", "/v1/models", "/api/tags", "/api/ps")
+
+#: Paths about a call of a tool in an answer.
+_OF_CALLS = re.compile(r"/v1/(chat/completions|responses)/[^/]+/(approve|stop)")
 
 #: Seconds that a list waits for a replica of a model.
 _LIST_PATIENCE = 2.0
@@ -64,6 +68,7 @@ class Routes:
             ("POST", "/props"): every.all,
             ("POST", "/v1/chat/completions/control"): every.owner,
         }
+        self._owner = every.owner
         self._below: Mapping[str, Handler] = {
             "/slots/": every.one,
             "/v1/stream/": self._streams.by_secret,
@@ -79,6 +84,8 @@ class Routes:
         for prefix, below in self._below.items():
             if request.path.startswith(prefix):
                 handler = below
+        if request.method == "POST" and _OF_CALLS.fullmatch(request.path):
+            handler = self._owner
         if handler is not None:
             return await handler(request)
         return await self._streams.begin(self._targets.of(request), request)
@@ -138,7 +145,8 @@ class Routes:
             "ui_settings": self._config.ui_settings,
             "build_info": FINGERPRINT,
             "is_sleeping": False,
-            "cors_proxy_enabled": False,
+            "endpoint_tools": self._config.has_tools,
+            "cors_proxy_enabled": self._config.has_mcp_proxy,
         }
         return Reply(body=sse.encode(described).encode())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import attrs
 
@@ -20,8 +20,10 @@ from trioserve.ray.prefixes import hint_of
 
 _T = TypeVar("_T")
 
-#: The same for all models, so that any of them may answer.
-_OF_ANY = frozenset({"/", "/openapi.json", "/api/version", "/licenses.txt", "/sw.js"})
+#: The same for all models, so that any of them may answer, unless the query names one.
+_OF_ANY = frozenset(
+    {"/", "/openapi.json", "/api/version", "/licenses.txt", "/sw.js", "/tools", "/cors-proxy"}
+)
 
 
 class NoSuchModelError(UnknownModelError):
@@ -45,6 +47,20 @@ class Target:
     aliases: tuple[str, ...]
     handle: Handle
     is_single: bool
+
+
+class Options(TypedDict, total=False):
+    """How a replica is to be called.
+
+    Attributes:
+        sent: what to send in place of the request.
+        key: a name that stands for a replica, or the name of one.
+        patience: seconds in which a replica has to take it, in place of the common number.
+    """
+
+    sent: Sent | None
+    key: str | None
+    patience: float
 
 
 class Targets:
@@ -86,7 +102,8 @@ class Targets:
             AmbiguousModelError: the name may mean several.
         """
         path = request.path
-        if len(self) == 1 or path in _OF_ANY or path.startswith("/assets/"):
+        of_any = path in _OF_ANY and not request.args.get("model")
+        if len(self) == 1 or of_any or path.startswith("/assets/"):
             return self.first
         name = request.model
         for prefix in ("/v1/models/", "/models/"):
@@ -99,42 +116,20 @@ class Targets:
             raise NoSuchModelError(error.message, param="model") from None
         return self._by_name[found.name]
 
-    async def call(
-        self,
-        target: Target,
-        request: Incoming,
-        *,
-        sent: Sent | None = None,
-        key: str | None = None,
-        patience: float | None = None,
-    ) -> Answer:
+    async def call(self, target: Target, request: Incoming, **options: Unpack[Options]) -> Answer:
         """Have a replica answer a request. Whoever gets the answer has to close it.
-
-        Args:
-            target: the model.
-            request: the request.
-            sent: what to send in its place.
-            key: a name that stands for a replica, or the name of one.
-            patience: seconds in which a replica has to take it, in place of the common number.
 
         Raises:
             TrioServeError: nobody can answer it.
         """
-        hint = hint_of(request.path, request.fields, key)
-        patience = self._patience if patience is None else patience
-        return await call(target.handle, sent or request.sent(), hint, patience=patience)
+        hint = hint_of(request.path, request.fields, options.get("key"))
+        sent = options.get("sent") or request.sent()
+        patience = options.get("patience", self._patience)
+        return await call(target.handle, sent, hint, patience=patience)
 
-    async def ask(
-        self,
-        target: Target,
-        request: Incoming,
-        *,
-        sent: Sent | None = None,
-        key: str | None = None,
-        patience: float | None = None,
-    ) -> Reply:
+    async def ask(self, target: Target, request: Incoming, **options: Unpack[Options]) -> Reply:
         """Like `call`, for an answer that is received as a whole."""
-        answer = await self.call(target, request, sent=sent, key=key, patience=patience)
+        answer = await self.call(target, request, **options)
         try:
             return Reply(status=answer.status, headers=answer.headers, body=await answer.read())
         finally:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import trio
 
 from trioserve.errors import ModelProcessError
-from trioserve.router.wire import AT_ONCE, AnswerReader, Outgoing
+from trioserve.router.wire import AT_ONCE, AnswerReader, NotTakenError, Outgoing
 
 #: Seconds that a connection is kept for another request. A child closes one after five.
 _KEEP = 2.0
+
+#: Seconds in which it gets known that a child has ended, after its connections were closed.
+_WORD = 5.0
 
 #: Connections to one child that are kept.
 _MAX_KEPT = 16
@@ -83,34 +86,91 @@ def _is_silent(connection: socket.socket) -> bool:
     return False
 
 
-@asynccontextmanager
-async def exchange(
-    path: Path, request: Outgoing, kept: Kept | None = None
-) -> AsyncIterator[Answer]:
-    """Send a request to the Unix socket of a child; gives the answer once its head is there.
+@contextmanager
+def connect(
+    path: Path, kept: Kept | None = None, ended: trio.Event | None = None
+) -> Iterator[Connection]:
+    """Connect to the Unix socket of a child, for one request.
 
     The connection is closed at the end of the block, however that comes; or it is kept for another
     request, if the answer was received to its end.
 
+    Args:
+        path: where the child listens.
+        kept: connections to it that are there already.
+        ended: set when the child has ended, if anybody watches it.
+
     Raises:
-        ModelProcessError: the child does not listen, or ended before it had answered.
+        NotTakenError: the child does not listen: it has ended, or is about to.
+        ModelProcessError: too many wait for it already.
     """
     try:
-        connection = _connect(path) if kept is None else kept.take(path)
+        made = _connect(path) if kept is None else kept.take(path)
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        raise NotTakenError from error
     except OSError as error:
         raise ModelProcessError("The process of the model takes no requests.") from error
     is_done = False
     try:
-        await _send(connection, request.head() + request.body)
-        answer = Answer(connection, is_empty=request.method == "HEAD")
-        await answer.wait_head()
-        yield answer
-        is_done = answer.ended and answer.header(b"connection") != b"close"
+        yield (connection := Connection(made, ended))
+        is_done = connection.is_at_rest
     finally:
         if is_done and kept is not None:
-            kept.give_back(connection)
+            kept.give_back(made)
         else:
-            connection.close()
+            made.close()
+
+
+class Connection:
+    """A connection to a child, for one request. Made by `connect`."""
+
+    def __init__(self, connection: socket.socket, ended: trio.Event | None) -> None:
+        self._connection = connection
+        self._ended = ended
+        self._answer: Answer | None = None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the answer was received to its end, and the child leaves the connection open."""
+        answer = self._answer
+        return answer is not None and answer.ended and answer.header(b"connection") != b"close"
+
+    async def ask(self, request: Outgoing) -> Answer:
+        """Send the request, and wait for the head of the answer.
+
+        Raises:
+            NotTakenError: the child has ended, and had not read all of the request.
+            ModelProcessError: it ended before it had answered.
+        """
+        await _send(self._connection, request.head() + request.body)
+        answer = Answer(self._connection, is_empty=request.method == "HEAD")
+        try:
+            await answer.wait_head()
+        except ModelProcessError as error:
+            # Linux says so if there was more to read than the other side had read.
+            was_unread = isinstance(error.__cause__, ConnectionResetError)
+            if was_unread and not answer.has_begun and await self._has_ended():
+                raise NotTakenError from error
+            raise
+        self._answer = answer
+        return answer
+
+    async def _has_ended(self) -> bool:
+        """Whether the child has ended, of which word may come a moment later."""
+        if self._ended is None:
+            return False
+        with trio.move_on_after(_WORD):
+            await self._ended.wait()
+        return self._ended.is_set()
+
+
+@asynccontextmanager
+async def exchange(
+    path: Path, request: Outgoing, kept: Kept | None = None
+) -> AsyncIterator[Answer]:
+    """Send a request to a child; gives the answer once its head is there. Raises as `connect`."""
+    with connect(path, kept) as connection:
+        yield await connection.ask(request)
 
 
 async def _send(connection: socket.socket, data: bytes) -> None:
@@ -125,7 +185,7 @@ async def _send(connection: socket.socket, data: bytes) -> None:
 
 
 class Answer(AnswerReader):
-    """What a child answers. Made by `exchange`.
+    """What a child answers. Made by `Connection.ask`.
 
     `status` and `headers` are known from the start; `receive` gives the body.
     """
@@ -134,32 +194,8 @@ class Answer(AnswerReader):
         super().__init__(is_empty=is_empty)
         self._connection = connection
 
-    async def wait_head(self) -> None:
-        """Wait for the status and the headers. Raises ModelProcessError."""
-        while not self.read_head():
-            await self._read()
-
-    async def receive(self) -> bytes:
-        """Wait for more of the body: all that is there, of chunks whole ones. Empty at the end.
-
-        Raises:
-            ModelProcessError: the child ended before the body did.
-        """
-        while not self.ended:
-            if data := self.take():
-                return data
-            if not self.ended:
-                await self._read()
-        return b""
-
-    async def receive_all(self) -> bytes:
-        """Wait for the rest of the body. Raises ModelProcessError."""
-        parts = []
-        while part := await self.receive():
-            parts.append(part)
-        return b"".join(parts)
-
-    async def _read(self) -> None:
+    async def read(self) -> None:
+        """See `AnswerReader.read`."""
         await trio.lowlevel.wait_readable(self._connection)
         try:
             data = self._connection.recv(AT_ONCE)

@@ -17,8 +17,9 @@ from trioserve.chat.documents import text_part
 from trioserve.chat.media_parts import Attachment, Audio, Image, Video
 from trioserve.errors import DeadlineExceededError, UnsupportedFieldError
 from trioserve.models.catalog import Catalog, ModelEntry
+from trioserve.router.connected import asked
 from trioserve.router.fleet import Fleet
-from trioserve.router.forward import Answer, exchange
+from trioserve.router.forward import Answer
 from trioserve.router.remote_stream import RemoteStream, error_of
 from trioserve.router.remote_transcript import Recording, read_transcript, write_form
 from trioserve.router.wire import Outgoing
@@ -217,16 +218,18 @@ class RemoteServer:
         """
         timeout = body.get("timeout")
         deadline = math.inf if timeout is None else trio.current_time() + timeout
-        async with AsyncExitStack() as stack:
-            with trio.move_on_at(deadline) as scope:
-                child = await stack.enter_async_context(self._fleet.use(self._entry))
-            if scope.cancelled_caught:
-                raise DeadlineExceededError("The request's deadline has passed.")
+
+        async def send() -> Outgoing:
             if timeout is not None:
                 body["timeout"] = max(deadline - trio.current_time(), 0.001)
             kind, data = await trio.to_thread.run_sync(write or _write_json, body)
-            outgoing = Outgoing("POST", path, ((b"content-type", kind),), data)
-            answer = await stack.enter_async_context(exchange(child.socket_path, outgoing))
+            return Outgoing("POST", path, ((b"content-type", kind),), data)
+
+        async with AsyncExitStack() as stack:
+            with trio.move_on_at(deadline) as scope:
+                answer = await stack.enter_async_context(asked(self._fleet, self._entry, send))
+            if scope.cancelled_caught:
+                raise DeadlineExceededError("The request's deadline has passed.")
             if answer.status != 200:
                 raise error_of(json.loads(await answer.receive_all())["error"])
             yield answer

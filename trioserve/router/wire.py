@@ -1,4 +1,4 @@
-"""HTTP/1.1 with a child, without the input and output: requests as bytes, and bytes as an answer.
+"""HTTP/1.1 with a child, without the event loop: requests as bytes, and bytes as an answer.
 
 By hand, because of what an event of a stream costs on its way. The other side is a server of our
 own on the same machine, so an answer is a head, and a body that has a length or comes in chunks.
@@ -6,6 +6,7 @@ own on the same machine, so an answer is a head, and a body that has a length or
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -37,6 +38,16 @@ ANSWER_HOP = frozenset(
 STREAMS = (b"text/event-stream", b"application/x-ndjson")
 
 
+class NotTakenError(ModelProcessError):
+    """The child does not listen, or has ended and left a part of the request unread.
+
+    So it has done nothing for the request, which may go to another child.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("The process of the model takes no requests.")
+
+
 @attrs.frozen
 class Outgoing:
     """A request as it is sent. `headers` are without those that say where the body ends."""
@@ -55,8 +66,8 @@ class Outgoing:
         return b"".join(lines) + b"\r\n"
 
 
-class AnswerReader:
-    """Reads an answer from the bytes that are fed to it.
+class AnswerReader(ABC):
+    """Reads an answer from the bytes that are fed to it, which `read` does.
 
     `status` and `headers` are known once `read_head` has returned true.
     """
@@ -71,6 +82,11 @@ class AnswerReader:
     def header(self, name: bytes) -> bytes:
         """The value of a header; empty when there is none."""
         return next((value for each, value in self.headers if each == name), b"")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has come."""
+        return bool(self._buffer or self.status)
 
     @property
     def ended(self) -> bool:
@@ -111,6 +127,35 @@ class AnswerReader:
     def take(self) -> bytes:
         """Take what is there of the body, of chunks whole ones. Empty: feed more, or it ended."""
         return self._chunks() if self._left is None else self._plain(self._left)
+
+    @abstractmethod
+    async def read(self) -> None:
+        """Wait for more bytes, and feed them. Raises ModelProcessError: the child has ended."""
+
+    async def wait_head(self) -> None:
+        """Wait for the status and the headers. Raises ModelProcessError."""
+        while not self.read_head():
+            await self.read()
+
+    async def receive(self) -> bytes:
+        """Wait for more of the body: all that is there, of chunks whole ones. Empty at the end.
+
+        Raises:
+            ModelProcessError: the child ended before the body did.
+        """
+        while not self.ended:
+            if data := self.take():
+                return data
+            if not self.ended:
+                await self.read()
+        return b""
+
+    async def receive_all(self) -> bytes:
+        """Wait for the rest of the body. Raises ModelProcessError."""
+        parts = []
+        while part := await self.receive():
+            parts.append(part)
+        return b"".join(parts)
 
     def _plain(self, n_left: int) -> bytes:
         data, self._buffer = self._buffer[:n_left], self._buffer[n_left:]

@@ -24,8 +24,16 @@ class _Bounds:
     owner: str = ""
 
 
-#: Whether the current task is to finish what it does, even if the server drains.
+#: Whether the current task is to finish what it does, even if the server drains or is full.
 _BEGUN: ContextVar[bool] = ContextVar("begun", default=False)
+
+
+def let_finish() -> None:
+    """Let whatever the current task asks for from now on in, though the server drains or is full.
+
+    For a task that has begun something of several steps. What it starts is let in as well.
+    """
+    _BEGUN.set(True)
 
 
 class Admission:
@@ -60,19 +68,14 @@ class Admission:
         if self.closed or (self.draining and not _BEGUN.get()):
             raise ServerClosingError
 
-    def let_finish(self) -> None:
-        """Let whatever the current task asks for from now on in while the server drains, too.
-
-        For a task that has begun something of several steps.
-        """
-        _BEGUN.set(True)
-
     def check(self, n_prompt: int, client: str) -> None:
-        """Let a request of a client in, or raise.
+        """Let a request of a client in, or raise. What has begun is let in.
 
         Raises:
             QueueFullError: too many requests wait, or too many tokens; says when to come back.
         """
+        if _BEGUN.get():
+            return
         n_queued = self._dispatcher.queued.n_requests
         n_free = self._n_slots - (len(self._dispatcher) - n_queued)
         if n_queued < n_free:

@@ -83,6 +83,14 @@ class ChatPrompts:
         check_kinds(self._model.modalities, marked.media.values())
         return marked
 
+    async def load(self, messages: Messages, hold: Hold, deadline: float) -> ParsedMessages:
+        """Check messages, and load their media, for a chat that becomes several prompts.
+
+        Raises:
+            TrioServeError: as `parse` and `mark`, and from loading.
+        """
+        return await self._media.load_once(await self.parse(messages), hold, deadline)
+
     def hold(self, owner: str = "") -> Hold:
         """Begin to count what the media of a request take."""
         return self._media.hold(owner)

@@ -2,16 +2,14 @@
 
 Whoever may have a server fetch what they like reaches what the server reaches: the services of its
 machine and of its network. So a name is looked up once, its addresses are checked, and one of these
-is dialed. The same goes for each redirect. Proxies of the environment are not used, for they would
-look up the name again.
+is dialed. The same goes for each redirect.
 """
 
 from __future__ import annotations
 
-import socket
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urljoin
 
@@ -21,6 +19,7 @@ import trio
 
 from trioserve._version import __version__
 from trioserve.errors import InvalidMediaError
+from trioserve.server.dialing import FAILURES, Dialer, url_of
 from trioserve.server.fetch_rules import FetchRules, Target, parse_url
 
 _MAX_REDIRECTS = 3
@@ -28,9 +27,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 #: Bytes of an answer that are not its body: its head, and the lengths of chunks.
 _HEAD = 2**18
-
-#: Seconds to connect to one of several addresses.
-_CONNECT_SECONDS = 10.0
 
 #: Files that are fetched at the same time.
 _N_FETCHES = 16
@@ -40,14 +36,6 @@ _HEADERS = {
     "Accept": "image/*, audio/*, video/*, */*;q=0.5",
     "Accept-Encoding": "identity",  # what it is compressed to says nothing of its size
 }
-
-_FAILURES = (
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.TimeoutException,
-    ssl.SSLError,
-    OSError,
-)
 
 
 class Fetcher:
@@ -68,11 +56,10 @@ class Fetcher:
         timeout: float,
         certificates: ssl.SSLContext | None = None,
     ) -> None:
-        self._rules = rules
+        self._dialer = Dialer(rules, certificates)
         self._max_bytes = max_bytes
         self._timeout = timeout
         self._places = trio.CapacityLimiter(_N_FETCHES)
-        self._certificates = certificates
 
     async def fetch(self, url: str, count: Callable[[int], None]) -> bytes:
         """Fetch a file.
@@ -100,29 +87,21 @@ class Fetcher:
 
     async def _get(self, target: Target, count: Callable[[int], None]) -> tuple[bytes, str | None]:
         """Send one GET. Returns the body, or where a redirect leads to."""
-        self._rules.check_target(target)
-        addresses = self._rules.check_addresses(target, await _look_up(target))
-        if target.scheme == "https" and self._certificates is None:
-            self._certificates = await trio.to_thread.run_sync(httpcore.default_ssl_context)
-        origin = httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port)
+        meter = _Meter(self._max_bytes + _HEAD, count)
+        connection = await self._dialer.connection(target, wrap=partial(_Metered, meter))
         try:
-            async with httpcore.AsyncHTTPConnection(
-                origin,
-                ssl_context=self._certificates,
-                network_backend=_Pinned(addresses, _Meter(self._max_bytes + _HEAD, count)),
-            ) as connection:
+            async with connection:
                 return await self._exchange(connection, target)
-        except _FAILURES as error:
+        except FAILURES as error:
             raise InvalidMediaError(f"could not be fetched from {target.netloc}") from error
 
     async def _exchange(
         self, connection: httpcore.AsyncHTTPConnection, target: Target
     ) -> tuple[bytes, str | None]:
-        url = httpcore.URL(
-            scheme=target.scheme, host=target.host, port=target.port, target=target.path
-        )
         headers = {"Host": target.netloc, **_HEADERS}
-        async with connection.stream("GET", url, headers=list(headers.items())) as response:
+        async with connection.stream(
+            "GET", url_of(target), headers=list(headers.items())
+        ) as response:
             said = {
                 name.decode("ascii").lower(): value.decode("latin-1")
                 for name, value in response.headers
@@ -144,15 +123,6 @@ class Fetcher:
             raise InvalidMediaError(f"has more than {self._max_bytes} bytes")
 
 
-async def _look_up(target: Target) -> list[str]:
-    """Look up a name, once."""
-    try:
-        found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return [str(address[0]) for *_, address in found]
-
-
 @attrs.define
 class _Meter:
     """Counts the bytes of an answer, and ends what is too long."""
@@ -167,40 +137,12 @@ class _Meter:
             raise InvalidMediaError("has too many bytes")
 
 
-class _Pinned(httpcore.AsyncNetworkBackend):
-    """Connects to one of the addresses that were checked, whatever httpcore asks for."""
-
-    def __init__(self, addresses: Sequence[str], meter: _Meter) -> None:
-        self._addresses = addresses
-        self._meter = meter
-        self._backend = httpcore.TrioBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that answers."""
-        *others, last = self._addresses
-        for address in others:
-            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
-                return await self._connect(address, port)
-        return await self._connect(last, port)
-
-    async def _connect(self, address: str, port: int) -> httpcore.AsyncNetworkStream:
-        stream = await self._backend.connect_tcp(address, port, timeout=_CONNECT_SECONDS)
-        return _Metered(stream, self._meter)
-
-
 class _Metered(httpcore.AsyncNetworkStream):
     """A connection whose incoming bytes are counted."""
 
-    def __init__(self, stream: httpcore.AsyncNetworkStream, meter: _Meter) -> None:
-        self._stream = stream
+    def __init__(self, meter: _Meter, stream: httpcore.AsyncNetworkStream) -> None:
         self._meter = meter
+        self._stream = stream
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = await self._stream.read(max_bytes, timeout)
@@ -220,7 +162,7 @@ class _Metered(httpcore.AsyncNetworkStream):
         timeout: float | None = None,
     ) -> httpcore.AsyncNetworkStream:
         stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
-        return _Metered(stream, self._meter)
+        return _Metered(self._meter, stream)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

@@ -89,15 +89,20 @@ class FetchRules:
     """The hosts that requests may have files fetched from.
 
     An entry is a host, ``.example.org`` for all names below it, or ``all``. A port other than 80
-    and 443 has to be named: ``example.org:8080``. The addresses of hosts have to be public ones,
-    except for an address that is named itself, and for a range that an entry allows:
-    ``files.internal=10.1.0.0/16``.
+    and 443 has to be named: ``example.org:8080``, or ``example.org:*`` for any port. The addresses
+    of hosts have to be public ones, except for an address that is named itself, and for a range
+    that an entry allows: ``files.internal=10.1.0.0/16``.
+
+    Args:
+        entries: the hosts.
+        flag: what they were given with.
 
     Raises:
         ConfigError: an entry cannot be read.
     """
 
-    def __init__(self, entries: Sequence[str]) -> None:
+    def __init__(self, entries: Sequence[str], flag: str = "--media-urls") -> None:
+        self._flag = flag
         self._entries = [parse_host(entry) for entry in entries]
 
     def check_target(self, target: Target) -> None:
@@ -107,7 +112,7 @@ class FetchRules:
             InvalidMediaError: none does. The message is a part of a sentence.
         """
         if not any(_takes(entry, target) for entry in self._entries):
-            raise InvalidMediaError(f"is at {target.netloc}, which --media-urls does not allow")
+            raise InvalidMediaError(f"is at {target.netloc}, which {self._flag} does not allow")
 
     def check_addresses(self, target: Target, addresses: Iterable[str]) -> list[str]:
         """Check what the name of a host stands for. One bad address is too many.
@@ -128,7 +133,9 @@ class FetchRules:
 
 
 def _takes(entry: AllowedHost, target: Target) -> bool:
-    if target.port != (_PORTS[target.scheme] if entry.port is None else entry.port):
+    if not entry.any_port and target.port != (
+        _PORTS[target.scheme] if entry.port is None else entry.port
+    ):
         return False
     if entry.host.startswith("."):
         return target.host.endswith(entry.host)

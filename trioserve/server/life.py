@@ -35,6 +35,8 @@ from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer
 from trioserve.server.observers.telemetry import Telemetry
 from trioserve.server.parts import Parts
+from trioserve.server.runs.registry import Runs
+from trioserve.tools.box import ToolBox, open_box
 from trioserve.types import EngineCounters, EngineStatus
 
 _log = structlog.stdlib.get_logger("trioserve.server")
@@ -85,6 +87,10 @@ class ServerLife(EnteredOnce):
             observers=self.observers,
             in_use=self._keeper.in_use,
         )
+        #: The tools that the configuration allows, while the server runs. They need no model.
+        self.tools = ToolBox()
+        #: The answers for which tools are run.
+        self.runs = Runs()
         self._draining = False
         self._failure: AsyncValue[EngineError | None] = AsyncValue(None)
         # Of the last engine:
@@ -97,12 +103,17 @@ class ServerLife(EnteredOnce):
     async def _live(self) -> AsyncIterator[None]:
         async with (
             self._traced(),
+            open_box(self.config) as self.tools,
             alongside(self.memory.keep_trim),
             alongside(self._keeper.run),
         ):
             if not self._begun:
                 await self.wake()
-            yield
+            await self.tools.listed()
+            try:
+                yield
+            finally:
+                self.runs.end_all("The server was closed.")
             await self._keeper.close()
 
     @asynccontextmanager
@@ -299,14 +310,17 @@ class ServerLife(EnteredOnce):
         """
         self._draining = True
         self._keeper.refuse()
-        if self.sleeping:
-            return
-        requests = self.parts.requests
-        self.parts.admission.draining = True
+        message = f"The server shut down, {timeout:g} seconds after it was told to."
+        if not self.sleeping:
+            self.parts.admission.draining = True
         with trio.move_on_after(timeout) as scope:
-            await requests.wait_none()
+            await self.runs.wait_none()
+            if not self.sleeping:
+                await self.parts.requests.wait_none()
         if scope.cancelled_caught:
-            requests.end_all(f"The server shut down, {timeout:g} seconds after it was told to.")
+            self.runs.end_all(message)
+            if not self.sleeping:
+                self.parts.requests.end_all(message)
 
     # -- a look at it
 

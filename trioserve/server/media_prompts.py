@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -76,6 +76,26 @@ def _to_parts(parts: Iterable[str | MediaSource | Attachment]) -> Parts:
         part.source(f"prompt[{index}]") if isinstance(part, Attachment) else part
         for index, part in enumerate(parts)
     )
+
+
+def _is_file(part: Mapping[str, Any]) -> bool:
+    """Whether a content part is media that have still to be loaded."""
+    return part["type"] == "media" and part["media"].decoded is None
+
+
+def _with_decoded(message: Message, loaded: Iterator[DecodedMedia]) -> Message:
+    """Put the next ones of some media in the place of those files that a message names."""
+    if isinstance(message["content"], str):
+        return message
+    content = []
+    for part in message["content"]:
+        if _is_file(part):
+            source = part["media"]
+            part = media_part(
+                MediaSource(kind=source.kind, decoded=next(loaded), param=source.param)
+            )
+        content.append(part)
+    return {**message, "content": content}
 
 
 @attrs.frozen
@@ -153,6 +173,27 @@ class MediaPrompts:
             )
         with trio.move_on_at(deadline):
             return Messages([await self._with_pages(message, hold) for message in messages])
+        raise DeadlineExceededError("The request's deadline has passed.")
+
+    async def load_once(self, messages: Messages, hold: Hold, deadline: float) -> Messages:
+        """Put decoded media in the place of files, for a chat that becomes several prompts.
+
+        Arguments and errors are those of `read_documents`.
+        """
+        messages = await self.read_documents(messages, hold, deadline)
+        sources = [
+            part["media"]
+            for message in messages
+            if not isinstance(message["content"], str)
+            for part in message["content"]
+            if _is_file(part)
+        ]
+        check_kinds(self._modalities, sources)
+        if not sources or self._projector is None:
+            return messages
+        with trio.move_on_at(deadline):
+            loaded = iter(await self._loader.load(sources, self._wanted(self._projector), hold))
+            return Messages([_with_decoded(message, loaded) for message in messages])
         raise DeadlineExceededError("The request's deadline has passed.")
 
     async def _with_pages(self, message: Message, hold: Hold) -> Message:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import attrs
 
-from trioserve.chat.markers import media_marker
 from trioserve.chat.media_parts import Audio
 from trioserve.chat.params import ChatParams
 from trioserve.errors import ServerClosingError
-from trioserve.server.arguments import generation_params, refuse, take_chat, take_context
+from trioserve.server.arguments import refuse, take_chat, take_context
 from trioserve.server.chat_prompts import Messages
 from trioserve.server.chats import Chats
 from trioserve.server.completions import Completions
 from trioserve.server.context import RequestContext
 from trioserve.server.embedding_results import Embeddings, Ranking
-from trioserve.server.life import ServerLife
 from trioserve.server.media_prompts import AnyPrompt
+from trioserve.server.runs.events import RunAnswer
+from trioserve.server.runs.loop import Question
+from trioserve.server.runs.opening import check_chat, open_run
+from trioserve.server.runs.params import RunParams, take_run
+from trioserve.server.runs.run import Run
+from trioserve.server.runs.tools import AnyTool, RunTools, tools_of
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
-from trioserve.server.tokens import PromptLike
+from trioserve.server.texts import ServerTexts
 from trioserve.server.transcription import Transcript, TranscriptionParams
-from trioserve.types import GenerationParams, Prompt, TokenId
+from trioserve.types import GenerationParams
 
 
-class Server(ServerLife):
+class Server(ServerTexts):
     """A loaded model, ready for requests inside ``async with Server(config) as server:``.
 
     Entering loads the model in a worker thread. Leaving ends what still runs (its readers get a
@@ -66,96 +70,6 @@ class Server(ServerLife):
     def chats(self) -> Chats:
         """Answers chats, each any number of times."""
         return self.parts.generation().chats
-
-    # -- text and tokens
-
-    async def params(
-        self, fields: Mapping[str, Any], base: GenerationParams | None = None
-    ) -> GenerationParams:
-        """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
-
-        What is not set is as in `base`, or as the server's configuration says. A `logit_bias` may
-        name text in place of a token id.
-
-        Raises:
-            InvalidRequestError: a field is unknown, has the wrong type or is out of range.
-        """
-        if fields.get("logit_bias") is not None:
-            async with self.awake():
-                biases = await self.parts.tokenizer.biases_of(fields["logit_bias"])
-            fields = {**fields, "logit_bias": biases}
-        return generation_params(base or (await self.known_model()).defaults, fields)
-
-    async def tokenize(
-        self,
-        prompt: PromptLike,
-        *,
-        param: str = "prompt",
-        add_special: bool = True,
-        parse_special: bool = True,
-    ) -> tuple[TokenId, ...]:
-        """Turn text into token ids; see `Vocab.tokenize`. Ids in it stay as they are.
-
-        Long text goes to a worker thread. Special tokens are added where it begins with text.
-
-        Raises:
-            InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary; `param`
-                names the field that it came from.
-        """
-        async with self.awake():
-            made = await self.parts.tokenizer.prompt_of(
-                prompt, add_special=add_special, parse_special=parse_special, aside=True
-            )
-        made.check(self.model.vocab.n_tokens, param)
-        return made.tokens
-
-    def detokenize(self, tokens: Sequence[TokenId]) -> str:
-        """Turn token ids into text. Bytes that are no character become U+FFFD.
-
-        Raises:
-            InvalidRequestError: an id is not in the vocabulary.
-            ServerSleepingError: the server sleeps; `awake` wakes it.
-        """
-        return self.parts.tokenizer.detokenize(tokens)
-
-    def text_of(self, prompt: Prompt) -> str:
-        """Write the prompt of an output as text, with ``[image]`` or the like for media.
-
-        Raises:
-            ServerSleepingError: the server sleeps; `awake` wakes it.
-        """
-        return self.parts.tokenizer.text_of(prompt)
-
-    async def render(
-        self, messages: Messages, chat: ChatParams | None = None, **fields: Any
-    ) -> str:
-        """Render a chat with the model's template. Media become markers: see `media_marker`.
-
-        Raises:
-            TemplateError: the template refuses the messages.
-            UnsupportedFieldError: the model does not take one of the media.
-            InvalidRequestError: a message is malformed.
-        """
-        chat = take_chat(fields, chat)
-        refuse(fields)
-        async with self.awake():
-            prompts = self.parts.prompts
-            with prompts.hold() as hold:
-                parsed = await prompts.parse(messages)
-                marked = await prompts.mark(parsed, hold, marker=media_marker())
-            return await prompts.render(marked.messages, chat)
-
-    async def count_tokens(
-        self, messages: Messages, chat: ChatParams | None = None, **fields: Any
-    ) -> int:
-        """Count the tokens of a chat's prompt, with those of its media.
-
-        Arguments and errors are those of `render`, and those of loading media.
-        """
-        chat = take_chat(fields, chat)
-        refuse(fields)
-        async with self.awake():
-            return await self.parts.prompts.count_tokens(messages, chat)
 
     # -- prompts that are continued
 
@@ -267,6 +181,88 @@ class Server(ServerLife):
             raise ServerClosingError
         end = partial(self.parts.generation().engine.end_thinking, stream.task_id)
         return await self.parts.dispatcher.call(end)
+
+    # -- chats in which tools are run
+
+    @asynccontextmanager
+    async def stream_run(
+        self,
+        messages: Messages,
+        tools: Sequence[AnyTool] | None = None,
+        params: GenerationParams | None = None,
+        chat: ChatParams | None = None,
+        run: RunParams | None = None,
+        *,
+        context: RequestContext | None = None,
+        **fields: Any,
+    ) -> AsyncIterator[Run]:
+        """Answer a chat, run the tools that the model calls, and let it answer again.
+
+        So it goes on until an answer calls none: ``async with server.stream_run(...) as events:``.
+        Calls of one answer run at the same time. Leaving the block before the end cancels the
+        model and the tools, with all that these have started. Between two answers the run holds no
+        slot, and the model may fall asleep.
+
+        Args:
+            messages: the chat, as for `stream_chat`.
+            tools: what may be called: a `Tool`, a Python function (see `tool_of`), or the name of a
+                tool that the configuration has, which may have wildcards as in ``"weather_*"``.
+                None: all that the configuration has.
+            params: how to give each answer.
+            chat: as for `stream_chat`. Its `tools` are the caller's: where one of them is called,
+                the run ends, and `RunAnswer.client_calls` has the calls. What `tool_choice`
+                requires is for the first answer.
+            run: how many answers there may be, and what the tools may do.
+            context: who asks, and until when all of it is to be done.
+            fields: single fields, by name.
+
+        Raises:
+            InvalidRequestError: a tool or a parameter is wrong.
+            UnknownToolError: there is no tool of this name.
+            TrioServeError: as `stream_chat`.
+        """
+        run, context = take_run(fields, run), take_context(fields, context)
+        chat = take_chat(fields, chat)
+        model = await self.known_model(context)
+        model.check_generates()
+        check_chat(chat, self.config, model)
+        params = await self.params(fields, params)
+        chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
+        self.tools.check(run.place)
+        with self.memory.hold(context.client) as hold:
+            async with self.awake(context):
+                loaded = await self.parts.prompts.load(messages, hold, context.deadline)
+            question = Question(
+                messages=loaded,
+                params=params,
+                chat=chat,
+                context=context,
+                max_steps=run.max_steps or self.config.tool_max_steps,
+                n_ctx=model.n_ctx_seq,
+            )
+            async with open_run(self, question, chosen, run, self.common, self.runs) as opened:
+                yield opened
+
+    async def run(
+        self,
+        messages: Messages,
+        tools: Sequence[AnyTool] | None = None,
+        run: RunParams | None = None,
+        **fields: Any,
+    ) -> RunAnswer:
+        """Answer a chat and run tools, as `stream_run`, and return all of it at the end.
+
+        There is nobody to ask here: calls that may change something are refused, unless `approve`
+        is "all" or a function.
+
+        Raises:
+            TrioServeError: as `stream_run`, and when the model fails.
+        """
+        run = take_run(fields, run)
+        if run.approve == "ask":
+            run = attrs.evolve(run, approve="none")
+        async with self.stream_run(messages, tools, run=run, **fields) as opened:
+            return await opened.read()
 
     # -- embeddings
 

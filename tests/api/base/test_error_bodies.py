@@ -58,6 +58,8 @@ from trioserve.errors import (
     OutputError,
     PayloadTooLargeError,
     PermissionDeniedError,
+    ProxyError,
+    ProxyTimeoutError,
     QueueFullError,
     RateLimitError,
     RequestEndedError,
@@ -66,19 +68,34 @@ from trioserve.errors import (
     StalledReaderError,
     StreamStoppedError,
     TemplateError,
+    ToolCallDecidedError,
+    ToolError,
+    ToolFileError,
+    ToolRuntimeError,
+    ToolServerError,
+    ToolTimeoutError,
     TooManyRequestsError,
     TranscriberError,
     TrioServeError,
     UnavailableError,
     UnknownModelError,
     UnknownQuantError,
+    UnknownToolCallError,
+    UnknownToolError,
     UnsupportedFieldError,
 )
+from trioserve.router.wire import NotTakenError
 from trioserve.server.transcription import TranscriptStream
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 
 #: Errors that no client sees as such, and why.
 NEVER_SENT = {
+    **dict.fromkeys((UnknownToolCallError, ToolCallDecidedError), "no route approves of calls yet"),
+    **dict.fromkeys(
+        (ToolRuntimeError, ToolError, ToolFileError, ToolTimeoutError, ToolServerError),
+        "needs a tool that fails; the route has tests of its own",
+    ),
+    ProxyTimeoutError: "takes ten minutes; the route has tests of its own",
     ConfigError: "ends the command before there is a server",
     BridgeError: "ends the command before there is a server",
     RequestEndedError: "only its children are raised",
@@ -90,7 +107,13 @@ NEVER_SENT = {
     ServerSleepingError: "the routes that need the model load it",
     UnknownModelError: "one model answers to all names, but for Ollama's form of /api/show",
     **dict.fromkeys(
-        (AmbiguousModelError, ModelNotLoadedError, ModelFailedError, ModelProcessError),
+        (
+            AmbiguousModelError,
+            ModelNotLoadedError,
+            ModelFailedError,
+            ModelProcessError,
+            NotTakenError,
+        ),
         "there is no choice of models; a router has tests of its own",
     ),
     **dict.fromkeys(
@@ -595,17 +618,46 @@ async def a_mistake_of_ours() -> httpx.Response:
             return await client.get("/v1/models", headers=ID)
 
 
+# -- tools, and other servers
+
+
+@answers(
+    UnknownToolError,
+    404,
+    code="tool_not_found",
+    message='unknown tool "x"',
+    type="invalid_request_error",
+    param="tool",
+)
+async def a_tool_that_is_not_there() -> httpx.Response:
+    async with client_of(tools=("read_file",)) as client:
+        return await client.post("/tools", json={"tool": "x"})
+
+
+@answers(
+    ProxyError,
+    502,
+    code="proxy_failed",
+    message="127.0.0.1:1 cannot be reached: all attempts to connect to 127.0.0.1:1 failed.",
+    type="server_error",
+)
+async def a_server_that_a_page_cannot_reach() -> httpx.Response:
+    hosts = ("127.0.0.1:1",)
+    async with client_of(ui_mcp_proxy=True, ui_mcp_proxy_hosts=hosts) as client:
+        return await client.get("/cors-proxy?url=http://127.0.0.1:1")
+
+
 # -- the tests
 
 
-#: These exist where it was imported, and are tested in tests/ray.
-OF_RAY = "trioserve.ray."
+#: Errors of these exist where they were imported, and are tested in tests/ray and tests/tools/mcp.
+ELSEWHERE = ("trioserve.ray.", "trioserve.tools.mcp.")
 
 
 def kinds(kind: type[TrioServeError]) -> Iterator[type[TrioServeError]]:
     yield kind
     for child in kind.__subclasses__():
-        if child.__module__.startswith("trioserve.") and not child.__module__.startswith(OF_RAY):
+        if child.__module__.startswith("trioserve.") and not child.__module__.startswith(ELSEWHERE):
             yield from kinds(child)
 
 

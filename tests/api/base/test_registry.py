@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from trioserve.api.base.registry import Responses
+from trioserve.api.base.registry import Responses, Running
 
 
 class FakeStream:
@@ -20,7 +20,7 @@ class FakeStream:
 def test_a_response_is_found_by_its_client_while_it_is_sent() -> None:
     responses, stream, ended = Responses(), FakeStream(), FakeStream(ended=True)
     streams = cast(Any, [stream, ended])
-    with responses.running("chatcmpl-1", streams, "key", reasoning_control=True):
+    with responses.running("chatcmpl-1", Running(streams, "key", reasoning_control=True)):
         assert responses.find("chatcmpl-1", "other") is None
         assert responses.find("chatcmpl-2", "key") is None
         found = responses.find("chatcmpl-1", "key")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+import trio
 
 from tests.support.clients import events_in, named_events_in
 from tests.support.fake_fleet import Routed, routed
@@ -134,3 +139,113 @@ async def test_a_deadline_after_the_answer_has_begun() -> None:
         assert comment == ":"
         (error,) = events_in(event, done=False)
         assert error["error"]["code"] == "deadline_exceeded"
+
+
+@attrs.frozen
+class Dying:
+    """A child that has just died: its socket is there, and nobody listens."""
+
+    router: Routed
+
+    def next(self, path: Path) -> None:
+        """The router takes note of that, and has another one."""
+        fleet = self.router.fleet
+        fleet.ended.set()
+        fleet.ended = trio.Event()
+        fleet.sockets["one"] = path
+
+
+@asynccontextmanager
+async def dying(tmp_path: Path) -> AsyncIterator[Dying]:
+    """A router that does not know yet that its child has died."""
+    path = tmp_path / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+    async with routed({"one": path}) as router:
+        yield Dying(router)
+
+
+async def until_waiting(router: Routed) -> None:
+    """Wait until a request was refused by the dead child, and has left its place there."""
+    with trio.fail_after(5):
+        while not router.service.n_forwarded or router.fleet.users:
+            await trio.sleep(0.001)
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+async def test_a_request_that_a_dead_child_does_not_take_goes_to_the_next(
+    tmp_path: Path, body: dict[str, Any]
+) -> None:
+    async with dying(tmp_path) as child, child_app(tmp_path / "one.sock", answering("Hello")):
+        router, texts = child.router, list[str]()
+
+        async def ask() -> None:
+            answer = await router.client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            texts.append(answer.text)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+            await until_waiting(router)
+            child.next(tmp_path / "one.sock")
+        assert all("model_process_ended" not in text for text in texts)
+        assert len(texts) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell what was not read")
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+async def test_a_request_that_a_dying_child_has_not_read_goes_to_the_next(
+    tmp_path: Path, body: dict[str, Any]
+) -> None:
+    path = tmp_path / "dying.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        async with (
+            routed({"one": path}) as router,
+            child_app(tmp_path / "one.sock", answering("Hello")),
+            trio.open_nursery() as nursery,
+        ):
+
+            async def die() -> None:
+                await trio.lowlevel.wait_readable(listener)
+                listener.close()
+                Dying(router).next(tmp_path / "one.sock")
+
+            nursery.start_soon(die)
+            answer = await router.client.post("/v1/chat/completions", json=body)
+            # Where it is streamed, what comes first is up to how busy the machine is.
+            assert (answer.status_code, '"content":"H' in answer.text) == (200, True)
+
+
+async def test_a_stream_that_waits_for_the_next_child_gets_pings(tmp_path: Path) -> None:
+    async with dying(tmp_path) as child, child_app(tmp_path / "one.sock", answering("Hello")):
+        async with streaming(child.router, {**STREAM, "sse_ping_interval": 0.1}) as next_chunk:
+            assert await next_chunk() == ":\n\n"
+            child.next(tmp_path / "one.sock")
+            rest = ""
+            while not rest.endswith("data: [DONE]\n\n"):
+                rest += await next_chunk()
+        assert '"content":"H' in rest
+
+
+async def test_a_deadline_counts_while_a_request_waits_for_the_next_child(tmp_path: Path) -> None:
+    async with dying(tmp_path) as child:
+        answer = await child.router.client.post(
+            "/v1/chat/completions", json={**CHAT, "timeout": 0.1}
+        )
+        assert (answer.status_code, "deadline" in answer.text) == (504, True)
+
+
+async def test_a_child_for_which_too_many_wait(tmp_path: Path) -> None:
+    path = tmp_path / "busy.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as one:
+        listener.bind(str(path))
+        listener.listen(0)
+        one.connect(str(path))
+        async with routed({"one": path}) as router:
+            answer = await router.client.post("/v1/chat/completions", json=CHAT)
+            assert answer.status_code == 503
+            assert "takes no requests" in answer.json()["error"]["message"]

@@ -114,3 +114,10 @@ def test_memory_does_not_grow_with_the_length_of_the_stream() -> None:
         ring.append(b"x" * 98 + MARK)
         assert ring._bytes.__sizeof__() < 25_000
     assert ring.end == 1_000_000
+
+
+def test_a_reader_that_begins_within_a_mark_gets_the_rest_of_its_event() -> None:
+    ring = Ring(100, MARK)
+    ring.append(b"one\n\ntwo\n\n")
+    assert ring.read(4, 1) == b"\n"
+    assert ring.read(4, 100) == b"\ntwo\n\n"

@@ -359,3 +359,15 @@ def test_variables_are_handed_on_once() -> None:
         made = Catalog(own_args=argv, environ={name: "secret"})
         assert "secret" not in made.entries["bundled"].args
         assert made.environment["HF_TOKEN"] == "secret"
+
+
+def test_models_run_the_tools_of_their_router() -> None:
+    servers = '{"mcpServers": {"a": {"command": "b", "env": {"KEY": "secret"}}}}'
+    flags = ("--tools", "read_file,get_info", "--tools-dir", "/usr", "--mcp-servers-json", servers)
+    made = Catalog(own_args=flags, environ={"LLAMA_ARG_TOOLS_RUNTIME": "ssh:a"})
+    args = made.entries["bundled"].args
+    assert not any("secret" in word for word in args)  # everybody may see them
+    read = parse(args, made.environment).config
+    assert read.builtin_tools == ("read_file", "get_info") and read.tools_dir == ("/usr",)
+    assert read.tools_runtime == "ssh:a"
+    assert read.mcp_servers()["mcpServers"]["a"]["env"] == {"KEY": "secret"}

@@ -134,9 +134,16 @@ def test_a_flag_without_effect_is_noted(tmp_path: Path, caplog: pytest.LogCaptur
         ("stop-timeout = soon", "stop-timeout: 'soon' is not a number"),
         ("stop-timeout = -1", "stop-timeout must be a number of seconds, not -1"),
         ("stop-timeout = inf", "stop-timeout must be a number of seconds, not inf"),
-        ("hf-token = x", "hf-token: clients can see it here; set HF_TOKEN instead"),
-        ("tools = all", "tools is a flag of llama-server that trioserve does not have yet: the "
-            "server runs no tools"),
+        (
+            "hf-token = x",
+            "hf-token: clients can see it here; use HF_TOKEN in the environment instead",
+        ),
+        (
+            "mcp-servers-json = {}",
+            "mcp-servers-json: clients can see it here; use mcp-servers-config instead",
+        ),
+        ("docker-repo = x", "docker-repo is a flag of llama-server that trioserve does not have "
+            "yet: models come from the hub or from an address; see -hf and -mu"),
     ],
 )  # fmt: skip
 def test_a_wrong_key_or_value_is_told_with_its_place(

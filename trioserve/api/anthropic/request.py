@@ -51,6 +51,7 @@ _NEUTRAL: Mapping[str, Neutral] = {
     "return_progress": only(False),
     "speed": only("standard"),
     "timings_per_token": only(False),
+    "trioserve_run_tools": only(False),
     "user_profile_id": only(),
 }
 

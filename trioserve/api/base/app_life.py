@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import structlog
 import trio
 
 from trioserve.api.base.intake import Intake
+from trioserve.api.base.tool_calls import ToolCalls
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
+from trioserve.tools.box import ToolBox
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
@@ -25,10 +28,22 @@ class AppLife(Intake, ABC):
         super().__init__(config)
         #: Why nothing answers: it could not begin, or it broke.
         self.failure: TrioServeError | None = None
+        #: The calls of `tools` by clients.
+        self.tool_calls = ToolCalls()
         self._scope = trio.CancelScope()
         self._stopping = False
         self._loaded = trio.Event()
         self._ended = trio.Event()
+
+    @property
+    @abstractmethod
+    def tools(self) -> ToolBox:
+        """The tools that run here. Raises TrioServeError: nothing answers requests yet, or now."""
+
+    @property
+    @abstractmethod
+    def observers(self) -> Sequence[object]:
+        """Who is told of calls of tools. Raises as `tools`."""
 
     @abstractmethod
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
@@ -42,7 +57,20 @@ class AppLife(Intake, ABC):
     async def drain(self) -> None:
         """Take nothing new, and wait for what runs, but not for ever."""
 
-    def _began(self, task_status: trio.TaskStatus[None]) -> None:
+    def _tell_abilities(self, tools: ToolBox) -> None:
+        """Log what clients may now have this server do, apart from what models do."""
+        config, may = self.config, tools.abilities()
+        if config.has_mcp_proxy:
+            where = ", ".join(config.ui_mcp_proxy_hosts) or "any public address"
+            may.append(f"Pages may reach MCP servers through this one, at {where}.")
+        for sentence in may:
+            _log.warning(sentence)
+        if may and "*" in config.cors_origins:
+            _log.warning("security: --cors-origins lets every web page that is opened on a machine "
+                         "which can reach this server do all of this")  # fmt: skip
+
+    def _began(self, task_status: trio.TaskStatus[None], tools: ToolBox) -> None:
+        self._tell_abilities(tools)
         self._loaded.set()
         task_status.started()
 

@@ -19,6 +19,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.neutral import NEUTRAL_IN_CHAT, refuse_unsupported
+from trioserve.api.base.run_request import NAME as RUN_TOOLS, RunTools, run_tools
 from trioserve.chat.media_parts import DETAILS
 from trioserve.chat.messages import (
     MAX_MESSAGES,
@@ -208,6 +209,11 @@ class TemplateRequest:
     verbosity: str | None = None
 
     @property
+    def tool_names(self) -> list[str]:
+        """The names of the client's tools."""
+        return [tool["function"]["name"] for tool in self.tools]
+
+    @property
     def template_kwargs(self) -> dict[str, Any]:
         """The variables of the template; an effort of "none" switches thinking off."""
         variables = dict(self.chat_template_kwargs)
@@ -251,6 +257,7 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = field(read=readers.probs, default=None)
     n_candidates: int = field("n_probs", read=readers.probs, default=0)
+    run_tools: RunTools | None = field(RUN_TOOLS, read=run_tools, default=None)
 
     @property
     def n_probs(self) -> int:
@@ -277,7 +284,7 @@ class ChatRequest(TemplateRequest, GenerationRequest):
             reasoning_budget=self.reasoning_budget,
             reasoning_message=self.reasoning_budget_message,
             reasoning_control=self.reasoning_control,
-            parse_tools=bool(self.tools) and self.parse_tool_calls,
+            parse_tools=(bool(self.tools) or self.run_tools is not None) and self.parse_tool_calls,
         )
 
     @classmethod
@@ -289,4 +296,26 @@ class ChatRequest(TemplateRequest, GenerationRequest):
             raise InvalidRequestError(
                 "'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs"
             )
+        if request.run_tools is not None:
+            _check_run(request, request.run_tools)
         return request
+
+
+def _check_run(request: ChatRequest, run: RunTools) -> None:
+    if request.n > 1:
+        raise InvalidRequestError(f"'n' must be 1 with '{RUN_TOOLS}'.", param="n")
+    if request.continuation.continue_final_message is not None:
+        raise InvalidRequestError(
+            f"'messages' must not end with a message that is continued, with '{RUN_TOOLS}'.",
+            param="messages",
+        )
+    if not request.parse_tool_calls:
+        raise InvalidRequestError(
+            f"'{RUN_TOOLS}' needs 'parse_tool_calls' to be true.", param="parse_tool_calls"
+        )
+    if run.approval == "ask" and not request.stream:
+        raise InvalidRequestError(
+            f"'{RUN_TOOLS}.approval' is \"ask\", and nobody can be asked before the answer is "
+            "there; set 'stream' to true.",
+            param=f"{RUN_TOOLS}.approval",
+        )

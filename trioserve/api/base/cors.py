@@ -23,9 +23,12 @@ _MAX_AGE = "600"
 _EXPOSED = ", ".join(
     (
         "Location",
+        "Mcp-Protocol-Version",
+        "Mcp-Session-Id",
         "Preference-Applied",
         "Request-Id",
         "Retry-After",
+        "WWW-Authenticate",
         "X-Request-Id",
         *rate_limits.HEADERS,
     )

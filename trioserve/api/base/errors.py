@@ -27,6 +27,8 @@ from trioserve.errors import (
     NotFoundError,
     PayloadTooLargeError,
     RequestEndedError,
+    ToolError,
+    ToolRuntimeError,
     TooManyRequestsError,
     TrioServeError,
 )
@@ -97,8 +99,9 @@ def message_of(error: TrioServeError, request_id: str) -> str:
 
 
 def _is_ours(error: TrioServeError) -> bool:
-    """Whether the server is to blame, and neither the client nor a shutdown."""
-    return error.status == 500 and not isinstance(error, RequestEndedError)
+    """Whether the server is to blame, and neither the client, a tool nor a shutdown."""
+    others = RequestEndedError | ToolError | ToolRuntimeError
+    return error.status == 500 and not isinstance(error, others)
 
 
 def last_event(error: Exception) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+import attrs
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
@@ -15,19 +16,22 @@ from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.keepalive import Waiting
 from trioserve.api.base.request import current_context, current_request, json_response
+from trioserve.api.base.run_request import NAME as RUN_TOOLS, RunTools
 from trioserve.api.base.service import (
     awake_server,
     current_server,
     current_service,
     keep_awake,
 )
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import check_copies
+from trioserve.server.dispatch import Mailbox
 from trioserve.server.infill import Gap, missing_tokens
 from trioserve.server.media_prompts import AnyPrompt, MixedPrompt
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.server.tokens import PromptLike
+from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams
 
 _R = TypeVar("_R")
@@ -116,21 +120,26 @@ async def event_stream(
     server: Server,
     request: GenerationRequest,
     streams: Sequence[Stream] | Sequence[ChatStream],
-    encoder: sse.Encoder,
+    encoder: sse.Encoder[sse.Event],
     on_error: sse.OnError = errors.last_event,
-) -> sse.EventStream:
+) -> sse.EventStream[sse.Event]:
     """Say what is sent of streams that belong to the current request."""
-    interval = request.sse_ping_interval
-    if interval is None:
-        interval = server.config.sse_ping_interval
-    pings = sse.Pings(
-        interval if interval > 0 else math.inf,
-        Waiting(server.parts.queue, [stream.mailbox for stream in streams]),
-        tell_place=request.queue_comments,
-    )
+    pings = pings_of(server, request, [stream.mailbox for stream in streams])
     feed = await sse.open_feed(current_request().resources, streams)
     return sse.EventStream(
         streams, feed, encoder, on_error, pings, tells_start=request.return_progress
+    )
+
+
+def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]) -> sse.Pings:
+    """Say what is sent of a request while its streams, which have these mailboxes, are silent."""
+    interval = request.sse_ping_interval
+    if interval is None:
+        interval = server.config.sse_ping_interval
+    return sse.Pings(
+        interval if interval > 0 else math.inf,
+        Waiting(server.parts.queue, mailboxes),
+        tell_place=request.queue_comments,
     )
 
 
@@ -138,7 +147,7 @@ async def respond_stream(
     server: Server,
     request: GenerationRequest,
     streams: Sequence[Stream] | Sequence[ChatStream],
-    encoder: sse.Encoder,
+    encoder: sse.Encoder[sse.Event],
     on_error: sse.OnError = errors.last_event,
 ) -> Response:
     """Make the response that sends streams of the current request. See `sse.respond`."""
@@ -149,5 +158,31 @@ async def respond_stream(
 async def counted_tokens(request: ChatRequest) -> Response:
     """Make the response that tells how many tokens the prompt of a chat has."""
     server = await awake_server(request.model)
-    n_tokens = await server.count_tokens(request.messages, request.chat_params)
+    chat = request.chat_params
+    if request.run_tools is not None:
+        run = [tool.info.definition for tool in tools_to_run(server, request.run_tools)]
+        chat = attrs.evolve(chat, tools=[*request.tools, *run])
+    n_tokens = await server.count_tokens(request.messages, chat)
     return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
+
+
+def tools_to_run(server: Server, asked: RunTools) -> Sequence[Tool]:
+    """The tools that a request has the server run.
+
+    Raises:
+        UnsupportedFieldError: the server has none at all.
+        InvalidRequestError: it has none of a name.
+    """
+    if not server.config.has_tools:
+        raise UnsupportedFieldError(
+            f"'{RUN_TOOLS}' needs a server with tools: one that was started with --tools, "
+            "--agent, --mcp-servers-config or --mcp-servers-json.",
+            param=RUN_TOOLS,
+        )
+    if asked.tools is None:
+        return [*server.tools.tools.values()]
+    try:
+        return [*server.tools.select(asked.tools).values()]
+    except InvalidRequestError as error:
+        error.param = f"{RUN_TOOLS}.tools"
+        raise

@@ -37,6 +37,7 @@ NEUTRAL: Mapping[str, Neutral] = {
     "reasoning_budget_tokens": only(-1),
     "reasoning_control": only(False),
     "thinking_budget_tokens": only(-1),
+    "trioserve_run_tools": only(False),
     "web_search_options": only(),
 }
 
@@ -47,6 +48,7 @@ _OF_CHATS = frozenset(
         "reasoning_budget_tokens",
         "reasoning_control",
         "thinking_budget_tokens",
+        "trioserve_run_tools",
     }
 )
 

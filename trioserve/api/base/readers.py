@@ -84,6 +84,9 @@ probs = integer_in(0, limits.MAX_PROBS)
 #: How many outputs there are to be. The routes know the upper end.
 copies = integer_in(1, None)
 
+#: How many answers a run may have. The route knows the upper end.
+steps = integer_in(1, None)
+
 
 @json_type({"type": "string"})
 def model_name(value: Any) -> str | None:

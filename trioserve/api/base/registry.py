@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
 
+from trioserve.errors import UnknownToolCallError
+from trioserve.server.runs.run import Run
 from trioserve.server.stream import ChatStream
 
 #: What is said of the id of a completion that is not running here.
@@ -17,19 +20,39 @@ NOT_RUNNING = "no active completion for this id"
 class Running:
     """A response that is being sent."""
 
-    streams: Sequence[ChatStream]
+    streams: Sequence[ChatStream]  # of a run: that of its step
     client: str  # who may find it
     reasoning_control: bool  # whether the request allows that its reasoning is ended
+    run: Run | None = None  # what it is the answer of, if the server runs tools for it
 
     @property
     def live(self) -> list[ChatStream]:
         """The streams that have not ended."""
         return [stream for stream in self.streams if not stream.mailbox.ended]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing left to end. A run may be between two streams."""
+        return not self.live if self.run is None else self.run.is_over
+
     def cancel(self) -> None:
-        """End the streams; their reader gets a `RequestEndedError`."""
+        """End it; its reader gets a `RequestEndedError`."""
+        if self.run is not None:
+            self.run.cancel()
+            return
         for stream in self.live:
             stream.cancel()
+
+
+def is_unknown(status: int, body: bytes) -> bool:
+    """Whether a server told, when it was asked about a response, that it does not send it.
+
+    `body` is JSON. A response whose calls of tools do not include the one in question is known.
+    """
+    told = json.loads(body)
+    if status == 404:
+        return bool(told["error"].get("code") != UnknownToolCallError.code)
+    return status == 200 and bool(told.get("message") == NOT_RUNNING)
 
 
 class Responses:
@@ -39,11 +62,9 @@ class Responses:
         self._running: dict[str, Running] = {}
 
     @contextmanager
-    def running(
-        self, id_: str, streams: Sequence[ChatStream], client: str, *, reasoning_control: bool
-    ) -> Iterator[None]:
+    def running(self, id_: str, response: Running) -> Iterator[None]:
         """Have a client find its response by the id in the chunks, as long as a block lasts."""
-        self._running[id_] = Running(tuple(streams), client, reasoning_control)
+        self._running[id_] = response
         try:
             yield
         finally:

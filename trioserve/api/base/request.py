@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, cast
 
+import attrs
 import structlog
 import trio
 from quart import Quart, g, request
@@ -63,15 +64,22 @@ def current_context(timeout: float | None, keep_alive: float | None = None) -> R
         InvalidRequestError: the header is not a number of seconds.
         RateLimitError: the client has no request left in this minute.
     """
+    limited_as = rate_limits.admit(current_request())
+    context = uncounted_context(timeout)
+    return attrs.evolve(context, limited_as=limited_as, keep_alive=keep_alive)
+
+
+def uncounted_context(timeout: float | None = None) -> RequestContext:
+    """Make the context of a request that needs no model, and is not counted for rate limits.
+
+    Arguments and errors as in `current_context`.
+    """
     current = current_request()
     if timeout is None and (value := current.headers.get(TIMEOUT_HEADER)) is not None:
         timeout = _read_timeout(value.strip())
-    deadline = math.inf if timeout is None else current.arrived + timeout
     return RequestContext(
         current.api_key,
-        rate_limits.admit(current),
-        deadline=deadline,
-        keep_alive=keep_alive,
+        deadline=math.inf if timeout is None else current.arrived + timeout,
         arrived=current.arrived,
         request_id=current_request_id(),
         traceparent=current.headers.get("traceparent", ""),

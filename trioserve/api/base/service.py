@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -25,6 +25,7 @@ from trioserve.server import RequestContext, Server
 from trioserve.server.concurrency import alongside
 from trioserve.server.lifecycle import Loader
 from trioserve.server.memory import MemoryBudget
+from trioserve.tools.box import ToolBox
 
 _T = TypeVar("_T")
 
@@ -72,6 +73,16 @@ class Service(AppLife):
             raise ServerClosingError
         raise ModelLoadingError
 
+    @property
+    def tools(self) -> ToolBox:
+        """The tools that the server runs. Raises as `server`."""
+        return self.server.tools
+
+    @property
+    def observers(self) -> Sequence[object]:
+        """Those of the server. Raises as `server`."""
+        return self.server.observers
+
     def check_ready(self) -> None:
         """Look whether requests are taken; raises what `server` does, or UnavailableError."""
         if self.failure is not None:
@@ -96,7 +107,7 @@ class Service(AppLife):
         server = self._make_server(await self.fetch(self.config))
         async with server, alongside(partial(self.streams.run, server.config)):
             self._server = server
-            self._began(task_status)
+            self._began(task_status, server.tools)
             await self._until_failure(server)
 
     def _forget(self) -> None:
@@ -122,8 +133,12 @@ class Service(AppLife):
         self._stopping = True
         if self._server is None:
             self._scope.cancel()  # gives up loading
-        else:
-            await self._server.drain(self.config.drain_timeout if timeout is None else timeout)
+            return
+        timeout = self.config.drain_timeout if timeout is None else timeout
+        deadline = trio.current_time() + timeout
+        self.tool_calls.refuse()
+        await self._server.drain(timeout)
+        await self.tool_calls.drain(deadline)
 
 
 def service_of(app: Quart) -> Service:

@@ -93,6 +93,17 @@ def check(path: str, headers: Headers, server: str, config: Config) -> None:
         )
 
 
+def check_embedding(headers: Headers, config: Config) -> None:
+    """Refuse a GET of another site's page that tells no origin, such as one for an image.
+
+    Raises:
+        PermissionDeniedError: it is one.
+    """
+    foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    if foreign and not headers.get("Origin") and cors.allowed("", config) is None:
+        raise PermissionDeniedError("Pages of other sites may not use this route.")
+
+
 def install(app: Quart) -> None:
     """Refuse what comes from other sites. To be done before keys are looked at."""
 

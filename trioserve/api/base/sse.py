@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -16,10 +16,14 @@ from trioserve.api.base.connection import Beat, Request
 from trioserve.api.base.keepalive import Waiting
 from trioserve.errors import TrioServeError
 from trioserve.server.concurrency import alongside
+from trioserve.server.runs.events import RunEnded, RunEvent
 from trioserve.server.stream import ChatChunk, ChatStream, Stream
 from trioserve.types import Chunk, Finished, Progress, TokenProbs
 
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
+
+_E = TypeVar("_E", bound=Event | RunEvent)
+_Told = TypeVar("_Told", bound=Event | RunEvent, contravariant=True)
 
 
 class LazyList(Sequence[Any]):
@@ -100,10 +104,10 @@ def event(payload: Any) -> bytes:
     return f"data: {encode(payload)}\n\n".encode()
 
 
-class Encoder(Protocol):
+class Encoder(Protocol[_Told]):
     """Turns the events of a response into bytes."""
 
-    def encode(self, index: int, event: Event) -> bytes:
+    def encode(self, index: int, event: _Told) -> bytes:
         """Write an event of stream number `index`; empty when there is nothing to say."""
 
     def end(self) -> bytes:
@@ -111,18 +115,18 @@ class Encoder(Protocol):
 
 
 @attrs.frozen
-class Feed:
+class Feed(Generic[_E]):
     """The events of one or more streams as they come, each with the number of its stream.
 
     `next` waits for the next one, and raises what the streams raise. Cancelling it loses nothing.
-    There are `n_streams` `Finished` in all.
+    There are `n_streams` last events in all, of type `Finished` or `RunEnded`.
     """
 
     n_streams: int
-    next: Callable[[], Awaitable[tuple[int, Event]]]
+    next: Callable[[], Awaitable[tuple[int, _E]]]
 
 
-def feed_of(stream: Stream | ChatStream) -> Feed:
+def feed_of(stream: Stream | ChatStream) -> Feed[Event]:
     """Make the feed of a single stream."""
     take: Callable[[], Awaitable[Event]] = stream.__anext__
 
@@ -132,7 +136,9 @@ def feed_of(stream: Stream | ChatStream) -> Feed:
     return Feed(1, next_event)
 
 
-async def open_feed(resources: AsyncExitStack, streams: Sequence[Stream | ChatStream]) -> Feed:
+async def open_feed(
+    resources: AsyncExitStack, streams: Sequence[Stream | ChatStream]
+) -> Feed[Event]:
     """Make the feed of several streams, which `resources` keeps running."""
     if len(streams) == 1:
         return feed_of(streams[0])
@@ -140,7 +146,7 @@ async def open_feed(resources: AsyncExitStack, streams: Sequence[Stream | ChatSt
 
 
 @asynccontextmanager
-async def _merged(streams: Sequence[Stream | ChatStream]) -> AsyncGenerator[Feed, None]:
+async def _merged(streams: Sequence[Stream | ChatStream]) -> AsyncGenerator[Feed[Event], None]:
     # No buffer: who does not read must leave the tokens in the mailboxes, which are watched.
     into, out = trio.open_memory_channel[tuple[int, Event | TrioServeError]](0)
 
@@ -194,19 +200,19 @@ OnError: TypeAlias = Callable[[Exception], bytes]
 
 
 @attrs.frozen
-class EventStream:
+class EventStream(Generic[_E]):
     """What is streamed, and how it is written."""
 
     streams: Sequence[Stream] | Sequence[ChatStream]
-    feed: Feed  # of these streams
-    encoder: Encoder
+    feed: Feed[_E]  # of these streams
+    encoder: Encoder[_E]
     on_error: OnError
     pings: Pings
     tells_start: bool = False  # the client wants to know when its prompt is begun
     content_type: str = CONTENT_TYPE
 
 
-async def respond(request: Request, events: EventStream) -> Response:
+async def respond(request: Request, events: EventStream[_E]) -> Response:
     """Make the response that streams events.
 
     Waits for the first event, but not longer than until the first ping: so an error before any
@@ -221,8 +227,10 @@ async def respond(request: Request, events: EventStream) -> Response:
     return Response(_write(events, first), headers=HEADERS, content_type=events.content_type)
 
 
-def _is_long(event: Event) -> bool:
+def _is_long(event: Event | RunEvent) -> bool:
     """Whether it takes more than a few milliseconds to write an event."""
+    if isinstance(event, RunEnded):
+        event = event.answer.finished
     if isinstance(event, Chunk | ChatChunk):
         return bool(event.probs) and n_candidates(event.probs) > _MANY_CANDIDATES
     return isinstance(event, Finished) and n_prompt_of(event) > _MANY_TOKENS
@@ -238,7 +246,7 @@ def n_prompt_of(event: Finished) -> int:
     return event.timings.prompt_n + event.timings.cache_n
 
 
-async def _first(events: EventStream) -> tuple[int, Event] | None:
+async def _first(events: EventStream[_E]) -> tuple[int, _E] | None:
     """Wait for the first event; None when it is time to say something before."""
     pings = events.pings
     if pings.tell_place:
@@ -251,7 +259,7 @@ async def _first(events: EventStream) -> tuple[int, Event] | None:
     return None
 
 
-async def _worth_telling(events: EventStream) -> tuple[int, Event]:
+async def _worth_telling(events: EventStream[_E]) -> tuple[int, _E]:
     """Wait for an event, and not only for the start of a prompt, which may still fail."""
     while True:
         index, event = await events.feed.next()
@@ -261,7 +269,7 @@ async def _worth_telling(events: EventStream) -> tuple[int, Event]:
 
 
 async def _write(
-    events: EventStream, item: tuple[int, Event] | None
+    events: EventStream[_E], item: tuple[int, _E] | None
 ) -> AsyncGenerator[bytes, None]:
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
     feed, encoder, pings = events.feed, events.encoder, events.pings
@@ -279,7 +287,7 @@ async def _write(
                 data = await trio.to_thread.run_sync(encoder.encode, *item)
             else:
                 data = encoder.encode(*item)
-            running -= isinstance(item[1], Finished)
+            running -= isinstance(item[1], Finished | RunEnded)
             if not running:
                 yield data + encoder.end()
                 return

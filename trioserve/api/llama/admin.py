@@ -143,6 +143,7 @@ async def props() -> Response:
             "endpoint_slots": server.config.slots_endpoint,
             "endpoint_props": server.config.props_endpoint,
             "endpoint_metrics": server.config.metrics_endpoint,
+            "endpoint_tools": server.config.has_tools,
             "ui": server.config.ui,
             "ui_settings": server.config.ui_settings,
             "chat_template": server.model.template.source,
@@ -151,7 +152,7 @@ async def props() -> Response:
             "eos_token": info.eos_token,
             "build_info": writers.FINGERPRINT,
             "is_sleeping": server.sleeping,
-            "cors_proxy_enabled": False,
+            "cors_proxy_enabled": server.config.has_mcp_proxy,
         }
     )
 

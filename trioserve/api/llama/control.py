@@ -37,14 +37,14 @@ async def control() -> Response:
     if request.action not in ("reasoning_end", "cancel"):
         raise InvalidRequestError("unknown control action", param="action")
     response = current_responses().find(request.id, current_request().api_key)
-    if response is None or not (live := response.live):
+    if response is None or response.has_ended:
         return _refuse(NOT_RUNNING)
     if request.action == "cancel":
         response.cancel()
         return json_response({"success": True})
     if not response.reasoning_control:
         return _refuse(_NOT_ENABLED)
-    server = current_server()
+    server, live = current_server(), response.live
     if any([await server.end_reasoning(stream) for stream in live]):
         return json_response({"success": True})
     ended = all(stream.mailbox.ended for stream in live)  # meanwhile; else the model has none

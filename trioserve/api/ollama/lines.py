@@ -50,7 +50,7 @@ async def respond_lines(
     server: Server,
     request: GenerationRequest,
     stream: Stream | ChatStream,
-    encoder: sse.Encoder,
+    encoder: sse.Encoder[sse.Event],
     empty: Callable[[], bytes],
 ) -> Response:
     """Make the response that sends a stream of the current request; see `sse.respond`.

@@ -44,6 +44,7 @@ NEUTRAL: Mapping[str, Neutral] = {
     "return_progress": only(False),
     "stream_options": only({}, {"include_usage": True}),
     "timings_per_token": only(False),
+    "trioserve_run_tools": only(False),
     "truncate": only(False),
     "verbose": only(False),
 }

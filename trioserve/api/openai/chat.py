@@ -23,6 +23,7 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.own_form import Verbose
+from trioserve.api.base.registry import Running
 from trioserve.api.base.request import current_request, long_response, size_of_outputs
 from trioserve.api.base.service import current_responses
 from trioserve.api.openai.events import (
@@ -32,6 +33,8 @@ from trioserve.api.openai.events import (
     text_logprobs,
 )
 from trioserve.api.openai.request import CompletionRequest
+from trioserve.api.openai.run_events import RunEvents, finish_reason, usage as run_usage
+from trioserve.api.openai.runs import open_run, read_run, respond_run
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.server import RequestContext, Server
@@ -53,6 +56,8 @@ async def chat_completions() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(ChatRequest.parse)
     server, params, context = await admit(request)
+    if request.run_tools is not None:
+        return await _run_chat(server, request, params, context)
     if request.stream:
         return await _stream_chat(server, request, params, context)
     answers = await server.chats.answer(
@@ -73,12 +78,30 @@ async def _stream_chat(
     )
     verbose = Verbose(server, request, params)
     events = ChatEvents(server.model.info.name, request, params, streams, verbose)
-    current_request().resources.enter_context(
-        current_responses().running(
-            events.id, streams, context.client, reasoning_control=request.reasoning_control
-        )
-    )
+    running = Running(streams, context.client, request.reasoning_control)
+    current_request().resources.enter_context(current_responses().running(events.id, running))
     return await respond_stream(server, request, streams, events)
+
+
+async def _run_chat(
+    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+) -> Response:
+    """Answer a chat for which the server runs tools."""
+    run = await open_run(server, request, params, context)
+    verbose = Verbose(server, request, params)
+    if request.stream:
+        events = RunEvents(server.model.info.name, request, params, verbose)
+        return await respond_run(server, request, run, events, events.id)
+    answer, chat = await read_run(run)
+
+    def whole() -> dict[str, Any]:
+        written = whole_chat(server, request, params, [chat])
+        written["choices"][0]["finish_reason"] = finish_reason(answer)
+        added = {"trioserve_messages": list(answer.messages)}
+        return {**written, "usage": run_usage(answer), **added}
+
+    n_chars = sum(len(str(message.get("content"))) for message in answer.messages)
+    return await long_response(whole, size_of_outputs([chat]) + n_chars // 32)
 
 
 def whole_chat(

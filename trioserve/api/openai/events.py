@@ -68,7 +68,7 @@ def text_logprobs(
     }
 
 
-class _Frame:
+class Frame:
     """What all chunks of a response share."""
 
     def __init__(self, model: str, object_: str, prefix: str) -> None:
@@ -108,11 +108,12 @@ class ChatEvents:
         self._request = request
         self._prompt, self._verbose = streams[0].prompt, verbose
         self._n_prompt = len(self._prompt)
-        self._frame = _Frame(model, "chat.completion.chunk", "chatcmpl")
+        self._frame = Frame(model, "chat.completion.chunk", "chatcmpl")
         self.id = self._frame.id
         self._opened = False
         self._choices = [
-            _Choice(i, self._frame, request, params, self._n_prompt) for i in range(len(streams))
+            ChoiceEvents(i, self._frame, request, params, self._n_prompt)
+            for i in range(len(streams))
         ]
 
     def encode(self, index: int, event: sse.Event) -> bytes:
@@ -150,13 +151,13 @@ class ChatEvents:
         return self._frame.chunk("", usage=usage, timings=first).encode() + sse.DONE
 
 
-class _Choice:
+class ChoiceEvents:
     """Writes the chunks of one choice."""
 
     def __init__(
         self,
         index: int,
-        frame: _Frame,
+        frame: Frame,
         request: ChatRequest,
         params: GenerationParams,
         n_prompt: int,
@@ -164,11 +165,19 @@ class _Choice:
         self.timings = Timings()  # known at the end
         self._index = index
         self._frame, self._request, self._params = frame, request, params
-        self._live = writers.LiveTimings(n_prompt, monotonic)
+        self.begin_prompt(n_prompt)
         self._echo = final_message_deltas(request.messages) if request.continuation.echo else ()
         self._began = False
         self._called = False
         self._probs: list[TokenProbs] = []  # of tokens whose text is held back
+
+    def begin_prompt(self, n_prompt: int) -> None:
+        """Begin a prompt: what is measured from now on is about this one."""
+        self._live = writers.LiveTimings(n_prompt, monotonic)
+
+    def aside(self, **fields: Any) -> str:
+        """Write something that is no part of the message."""
+        return self.begin() + self._frame.chunk(self._choice("{}"), **fields)
 
     def note(self, event: Progress) -> None:
         """Note how far the prompt is."""
@@ -191,10 +200,10 @@ class _Choice:
         written = [self._frame.chunk(self._choice(delta)) for delta in first]
         return "".join(written) + self._with_extras(last)
 
-    def last(self, event: Finished, more: Mapping[str, Any]) -> str:
-        """Write why it ended, and `more` beside."""
+    def last(self, event: Finished, more: Mapping[str, Any], *, reason: str = "") -> str:
+        """Write why it ended, unless that is given, and `more` beside."""
         self.timings = event.timings
-        reason = writers.finish_reason(event.reason, tool_calls=self._called)
+        reason = reason or writers.finish_reason(event.reason, tool_calls=self._called)
         choice: dict[str, Any] = {"finish_reason": reason, "index": self._index, "delta": {}}
         if self._probs:
             choice["logprobs"] = chat_logprobs(self._probs, self._request, self._params)
@@ -273,7 +282,7 @@ class CompletionEvents:
     ) -> None:
         self._request, self._params = request, params
         self._prompts, self._verbose = prompts, verbose
-        self._frame = _Frame(model, "text_completion", "cmpl")
+        self._frame = Frame(model, "text_completion", "cmpl")
         self._n_prompts = [len(prompt) for prompt in prompts]
         self._echoes = list(echoes)
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text

@@ -14,8 +14,14 @@ from trioserve.api.router import forwarding, owners
 
 #: Blueprints and endpoints that are answered by the router itself.
 _OWN = frozenset(
-    {"router", "router_ollama", "openapi", "pages", "streams", "vertex_health", "vertex_predict"}
-)
+    {
+        "router", "router_ollama", "openapi", "pages", "proxy", "streams", "tools",
+        "vertex_health", "vertex_predict",
+    }
+)  # fmt: skip
+
+#: Endpoints about an answer: only the child that gives it knows its id.
+_OF_OWNERS = frozenset({"control.control", "runs.approve", "runs.stop"})
 
 
 def install(app: Quart) -> None:
@@ -25,7 +31,7 @@ def install(app: Quart) -> None:
         endpoint = request.endpoint
         if endpoint is None or endpoint.partition(".")[0] in _OWN:
             return None
-        if endpoint == "control.control":  # only the child that gives an answer knows its id
+        if endpoint in _OF_OWNERS:
             return await owners.forward()
         return await forwarding.forward()
 

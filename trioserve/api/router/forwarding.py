@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Self
 from urllib.parse import quote
 
@@ -33,9 +33,11 @@ from trioserve.api.router.asked import Asked
 from trioserve.api.router.places import Place, place_at
 from trioserve.api.router.service import current_router
 from trioserve.errors import DeadlineExceededError, ModelProcessError, TrioServeError
-from trioserve.router.forward import Answer, exchange
+from trioserve.models.catalog import ModelEntry
+from trioserve.router.fleet import Fleet
+from trioserve.router.forward import Answer
 from trioserve.router.states import Status
-from trioserve.router.wire import ANSWER_HOP, REQUEST_HOP, STREAMS, Outgoing
+from trioserve.router.wire import ANSWER_HOP, REQUEST_HOP, STREAMS, NotTakenError, Outgoing
 
 #: Bodies up to this length (bytes) are received before the answer begins: it can still become an
 #: error until then.
@@ -59,11 +61,8 @@ async def forward_to_model(wanted: Asked) -> Response:
     if wanted.if_unloaded is not None and fleet.state(entry.name).value is Status.UNLOADED:
         return json_response(wanted.if_unloaded)
     resources.enter_context(counted(router.n_forwarded))
-    place = await resources.enter_async_context(
-        place_at(fleet, entry, wanted.say, autoload=wanted.autoload)
-    )
     try:
-        response = await _respond(place, wanted)
+        response = await _respond(fleet, entry, wanted)
     except TrioServeError as error:
         router.metrics.answered(entry.name, error.status)
         raise
@@ -71,18 +70,21 @@ async def forward_to_model(wanted: Asked) -> Response:
     return response
 
 
-async def _respond(place: Place, wanted: Asked) -> Response:
+async def _respond(fleet: Fleet, entry: ModelEntry, wanted: Asked) -> Response:
     """Wait for the child, but only until it is time to say something to the client."""
-    await _wait(place, wanted, sse.SOON if wanted.tells_place else wanted.ping_interval)
-    if not place.decided:
-        current_request().beat = Beat(wanted.ping_interval, place.beat)
-        late = _answer_late(place, wanted, _Client.current())
-        return Response(late, headers=sse.HEADERS, content_type=wanted.content_type)
-    child = await place.child()
-    answer = await current_request().resources.enter_async_context(
-        exchange(child.socket_path, outgoing(current_request(), wanted.body), child.kept)
-    )
-    return await respond(answer)
+    current = current_request()
+    while True:
+        place = await current.resources.enter_async_context(
+            place_at(fleet, entry, wanted.say, autoload=wanted.autoload)
+        )
+        await _wait(place, wanted, sse.SOON if wanted.tells_place else wanted.ping_interval)
+        if not place.decided:
+            current.beat = Beat(wanted.ping_interval, place.beat)
+            late = _answer_late(place, wanted, _Client.current())
+            return Response(late, headers=sse.HEADERS, content_type=wanted.content_type)
+        connection = await place.connection()
+        with suppress(NotTakenError):
+            return await respond(await connection.ask(outgoing(current, wanted.body)))
 
 
 async def _wait(place: Place, wanted: Asked, patience: float) -> None:
@@ -185,13 +187,9 @@ async def _answer_late(place: Place, wanted: Asked, client: _Client) -> AsyncGen
                 yield comment
             said = comment
             await _wait(place, wanted, sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
-        child = await place.child()
-        async with (
-            exchange(
-                child.socket_path, outgoing(client.request, wanted.body), child.kept
-            ) as answer,
-            aclosing(_parts(answer, client, begun=True)) as parts,
-        ):
+        connection = await place.connection()
+        answer = await connection.ask(outgoing(client.request, wanted.body))
+        async with aclosing(_parts(answer, client, begun=True)) as parts:
             async for part in parts:
                 yield part
     except TrioServeError as error:

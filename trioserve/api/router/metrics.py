@@ -11,6 +11,7 @@ from prometheus_client.exposition import generate_latest
 
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import Status
+from trioserve.server.observers.tools import ToolWork
 
 
 class RouterMetrics:
@@ -18,24 +19,35 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self._answered: Count[tuple[str, str]] = Count()  # by model and status
+        self._tool_calls: Count[tuple[str, str]] = Count()  # by tool and outcome
 
     def answered(self, model: str, status: int) -> None:
         """Count a request by the status that its client gets."""
         self._answered[model, str(status)] += 1
 
+    def tool_ended(self, work: ToolWork) -> None:
+        """Count a call of a tool."""
+        self._tool_calls[work.tool, work.outcome] += 1
+
     def render(self, fleet: Fleet) -> bytes:
         """Write all metrics."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Now(fleet, self._answered))
+        registry.register(_Now(fleet, self._answered, self._tool_calls))
         return generate_latest(registry)
 
 
 class _Now:
     """A collector of what is so at this moment."""
 
-    def __init__(self, fleet: Fleet, answered: Mapping[tuple[str, str], int]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        answered: Mapping[tuple[str, str], int],
+        tool_calls: Mapping[tuple[str, str], int],
+    ) -> None:
         self._fleet = fleet
         self._answered = answered
+        self._tool_calls = tool_calls
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -46,6 +58,14 @@ class _Now:
         for labels, n in self._answered.items():
             requests.add_metric(labels, n)
         yield requests
+        calls = CounterMetricFamily(
+            "trioserve:router_tool_calls",
+            "Calls of the router's own tools",
+            labels=["tool", "outcome"],
+        )
+        for labels, n in self._tool_calls.items():
+            calls.add_metric(labels, n)
+        yield calls
         states = {name: self._fleet.state(name) for name in self._fleet.catalog.entries}
         by_status = Count(state.value for state in states.values())
         models = GaugeMetricFamily(

@@ -5,13 +5,12 @@ So the children are asked one after the other, unless the request names a model.
 
 from __future__ import annotations
 
-import json
 from contextlib import AsyncExitStack
 
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.connection import counted
-from trioserve.api.base.registry import NOT_RUNNING
+from trioserve.api.base.registry import is_unknown
 from trioserve.api.base.request import current_request
 from trioserve.api.router import asked, forwarding
 from trioserve.api.router.service import current_router
@@ -65,9 +64,6 @@ async def _ask(entry: ModelEntry, body: bytes) -> Response | None:
 
 async def _is_unknown(response: Response) -> bool:
     """Whether a child does not know the id."""
-    if response.status_code == 404:
-        return True
     if response.content_type != "application/json":
         return False
-    answered = json.loads(await response.get_data())
-    return bool(answered.get("message") == NOT_RUNNING)
+    return is_unknown(response.status_code, await response.get_data(as_text=False))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeAlias
 
 import trio
 
 from trioserve.api.base import errors
-from trioserve.errors import TrioServeError
+from trioserve.errors import ModelProcessError, TrioServeError
 from trioserve.models.catalog import ModelEntry
-from trioserve.router.fleet import Child, Fleet
+from trioserve.router.connected import connected
+from trioserve.router.fleet import Fleet
+from trioserve.router.forward import Connection, connect
 from trioserve.router.states import Status, Waiting
 from trioserve.server.concurrency import alongside
 
@@ -28,37 +30,37 @@ class Place:
     def __init__(self, say: Say) -> None:
         self.waiting: Waiting | None = None
         self._say = say
-        self._child: Child | None = None
+        self._connection: Connection | None = None
         self._failure: TrioServeError | None = None
         self._decided = trio.Event()
 
     @property
     def decided(self) -> bool:
-        """Whether there is a child, or there will be none."""
+        """Whether there is a connection, or there will be none."""
         return self._decided.is_set()
 
     async def wait(self) -> None:
         """Wait until it is decided."""
         await self._decided.wait()
 
-    async def child(self) -> Child:
-        """Wait for the child. Raises what `Fleet.use` raises. May be called again."""
+    async def connection(self) -> Connection:
+        """Wait for a connection to the child. May be called again. Raises as `connected`."""
         await self._decided.wait()
         if self._failure is not None:
             raise self._failure
-        assert self._child is not None
-        return self._child
+        assert self._connection is not None
+        return self._connection
 
-    def give(self, child: Child) -> None:
-        """This is the child."""
-        self._child = child
+    def give(self, connection: Connection) -> None:
+        """This is the connection."""
+        self._connection = connection
         self._decided.set()
 
     async def keep(self, fleet: Fleet, entry: ModelEntry, *, autoload: bool) -> None:
-        """Take the child, and keep it until cancelled."""
+        """Take a connection, and keep it until cancelled."""
         try:
-            async with fleet.use(entry, autoload=autoload, on_wait=self._note) as child:
-                self.give(child)
+            async with connected(fleet, entry, autoload=autoload, on_wait=self._note) as connection:
+                self.give(connection)
                 await trio.sleep_forever()
         except TrioServeError as error:
             self._failure = error
@@ -84,16 +86,18 @@ async def place_at(
 ) -> AsyncIterator[Place]:
     """Take a place at the child of a model for the length of the block, waiting aside for it."""
     place = Place(say)
-    if fleet.is_ready(entry):  # there is nothing to wait for, and so no need for a task
-        async with fleet.use(entry, autoload=autoload) as child:
-            place.give(child)
-            yield place
-        return
 
     async def keep() -> None:
         await place.keep(fleet, entry, autoload=autoload)
 
-    async with alongside(keep):
+    async with AsyncExitStack() as stack:
+        if fleet.is_ready(entry):  # there is nothing to wait for, and so no need for a task
+            child = await stack.enter_async_context(fleet.use(entry, autoload=autoload))
+            with suppress(ModelProcessError):
+                place.give(stack.enter_context(connect(child.socket_path, child.kept, child.ended)))
+        if not place.decided:
+            await stack.aclose()
+            await stack.enter_async_context(alongside(keep))
         yield place
 
 

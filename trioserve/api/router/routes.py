@@ -66,7 +66,8 @@ async def props() -> Response:
             "ui_settings": config.ui_settings,
             "build_info": FINGERPRINT,
             "is_sleeping": False,
-            "cors_proxy_enabled": False,
+            "endpoint_tools": config.has_tools,
+            "cors_proxy_enabled": config.has_mcp_proxy,
         }
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ from trioserve.models.catalog import GgufSummary, ModelEntry, describe, modaliti
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.server.concurrency import alongside
+from trioserve.server.observers.log import RequestLog
+from trioserve.tools.box import ToolBox, open_box
 from trioserve.types import Modalities
 
 #: Seconds in which clients get what their models have sent last.
@@ -50,8 +52,10 @@ class RouterService(AppLife):
         #: Requests that are with a child, or wait for one.
         self.n_forwarded = AsyncValue(0)
         self.metrics = RouterMetrics()
+        self._observers = (RequestLog(), self.metrics)
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
+        self._tools: ToolBox | None = None
         self._downloads: Downloads | None = None
         self._summaries: dict[tuple[Path, object], GgufSummary | None] = {}
         self._modalities: dict[str, tuple[ModelEntry, Modalities]] = {}
@@ -72,6 +76,17 @@ class RouterService(AppLife):
         if self._fleet is None:
             raise UnavailableError("The router is starting.")
         return self._fleet
+
+    @property
+    def tools(self) -> ToolBox:
+        """The tools of the router itself, for clients; those of models are theirs. As `fleet`."""
+        assert self.fleet is not None and self._tools is not None
+        return self._tools
+
+    @property
+    def observers(self) -> Sequence[object]:
+        """The log, and the metrics."""
+        return self._observers
 
     @property
     def downloads(self) -> Downloads:
@@ -104,13 +119,15 @@ class RouterService(AppLife):
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         async with (
+            open_box(self.config) as tools,
             self._open_fleet() as fleet,
             alongside(self._own_memory.keep_trim),
             alongside(partial(self.streams.run, self.config)),
         ):
-            self._fleet = fleet
+            await tools.listed()
+            self._fleet, self._tools = fleet, tools
             self._downloads = Downloads(fleet, token=self.config.hf_token)
-            self._began(task_status)
+            self._began(task_status, tools)
             await self._downloads.run()
 
     def _forget(self) -> None:
@@ -119,8 +136,11 @@ class RouterService(AppLife):
     async def drain(self) -> None:
         """Take nothing new, and let the models finish what runs, within the `drain_timeout`."""
         self._stopping = True
+        deadline = trio.current_time() + self.config.drain_timeout
+        self.tool_calls.refuse()
         if self._fleet is not None:
             await self._fleet.drain()
+        await self.tool_calls.drain(deadline)
         with trio.move_on_after(_FAREWELL):
             await self.n_forwarded.wait_value(0)
 

@@ -84,7 +84,8 @@ class Ring:
         first = offset - self.start
         last = len(self)
         if last - first > about:
-            last = self._bytes.rfind(self.mark, first, first + about)
+            begin = max(first - len(self.mark) + 1, 0)  # a reader may begin within a mark
+            last = self._bytes.rfind(self.mark, begin, first + about)
             if last < 0:
                 last = self._bytes.find(self.mark, first + about - len(self.mark) + 1)
             last += len(self.mark)

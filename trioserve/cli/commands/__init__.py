@@ -61,6 +61,14 @@ COMMANDS: Mapping[str, Command] = {
         "  --json       print an object in JSON\n"
         "  --template   print the chat template only\n",
     ),
+    "mcp": Command(
+        "[--url URL] [flags]",
+        "offer models to other programs, as an MCP server on standard input and output",
+        "A program such as an editor starts this. It offers the models of the server at URL or,\n"
+        "without one, those that the flags name. Each of these is loaded when it is needed.\n\n"
+        "  --url URL    address of a server, such as http://127.0.0.1:8080, or the path of its\n"
+        "               Unix socket; --api-key is its key\n",
+    ),
     "rpc": Command(
         "build [--sources PATH] | serve [flags]",
         "compute a part of a model for another machine's trioserve --rpc",

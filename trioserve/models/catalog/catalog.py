@@ -179,12 +179,19 @@ class OneModel(Catalog):
         config: what the command line and the variables say.
         own_args: the command line.
         environ: the variables.
+        load_on_startup: whether it is loaded before anybody asks for it.
     """
 
     def __init__(
-        self, config: Config, own_args: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+        self,
+        config: Config,
+        own_args: Sequence[str] = (),
+        environ: Mapping[str, str] = os.environ,
+        *,
+        load_on_startup: bool = True,
     ) -> None:
         self._config = config
+        self._load_on_startup = load_on_startup
         super().__init__(own_args=own_args, environ=environ)
         self._default = next(iter(self._entries))
 
@@ -193,7 +200,9 @@ class OneModel(Catalog):
         found = _bundled() if named is None else None
         name = alias or (self._config.hf_repo or Path(named or BUNDLED).name)
         builder = _Builder(self._below, self._above, Preset(), self._cache_dir)
-        entry = builder.entry(name, found, Preset(self._single, load_on_startup=True))
+        entry = builder.entry(
+            name, found, Preset(self._single, load_on_startup=self._load_on_startup)
+        )
         return {entry.name: entry}
 
 

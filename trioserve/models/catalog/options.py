@@ -46,8 +46,10 @@ _OF_ONE_MODEL = frozenset(
 #: The router writes what its models log.
 _LOG_FILE = "log_file"
 
-#: Handed on as a variable only, because everybody may see the flags of a process.
-SECRET, _TOKEN = "hf_token", "HF_TOKEN"
+#: Fields that are handed on as variables only, because everybody may see the flags of a process,
+#: and what takes their place in a preset.
+SECRETS = {"hf_token": "HF_TOKEN in the environment", "mcp_servers_json": "mcp-servers-config"}
+_TOKEN = "HF_TOKEN"
 
 #: What Google's Vertex AI sets for the server that clients talk to.
 _VERTEX = "AIP_MODE"
@@ -132,7 +134,7 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
     for name, text in environ.items():
         if text and _is_ours(name) and (found := option(name, text, name)) is not None:
             lower |= [found]
-    dropped = OF_THE_ROUTER | _OF_ONE_MODEL | {SECRET, _LOG_FILE}
+    dropped = OF_THE_ROUTER | _OF_ONE_MODEL | SECRETS.keys() | {_LOG_FILE}
     both = {**lower, **parsed.words}
     return Shared(
         without(lower, dropped),
@@ -168,7 +170,8 @@ def environment_of_children(
     """Leave out the variables that are handed on as flags, or are not handed on.
 
     What others must not see is handed on as variables, also where a flag has set it: the token for
-    the hub, and the API keys, by which models decide who waits and who shares what.
+    the hub, the API keys, by which models decide who waits and who shares what, and MCP servers,
+    which may have keys in their descriptions.
     """
     own = {
         name: text
@@ -177,11 +180,13 @@ def environment_of_children(
     }
     config = config or Config()
     token = config.hf_token or environ.get(_TOKEN)
+    servers = config.mcp_servers_json
     for variable, values in (
         (_TOKEN, (token,) if token else ()),
         ("LLAMA_API_KEY", config.api_keys),
         ("TRIOSERVE_API_KEY_WEIGHTS", config.api_key_weights),
         ("TRIOSERVE_API_KEY_PRIORITY", config.api_key_priority),
+        ("LLAMA_ARG_MCP_SERVERS_JSON", (servers,) if servers else ()),
     ):
         if values:
             own[variable] = ",".join(map(str, values))

@@ -17,7 +17,7 @@ import attrs
 from trioserve.config import readers
 from trioserve.config.table import FALSE_WORDS, TRUE_WORDS
 from trioserve.errors import ConfigError
-from trioserve.models.catalog.options import OF_THE_ROUTER, SECRET, Options, option, without
+from trioserve.models.catalog.options import OF_THE_ROUTER, SECRETS, Options, option, without
 
 _ALL = "*"
 #: Where keys go that stand before the first section.
@@ -97,8 +97,10 @@ def _preset(items: list[tuple[str, str]], where: str) -> Preset:
             name, reader = _SETTINGS[key]
             others[name] = reader(text, source)
         elif key != _VERSION and (found := option(key, text, source)) is not None:
-            if found[0] == SECRET:
-                raise ConfigError(f"{source}: clients can see it here; set HF_TOKEN instead")
+            if found[0] in SECRETS:
+                raise ConfigError(
+                    f"{source}: clients can see it here; use {SECRETS[found[0]]} instead"
+                )
             options |= [found]
     return Preset(without(options, OF_THE_ROUTER), **others)
 

@@ -7,6 +7,7 @@ import structlog
 from trioserve.errors import TrioServeError
 from trioserve.server.observers.observer import RequestEnd, RequestInfo
 from trioserve.server.observers.recordings import RecordingWork
+from trioserve.server.observers.tools import ToolWork
 from trioserve.types import Timings
 
 _log = structlog.stdlib.get_logger("trioserve.request")
@@ -56,6 +57,16 @@ class RequestLog:
             _log.warning("recording failed", **facts, error=work.error.message)
         else:
             _log.info("recording ended", **facts, end=work.end)
+
+    def tool_ended(self, work: ToolWork) -> None:
+        """Write a line. What the arguments and the result are is not in it."""
+        _log.info(
+            "tool ended",
+            tool=work.tool or "unknown",
+            call=work.call_id,
+            end=work.outcome,
+            total_ms=round(work.seconds * 1e3, 1),
+        )
 
 
 def _speeds(timings: Timings) -> dict[str, object]:

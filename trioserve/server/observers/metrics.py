@@ -21,6 +21,7 @@ from prometheus_client.exposition import generate_latest
 from trioserve.errors import TrioServeError
 from trioserve.server.observers.observer import RequestEnd, RequestInfo
 from trioserve.server.observers.recordings import ENDS, RecordingWork
+from trioserve.server.observers.tools import ToolWork
 from trioserve.types import CancelReason, EngineCounters, EngineStatus, FinishReason, Timings
 
 _SECONDS = (
@@ -81,6 +82,8 @@ class Metrics:
         for end in ENDS:
             self._recordings.labels(end)
         self._recorded_s = 0.0
+        self._tool_calls = _counter("tool_calls", "Calls of tools", "tool", "outcome")
+        self._tool_times = _histogram("tool_seconds", "For how long tools ran", _SECONDS)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -106,6 +109,12 @@ class Metrics:
         self._recordings.labels(work.end).inc()
         if work.end == "finished":
             self._recorded_s += work.seconds
+
+    def tool_ended(self, work: ToolWork) -> None:
+        """Count a call."""
+        self._tool_calls.labels(work.tool, work.outcome).inc()
+        if work.ran:
+            self._tool_times.observe(work.seconds)
 
     def _observe_times(self, timings: Timings) -> None:
         self._llamacpp.observe(timings)
@@ -141,7 +150,7 @@ class Metrics:
         for metric in (
             *(self._first_token, self._per_token, self._queued, self._whole),
             *(self._prompt, self._output, self._finished, self._cancelled, self._failed),
-            self._recordings,
+            *(self._recordings, self._tool_calls, self._tool_times),
         ):
             yield from metric.collect()
         yield from self._load()
@@ -210,8 +219,9 @@ def _histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
     return Histogram(f"trioserve:{name}", text, buckets=bounds, registry=None)
 
 
-def _counter(name: str, text: str, label: str) -> Counter:
-    return Counter(f"trioserve:{name}", f"{text}, by {label}", [label], registry=None)
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    text = f"{text}, by {' and '.join(labels)}"
+    return Counter(f"trioserve:{name}", text, labels, registry=None)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -12,13 +12,16 @@ import time
 from typing import TypeAlias
 
 import trio
+from opentelemetry.context import Context
 from opentelemetry.metrics import Histogram, MeterProvider
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from trioserve._version import __version__
 from trioserve.errors import TrioServeError
+from trioserve.server.context import RequestContext
 from trioserve.server.observers.observer import RequestEnd, RequestInfo
+from trioserve.server.observers.tools import ToolWork
 from trioserve.types import CancelReason, FinishReason, Task
 
 _Attributes: TypeAlias = dict[str, str | int | float | list[str]]
@@ -91,12 +94,7 @@ class OpenTelemetry:
         now = time.time_ns()
         span = self._tracer.start_span(
             f"{request.operation} {request.model}",
-            context=self._propagator.extract(
-                {
-                    "traceparent": request.context.traceparent,
-                    "tracestate": request.context.tracestate,
-                }
-            ),
+            context=self._parent(request.context),
             kind=SpanKind.SERVER,
             attributes={**_of_request(request), **_of_end(end)},
             start_time=now - int(seconds * 1e9),
@@ -106,6 +104,34 @@ class OpenTelemetry:
         if self._content and span.is_recording():
             _add_content(span, request, end)
         span.end(now)
+
+    def tool_ended(self, work: ToolWork) -> None:
+        """Make the span of a call."""
+        now = time.time_ns()
+        failed = work.outcome == "failed"
+        span = self._tracer.start_span(
+            f"execute_tool {work.tool}".strip(),
+            context=self._parent(work.context),
+            kind=SpanKind.INTERNAL,
+            attributes={
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": work.tool,
+                "gen_ai.tool.type": "function" if work.kind == "function" else "extension",
+                "gen_ai.tool.call.id": work.call_id,
+                "trioserve.tool.outcome": work.outcome,
+                **({"error.type": "tool_failed"} if failed else {}),
+            },
+            start_time=now - int(work.seconds * 1e9),
+        )
+        if failed:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(now)
+
+    def _parent(self, context: RequestContext) -> Context:
+        """What a span of a request is a child of."""
+        return self._propagator.extract(
+            {"traceparent": context.traceparent, "tracestate": context.tracestate}
+        )
 
     def _record(self, request: RequestInfo, end: RequestEnd, seconds: float) -> None:
         labels: dict[str, str] = {

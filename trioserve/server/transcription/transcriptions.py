@@ -9,6 +9,7 @@ from functools import partial
 import trio
 
 from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServeError
+from trioserve.server.admission import let_finish
 from trioserve.server.concurrency import alongside
 from trioserve.server.context import RequestContext
 from trioserve.server.media import MediaLoader, Wanted
@@ -143,7 +144,7 @@ class Transcriptions:
         noted: RecordingWork,
     ) -> None:
         admission = self._requests.admission
-        admission.let_finish()
+        let_finish()
         try:
             async with aclosing(self._transcriber.transcribe(audio, params, context)) as events:
                 async for event in events:

@@ -18,6 +18,34 @@ export interface ToolCall {
   arguments: string;
 }
 
+/** How far a call of a tool is that the server makes. */
+export type CallState = "called" | "asked" | "running" | "done" | "failed" | "stopped" | "denied";
+
+/** A call of a tool that the server makes, and what came of it. */
+export interface MadeCall extends ToolCall {
+  /** The tool's name for people. */
+  title: string;
+  /** It may change something. */
+  writes: boolean;
+  state: CallState;
+  /** What it would change, as a unified diff, for the person who is asked. */
+  preview?: string;
+  /** The last of what it has written while it runs. */
+  output?: string;
+  /** What the model is told. */
+  result?: string;
+  /** What it has changed, as a unified diff. */
+  diff?: string;
+  seconds?: number;
+}
+
+/** What a model said before its last words in an answer, and the calls that the server then made. */
+export interface Step {
+  content: string;
+  reasoning: string;
+  calls: MadeCall[];
+}
+
 export interface Stats {
   tokens: number;
   tokensPerSecond: number;
@@ -40,6 +68,10 @@ export interface StreamPlace {
   startedAt: number;
   /** Milliseconds from there to the first token, once it came. */
   ttft?: number;
+  /** What the server calls the answer. */
+  id?: string;
+  /** The last of the steps may get more calls. */
+  isCalling?: boolean;
 }
 
 export interface Message {
@@ -49,12 +81,15 @@ export interface Message {
   role: Role;
   content: string;
   reasoning: string;
+  /** Calls that the server did not make. */
   toolCalls: ToolCall[];
+  /** What came before the content, where the server made calls for the model. */
+  steps?: Step[];
   attachments: Attachment[];
   model: string;
   createdAt: number;
   state: MessageState;
-  /** Why the model ended: stop, length, tool_calls. */
+  /** Why the model ended: stop, length, tool_calls; or max_steps. */
   finish?: string;
   /** What went wrong, in words for people. */
   error?: string;
@@ -73,6 +108,17 @@ export interface Chat {
   system: string;
   sampling: Sampling;
   model: string;
+  /** Not there: what the settings say. */
+  tools?: ToolChoice;
+}
+
+/** Which tools the model may call. */
+export interface ToolChoice {
+  on: string[];
+  /** Those that write without a person being asked each time. */
+  allowed: string[];
+  /** The folder that relative paths begin in; empty: the server's own. */
+  cwd: string;
 }
 
 /** Only what differs from the server's defaults, by the names of the API's fields. */
@@ -92,6 +138,7 @@ export interface Settings {
   system: string;
   sampling: Sampling;
   model: string;
+  tools: ToolChoice;
   showReasoning: boolean;
   showStats: boolean;
 }
@@ -103,6 +150,8 @@ export type Phase =
   | "prompt"
   | "thinking"
   | "writing"
+  | "running-tools"
+  | "asking"
   | "reconnecting";
 
 /** An answer that is being written. */
@@ -151,9 +200,21 @@ export interface Props {
   modalities?: Record<string, boolean>;
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
+  endpoint_tools?: boolean;
   ui_settings?: Record<string, unknown>;
   build_info?: string;
   is_sleeping?: boolean;
+}
+
+/** A tool that the server can run. */
+export interface ServerTool {
+  name: string;
+  /** For people. */
+  title: string;
+  description: string;
+  /** The MCP server that it comes from; empty: it is built in. */
+  origin: string;
+  writes: boolean;
 }
 
 export interface Model {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -20,7 +19,7 @@ from trioserve.chat.formats.families import HERMES_THINK
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import DeadlineExceededError
-from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.server.stream import ChatChunk
 from trioserve.testing.vocab import ByteVocab, byte_vocab
 from trioserve.types import (
     Candidates,
@@ -73,8 +72,7 @@ class Made:
             prompt_tail=prompt,
             new_id=lambda: f"call_{next(numbers)}",
         )
-        stream = cast(ChatStream, SimpleNamespace(prompt=(1, 2, 3)))
-        self.builder = ResponseBuilder("m", wanted, chat, GenerationParams(), stream, byte_vocab)
+        self.builder = ResponseBuilder("m", wanted, chat, GenerationParams(), 3, byte_vocab)
         self.events: list[Event] = self.builder.begin()
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
             tokens = tuple(text[start:end].encode())
@@ -206,8 +204,7 @@ def test_no_output_has_no_items() -> None:
 
 def test_an_error_before_the_response_began_is_the_only_event() -> None:
     wanted, chat = ResponsesRequest.parse({"input": "Hi", "stream": True})
-    stream = cast(ChatStream, SimpleNamespace(prompt=(1,)))
-    builder = ResponseBuilder("m", wanted, chat, GenerationParams(), stream, byte_vocab)
+    builder = ResponseBuilder("m", wanted, chat, GenerationParams(), 1, byte_vocab)
     data = ResponseEvents(builder, chat, 1).fail(DeadlineExceededError("Too late."))
     assert data.decode() == (
         'event: error\ndata: {"type":"error","sequence_number":0,"code":"deadline_exceeded",'

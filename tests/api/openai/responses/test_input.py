@@ -102,6 +102,70 @@ def test_what_the_assistant_did_is_one_message() -> None:
     ]
 
 
+def made(name: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "mcp_call",
+        "id": f"mcp_{name}",
+        "server_label": "trioserve",
+        "name": name,
+        "arguments": "{}",
+        **fields,
+    }
+
+
+def called(*names: str) -> dict[str, Any]:
+    function = {"arguments": "{}"}
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, **function}} for name in names
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def result(name: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "content": content, "tool_call_id": name, "name": name}
+
+
+def test_calls_that_the_server_has_made() -> None:
+    hi = {"role": "user", "content": "Hi"}
+    failed = {"type": "mcp_tool_execution_error", "content": "gone"}
+    items = [
+        hi,
+        {"type": "reasoning", "summary": [], "content": [thought("Two.")], "trioserve_step": "a"},
+        made("f", output="1", trioserve_step="a"),
+        made("g", error=failed, trioserve_step="a"),
+        made("h", output="3", trioserve_step="b"),
+        made("cut", status="incomplete", trioserve_step="c"),
+    ]
+    assert messages_of(items) == [
+        hi,
+        {**called("f", "g"), "reasoning_content": "Two."},
+        result("f", "1"),
+        result("g", "gone"),
+        called("h"),
+        result("h", "3"),
+    ]
+
+
+def test_calls_of_which_the_client_makes_one_are_one_message() -> None:
+    own = {"type": "function_call", "call_id": "g", "name": "g", "arguments": ""}
+    output = {"type": "function_call_output", "call_id": "g", "output": "2"}
+    items = [made("f", output="1", trioserve_step="a"), {**own, "trioserve_step": "a"}, output]
+    own_result = {"role": "tool", "content": "2", "tool_call_id": "g"}
+    expected = [called("f", "g"), result("f", "1"), own_result]
+    assert messages_of(items) == expected
+    hi = {"role": "user", "content": "Hi"}
+    assert messages_of([*items, hi, *items]) == [*expected, hi, *expected]
+
+
+def test_without_the_names_of_steps_each_call_is_a_step() -> None:
+    items = [made("f", output="1"), made("g", output="2")]
+    assert messages_of(items) == [called("f"), result("f", "1"), called("g"), result("g", "2")]
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
 def test_the_fields_that_a_chat_has_under_other_names() -> None:
     body = {
         "input": "Hi",
@@ -183,7 +247,22 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"input": [{"type": "web_search_call"}]},
         f"{ITEM}.type",
         "'input[0].type' is 'web_search_call'; it must be one of message, function_call, "
-        "function_call_output, reasoning.",
+        "function_call_output, mcp_call, reasoning.",
+    ),
+    (
+        {"input": [{"type": "mcp_call", "id": "1", "name": "f", "output": 1}]},
+        f"{ITEM}.output",
+        "'input[0].output' must be a string.",
+    ),
+    (
+        {"input": [{"type": "mcp_call", "id": "1", "name": "f", "error": {"type": "x"}}]},
+        f"{ITEM}.error.message",
+        "'input[0].error.message' is required.",
+    ),
+    (
+        {"input": [{"type": "mcp_call", "output": "1"}]},
+        f"{ITEM}.id",
+        "'input[0].id' is required.",
     ),
     (
         {"input": [{"role": "tool", "content": ""}]},

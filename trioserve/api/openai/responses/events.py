@@ -7,6 +7,7 @@ of them.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
@@ -18,6 +19,7 @@ from trioserve.api.openai.responses.items import (
     CallItem,
     Event,
     Item,
+    MadeCallItem,
     MessageItem,
     ReasoningItem,
     new_id,
@@ -34,8 +36,8 @@ from trioserve.chat.deltas import (
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.engine.backend import Vocab
 from trioserve.errors import TrioServeError
-from trioserve.server.stream import ChatChunk, ChatStream
-from trioserve.types import Finished, FinishReason, GenerationParams, Progress, TokenProbs
+from trioserve.server.stream import ChatChunk
+from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings, TokenProbs
 
 
 class ResponseBuilder:
@@ -46,7 +48,7 @@ class ResponseBuilder:
         request: what was asked for; the response repeats most of it.
         chat: the same, as a chat.
         params: how it is answered.
-        stream: where the events come from.
+        n_prompt: the tokens of the prompt.
         vocab: what the tokens stand for.
     """
 
@@ -56,16 +58,17 @@ class ResponseBuilder:
         request: ResponsesRequest,
         chat: ChatRequest,
         params: GenerationParams,
-        stream: ChatStream,
+        n_prompt: int,
         vocab: Vocab,
     ) -> None:
         self._chat, self._params = chat, params
-        self._n_prompt = len(stream.prompt)
+        self._n_prompt = n_prompt
         self._tokens = TokensOfText(vocab.pieces)
         self._n_reasoning = 0
         self.n_candidates = 0
+        self._step: str | None = None  # the name of the step, where there are several
         self._items: list[Item] = []
-        self._written: list[dict[str, Any]] = []
+        self._written: dict[int, dict[str, Any]] = {}  # those that are closed, by their index
         self._fields = _repeated(request, params) | {
             "id": new_id("resp"),
             "object": "response",
@@ -104,23 +107,27 @@ class ResponseBuilder:
 
     def finish(self, last: Finished) -> list[Event]:
         """Take the end."""
-        cut = last.reason is FinishReason.LIMIT
-        status = "incomplete" if cut else "completed"
+        cut = "max_output_tokens" if last.reason is FinishReason.LIMIT else None
+        return self._end(cut, last.timings, self._n_prompt)
+
+    def _end(self, cut: str | None, timings: Timings, n_prompt: int) -> list[Event]:
+        """End the response; `cut` says why it is not complete."""
+        status = "completed" if cut is None else "incomplete"
         events = self._close(status)
-        n_output = last.timings.predicted_n
+        n_output = timings.predicted_n
         self.response = self._response(
             status,
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            completed_at=None if cut else int(time.time()),
+            incomplete_details=None if cut is None else {"reason": cut},
+            completed_at=int(time.time()) if cut is None else None,
             usage={
-                "input_tokens": self._n_prompt,
+                "input_tokens": n_prompt,
                 "input_tokens_details": {
-                    "cached_tokens": last.timings.cache_n,
-                    "cache_write_tokens": last.timings.prompt_n,
+                    "cached_tokens": timings.cache_n,
+                    "cache_write_tokens": timings.prompt_n,
                 },
                 "output_tokens": n_output,
                 "output_tokens_details": {"reasoning_tokens": self._n_reasoning},
-                "total_tokens": self._n_prompt + n_output,
+                "total_tokens": n_prompt + n_output,
             },
         )
         return [*events, {"type": f"response.{status}", "response": self.response}]
@@ -136,33 +143,38 @@ class ResponseBuilder:
     def _open_for(self, delta: Delta) -> list[Event]:
         """Make sure that the last item is one for a delta."""
         last = self._items[-1] if self._items else None
-        index = len(self._items)
-        item: Item
         match delta, last:
             case (
                 (ContentDelta(), MessageItem())
                 | (ReasoningDelta(), ReasoningItem())
-                | (ToolCallArguments(), CallItem())
+                | (ToolCallArguments(), CallItem() | MadeCallItem())
             ):
                 return []
-            case ContentDelta(), _:
-                item = MessageItem(index)
-            case ReasoningDelta(), _:
-                item = ReasoningItem(index)
-            case ToolCallStart(), _:
-                item = CallItem(index, delta)
-            case _:
-                raise AssertionError(f"{delta} belongs to no call")
         events = self._close("completed")
+        item = self._item_for(delta, len(self._items))
+        item.step = self._step
         self._items.append(item)
         return events + item.opened()
 
+    def _item_for(self, delta: Delta, index: int) -> Item:
+        match delta:
+            case ContentDelta():
+                return MessageItem(index)
+            case ReasoningDelta():
+                return ReasoningItem(index)
+            case ToolCallStart():
+                return CallItem(index, delta)
+            case _:
+                raise AssertionError(f"{delta} belongs to no call")
+
     def _close(self, status: str) -> list[Event]:
         """Close the last item, if it is open."""
-        if len(self._written) == len(self._items):
+        if not self._items or (last := self._items[-1]).index in self._written:
             return []
-        item = self._items[-1]
-        self._written.append(item.written(status))
+        return self._close_item(last, status)
+
+    def _close_item(self, item: Item, status: str) -> list[Event]:
+        self._written[item.index] = item.as_json(status)
         return item.closed(status)
 
     def _logprobs(self, probs: list[TokenProbs]) -> list[dict[str, Any]]:
@@ -171,9 +183,12 @@ class ResponseBuilder:
         post = self._params.post_sampling_probs
         return list(writers.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs))
 
+    def _output(self) -> list[dict[str, Any]]:
+        return [self._written[index] for index in sorted(self._written)]
+
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
-        return {**self._fields, "status": status, "output": list(self._written), **empty, **fields}
+        return {**self._fields, "status": status, "output": self._output(), **empty, **fields}
 
 
 def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, Any]:
@@ -207,8 +222,12 @@ class ResponseEvents:
 
     def __init__(self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> None:
         self._builder, self._chat = builder, chat
-        self._live = writers.LiveTimings(n_prompt, monotonic)
         self._n_events = 0
+        self.begin_prompt(n_prompt)
+
+    def begin_prompt(self, n_prompt: int) -> None:
+        """Begin a prompt: what is measured from now on is about this one."""
+        self._live = writers.LiveTimings(n_prompt, monotonic)
 
     def encode(self, index: int, event: sse.Event) -> bytes:
         """Write an event."""
@@ -231,6 +250,10 @@ class ResponseEvents:
                 extra = self._live.with_progress(event, timed=self._chat.timings_per_token)
         if events:
             events[-1] = events[-1] | extra
+        return self.write(events)
+
+    def write(self, events: Iterable[Event]) -> bytes:
+        """Write events that were made, and number them."""
         return b"".join(map(self._write, events))
 
     def end(self) -> bytes:
@@ -241,7 +264,7 @@ class ResponseEvents:
         """Write what ends a stream that had begun: the response as it failed, and the error."""
         known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
         events = self._builder.fail(known) if self._builder.begun else []
-        return b"".join(map(self._write, [*events, as_event(errors.body(known))]))
+        return self.write([*events, as_event(errors.body(known))])
 
     def _write(self, event: Event) -> bytes:
         kind = event["type"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.api.base.fields import named, required, text
+from trioserve.api.base.fields import mapping, named, required, text
 from trioserve.api.openai.responses.parts import (
     INPUT,
     OUTPUT,
@@ -29,6 +29,12 @@ from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 _ROLES = {"user": INPUT, "system": INPUT, "developer": INPUT, "assistant": OUTPUT}
+
+#: The field of an item that names the step it is from, in an answer of several: one message.
+STEP = "trioserve_step"
+
+#: What stands before the id of a call that the server has made, in the id of its item.
+MCP_CALL = "mcp_"
 
 #: How a chat's error messages name its fields.
 _IN_CHAT = re.compile(
@@ -50,16 +56,28 @@ class Conversation:
 
     messages: list[dict[str, Any]] = attrs.field(factory=list)
     places: list[str] = attrs.field(factory=list)
+    #: The message of the last step that the server took, and the name of that step.
+    _step: tuple[str, dict[str, Any]] | None = None
 
     def add(self, place: str, role: str, content: Any, **fields: Any) -> None:
         """Add a message."""
+        if role not in ("assistant", "tool"):
+            self._step = None
         self.messages.append({"role": role, "content": content, **fields})
         self.places.append(place)
 
-    def answer(self, place: str) -> dict[str, Any]:
-        """Give the message of the assistant that the next item belongs to."""
+    def answer(self, place: str, item: Item) -> dict[str, Any]:
+        """Give the message of the assistant that an item belongs to.
+
+        That is the last one, unless results stand in between: then the item must name its step.
+        """
+        step = item.get(STEP)
+        if self._step is not None and step == self._step[0]:
+            return self._step[1]
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.add(place, "assistant", [])
+        if isinstance(step, str):
+            self._step = (step, self.messages[-1])
         return self.messages[-1]
 
     @contextmanager
@@ -146,20 +164,39 @@ def _read_message(chat: Conversation, item: Item, path: str) -> None:
     if role != "assistant":
         chat.add(path, role, content)
         return
-    parts = chat.answer(path)["content"]
+    parts = chat.answer(path, item)["content"]
     parts += [text_part(content)] if isinstance(content, str) else content
 
 
 def _read_call(chat: Conversation, item: Item, path: str) -> None:
+    _add_call(chat, item, path, required(item, "call_id", text, path))
+
+
+def _add_call(chat: Conversation, item: Item, path: str, id_: str) -> None:
     call = {
-        "id": required(item, "call_id", text, path),
+        "id": id_,
         "type": "function",
         "function": {
             "name": required(item, "name", text, path),
             "arguments": _arguments(item, path),
         },
     }
-    chat.answer(path).setdefault("tool_calls", []).append(call)
+    chat.answer(path, item).setdefault("tool_calls", []).append(call)
+
+
+def _read_made_call(chat: Conversation, item: Item, path: str) -> None:
+    """Read a call that the server has made, and its result. One that was cut off has none."""
+    id_ = required(item, "id", text, path).removeprefix(MCP_CALL)
+    if (error := item.get("error")) is not None:
+        fields = named(mapping, error, f"{path}.error")
+        name = "content" if "content" in fields else "message"
+        output = required(fields, name, text, f"{path}.error")
+    elif item.get("output") is None:
+        return
+    else:
+        output = required(item, "output", text, path)
+    _add_call(chat, item, path, id_)
+    chat.add(path, "tool", output, tool_call_id=id_, name=item["name"])
 
 
 def _arguments(item: Item, path: str) -> str:
@@ -194,7 +231,7 @@ def _read_reasoning(chat: Conversation, item: Item, path: str) -> None:
                 param=f"{path}.encrypted_content",
             )
         return
-    message = chat.answer(path)
+    message = chat.answer(path, item)
     before = [message["reasoning_content"]] if "reasoning_content" in message else []
     message["reasoning_content"] = "\n".join(before + texts)
 
@@ -210,5 +247,6 @@ _READERS: Mapping[str, Callable[[Conversation, Item, str], None]] = {
     "message": _read_message,
     "function_call": _read_call,
     "function_call_output": _read_result,
+    "mcp_call": _read_made_call,
     "reasoning": _read_reasoning,
 }

@@ -10,6 +10,7 @@ import secrets
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from trioserve.api.openai.responses.input import MCP_CALL, STEP
 from trioserve.chat.deltas import ToolCallStart
 
 Event = dict[str, Any]
@@ -21,7 +22,9 @@ def new_id(prefix: str) -> str:
 
 
 class Item(ABC):
-    """An item of the output. `index` is its place there."""
+    """An item of the output. `index` is its place there, and `step` names the step it is from."""
+
+    step: str | None = None  # there is only one
 
     def __init__(self, index: int, id: str) -> None:
         self.index, self.id = index, id
@@ -48,11 +51,16 @@ class Item(ABC):
     def closed(self, status: str) -> list[Event]:
         """Tell that it ends, and how."""
 
+    def as_json(self, status: str) -> dict[str, Any]:
+        """Write the item with the name of its step, where there are several."""
+        step = {} if self.step is None else {STEP: self.step}
+        return {**self.written(status), **step}
+
     def _item_event(self, kind: str, status: str) -> Event:
         return {
             "type": f"response.output_item.{kind}",
             "output_index": self.index,
-            "item": self.written(status),
+            "item": self.as_json(status),
         }
 
     def _event(self, kind: str, **fields: Any) -> Event:
@@ -174,5 +182,57 @@ class CallItem(Item):
             "call_id": self._start.id,
             "name": self._start.name,
             "arguments": self.text,
+            "status": status,
+        }
+
+
+class MadeCallItem(Item):
+    """A tool that the server runs, in OpenAI's form for those of MCP servers.
+
+    It is open until it has a result: the model may write other calls before.
+    """
+
+    def __init__(self, index: int, start: ToolCallStart, server_label: str) -> None:
+        super().__init__(index, f"{MCP_CALL}{start.id}")
+        self._start, self._label = start, server_label
+        self._output: str | None = None
+        self._error: dict[str, Any] | None = None
+        self.is_called = False  # its arguments are complete
+
+    def opened(self) -> list[Event]:
+        return [self._item_event("added", "in_progress"), self._event("mcp_call.in_progress")]
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+        """Add a piece of the arguments. Its tokens have no place in this item."""
+        self._texts.append(text)
+        return self._event("mcp_call_arguments.delta", delta=text)
+
+    def called(self) -> list[Event]:
+        """Tell that the arguments are complete."""
+        self.is_called = True
+        return [self._event("mcp_call_arguments.done", arguments=self.text)]
+
+    def take(self, result: str, *, is_error: bool) -> None:
+        """Take the result."""
+        if is_error:
+            self._error = {"type": "mcp_tool_execution_error", "content": result}
+        else:
+            self._output = result
+
+    def closed(self, status: str) -> list[Event]:
+        """Tell that it was "completed", has "failed", or is "incomplete" and was not made."""
+        made = [] if status == "incomplete" else [self._event(f"mcp_call.{status}")]
+        return [*made, self._item_event("done", status)]
+
+    def written(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "mcp_call",
+            "server_label": self._label,
+            "name": self._start.name,
+            "arguments": self.text,
+            "approval_request_id": None,
+            "output": self._output,
+            "error": self._error,
             "status": status,
         }

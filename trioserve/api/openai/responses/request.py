@@ -26,6 +26,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.json_schema import of_fields
 from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
+from trioserve.api.base.run_request import NAME as RUN_TOOLS
 from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -204,6 +205,12 @@ class ResponsesRequest:
         fields = request._in_chat()
         with request.input.naming_items():
             chat = ChatRequest.parse(fields)
+        if chat.run_tools is not None and request.max_tool_calls is not None:
+            raise UnsupportedFieldError(
+                "'max_tool_calls' is not supported where the server runs tools; "
+                f"'{RUN_TOOLS}.max_steps' limits them.",
+                param="max_tool_calls",
+            )
         if chat.grammar is not None and chat.grammar.param == "response_format":
             chat = attrs.evolve(chat, grammar=attrs.evolve(chat.grammar, param="text.format"))
         return request, chat

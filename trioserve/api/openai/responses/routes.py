@@ -5,6 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
@@ -13,12 +14,16 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.openapi import takes
+from trioserve.api.base.registry import Running
 from trioserve.api.base.request import current_request, long_response
 from trioserve.api.base.service import current_responses
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.request import ResponsesRequest
+from trioserve.api.openai.responses.runs import RunBuilder, RunResponseEvents
+from trioserve.api.openai.runs import open_run, respond_run
+from trioserve.server import RequestContext, Server
 from trioserve.server.stream import ChatChunk
-from trioserve.types import Finished
+from trioserve.types import Finished, GenerationParams
 
 blueprint = Blueprint("responses", __name__)
 
@@ -30,22 +35,19 @@ async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
     request, chat = await read_chat(ResponsesRequest.parse)
     server, params, context = await admit(chat)
+    if chat.run_tools is not None:
+        return await _run(server, request, chat, params, context)
     with request.input.naming_items():
         (stream,) = await open_streams(
             server.chats.stream(chat.messages, params, chat.chat_params, context)
         )
-    model = server.model
-    builder = ResponseBuilder(model.info.name, request, chat, params, stream, model.vocab)
+    model, n_prompt = server.model, len(stream.prompt)
+    builder = ResponseBuilder(model.info.name, request, chat, params, n_prompt, model.vocab)
     if chat.stream:
-        current_request().resources.enter_context(
-            current_responses().running(
-                builder.response["id"],
-                [stream],
-                context.client,
-                reasoning_control=chat.reasoning_control,
-            )
-        )
-        writer = ResponseEvents(builder, chat, len(stream.prompt))
+        running = Running([stream], context.client, chat.reasoning_control)
+        resources = current_request().resources
+        resources.enter_context(current_responses().running(builder.response["id"], running))
+        writer = ResponseEvents(builder, chat, n_prompt)
         return await respond_stream(server, chat, [stream], writer, writer.fail)
     builder.begin()
     async for event in stream:
@@ -53,6 +55,28 @@ async def responses() -> Response:
             builder.add(event)
         elif isinstance(event, Finished):
             builder.finish(event)
+    return await long_response(lambda: builder.response, 32 * builder.n_candidates)
+
+
+async def _run(
+    server: Server,
+    request: ResponsesRequest,
+    chat: ChatRequest,
+    params: GenerationParams,
+    context: RequestContext,
+) -> Response:
+    """Make a response for which the server runs tools."""
+    with request.input.naming_items():
+        run = await open_run(server, chat, params, context)
+    model = server.model
+    labels = {name: tool.info.mcp_server for name, tool in server.tools.tools.items()}
+    builder = RunBuilder(model.info.name, request, chat, params, model.vocab, labels)
+    if chat.stream:
+        writer = RunResponseEvents(builder, chat)
+        return await respond_run(server, chat, run, writer, builder.response["id"], writer.fail)
+    builder.begin()
+    async for event in run:
+        builder.take(event)
     return await long_response(lambda: builder.response, 32 * builder.n_candidates)
 
 

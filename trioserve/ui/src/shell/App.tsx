@@ -4,6 +4,7 @@ import { useEffect } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { openChat } from "../state/chats";
+import { runs } from "../state/runs";
 import { settings } from "../state/settings";
 import { mediaTaken } from "./attachments";
 import { Composer } from "./Composer";
@@ -113,6 +114,7 @@ function showTheme(): () => void {
 function showTitle(): () => void {
   return effect(() => {
     const title = openChat.value?.path.length ? openChat.value.chat.title : "";
-    document.title = title ? `${title} – trioserve` : "trioserve";
+    const waiting = [...runs.value.values()].filter(({ phase }) => phase === "asking").length;
+    document.title = `${waiting ? `(${waiting}) ` : ""}${title ? `${title} – ` : ""}trioserve`;
   });
 }

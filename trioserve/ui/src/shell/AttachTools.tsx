@@ -7,6 +7,7 @@ import { takes } from "../state/server";
 import { mediaTaken } from "./attachments";
 import { attach } from "./draft";
 import { choose } from "./files";
+import { ToolMenu } from "./ToolMenu";
 import { listening, record, stopRecording } from "./recording";
 import { overlay } from "./view";
 
@@ -31,6 +32,7 @@ export function AttachTools(): VNode {
         </button>
       )}
       {takes("audio") && <RecordButton />}
+      <ToolMenu />
     </>
   );
 }

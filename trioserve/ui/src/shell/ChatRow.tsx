@@ -18,7 +18,7 @@ const renamed = signal<string | null>(null);
 /** A chat in the list: a link, and what can be done with it. */
 export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VNode {
   const renaming = useComputed(() => renamed.value === chat.id);
-  const running = useComputed(() => runs.value.has(chat.id));
+  const phase = useComputed(() => runs.value.get(chat.id)?.phase);
   if (renaming.value) {
     return (
       <li class="chat-row">
@@ -45,7 +45,13 @@ export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VN
         onDblClick={begin}
         onKeyDown={onKey}
       >
-        {running.value && <span class="pulse" role="img" aria-label="Being answered" />}
+        {phase.value && (
+          <span
+            class={phase.value === "asking" ? "pulse asking" : "pulse"}
+            role="img"
+            aria-label={phase.value === "asking" ? "Waits for your approval" : "Being answered"}
+          />
+        )}
         <span class="chat-title" dir="auto">
           {title}
         </span>

@@ -7,6 +7,7 @@ import type { Settings } from "../types";
 import { KeyField } from "./KeyField";
 import { keyNames } from "./keys";
 import { mac } from "./shortcuts";
+import { Switch } from "./Switch";
 
 /** How the page looks and behaves, and the key that it shows to the server. */
 export function General(): VNode {
@@ -66,33 +67,5 @@ function Choice<Value extends string>({ title, value, options, onChange }: Choic
         ))}
       </div>
     </fieldset>
-  );
-}
-
-interface SwitchProps {
-  label: string;
-  help: string;
-  value: boolean;
-  onChange: (value: boolean) => void;
-}
-
-function Switch({ label, help, value, onChange }: SwitchProps): VNode {
-  const id = useId();
-  return (
-    <div class="switch-row">
-      <label for={id}>{label}</label>
-      <input
-        id={id}
-        type="checkbox"
-        role="switch"
-        class="switch"
-        checked={value}
-        aria-describedby={`${id}-help`}
-        onChange={(event) => onChange(event.currentTarget.checked)}
-      />
-      <p id={`${id}-help`} class="hint">
-        {help}
-      </p>
-    </div>
   );
 }

@@ -6,6 +6,7 @@ import { openChat } from "../state/chats";
 import { runs } from "../state/runs";
 import type { MessageState } from "../types";
 import { announce, describeRun } from "./runText";
+import { focusAsked } from "./view";
 
 /** What the server does for the open chat: its place in the queue, the prompt, the speed. */
 export function RunStatus(): VNode {
@@ -24,6 +25,11 @@ export function RunStatus(): VNode {
         <div class="run" data-phase={run.value?.phase}>
           <span class="pulse" />
           <span class="run-text">{told.text}</span>
+          {run.value?.phase === "asking" && (
+            <button type="button" class="button" onClick={focusAsked}>
+              Show
+            </button>
+          )}
           {told.share !== undefined && <progress max={1} value={told.share} aria-label="Progress" />}
         </div>
       )}

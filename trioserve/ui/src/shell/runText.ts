@@ -32,6 +32,10 @@ export function describeRun(run: Run, now: number): RunText {
       return { text: withSpeed("Thinking", run) };
     case "writing":
       return { text: withSpeed("Writing", run) };
+    case "running-tools":
+      return { text: `Running ${note}…` };
+    case "asking":
+      return { text: `${note} waits for your approval` };
     case "reconnecting":
       return { text: note || "The connection was lost. Connecting again…" };
   }
@@ -74,6 +78,10 @@ export function announce(run: Run | undefined): string {
       return "The model thinks.";
     case "writing":
       return "The answer begins.";
+    case "running-tools":
+      return "The server runs a tool.";
+    case "asking":
+      return `${run.note} waits for your approval.`;
     case "reconnecting":
       return "The connection was lost. Connecting again.";
     case "sending":

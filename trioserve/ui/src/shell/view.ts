@@ -56,6 +56,13 @@ export function focusComposer(): void {
   document.getElementById("message")?.focus();
 }
 
+/** Put the focus on the first call of a tool that waits for approval; false: none does. */
+export function focusAsked(): boolean {
+  const button = document.querySelector<HTMLElement>(".call .allow:not(:disabled)");
+  button?.focus();
+  return button !== null;
+}
+
 /** Give the focus back when what had it is gone. On glass, that would bring up the keyboard. */
 export function focusAgain(): void {
   if (!touch.value) focusComposer();

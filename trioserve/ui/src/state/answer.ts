@@ -1,7 +1,8 @@
 // An answer while it is written: the events of its stream, put together.
 
-import type { Message, Phase, Run, Stats, StreamPlace, ToolCall } from "../types";
+import type { Message, Phase, Run, Stats, Step, StreamPlace, ToolCall } from "../types";
 import { isRecord } from "./json";
+import { lastIsAt, withCall, withChange, withText } from "./steps";
 
 /** What the server counts, in each chunk that has text. Its clock knows nothing of slow networks. */
 interface Timings {
@@ -28,10 +29,15 @@ export class Answer {
   #content: string;
   #reasoning: string;
   #calls: ToolCall[];
+  #steps: readonly Step[];
+  #isCalling: boolean;
+  #id: string | undefined;
   readonly #base: Message;
   readonly #stream: StreamPlace;
   #ttft: number | undefined;
   #timings: Timings | null = null;
+  /** Tokens of the last step. */
+  #written = 0;
   #samples: Timings[] = [];
 
   constructor(message: Message & { stream: StreamPlace }) {
@@ -40,19 +46,30 @@ export class Answer {
     this.#content = message.content;
     this.#reasoning = message.reasoning;
     this.#calls = message.toolCalls;
+    this.#steps = message.steps ?? [];
+    this.#isCalling = message.stream.isCalling ?? false;
+    this.#id = message.stream.id;
     this.offset = message.stream.offset;
     this.#ttft = message.stream.ttft;
     this.phase = "sending";
+    if (this.#isCalling) ({ phase: this.phase, note: this.note } = lastIsAt(this.#steps));
   }
 
   /** Take an event; true: there is more to show of the message. */
   take(chunk: Record<string, unknown>, offset: number, now = Date.now()): boolean {
     this.offset = offset;
-    if (isRecord(chunk.timings)) this.#takeTimings(chunk.timings as unknown as Timings);
-    if (isRecord(chunk.prompt_progress)) this.#takeProgress(chunk.prompt_progress);
+    if (typeof chunk.id === "string") this.#id = chunk.id;
+    if (isRecord(chunk.trioserve_event)) return this.#takeEvent(chunk.trioserve_event);
     const choice = (chunk.choices as unknown[] | undefined)?.[0];
+    if (isRecord(chunk.timings)) {
+      this.#takeTimings(chunk.timings as unknown as Timings);
+      // At the end it is told of all steps together.
+      const isSum = this.#steps.length > 0 && isRecord(choice) && choice.finish_reason !== null;
+      if (!isSum) this.#written = this.#timings?.predicted_n ?? 0;
+    }
+    if (isRecord(chunk.prompt_progress)) this.#takeProgress(chunk.prompt_progress);
     if (!isRecord(choice)) return false;
-    if (typeof choice.finish_reason === "string") this.finish = choice.finish_reason;
+    if (typeof choice.finish_reason === "string") this.finish ??= choice.finish_reason;
     return isRecord(choice.delta) && this.#takeDelta(choice.delta, now);
   }
 
@@ -81,14 +98,21 @@ export class Answer {
   /** The message as it is now. */
   message(contextSize: number): Message {
     const stats = this.#stats(contextSize);
-    const { ttft: _, ...stream } = this.#stream;
-    const ttft = this.#ttft === undefined ? {} : { ttft: this.#ttft };
+    const { conversation, startedAt } = this.#stream;
     return {
       ...this.#base,
       content: this.#content,
       reasoning: this.#reasoning,
       toolCalls: this.#calls,
-      stream: { ...stream, ...ttft, offset: this.offset },
+      ...(this.#steps.length > 0 ? { steps: [...this.#steps] } : {}),
+      stream: {
+        conversation,
+        startedAt,
+        offset: this.offset,
+        ...(this.#ttft === undefined ? {} : { ttft: this.#ttft }),
+        ...(this.#id ? { id: this.#id } : {}),
+        ...(this.#isCalling ? { isCalling: true } : {}),
+      },
       ...(this.finish ? { finish: this.finish } : {}),
       ...(stats ? { stats } : {}),
     };
@@ -108,16 +132,56 @@ export class Answer {
     const hasCalls = Array.isArray(calls) && calls.length > 0;
     if (!hasText && !hasThought && !hasCalls) return false;
     this.#ttft ??= Math.max(0, now - this.#stream.startedAt);
-    this.phase = hasThought ? "thinking" : "writing";
-    this.place = this.progress = this.note = undefined;
-    if (hasThought) this.#reasoning += reasoning;
-    if (hasText) this.#content += content;
+    this.#beginText(hasThought ? "thinking" : "writing");
+    if (this.#isCalling) {
+      this.#steps = withText(this.#steps, hasText ? content : "", hasThought ? reasoning : "");
+    } else {
+      if (hasThought) this.#reasoning += reasoning;
+      if (hasText) this.#content += content;
+    }
     if (hasCalls) this.#calls = withCalls(this.#calls, calls);
     return true;
   }
 
+  #beginText(phase: Phase): void {
+    this.phase = phase;
+    this.place = this.progress = this.note = undefined;
+  }
+
+  /** Take what is told of the calls that the server makes. */
+  #takeEvent(event: Record<string, unknown>): boolean {
+    this.place = this.progress = this.note = undefined;
+    switch (event.type) {
+      case "step":
+        this.#isCalling = false;
+        this.#samples = []; // the server counts anew
+        this.phase = "prompt";
+        return true;
+      case "call":
+        if (!this.#isCalling) this.#beginCalls();
+        this.#steps = withCall(this.#steps, event);
+        break;
+      case "end":
+        if (event.reason === "max_steps") this.finish = event.reason;
+        return true;
+      default:
+        this.#steps = withChange(this.#steps, event);
+    }
+    ({ phase: this.phase, note: this.note } = lastIsAt(this.#steps));
+    return true;
+  }
+
+  /** What was said so far led to calls: what comes after them is the next step. */
+  #beginCalls(): void {
+    this.#steps = [...this.#steps, { content: this.#content, reasoning: this.#reasoning, calls: [] }];
+    this.#content = this.#reasoning = "";
+    this.#isCalling = true;
+  }
+
   #takeTimings(timings: Timings): void {
     if (!timings.predicted_n) return;
+    // A call that the server makes is told of once it is complete.
+    if (this.phase === "prompt") this.#beginText("writing");
     this.#timings = timings;
     const { predicted_ms: now } = timings;
     const last = this.#samples[this.#samples.length - 1];
@@ -135,7 +199,7 @@ export class Answer {
       ttft: this.#ttft ?? 0,
       promptTokens,
       cachedTokens: timings.cache_n,
-      contextUsed: promptTokens + timings.predicted_n,
+      contextUsed: promptTokens + this.#written,
       contextSize,
     };
   }

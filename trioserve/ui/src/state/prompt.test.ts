@@ -12,7 +12,7 @@ const bot = (content: string, more: Partial<Message> = {}) =>
   messageFor({ role: "assistant", content, ...more });
 
 function asked(path: Message[], more = {}): Promise<Record<string, any>> {
-  return bodyFor({ system: "", sampling: {}, model: "", path, continues: false, ...more });
+  return bodyFor({ system: "", sampling: {}, model: "", tools: {}, path, continues: false, ...more });
 }
 
 const rolesOf = (body: Record<string, any>) => body.messages.map((one: any) => [one.role, one.content]);

@@ -1,7 +1,8 @@
 // What the server is sent of a chat.
 
-import type { Attachment, Message, Sampling } from "../types";
+import type { Attachment, MadeCall, Message, Sampling, Step, ToolCall } from "../types";
 import { PING_S } from "../server/follow";
+import { isRecord } from "./json";
 import { dataUrlOf, kindOf } from "./media";
 
 export interface Asked {
@@ -9,18 +10,21 @@ export interface Asked {
   sampling: Sampling;
   model: string;
   path: readonly Message[];
+  /** Which tools the server is to run, as a field of the request. */
+  tools: Record<string, unknown>;
   /** The last message of the path is an answer that the model is to go on with. */
   continues: boolean;
 }
 
 /** The body of the request. */
-export async function bodyFor({ system, sampling, model, path, continues }: Asked): Promise<Record<string, unknown>> {
+export async function bodyFor({ system, sampling, model, tools, path, continues }: Asked): Promise<Record<string, unknown>> {
   const said = await messagesFor(path, continues);
   const head = system.trim() ? [{ role: "system", content: system }] : [];
   return {
     ...sampling,
     messages: [...head, ...said],
     ...(model ? { model } : {}),
+    ...tools,
     ...(continues ? { continue_final_message: true, add_generation_prompt: false } : {}),
     stream: true,
     return_progress: true,
@@ -38,6 +42,7 @@ interface Said {
   reasoning_content?: string;
   tool_calls?: unknown[];
   tool_call_id?: string;
+  name?: string;
 }
 
 /**
@@ -48,6 +53,7 @@ async function messagesFor(path: readonly Message[], continues: boolean): Promis
   const said: Said[] = [];
   for (const [index, message] of path.entries()) {
     const isLast = index === path.length - 1;
+    if (message.steps) said.push(...message.steps.flatMap(saidIn));
     if (isEmpty(message) && !(isLast && continues)) continue;
     const next = await saidBy(message, path, index);
     const last = said[said.length - 1];
@@ -85,13 +91,43 @@ async function saidBy(message: Message, path: readonly Message[], index: number)
   if (reasoning) said.reasoning_content = reasoning;
   // Calls that nobody has answered would make templates wait for results.
   if (path[index + 1]?.role === "tool") {
-    said.tool_calls = message.toolCalls.map((call) => ({
-      id: call.id,
-      type: "function",
-      function: { name: call.name, arguments: call.arguments },
-    }));
+    said.tool_calls = message.toolCalls.map(called);
   }
   return said;
+}
+
+function called({ id, name, arguments: written }: ToolCall): unknown {
+  return { id, type: "function", function: { name, arguments: written } };
+}
+
+/**
+ * A step with calls that the server has made, and their results: what the server itself told the model of
+ * them, so that it is found in the cache.
+ */
+function saidIn({ content, reasoning, calls }: Step): Said[] {
+  const asked: Said = { role: "assistant", content, tool_calls: calls.map(readable).map(called) };
+  if (reasoning) asked.reasoning_content = reasoning;
+  const given = calls.map((call) => ({
+    role: "tool", tool_call_id: call.id, name: call.name, content: resultOf(call),
+  }));
+  return [asked, ...given];
+}
+
+/** Templates read arguments, and refuse what is no object. */
+function readable(call: ToolCall): ToolCall {
+  return isObject(call.arguments) ? call : { ...call, arguments: "{}" };
+}
+
+function isObject(text: string): boolean {
+  try {
+    return isRecord(JSON.parse(text));
+  } catch {
+    return false;
+  }
+}
+
+function resultOf({ result, state }: MadeCall): string {
+  return result ?? (state === "denied" ? "The user did not allow this call." : "The call was stopped before it had a result.");
 }
 
 /** A file that is no text, as OpenAI's API takes it; videos as llama-server does. */

@@ -10,6 +10,7 @@ import { chosenModel } from "./choice";
 import { models } from "./models";
 import { contextSizeOf, look, noteTrouble, noteWorks, props, retryNow, server } from "./server";
 import { settings } from "./settings";
+import { tools } from "./tools";
 
 let fake: FakeServer;
 const PROPS = { default_generation_settings: { params: { top_k: 40 }, n_ctx: 4096 }, is_sleeping: false };
@@ -42,6 +43,26 @@ test("a server is asked what it is, and then only whether it is well", async () 
   assert.deepEqual([contextSizeOf("small"), contextSizeOf("unknown")], [2048, 4096]);
   await look();
   assert.deepEqual([fake.count("GET /props"), fake.count("GET /health")], [1, 2]);
+});
+
+test("tools are asked for where there are some, again while none has come, and never elsewhere", async () => {
+  await stateAfterLook();
+  await look();
+  assert.equal(fake.count("GET /tools"), 0);
+  const listed: unknown[] = [];
+  fake.routes.set("GET /props", () => ({ body: { ...PROPS, endpoint_tools: true } }));
+  fake.routes.set("GET /tools", () => ({ body: listed }));
+  await stateAfterLook();
+  await look();
+  listed.push({ tool: "w_get", type: "mcp", mcp_server: "w" });
+  await look();
+  assert.deepEqual(tools.peek()!.map(({ name, origin }) => [name, origin]), [["w_get", "w"]]);
+  await look();
+  assert.equal(fake.count("GET /tools"), 3);
+  fake.next("GET /tools", says(500, "The box is broken."));
+  assert.equal(await stateAfterLook(), "ready");
+  fake.next("GET /tools", { isAway: true });
+  assert.equal(await stateAfterLook(), "unreachable");
 });
 
 test("its troubles have words", async () => {

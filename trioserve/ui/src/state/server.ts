@@ -10,6 +10,7 @@ import { chosenModel } from "./choice";
 import { isRecord } from "./json";
 import { models as allModels, readModels } from "./models";
 import { settings, useServerDefaults } from "./settings";
+import { readTools, tools } from "./tools";
 
 export { activity, watchActivity } from "./activity";
 
@@ -121,8 +122,10 @@ export async function look(now = Date.now()): Promise<void> {
     if (now - learntAt >= FRESH) {
       await learn(signal);
       learntAt = now;
-    } else if (properties.peek()?.role === "router") {
-      await readModels();
+    } else {
+      if (properties.peek()?.role === "router") await readModels();
+      // MCP servers take a while to say what they have.
+      if (properties.peek()?.endpoint_tools && !tools.peek()?.length) await learnTools(true, signal);
     }
     const { state, retryAt = 0 } = status.peek();
     if (state === "full" && retryAt > now) return;
@@ -142,10 +145,21 @@ const SLEEPING = "The model sleeps. The next message wakes it.";
 async function learn(signal: AbortSignal): Promise<void> {
   const own = await requestJson<Props>("props", { signal });
   await readModels();
+  await learnTools(own.endpoint_tools === true, signal);
   const of = own.role === "router" ? await modelProps(signal) : null;
   const next = of ? { ...of, role: own.role! } : own;
   if (JSON.stringify(next) !== JSON.stringify(properties.peek())) properties.value = next;
   if (isRecord(own.ui_settings)) useServerDefaults(own.ui_settings);
+}
+
+async function learnTools(hasSome: boolean, signal: AbortSignal): Promise<void> {
+  try {
+    await readTools(hasSome, { signal });
+  } catch (error) {
+    const isOfTools = error instanceof ServerError && !error.passes && error.reason !== "key";
+    if (!isOfTools) throw error;
+    console.warn("The server does not list its tools:", error); // chats work without them
+  }
 }
 
 /** The properties of a router's model, unless it would have to be loaded for them. */

@@ -63,3 +63,13 @@ test("what is damaged or of another version is left out", () => {
   reload();
   assert.deepEqual(settings.peek(), defaults);
 });
+
+test("the tools of new chats are taken as a whole, or not at all", () => {
+  const tools = { on: ["read_file"], allowed: [], cwd: "" };
+  useServerDefaults({ tools });
+  assert.deepEqual(settings.peek().tools, tools);
+  for (const damaged of [["read_file"], { on: [1], allowed: [], cwd: "" }, { on: [], allowed: [] }, null]) {
+    useServerDefaults({ tools: damaged });
+    assert.deepEqual(settings.peek().tools, defaults.tools);
+  }
+});

@@ -4,7 +4,7 @@
 
 import { effect, signal, type Signal } from "@preact/signals";
 
-import type { Preset, Sampling, Settings } from "../types";
+import type { Preset, Sampling, Settings, ToolChoice } from "../types";
 import { isRecord } from "./json";
 import { noteUnkept, place } from "./storage";
 
@@ -15,6 +15,7 @@ export const defaults: Settings = {
   system: "",
   sampling: {},
   model: "",
+  tools: { on: [], allowed: [], cwd: "" },
   showReasoning: false,
   showStats: true,
 };
@@ -71,6 +72,7 @@ function valid(given: Record<string, unknown>): Partial<Settings> {
     if (name === "theme") return ["auto", "light", "dark"].includes(value as string);
     if (name === "sendKey") return ["enter", "mod-enter"].includes(value as string);
     if (name === "sampling") return isSampling(value);
+    if (name === "tools") return isToolChoice(value);
     return Object.hasOwn(defaults, name) && typeof value === typeof defaults[name as keyof Settings];
   };
   return Object.fromEntries(Object.entries(given).filter(fits));
@@ -81,6 +83,12 @@ export function isSampling(value: unknown): value is Sampling {
     ["number", "string", "boolean"].includes(typeof one) ||
     (Array.isArray(one) && one.every((each) => typeof each === "string"));
   return isRecord(value) && Object.values(value).every(fits);
+}
+
+function isToolChoice(value: unknown): value is ToolChoice {
+  if (!isRecord(value)) return false;
+  const areNames = (one: unknown) => Array.isArray(one) && one.every((name) => typeof name === "string");
+  return areNames(value.on) && areNames(value.allowed) && typeof value.cwd === "string";
 }
 
 function isPreset(value: unknown): value is Preset {

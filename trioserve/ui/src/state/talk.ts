@@ -7,6 +7,7 @@ import { bodyFor } from "./prompt";
 import { stopRuns, write } from "./runs";
 import { settings } from "./settings";
 import { change, openChat, openTree } from "./shown";
+import { toolsFor } from "./tools";
 import { childrenOf, leafOf, pathTo, subtreeOf, timeFor } from "./tree";
 import type { Body, Unwritten } from "./writer";
 
@@ -73,7 +74,7 @@ export async function continueAnswer(message: string): Promise<void> {
   const unwritten: Unwritten = { ...rest, state: "writing", stream: streamFor(chat.id, now) };
   const isKept = change(chat.id, { leaf: before.id, updatedAt: now }, [unwritten]);
   const hasText = Boolean(before.content || before.reasoning);
-  const path = pathTo(openTree(), hasText ? before.id : before.parent);
+  const path = pathTo(openTree(), hasText || before.steps ? before.id : before.parent);
   void write(unwritten, bodyOf(chat, path, hasText));
   await isKept;
 }
@@ -168,6 +169,7 @@ function bodyOf(chat: Chat, path: Message[], continues: boolean): Body {
     system: chat.system || system,
     sampling: { ...sampling, ...chat.sampling },
     model: chosenModel.peek(),
+    tools: continues ? {} : toolsFor(chat), // the server runs none for an answer that has begun
     path,
     continues,
   };

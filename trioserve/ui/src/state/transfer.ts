@@ -1,6 +1,6 @@
 // Chats as a JSON file, and back.
 
-import type { Attachment, Chat, Message, Role, ToolCall } from "../types";
+import type { Attachment, CallState, Chat, MadeCall, Message, Role, Step, ToolCall } from "../types";
 import { newId } from "./ids";
 import { isRecord } from "./json";
 import { blobIn, dataUrlOf } from "./media";
@@ -89,6 +89,7 @@ function wholeOf(given: Fields, at: string): Whole {
   if (leaf === undefined) throw wrong(`${at}.leaf`, "is no message");
   const sampling = given.sampling ?? {};
   if (!isSampling(sampling)) throw wrong(`${at}.sampling`, "has a value of a wrong type");
+  // Not `tools`: what a model may do here is not up to a file.
   const chat: Chat = {
     id,
     title: string(given.title, `${at}.title`).slice(0, 500),
@@ -126,6 +127,7 @@ function messageOf(given: Fields, { chat, ids, at }: Where): Message {
     content: string(given.content, `${at}.content`),
     reasoning: string(given.reasoning ?? "", `${at}.reasoning`),
     toolCalls: each(given.toolCalls ?? [], `${at}.toolCalls`, callOf),
+    ...(given.steps === undefined ? {} : { steps: each(given.steps, `${at}.steps`, stepOf) }),
     attachments: each(given.attachments ?? [], `${at}.attachments`, fileOf),
     model: string(given.model ?? "", `${at}.model`),
     createdAt: time(given.createdAt, `${at}.createdAt`),
@@ -141,6 +143,28 @@ function callOf(given: Fields, at: string): ToolCall {
     id: string(given.id, `${at}.id`),
     name: string(given.name, `${at}.name`),
     arguments: string(given.arguments, `${at}.arguments`),
+  };
+}
+
+function stepOf(given: Fields, at: string): Step {
+  return {
+    content: string(given.content, `${at}.content`),
+    reasoning: string(given.reasoning, `${at}.reasoning`),
+    calls: each(given.calls, `${at}.calls`, madeCallOf),
+  };
+}
+
+const CALL_STATES: readonly unknown[] = ["done", "failed", "stopped", "denied"] satisfies CallState[];
+
+function madeCallOf(given: Fields, at: string): MadeCall {
+  const texts = ["preview", "output", "result", "diff"].filter((name) => given[name] !== undefined);
+  return {
+    ...callOf(given, at),
+    title: string(given.title, `${at}.title`),
+    writes: given.writes === true,
+    state: CALL_STATES.includes(given.state) ? (given.state as CallState) : "stopped",
+    ...Object.fromEntries(texts.map((name) => [name, string(given[name], `${at}.${name}`)])),
+    ...(Number.isFinite(given.seconds) ? { seconds: given.seconds as number } : {}),
   };
 }
 

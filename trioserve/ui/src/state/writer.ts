@@ -9,7 +9,9 @@ import { UnreadableError } from "./media";
 import { withPlace } from "./places";
 import { contextSizeOf, noteAnswer, noteTrouble, noteWorks } from "./server";
 import { endLive, showLive } from "./shown";
+import { askedIn, lengthOf } from "./steps";
 import { tellChanged, tellWritten } from "./tabs";
+import { decide, isAllowed } from "./tools";
 
 /** An answer that has yet to come. */
 export type Unwritten = Message & { stream: StreamPlace };
@@ -40,6 +42,8 @@ export class Writer implements Listener {
   #hasText = false;
   #isDrawing = false;
   #isSaving = false;
+  /** The calls that a person has been asked about. */
+  readonly #asked = new Set<string>();
   #hasEnded = false;
   #savedAt = Date.now();
 
@@ -65,6 +69,7 @@ export class Writer implements Listener {
     const wait = () => this.#setTrouble("queued", "Waiting until another answer is complete…");
     showLive(this.#message);
     this.#tellRun();
+    this.#ask(this.#message);
     try {
       const end = await withPlace(ask, wait, signal);
       await this.#end(outcome(end, this.#answer));
@@ -132,9 +137,19 @@ export class Writer implements Listener {
     const message = this.#answer.message(contextSizeOf(this.#message.model));
     showLive(message);
     this.#tellRun();
-    const length = message.content.length + message.reasoning.length;
+    const length = message.content.length + message.reasoning.length + lengthOf(message.steps);
     const due = this.#savedAt + SAVE_INTERVAL + length * SAVE_PER_CHARACTER;
-    if (!this.#isSaving && Date.now() >= due) void this.#save(message);
+    const asksAnew = this.#ask(message);
+    if (!this.#isSaving && (asksAnew || Date.now() >= due)) void this.#save(message);
+  }
+
+  /** Let calls through that need no person; true: there are others, which other tabs have to show as well. */
+  #ask(message: Message): boolean {
+    const anew = askedIn(message.steps).filter(({ id }) => !this.#asked.has(id));
+    for (const { id } of anew) this.#asked.add(id);
+    const [allowed, others] = [true, false].map((is) => anew.filter(({ name }) => isAllowed(message.chat, name) === is));
+    for (const { id } of allowed!) void decide(message.stream?.id, id, true).catch(() => undefined); // the person is asked
+    return others!.length > 0;
   }
 
   async #save(message: Message): Promise<void> {

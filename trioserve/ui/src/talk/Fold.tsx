@@ -12,15 +12,17 @@ interface Props {
   /** Unfolded until somebody folds it. */
   open?: boolean;
   class: string;
+  /** For styles: what the thing is at. */
+  state?: string;
   children: ComponentChildren;
 }
 
 /** A line with something below it, which is drawn only while it is unfolded. */
-export function Fold({ icon, title, open: atFirst = false, class: name, children }: Props): VNode {
+export function Fold({ icon, title, open: atFirst = false, class: name, state, children }: Props): VNode {
   const [chosen, choose] = useState<boolean | null>(null);
   const open = chosen ?? atFirst;
   return (
-    <section class={name}>
+    <section class={name} data-state={state}>
       <button type="button" class="fold" aria-expanded={open} onClick={() => choose(!open)}>
         <Icon name={icon} />
         <span>{title}</span>

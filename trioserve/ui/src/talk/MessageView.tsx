@@ -8,6 +8,7 @@ import { settings } from "../state/settings";
 import type { Message } from "../types";
 import { Actions } from "./Actions";
 import { Attachments } from "./Attachments";
+import { Steps } from "./Calls";
 import { EditForm } from "./EditForm";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
@@ -130,6 +131,7 @@ function Answer(properties: MessageProps): VNode {
   const speaking = message.content !== "" || message.toolCalls.length > 0;
   return (
     <article class="message answer" aria-label="Answer" aria-busy={writing} ref={place}>
+      {message.steps && <Steps message={message} />}
       {message.reasoning && <Reasoning text={message.reasoning} writing={writing && !speaking} />}
       {editing ? (
         <EditForm message={message} close={close} />
@@ -137,7 +139,7 @@ function Answer(properties: MessageProps): VNode {
         message.content && <Markdown text={message.content} writing={writing} />
       )}
       {message.toolCalls.length > 0 && <ToolCalls calls={message.toolCalls} writing={writing} />}
-      {writing && !speaking && !message.reasoning && <Waiting />}
+      {writing && !speaking && !message.reasoning && !message.stream?.isCalling && <Waiting />}
       {!writing && <Problem message={message} last={properties.last} />}
       {!writing && !editing && !passing && (
         <footer>

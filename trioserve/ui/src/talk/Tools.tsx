@@ -6,6 +6,7 @@ import type { ToolCall } from "../types";
 import { CodeBlock } from "./Code";
 import { Fold } from "./Fold";
 import { pretty, readArguments } from "./toolCalls";
+import { exposed } from "./toolText";
 
 /** What the model asks tools to do. */
 export function ToolCalls({ calls, writing }: { calls: ToolCall[]; writing: boolean }): VNode {
@@ -30,7 +31,8 @@ function title(what: string, tool: string | undefined): VNode {
   );
 }
 
-function CallArguments({ written }: { written: string }): VNode {
+/** The arguments of a call. */
+export function CallArguments({ written }: { written: string }): VNode {
   const read = readArguments(written);
   if ("raw" in read) return <CodeBlock text={read.raw} language="json" open={false} />;
   if (read.named.length === 0) return <p class="soft">Without arguments</p>;
@@ -38,8 +40,8 @@ function CallArguments({ written }: { written: string }): VNode {
     <dl class="arguments">
       {read.named.map(([name, value]) => (
         <div key={name}>
-          <dt>{name}</dt>
-          <dd>{value}</dd>
+          <dt>{exposed(name)}</dt>
+          <dd>{exposed(value)}</dd>
         </div>
       ))}
     </dl>

@@ -177,3 +177,19 @@ export function answered(session: Session, pieces: readonly string[]): void {
   session.add("data: [DONE]\n\n");
   session.end();
 }
+
+/** The chunk of what happens with a tool; the answer is called chatcmpl-1. */
+export function toolEvent(type: string, fields: Record<string, unknown> = {}): string {
+  const choices = [{ index: 0, delta: {}, finish_reason: null }];
+  return JSON.stringify({ id: "chatcmpl-1", choices, trioserve_event: { type, id: 1, ...fields } });
+}
+
+/** What happens with a call of a tool that is made: it is written, runs, and has a result. */
+export function toolRun(call: string, tool: string, written: string, content: string): string[] {
+  const of = { call_id: call };
+  return [
+    toolEvent("call", { ...of, step: 1, tool, kind: "server", display_name: `The ${tool}`, arguments: written, writes: false }),
+    toolEvent("started", of),
+    toolEvent("result", { ...of, content, is_error: false, diff: null, seconds: 0.25, stopped: false }),
+  ];
+}

@@ -1,0 +1,297 @@
+"""What a client of the MCP server gets, by the official SDK's client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import mcp_types
+import pytest
+import trio
+from mcp import Client
+
+from tests.support.canned_server import serving_bytes
+from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
+from tests.support.http_server import child_app, serving, serving_script, slots_in_use
+from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.scripts import answering, endless, noting
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.mcp_server.models import OwnModels, models_of_server
+from trioserve.mcp_server.serving import mcp_server
+from trioserve.models.catalog import Catalog
+from trioserve.router.fleet import Fleet
+from trioserve.router.states import Status, Waiting
+from trioserve.types import Grammar
+
+
+@asynccontextmanager
+async def client_of(url: str, mode: str = "auto", **options: Any) -> AsyncIterator[Client]:
+    async with (
+        models_of_server(url, **options) as models,
+        Client(mcp_server(models), mode=mode) as client,
+    ):
+        yield client
+
+
+def text_of(result: mcp_types.CallToolResult) -> str:
+    (content,) = result.content
+    assert isinstance(content, mcp_types.TextContent)
+    return content.text
+
+
+async def answer(client: Client, name: str, **arguments: object) -> dict[str, Any]:
+    result = await client.call_tool(name, arguments)
+    assert not result.is_error, result
+    assert result.structured_content is not None
+    return result.structured_content
+
+
+async def refusal(client: Client, name: str, **arguments: object) -> str:
+    result = await client.call_tool(name, arguments)
+    assert result.is_error, result
+    return text_of(result)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_chat(mode: str) -> None:
+    async with serving_script(answering("Hello!")) as (url, _), client_of(url, mode) as client:
+        result = await client.call_tool("chat", {"prompt": "Hi"})
+    assert text_of(result) == "Hello!"
+    content = result.structured_content
+    assert content is not None
+    assert content.pop("prompt_tokens") > 2
+    assert content == {
+        "text": "Hello!",
+        "model": "scripted",
+        "finish_reason": "stop",
+        "completion_tokens": 7,
+        "reasoning": "",
+    }
+
+
+async def test_what_the_model_sees_of_a_chat() -> None:
+    backend, prompts = noting("Yes")
+    async with serving_script(backend) as (url, _), client_of(url) as client:
+        history = [
+            {"role": "user", "content": "First"},
+            {"role": "assistant", "content": "Second"},
+        ]
+        await answer(client, "chat", prompt="Third", system="Be brief.", history=history)
+    (prompt,) = prompts
+    places = [prompt.index(text) for text in ("Be brief.", "First", "Second", "Third")]
+    assert places == sorted(places)
+
+
+async def test_an_answer_that_follows_a_schema() -> None:
+    backend, grammars = answering('{"size": 1}'), list[Grammar]()
+    backend.on_compile = grammars.append
+    schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
+    async with serving_script(backend) as (url, _), client_of(url) as client:
+        made = await answer(client, "chat", prompt="Hi", json_schema=schema)
+    assert made["text"] == '{"size": 1}'
+    assert "size" in str(grammars)
+
+
+async def test_an_answer_that_is_too_long_says_so() -> None:
+    async with serving_script(answering("Hello!")) as (url, _), client_of(url) as client:
+        result = await client.call_tool("chat", {"prompt": "Hi", "max_tokens": 3})
+    first, note = result.content
+    assert isinstance(first, mcp_types.TextContent)
+    assert isinstance(note, mcp_types.TextContent)
+    assert (first.text, "limit of its length" in note.text) == ("Hel", True)
+
+
+async def test_the_text_is_told_while_it_comes() -> None:
+    told: list[tuple[float, str]] = []
+    enough = trio.Event()
+
+    async def take(progress: float, _total: float | None, message: str | None) -> None:
+        told.append((progress, message or ""))
+        if len(told) == 3:
+            enough.set()
+
+    async with (
+        serving_script(endless()) as (url, _),
+        client_of(url) as client,
+        trio.open_nursery() as nursery,
+    ):
+        call = partial(client.call_tool, "chat", {"prompt": "Hi"}, progress_callback=take)
+        nursery.start_soon(call)
+        with trio.fail_after(10):
+            await enough.wait()
+        nursery.cancel_scope.cancel()
+    seconds = [one for one, _ in told]
+    assert seconds == sorted(set(seconds))
+    assert all(message and set(message) <= {"x"} for _, message in told)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_call_that_is_cancelled_frees_its_slot(mode: str) -> None:
+    async with serving_script(endless()) as (url, service), client_of(url, mode) as client:
+
+        async def until_in_use(n: int) -> None:
+            with trio.fail_after(10):
+                while await slots_in_use(service) != n:
+                    await trio.sleep(0.005)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):  # at the same time
+                nursery.start_soon(client.call_tool, "chat", {"prompt": "Hi"})
+            await until_in_use(2)
+            nursery.cancel_scope.cancel()
+        await until_in_use(0)
+        assert await answer(client, "list_models") == {
+            "models": [{"name": "scripted", "state": "loaded"}]
+        }
+
+
+async def test_tokens_there_and_back() -> None:
+    async with serving_script() as (url, _), client_of(url) as client:
+        made = await answer(client, "tokenize", text="Grüße")
+        assert made["count"] == len(made["tokens"]) == 7
+        assert await answer(client, "detokenize", tokens=made["tokens"]) == {"text": "Grüße"}
+
+
+async def test_lists_that_a_client_sends_as_text() -> None:
+    backend, prompts = noting("Yes")
+    async with serving_script(backend) as (url, _), client_of(url) as client:
+        history = [{"role": "user", "content": "[First]"}]
+        await answer(client, "chat", prompt="[Second]", history=json.dumps(history))
+        assert "texts" in await refusal(client, "embed", texts="[not JSON")
+        assert "texts" in await refusal(client, "embed", texts='{"a": 1}')
+        assert "texts" in await refusal(client, "embed", texts="[1, 2]")
+    assert "[First]" in prompts[0]
+    assert "[Second]" in prompts[0]
+
+
+async def test_models_of_its_own(tmp_path: Path) -> None:
+    fleet = FakeFleet(FakeCatalog({name: entry(name) for name in ("one", "two")}))
+    fleet.news = [Waiting(position=0, status=Status.LOADING, progress=0.5)]
+    told: list[str | None] = []
+    path = tmp_path / "one.sock"
+
+    async def take(_progress: float, _total: float | None, message: str | None) -> None:
+        told.append(message)
+        fleet.sockets["two"] = path
+        fleet.change()
+
+    models = OwnModels(cast(Fleet, fleet), cast(Catalog, fleet.catalog))
+    async with child_app(path, answering("Hello!")), Client(mcp_server(models)) as client:
+        fleet.sockets["one"] = path
+        assert (await answer(client, "chat", prompt="Hi", model="ONE"))["text"] == "Hello!"
+        assert "one, two" in await refusal(client, "chat", prompt="Hi")
+        assert "'three'" in await refusal(client, "tokenize", text="Hi", model="three")
+        listed = await answer(client, "list_models")
+        assert {one["name"]: one["state"] for one in listed["models"]} == {
+            "one": "loaded",
+            "two": "unloaded",
+        }
+        result = await client.call_tool(
+            "chat", {"prompt": "Hi", "model": "two"}, progress_callback=take
+        )
+        assert text_of(result) == "Hello!"
+    for kept in fleet.kept.values():
+        kept.close()
+    assert told[0] == "Loading two: 50%"
+    assert not fleet.users
+
+
+async def test_embeddings() -> None:
+    app = create_app(
+        Config(embeddings=True, embd_normalize=-1), load=lambda _, progress=None: ScriptedEmbedder()
+    )
+    async with serving(app) as url, client_of(url) as client:
+        await app.extensions["trioserve"].wait_loaded()
+        made = await answer(client, "embed", texts=["a", "bb"])
+        assert made["embeddings"] == [[97.0, 0.0, 1.0], [98.0, 0.5, 1.0]]
+        assert "no tokens" in await refusal(client, "embed", texts=[""])
+
+
+async def test_ranking() -> None:
+    app = create_app(
+        Config(reranking=True), load=lambda _, progress=None: ScriptedEmbedder(pooling="rank")
+    )
+    async with serving(app) as url, client_of(url) as client:
+        await app.extensions["trioserve"].wait_loaded()
+        documents = ["a", "c", "b"]
+        made = await answer(client, "rerank", query="q", documents=documents)
+        assert [one["index"] for one in made["results"]] == [1, 2, 0]
+        assert made["results"][0]["score"] == 99.0
+        best = await answer(client, "rerank", query="q", documents=documents, top_n=1)
+        assert best["results"] == made["results"][:1]
+
+
+async def test_errors_are_told_to_the_model() -> None:
+    async with serving_script() as (url, _), client_of(url) as client:
+        assert "prompt" in await refusal(client, "chat")
+        assert "stop" in await refusal(client, "chat", prompt="Hi", stop=["x"])
+        assert "max_tokens" in await refusal(client, "chat", prompt="Hi", max_tokens=0)
+        assert "role" in await refusal(
+            client, "chat", prompt="Hi", history=[{"role": "judge", "content": ""}]
+        )
+        assert "--embeddings" in await refusal(client, "embed", texts=["a"])
+        assert "--reranking" in await refusal(client, "rerank", query="q", documents=["a"])
+        assert "token" in await refusal(client, "detokenize", tokens=[10**9])
+        assert "no tool" in await refusal(client, "sing")
+
+
+async def test_a_server_with_a_key_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    async with child_app(path, answering("Hello!"), api_keys=("secret",)):
+        async with client_of("http://localhost", socket_path=str(path)) as client:
+            assert "key" in (await refusal(client, "chat", prompt="Hi")).lower()
+            assert "key" in (await refusal(client, "list_models")).lower()
+        async with client_of("http://localhost", socket_path=str(path), api_key="secret") as client:
+            assert (await answer(client, "chat", prompt="Hi"))["text"] == "Hello!"
+
+
+def http_answer(body: bytes, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (http_answer(b"Bad Gateway", "502 Bad Gateway"), "status 502: Bad Gateway"),
+        (http_answer(b"data: {nonsense\n\n"), "does not answer as expected"),
+        (http_answer(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'), "has no end"),
+        (http_answer(b'data: {"error": {"message": "It broke."}}\n\n'), "It broke."),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ndata", "is lost"),
+        (b"SSH-2.0\r\n", "is lost"),
+    ],
+)
+async def test_what_answers_is_no_good(sent: bytes, told: str) -> None:
+    with serving_bytes(sent) as address:
+        async with client_of(f"http://127.0.0.1:{address.port}") as client:
+            assert told in await refusal(client, "chat", prompt="Hi")
+
+
+async def test_nobody_answers() -> None:
+    async with client_of("http://127.0.0.1:9") as client:
+        assert "No server answers at http://127.0.0.1:9" in await refusal(client, "list_models")
+
+
+async def test_all_tools_say_what_they_take_and_give() -> None:
+    async with client_of("http://127.0.0.1:9") as client:
+        tools = (await client.list_tools()).tools
+    assert [tool.name for tool in tools] == [
+        "chat",
+        "embed",
+        "rerank",
+        "tokenize",
+        "detokenize",
+        "list_models",
+    ]
+    for tool in tools:
+        assert tool.input_schema["type"] == "object"
+        assert tool.output_schema is not None
+        assert tool.output_schema["type"] == "object"
+        assert "$ref" not in json.dumps([tool.input_schema, tool.output_schema])
+        described = tool.input_schema["properties"].values()
+        assert all(one["description"] for one in described)

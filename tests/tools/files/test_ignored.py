@@ -1,0 +1,84 @@
+"""What .gitignore names is not listed in a repository, as Git itself would have it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.support.file_tools import call
+from trioserve.tools.builtin.find import FindFiles
+
+
+def repository(folder: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / ".git" / "info").mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+async def listed(folder: Path, path: str = ".", **arguments: str) -> set[str]:
+    result = await call(FindFiles, folder, path=path, **arguments)
+    return {one["path"] for one in result.answer["entries"]}
+
+
+FILES = {
+    ".gitignore": "*.o\nout/\n!keep.o\n/top\n# comment\n[z-a]\n!\n\ndoc/**/*.html\ncaf\u00e9\n",
+    ".git/info/exclude": "private\n",
+    "a.o": "", "keep.o": "", "a.c": "", "top": "", "sub/top": "", "private": "", "sub/private": "",
+    "out/x.c": "", "sub/out/y.c": "", "build/w": "", "node_modules/m": "",
+    "sub/.gitignore": "!a.o\n*.c\n", "sub/a.o": "", "sub/b.o": "", "sub/c.c": "",
+    "doc/a.html": "", "doc/x/y/b.html": "", "doc/c.txt": "", "sub/café": "",
+}  # fmt: skip
+
+
+async def test_ignored_files_are_not_listed(tmp_path: Path) -> None:
+    folder = repository(tmp_path, FILES)
+    assert await listed(folder) == {
+        ".gitignore", "keep.o", "a.c", "sub/top", "build/w", "node_modules/m", "sub/.gitignore",
+        "sub/a.o", "doc/c.txt",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no Git")
+async def test_git_says_the_same(tmp_path: Path) -> None:
+    folder = repository(tmp_path, FILES)
+    command = ["git", "-C", str(folder)]
+    await trio.run_process([*command, "init", "-q"])
+    (folder / ".git" / "info" / "exclude").write_text(FILES[".git/info/exclude"])
+    for path in (".", "sub", "doc"):
+        told = await trio.run_process(
+            [*command[:2], str(folder / path), "ls-files", "-z", "--others", "--exclude-standard"],
+            capture_stdout=True,
+            env={"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/none"},
+        )
+        assert await listed(folder, path) == set(told.stdout.decode().split("\0")) - {""}
+
+
+async def test_directories_are_listed_whatever_is_ignored(tmp_path: Path) -> None:
+    folder = repository(tmp_path, FILES)
+    assert {"out", "sub/out", "build"} <= await listed(folder, type="dir")
+
+
+async def test_a_directory_that_is_ignored_is_searched_when_it_is_named(tmp_path: Path) -> None:
+    folder = repository(tmp_path, FILES)
+    assert await listed(folder, "out") == {"x.c"}
+
+
+async def test_a_repository_around_the_fence_is_not_looked_at(tmp_path: Path) -> None:
+    folder = repository(tmp_path, FILES)
+    assert "a.o" in await listed(folder / "sub", include="*.o")
+    assert "b.o" in await listed(folder / "sub", include="*.o")
+
+
+async def test_a_program_that_the_repository_names_is_not_run(tmp_path: Path) -> None:
+    folder = repository(tmp_path, {"a": "", ".git/HEAD": "ref: refs/heads/main\n"})
+    (folder / ".git" / "config").write_text(f"[core]\n\tfsmonitor = touch {tmp_path}/ran\n")
+    (folder / ".git" / "objects").mkdir()
+    (folder / ".git" / "refs").mkdir()
+    assert await listed(folder) == {"a"}
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,244 @@
+"""MCP servers at addresses: the SDK's own, and those that misbehave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import ToolAnnotations
+from starlette.types import Receive, Scope, Send
+
+from tests.support.http_server import serving
+from tests.support.mcp_servers import call, opened
+from trioserve.tools.mcp import http
+from trioserve.tools.tool import ToolCallContext
+
+#: The SDK's client leaves its streams to the garbage collector, which closes them.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Async generator 'httpcore2:ResourceWarning",
+    "ignore:Async generator 'httpx2:ResourceWarning",
+)
+
+
+class Server:
+    """A server with a few tools, and what has become of their calls."""
+
+    def __init__(self) -> None:
+        self.mcp = MCPServer("remote")
+        self.n_cancelled = 0
+        self.n_running = 0
+        self.started = trio.Event()
+        reads = ToolAnnotations(read_only_hint=True, title="Echo")
+        self.mcp.tool(annotations=reads)(self.echo)
+        self.mcp.tool()(self.sleep)
+        self.mcp.tool()(self.steps)
+        self.mcp.tool()(self.authorization)
+
+    async def echo(self, text: str) -> str:
+        return text
+
+    async def sleep(self, seconds: float) -> str:
+        self.n_running += 1
+        self.started.set()
+        try:
+            await trio.sleep(seconds)
+        except trio.Cancelled:
+            self.n_cancelled += 1
+            raise
+        finally:
+            self.n_running -= 1
+        return "slept"
+
+    async def steps(self, n: int, seconds: float, context: Context) -> str:
+        for i in range(n):
+            await trio.sleep(seconds)
+            await context.report_progress(i + 1, n, "on the way")
+        return "done"
+
+    async def authorization(self, context: Context) -> str:
+        assert context.request_context.request is not None
+        return str(context.request_context.request.headers.get("authorization"))
+
+
+@asynccontextmanager
+async def remote(server: Server, **options: Any) -> AsyncIterator[str]:
+    async with serving(server.mcp.streamable_http_app(**options)) as url:
+        yield f"{url}/mcp"
+
+
+@pytest.mark.parametrize("options", [{}, {"json_response": True}, {"stateless_http": True}])
+async def test_tools_at_an_address(options: dict[str, bool]) -> None:
+    async with remote(Server(), **options) as url:
+        entry = {"url": url, "headers": {"Authorization": "Bearer token"}}
+        async with opened(a=entry) as servers:
+            info = servers.tools["a_echo"].info
+            assert (info.display_name, info.writes) == ("Echo", False)
+            assert servers.tools["a_sleep"].info.writes
+            assert (await call(servers, "a_echo", text="é\ud800")).text == "é\ufffd"
+            assert (await call(servers, "a_authorization")).text == "Bearer token"
+            assert (await call(servers, "a_echo")).is_error
+
+
+async def test_older_servers_with_two_channels() -> None:
+    async with (
+        serving(Server().mcp.sse_app()) as url,
+        opened(a={"url": f"{url}/sse", "type": "sse"}) as servers,
+    ):
+        assert (await call(servers, "a_echo", text="x")).text == "x"
+
+
+async def test_a_cancelled_call_is_cancelled_there() -> None:
+    server = Server()
+    async with remote(server) as url, opened(a={"url": url}) as servers:
+        await call(servers, "a_echo", text="x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(call, servers, "a_sleep", seconds=1000))
+            await server.started.wait()
+            start = trio.current_time()
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - start < 0.5
+        with trio.fail_after(5):
+            while server.n_running:
+                await trio.sleep(0.01)
+    assert server.n_cancelled == 1
+
+
+async def test_a_call_does_not_wait_for_a_server_that_is_slow_to_hear_of_another() -> None:
+    heard = trio.Event()
+
+    async def answer(request: Any, send: Send) -> None:
+        if request["method"] == "tools/call" and "sleep" in request["params"]["arguments"]:
+            await trio.sleep_forever()
+        if request["method"] == "notifications/cancelled":
+            heard.set()
+            await trio.sleep_forever()
+        content = [{"type": "text", "text": "x"}]
+        await respond(send, {"jsonrpc": "2.0", "id": request["id"], "result": {"content": content}})
+
+    async with serving(app_of(answer)) as url, opened(a={"url": url}) as servers:
+        await call(servers, "a_tool")
+        start = trio.current_time()
+        with trio.move_on_after(0.1):
+            await call(servers, "a_tool", sleep=1)
+        await heard.wait()
+        assert (await call(servers, "a_tool")).text == "x"
+        assert trio.current_time() - start < 1
+
+
+async def test_progress_and_a_timeout() -> None:
+    told: list[str] = []
+    async with remote(Server()) as url, opened(a={"url": url, "timeout_ms": 800}) as servers:
+        context = ToolCallContext(on_output=told.append)
+        answer = await servers.tools["a_steps"].call({"n": 4, "seconds": 0.25}, context)
+        assert answer.text == "done"
+        assert told == [f"{i} of 4: on the way\n" for i in range(1, 5)]
+        assert (
+            "no answer after 0.8 s" in (await call(servers, "a_sleep", seconds=9)).answer["error"]
+        )
+
+
+async def _serve(
+    app: Any, bind: str, stop: trio.Event, stopped: trio.Event, task_status: trio.TaskStatus[str]
+) -> None:
+    async with serving(app, bind) as url:
+        task_status.started(url)
+        await stop.wait()
+    stopped.set()
+
+
+async def test_a_server_that_comes_back_is_used_again() -> None:
+    stop, stopped, stop_again = trio.Event(), trio.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        app = Server().mcp.streamable_http_app()
+        url = await nursery.start(_serve, app, "127.0.0.1:0", stop, stopped)
+        async with opened(a={"url": f"{url}/mcp"}) as servers:
+            await call(servers, "a_echo", text="x")
+            stop.set()
+            await stopped.wait()
+            answer = await call(servers, "a_sleep", seconds=0)
+            assert "'a' has failed: it cannot be reached" in answer.answer["error"]
+            # The new one does not know the session that the client has.
+            app = Server().mcp.streamable_http_app()
+            bind = url.removeprefix("http://")
+            await nursery.start(_serve, app, bind, stop_again, trio.Event())
+            assert (await call(servers, "a_sleep", seconds=0)).text == "slept"
+            stop_again.set()
+
+
+def app_of(answer: Callable[[Any, Send], Awaitable[None]]) -> Any:
+    """A server that introduces itself, and then answers as a function does."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"  # there is nothing to start
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        request = json.loads(body) if body else {"method": scope["method"]}
+        if request["method"] == "initialize":
+            info = {"name": "odd", "version": "1"}
+            result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": info}
+            await respond(send, {"jsonrpc": "2.0", "id": request["id"], "result": result})
+        elif "id" not in request and request["method"] != "notifications/cancelled":
+            await respond(send, None, status=405 if request["method"] == "GET" else 202)
+        elif request["method"] == "tools/list":
+            tool = {"name": "tool", "inputSchema": {"type": "object"}}
+            await respond(
+                send, {"jsonrpc": "2.0", "id": request["id"], "result": {"tools": [tool]}}
+            )
+        else:
+            await answer(request, send)
+
+    return app
+
+
+async def respond(
+    send: Send, body: Any, status: int = 200, content_type: str = "application/json", **headers: str
+) -> None:
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    pairs = [(b"content-type", content_type.encode())]
+    pairs += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def error_of(answer: Callable[[Any, Send], Awaitable[None]]) -> str:
+    async with serving(app_of(answer)) as url, opened(a={"url": url}) as servers:
+        return str((await call(servers, "a_tool")).answer["error"])
+
+
+async def test_answers_that_are_none() -> None:
+    assert "status 500 " in await error_of(lambda _, send: respond(send, b"oops", 500, "text/html"))
+    assert "status 401 " in await error_of(lambda _, send: respond(send, b"", 401, "text/plain"))
+    assert "Failed to parse" in await error_of(lambda _, send: respond(send, b"{"))
+    assert "text/html" in await error_of(lambda _, send: respond(send, b"<p>", 200, "text/html"))
+    compressed = partial(respond, body=b"no gzip", content_encoding="gzip")
+    assert "is compressed by gzip" in await error_of(lambda _, send: compressed(send))
+    assert "without a response" in await error_of(
+        lambda _, send: respond(send, b": nothing\n\n", 200, "text/event-stream")
+    )
+
+
+async def test_an_answer_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_MESSAGE", 2**20)
+
+    async def endless(request: Any, send: Send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _ in range(160):
+            await send({"type": "http.response.body", "body": b" " * 2**16, "more_body": True})
+
+    assert "its answer has more than 1,048,576 bytes" in await error_of(endless)
+
+
+async def test_nobody_listens() -> None:
+    async with opened(a={"url": "http://127.0.0.1:9/mcp"}) as servers:
+        assert not servers.tools

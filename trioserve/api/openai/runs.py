@@ -1,0 +1,139 @@
+"""Answers for which the server runs tools: what chats and responses do to have them."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import chain
+
+import attrs
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import errors, sse
+from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.generation import pings_of, tools_to_run
+from trioserve.api.base.registry import Running
+from trioserve.api.base.request import current_request
+from trioserve.api.base.run_request import NAME
+from trioserve.api.base.service import current_responses
+from trioserve.errors import InvalidRequestError
+from trioserve.server import RequestContext, Server
+from trioserve.server.dispatch import Mailbox, size_of
+from trioserve.server.runs.events import RunAnswer, RunEvent, StepChunk, StepStarted
+from trioserve.server.runs.params import RunParams
+from trioserve.server.runs.run import Run
+from trioserve.server.stream import ChatChunk, ChatCompletion, ChatStream
+from trioserve.types import GenerationParams
+
+
+async def open_run(
+    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+) -> Run:
+    """Begin the run that a request asks for. It ends with the current request at the latest.
+
+    Raises:
+        InvalidRequestError: the server has no such tools, or the run may not be as it is asked
+            for; `param` names the field.
+        TrioServeError: the model cannot answer.
+    """
+    asked = request.run_tools
+    assert asked is not None
+    tools, max_steps = tools_to_run(server, asked), asked.max_steps
+    if max_steps is not None and max_steps > server.config.tool_max_steps:
+        raise InvalidRequestError(
+            f"'{NAME}.max_steps' must be at most {server.config.tool_max_steps}, which "
+            "--tool-max-steps sets.",
+            param=f"{NAME}.max_steps",
+        )
+    run = RunParams(
+        max_steps=max_steps,
+        # Without a stream, nobody knows of a call that waits.
+        approve=asked.approval or ("ask" if request.stream else "none"),
+        cwd=asked.cwd or None,
+        runtime=asked.runtime or None,
+    )
+    try:
+        server.tools.check(run.place)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(error.message, param=f"{NAME}.{error.param}") from None
+    opened = server.stream_run(
+        request.messages, tools, params, request.chat_params, run, context=context
+    )
+    return await current_request().resources.enter_async_context(opened)
+
+
+async def respond_run(
+    server: Server,
+    request: ChatRequest,
+    run: Run,
+    encoder: sse.Encoder[RunEvent],
+    id_: str,
+    on_error: sse.OnError = errors.last_event,
+) -> Response:
+    """Make the response that streams a run, which other requests can reach by its id."""
+    current = current_request()
+    streams: list[ChatStream] = []  # that of the step
+    mailboxes: list[Mailbox] = []
+
+    def follow(stream: ChatStream) -> None:
+        streams[:], mailboxes[:] = [stream], [stream.mailbox]
+        current.sends(stream.mailbox)
+
+    run.watch(follow)
+    running = Running(streams, current.api_key, request.reasoning_control, run)
+    current.resources.enter_context(current_responses().running(id_, running))
+    events = sse.EventStream(
+        streams, feed_of(run), encoder, on_error, pings_of(server, request, mailboxes)
+    )
+    return await sse.respond(current, events)
+
+
+def feed_of(run: Run) -> sse.Feed[RunEvent]:
+    """Make the feed of a run.
+
+    The first event only tells that a step begins. It comes with the second one, so that an error
+    before that still has a status of its own.
+    """
+    first: deque[RunEvent] = deque()  # taken, and not given yet
+    has_begun = False
+
+    async def next_event() -> tuple[int, RunEvent]:
+        nonlocal has_begun
+        while not has_begun:
+            first.append(await anext(run))
+            has_begun = len(first) == 2
+        return 0, first.popleft() if first else await anext(run)
+
+    return sse.Feed(1, next_event)
+
+
+async def read_run(run: Run) -> tuple[RunAnswer, ChatCompletion]:
+    """Read a run to the end: what it has come to, and the last answer with the timings of all.
+
+    Raises:
+        TrioServeError: the model fails, or what is kept of its answer takes too much memory.
+    """
+    held, chunks = current_request().held, list[ChatChunk]()
+    before = held.n_bytes
+    run.watch(_hurry)
+    async for event in run:
+        if isinstance(event, StepStarted):
+            chunks.clear()
+            held.shrink_to(before)
+        elif isinstance(event, StepChunk) and isinstance(event.chunk, ChatChunk):
+            held.grow(2 * size_of(event.chunk.probs))  # as a value, and as JSON
+            chunks.append(event.chunk)
+    assert run.answer is not None
+    answer = run.answer
+    return answer, ChatCompletion(
+        message=answer.message,
+        tokens=tuple(chain.from_iterable(chunk.tokens for chunk in chunks)),
+        probs=tuple(chain.from_iterable(chunk.probs for chunk in chunks)),
+        prompt=answer.prompt,
+        prompt_text="",
+        finished=attrs.evolve(answer.finished, timings=answer.timings),
+    )
+
+
+def _hurry(stream: ChatStream) -> None:
+    """Have output come as soon as it is there."""
+    stream.stream.is_paced = False

@@ -1,0 +1,213 @@
+"""``/cors-proxy``: requests of a page to an MCP server of another origin.
+
+A browser lets a page reach other origins only where these agree, and most MCP servers do not. What
+goes out is what the page has named, and nothing of its own request: no cookie, no key of this
+server. What comes back is shown to the page, but is no page of this origin itself.
+
+Where requests may go is decided as for files that are fetched, by `FetchRules`: to public
+addresses, unless ``--ui-mcp-proxy-hosts`` names others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+
+import attrs
+import httpcore
+import structlog
+import trio
+from quart import Blueprint, Quart, current_app, request
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import sites
+from trioserve.api.base.body import read_whole
+from trioserve.api.base.connection import GRACE, Request
+from trioserve.api.base.intake import current_intake
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.request import current_request
+from trioserve.config import Config
+from trioserve.errors import (
+    InvalidMediaError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    ProxyError,
+    ProxyTimeoutError,
+    UnavailableError,
+)
+from trioserve.server.dialing import FAILURES, Dialer, url_of
+from trioserve.server.fetch_rules import FetchRules, Target, parse_url
+
+blueprint = Blueprint("proxy", __name__)
+
+_log = structlog.stdlib.get_logger("trioserve.api")
+
+_NAME = "trioserve.proxy"  # in `app.extensions`
+
+#: Headers of this name with one of these in front are sent on, and no others.
+_PREFIXES = ("x-llama-server-proxy-header-", "x-trioserve-proxy-header-")
+
+#: Headers that belong to a connection and not to a request.
+_OF_CONNECTION = frozenset(
+    {
+        "connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate",
+        "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+
+#: Headers of an answer that a page gets to see, and those that begin so. Others would say
+#: something of this origin, or belong to the connection.
+_SHOWN = frozenset(
+    {
+        "cache-control", "content-encoding", "content-language", "content-length", "content-type",
+        "etag", "last-modified", "location", "retry-after", "www-authenticate",
+    }
+)  # fmt: skip
+_SHOWN_PREFIX = "mcp-"
+
+#: An answer that is opened in place of a page can do nothing in the name of this server.
+_FENCE = {
+    "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+#: Requests that are with other servers at the same time.
+_MAX_REQUESTS = 128
+
+#: Seconds until there is a connection, and until an answer begins. An MCP server may answer when
+#: its tool is done.
+_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 600.0
+
+
+@attrs.define(eq=False)
+class _Proxy:
+    """What the requests of an app share."""
+
+    dialer: Dialer
+    n_running: int = 0
+
+    @classmethod
+    def of(cls, app: Quart, config: Config) -> _Proxy:
+        """The one of an app, made when it is first needed."""
+        if _NAME not in app.extensions:
+            rules = FetchRules(config.ui_mcp_proxy_hosts or ("all",), "--ui-mcp-proxy-hosts")
+            app.extensions[_NAME] = cls(Dialer(rules))
+        proxy = app.extensions[_NAME]
+        assert isinstance(proxy, _Proxy)
+        return proxy
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Take one of the places, for as long as a block lasts. Raises UnavailableError."""
+        if self.n_running >= _MAX_REQUESTS:
+            raise UnavailableError(
+                f"{_MAX_REQUESTS} requests are with other servers already, and that is the most."
+            )
+        self.n_running += 1
+        try:
+            yield
+        finally:
+            self.n_running -= 1
+
+
+@blueprint.route("/cors-proxy", methods=["GET", "POST", "DELETE"])
+@takes(None, query={"url": "where the request goes"})
+async def forward() -> Response:
+    """Send a request of a page to an MCP server of another origin, with ``--ui-mcp-proxy``."""
+    config = current_intake().config
+    if not config.has_mcp_proxy:
+        raise PermissionDeniedError("This feature is disabled. Start the server with "
+                                    "--ui-mcp-proxy.")  # fmt: skip
+    sites.check_embedding(request.headers, config)
+    current = current_request()
+    target = _target(request.args.get("url", ""))
+    headers = [(b"host", target.netloc.encode()), *_headers(current)]
+    body, _ = await read_whole(lambda data: None)
+    if body or current.method == "POST":
+        headers.append((b"content-length", b"%d" % len(body)))
+    proxy, resources = _Proxy.of(current_app, config), current.resources
+    resources.enter_context(proxy.place())
+    try:
+        connection = await proxy.dialer.connection(target)
+    except InvalidMediaError as error:
+        raise PermissionDeniedError(f"The MCP server {error.message}.") from None
+    await resources.enter_async_context(connection)
+    answer = await _exchange(
+        connection,
+        httpcore.Request(
+            current.method,
+            url_of(target),
+            headers=headers,
+            content=body,
+            extensions={"timeout": {"connect": _CONNECT_SECONDS}},
+        ),
+        target,
+    )
+    _log.info("forwarded", method=current.method, to=target.netloc, status=answer.status)
+    return Response(_body(answer, current), status=answer.status, headers=_shown(answer))
+
+
+def _target(url: str) -> Target:
+    """Read where a request goes. Raises InvalidRequestError."""
+    if not url:
+        raise InvalidRequestError("'url' must say where the request goes.", param="url")
+    try:
+        return parse_url(url)
+    except InvalidMediaError as error:
+        raise InvalidRequestError(f"The MCP server {error.message}.", param="url") from None
+
+
+def _headers(current: Request) -> Iterator[tuple[bytes, bytes]]:
+    """The headers that the page wants to be sent. Raises InvalidRequestError."""
+    for name, value in current.headers.items():
+        prefix = next((one for one in _PREFIXES if name.lower().startswith(one)), None)
+        if prefix is None:
+            continue
+        wanted = name.lower().removeprefix(prefix)
+        if wanted in _OF_CONNECTION or not wanted:
+            raise InvalidRequestError(f"'{wanted}' is not a header that is sent on.", param=name)
+        yield wanted.encode("latin-1"), value.encode("latin-1")  # as they came
+
+
+async def _exchange(
+    connection: httpcore.AsyncHTTPConnection, sent: httpcore.Request, target: Target
+) -> httpcore.Response:
+    """Send a request; returns when the answer begins.
+
+    Raises:
+        ProxyError: there is none.
+        ProxyTimeoutError: it took too long.
+    """
+    try:
+        with trio.move_on_after(_ANSWER_SECONDS):
+            return await connection.handle_async_request(sent)
+    except FAILURES as error:
+        reason = str(error) or type(error).__name__
+        raise ProxyError(f"{target.netloc} cannot be reached: {reason}.") from error
+    raise ProxyTimeoutError(f"{target.netloc} did not answer within {_ANSWER_SECONDS:g} seconds.")
+
+
+def _shown(answer: httpcore.Response) -> dict[str, str]:
+    """The headers of an answer that the page gets."""
+    headers = {}
+    for raw_name, raw_value in answer.headers:
+        name, value = raw_name.decode("ascii").lower(), raw_value.decode("latin-1")
+        if name == "www-authenticate" and not value.lower().startswith("bearer"):
+            continue  # the browser would ask for a password, in the name of this server
+        if name in _SHOWN or name.startswith(_SHOWN_PREFIX):
+            headers[name] = value
+    return headers | _FENCE
+
+
+async def _body(answer: httpcore.Response, current: Request) -> AsyncGenerator[bytes, None]:
+    """Pass the body of an answer on as it comes."""
+    async with aclosing(answer.aiter_stream()) as parts:  # type: ignore[type-var]
+        try:
+            async for part in parts:
+                yield part
+        except FAILURES as error:
+            _log.warning("the answer of another server broke off", error=repr(error))
+            current.abort()  # which ends this task, too: the client must not take it for whole
+            await trio.sleep(GRACE)

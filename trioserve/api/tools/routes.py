@@ -1,0 +1,220 @@
+"""``GET /tools`` and ``POST /tools``: what the server can do for a client, and a client's calls.
+
+llama-server's page calls tools by these when its model wants to; the answer goes back into the
+chat as the page sees fit. `trioserve_run_tools` in a chat has the server do all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import attrs
+import trio
+from quart import Blueprint, request
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import errors, sse
+from trioserve.api.base.app_life import AppLife
+from trioserve.api.base.body import read_body
+from trioserve.api.base.connection import Beat
+from trioserve.api.base.fields import structure
+from trioserve.api.base.intake import current_intake
+from trioserve.api.base.openapi import takes
+from trioserve.api.base.request import current_request, uncounted_context
+from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
+from trioserve.server.concurrency import alongside
+from trioserve.server.observers.tools import ToolWork, observed_tool
+from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
+
+blueprint = Blueprint("tools", __name__)
+
+#: What is up to the client is in headers.
+_IN_HEADERS = {"cwd": "X-Tool-Cwd", "runtime": "X-Tool-Runtime", "resp_type": "X-Resp-Type"}
+
+#: Characters of an answer that are written on the event loop: it takes about 1 ms.
+_SHORT = 2**18
+
+#: Characters of output that are kept for a client that does not read; more are lost.
+_MAX_UNWRITTEN = 2**20
+
+_PING = b":\n\n"
+
+
+@attrs.frozen(kw_only=True)
+class CallRequest:
+    """``POST /tools``."""
+
+    tool: str
+    params: dict[str, Any] = attrs.Factory(dict)
+    stream: bool = False
+
+
+def _life() -> AppLife:
+    """The service behind the current app. Raises PermissionDeniedError: it has no tools."""
+    life = current_intake()
+    assert isinstance(life, AppLife)
+    if not life.config.has_tools:
+        raise PermissionDeniedError(
+            "This feature is disabled. Start the server with --tools or --mcp-servers-config."
+        )
+    return life
+
+
+# -- the list
+
+
+@blueprint.get("/tools")
+async def tools() -> Response:
+    """List the tools that the server runs for clients and models."""
+    return await _json([_described(tool.info) for tool in _life().tools.tools.values()])
+
+
+def _described(info: ToolInfo) -> dict[str, Any]:
+    described = {
+        "tool": info.name,
+        "display_name": info.display_name,
+        "type": info.kind,
+        "permissions": {"write": info.writes},
+        "uses_cwd": info.uses_cwd,
+        "streams": info.streams,
+        "definition": info.definition,
+    }
+    return described | ({"mcp_server": info.mcp_server} if info.mcp_server else {})
+
+
+# -- a call
+
+
+@blueprint.post("/tools")
+@takes(CallRequest)
+async def call() -> Response:
+    """Call a tool, and answer with its result; with `stream`, with its output as it comes.
+
+    The header `X-Tool-Cwd` names the folder that the tool works in, and `X-Tool-Runtime` the
+    container or the host. A client that leaves ends the call.
+    """
+    life = _life()
+    if request.mimetype != "application/json":  # a page of another site can send other types
+        raise InvalidRequestError("The Content-Type must be application/json.")
+    asked = structure(CallRequest, await read_body())
+    tool = life.tools.find(asked.tool, streams=asked.stream)
+    running = _Call(life, tool, _arguments(tool, asked.params))
+    if not asked.stream:
+        result = await running.run()
+        return await _json(result.answer)
+    await current_request().resources.enter_async_context(alongside(running.run_streamed))
+    if (interval := life.config.sse_ping_interval) > 0:
+        current_request().beat = Beat(interval, _ping)
+    return Response(running.events(), headers=sse.HEADERS, content_type=sse.CONTENT_TYPE)
+
+
+def _arguments(tool: Tool, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments, without those that a model has made up: for built-in tools, see above."""
+    if tool.info.kind == "mcp":
+        return params
+    return {name: value for name, value in params.items() if name not in _IN_HEADERS}
+
+
+class _Call:
+    """One call, and its output on the way to the client."""
+
+    def __init__(self, life: AppLife, tool: Tool, arguments: Mapping[str, Any]) -> None:
+        self._life = life
+        self._tool = tool
+        self._arguments = arguments
+        self._work = ToolWork(tool.info.name, tool.info.kind, context=uncounted_context())
+        self._context = ToolCallContext(
+            cwd=_header("cwd") or None,
+            runtime=_header("runtime") or None,
+            response_type=_header("resp_type"),
+            on_output=self._add,
+        )
+        self._output: list[str] = []  # that is not written yet
+        self._n_unwritten = 0
+        self._end: dict[str, Any] | None = None  # the last event
+        self._news = trio.Event()
+
+    async def run(self) -> ToolResult:
+        """Call the tool. Raises as `ToolCalls.run`."""
+        with observed_tool(self._life.observers, self._work):
+            return await self._life.tool_calls.run(
+                self._tool, self._arguments, self._context, self._work
+            )
+
+    async def run_streamed(self) -> None:
+        """Call the tool, and keep what it tells for `events`."""
+        end: dict[str, Any] = {"done": True}
+        try:
+            result = await self.run()
+            end["result"] = result.answer
+            if result.is_error:
+                end["error"] = result.answer["error"]
+        except TrioServeError as error:
+            end["error"] = error.public or error.message
+        except Exception as error:  # the status is sent: an event has to say it
+            end["error"] = errors.unexpected(error).message
+        self._end = end
+        self._news.set()
+
+    def _add(self, text: str) -> None:
+        if self._n_unwritten > _MAX_UNWRITTEN:
+            return  # the client does not read; the result has what the model is told
+        self._n_unwritten += len(text)
+        self._output.append(text)
+        self._news.set()
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Write the output as it comes, and at the end that it is the end."""
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            if self._output:
+                text = "".join(self._output)
+                self._output, self._n_unwritten = [], 0
+                yield _event({"chunk": text})
+            if self._end is not None and not self._output:
+                yield _event(self._end)
+                return
+
+
+def _header(field: str) -> str:
+    """The value of one of the headers. Pages send Latin-1, and others UTF-8."""
+    value = request.headers.get(_IN_HEADERS[field], "").strip()
+    try:
+        return value.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
+async def _ping() -> bytes:
+    return _PING
+
+
+# -- writing; a tool may say what is no Unicode text
+
+
+def _encode(value: Any) -> bytes:
+    return sse.encode(value).encode("utf-8", "replace")
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+async def _json(value: Any) -> Response:
+    if _size(value) <= _SHORT:
+        data = _encode(value)
+    else:
+        data = await trio.to_thread.run_sync(_encode, value)
+    current_request().held.grow(len(data))
+    return Response(data, content_type="application/json")
+
+
+def _size(value: Any) -> int:
+    """Count the characters of an answer, roughly."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, str) else 8

@@ -1,0 +1,105 @@
+"""`Address`: where a server is that a command asks something."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import attrs
+
+from trioserve.config import Config
+from trioserve.errors import ConfigError
+
+_TIMEOUT = 10.0
+_ANYWHERE = ("0.0.0.0", "::")
+
+
+def take_url(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Take ``--url`` out of the words of a command; returns its value, and the other words.
+
+    Raises:
+        ConfigError: it has no value.
+    """
+    rest = list(words)
+    for i, word in enumerate(words):
+        if word.startswith("--url="):
+            del rest[i]
+            return word.partition("=")[2], rest
+        if word == "--url":
+            if i + 1 == len(words):
+                raise ConfigError("--url needs a value")
+            del rest[i : i + 2]
+            return words[i + 1], rest
+    return None, rest
+
+
+@attrs.frozen
+class Address:
+    """Where a server is: a host and a port, or the path of a Unix socket."""
+
+    host: str
+    port: int
+    prefix: str
+    is_secure: bool
+
+    @classmethod
+    def of(cls, url: str | None, config: Config) -> Address:
+        """The address that ``--url`` names; None: the one that the configuration has.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        if url is None:
+            host = config.host.split(",")[0].strip()
+            host = "127.0.0.1" if host in _ANYWHERE else host
+            return cls(host, config.port, config.api_prefix, config.ssl_cert_file is not None)
+        if url.endswith(".sock"):
+            return cls(url, 0, config.api_prefix, is_secure=False)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            raise ConfigError(f"--url: {url!r} has no valid port") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"--url must be an address such as http://127.0.0.1:8080, not {url!r}"
+            )
+        return cls(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
+
+    @property
+    def socket_path(self) -> str | None:
+        """The path of the Unix socket, if it is one."""
+        return self.host if self.host.endswith(".sock") else None
+
+    @property
+    def url(self) -> str:
+        """The address for HTTP, also if that goes through a Unix socket."""
+        if self.socket_path is not None:
+            return f"http://localhost{self.prefix}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.is_secure else ''}://{host}:{self.port}{self.prefix}"
+
+    def __str__(self) -> str:
+        return self.socket_path or self.url
+
+    def connect(self) -> http.client.HTTPConnection:
+        """Make a connection. Raises OSError, here or when it is used."""
+        if self.socket_path is not None:
+            connection = http.client.HTTPConnection("localhost", timeout=_TIMEOUT)
+            connection.sock = _connected(self.socket_path)
+            return connection
+        kind = http.client.HTTPSConnection if self.is_secure else http.client.HTTPConnection
+        return kind(self.host, self.port, timeout=_TIMEOUT)
+
+
+def _connected(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.settimeout(_TIMEOUT)
+        made.connect(path)
+    except OSError:
+        made.close()
+        raise
+    return made

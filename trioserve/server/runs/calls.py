@@ -1,0 +1,180 @@
+"""`Calls`: runs what the model has called, in a step of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from trioserve.chat.deltas import ToolCall
+from trioserve.errors import TrioServeError
+from trioserve.server.choices import all_of
+from trioserve.server.common import Common
+from trioserve.server.context import RequestContext
+from trioserve.server.observers.tools import ToolWork, observed_tool
+from trioserve.server.runs.decisions import Decision
+from trioserve.server.runs.events import (
+    ApprovalGiven,
+    ApprovalNeeded,
+    RunCall,
+    ToolCalled,
+    ToolReturned,
+    ToolStarted,
+)
+from trioserve.server.runs.messages import read_arguments
+from trioserve.server.runs.params import RunParams
+from trioserve.server.runs.run import Run
+from trioserve.server.runs.tools import RunTools
+from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
+
+_log = structlog.stdlib.get_logger("trioserve.tools")
+
+#: Tools of a run that run at the same time. Others wait.
+_MAX_PARALLEL = 8
+
+_STOPPED = "A person has stopped this call. What it had done until then may stay."
+
+
+class Calls:
+    """Runs the calls of a run, those of a step at the same time.
+
+    Args:
+        run: has the feed of events, and what people decide.
+        tools: what may be called.
+        params: what they may do.
+        context: who asks.
+        common: of the server.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        tools: RunTools,
+        params: RunParams,
+        context: RequestContext,
+        common: Common,
+    ) -> None:
+        self._run = run
+        self._feed = run.feed
+        self._tools = tools
+        self._params = params
+        self._context = context
+        self._observers = common.observers
+        self._approval_timeout = common.config.tool_approval_timeout
+        self._places = trio.CapacityLimiter(_MAX_PARALLEL)
+
+    async def run(
+        self, step: int, calls: Sequence[ToolCall], fit: Callable[[str], Awaitable[str]]
+    ) -> list[str]:
+        """Run calls, and return what the model is told about each.
+
+        Args:
+            step: the answer that they are in.
+            calls: what the model has written.
+            fit: cuts what is too long for it.
+        """
+        known = [self._announce(step, call) for call in calls]
+        return await all_of([partial(self._run_one, call, fit) for call in known])
+
+    def _announce(self, step: int, call: ToolCall) -> RunCall:
+        tool = self._tools.by_name.get(call.name)
+        info = ToolInfo(name=call.name) if tool is None else tool.info
+        known = RunCall(call.id, step, info, call.arguments)
+        self._feed.put(ToolCalled(self._feed.new_id(), known))
+        return known
+
+    async def _run_one(self, call: RunCall, fit: Callable[[str], Awaitable[str]]) -> str:
+        tool = self._tools.by_name.get(call.tool.name)
+        name = "" if tool is None else call.tool.name
+        noted = ToolWork(name, call.tool.kind, call_id=call.id, context=self._context)
+        decisions = self._run.decisions
+        result = ToolResult.of_error(_STOPPED)
+        with observed_tool(self._observers, noted):
+            try:
+                with decisions.begin(call.id):
+                    result = await self._result(call, tool, noted)
+                if decisions.is_stopped(call.id) and noted.outcome == "cancelled":
+                    noted.outcome = "stopped"
+            finally:
+                decisions.end(call.id)
+        content = await fit(result.text)
+        self._feed.put(
+            ToolReturned(
+                self._feed.new_id(),
+                call,
+                content,
+                is_error=result.is_error,
+                diff=result.diff,
+                seconds=noted.seconds,
+                stopped=noted.outcome == "stopped",
+            )
+        )
+        return content
+
+    async def _result(self, call: RunCall, tool: Tool | None, noted: ToolWork) -> ToolResult:
+        """Run one call, unless it makes no sense or is not allowed."""
+        if tool is None:
+            noted.outcome = "failed"
+            return ToolResult.of_error(
+                f"There is no tool {call.tool.name!r:.80}. There are: {self._tools.listed()}."
+            )
+        try:
+            arguments = read_arguments(call.arguments)
+        except ValueError as error:
+            noted.outcome = "failed"
+            return ToolResult.of_error(str(error))
+        output = partial(self._feed.put_output, call)
+        context = attrs.evolve(self._params.place, on_output=output)
+        decision = await self._decide(call, tool, arguments, context)
+        if not decision.approved:
+            noted.outcome = "denied"
+            because = f": {decision.reason}" if decision.reason else ""
+            return ToolResult.of_error(f"This call was not allowed{because}.")
+        async with self._places:
+            self._feed.put(ToolStarted(self._feed.new_id(), call))
+            with noted.timed():
+                result = await _call(tool, arguments, context)
+        noted.outcome = "failed" if result.is_error else "finished"
+        return result
+
+    async def _decide(
+        self, call: RunCall, tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
+    ) -> Decision:
+        """Find out whether a call may run, and ask a person if need be."""
+        approve = self._params.approve
+        if not call.tool.writes or approve == "all":
+            return Decision(True)
+        if approve == "none":
+            return Decision(False, "it may change something, and such calls are off")
+        if approve != "ask":
+            return Decision(await approve(call))
+        preview = await _preview(tool, arguments, context)
+        self._feed.put(ApprovalNeeded(self._feed.new_id(), call, preview))
+        decision = await self._run.decisions.wait(call.id, self._approval_timeout)
+        self._feed.put(ApprovalGiven(self._feed.new_id(), call, decision.approved, decision.reason))
+        return decision
+
+
+async def _call(tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
+    """Call a tool. Whatever it raises is told to the model."""
+    try:
+        return await tool.call(arguments, context)
+    except TrioServeError as error:
+        return ToolResult.of_error(error.message)
+    except Exception as error:
+        _log.warning("a tool has failed", tool=tool.info.name, exc_info=error)
+        return ToolResult.of_error(f"The tool has failed with {type(error).__name__}: {error}")
+
+
+async def _preview(
+    tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
+) -> str | None:
+    try:
+        return await tool.preview(arguments, context)
+    except Exception as error:  # a person is asked all the same
+        _log.warning("a tool has no preview", tool=tool.info.name, exc_info=error)
+        return None

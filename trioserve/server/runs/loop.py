@@ -1,0 +1,197 @@
+"""`Loop`: lets the model answer, runs what it calls, and lets it answer again, until it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from trioserve.chat.deltas import ToolCall
+from trioserve.chat.messages import Messages
+from trioserve.chat.params import ChatParams
+from trioserve.chat.tool_choice import ToolChoice, choose
+from trioserve.errors import DeadlineExceededError
+from trioserve.server.admission import let_finish
+from trioserve.server.chat_prompts import Messages as AnyMessages
+from trioserve.server.context import RequestContext
+from trioserve.server.runs.calls import Calls
+from trioserve.server.runs.events import EndReason, RunAnswer, StepChunk, StepStarted
+from trioserve.server.runs.fitting import Tokens, fit
+from trioserve.server.runs.messages import assistant_message, tool_message
+from trioserve.server.runs.run import Run
+from trioserve.server.runs.tools import RunTools
+from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings
+
+
+class Model(Tokens, Protocol):
+    """What answers chats, as `Server` does."""
+
+    def stream_chat(
+        self,
+        messages: AnyMessages,
+        params: GenerationParams | None,
+        chat: ChatParams | None,
+        *,
+        context: RequestContext | None,
+    ) -> AbstractAsyncContextManager[ChatStream]:
+        """Answer a chat."""
+
+    def awake(self, context: RequestContext | None) -> AbstractAsyncContextManager[None]:
+        """Have the model in memory for as long as a block lasts."""
+
+
+@attrs.frozen(kw_only=True)
+class Question:
+    """What is asked of the model, and how."""
+
+    messages: Messages
+    params: GenerationParams
+    chat: ChatParams
+    context: RequestContext
+    max_steps: int
+    n_ctx: int
+
+
+class Loop:
+    """One run.
+
+    Args:
+        model: answers.
+        question: what is asked.
+        tools: what it may call.
+        calls: runs what the server runs of it.
+        run: what the caller holds.
+    """
+
+    def __init__(
+        self, model: Model, question: Question, tools: RunTools, calls: Calls, run: Run
+    ) -> None:
+        self._model = model
+        self._asked = question
+        self._tools = tools
+        self._calls = calls
+        self._run = run
+        self._feed = run.feed
+        self._added: list[dict[str, Any]] = []
+        self._timings = Timings()
+
+    async def run(self) -> RunAnswer:
+        """Do all of it, and put the events into the feed, but for the last one.
+
+        Raises:
+            TrioServeError: the model cannot answer.
+        """
+        reason: EndReason | None = None
+        step = 0
+        while reason is None:
+            step += 1
+            stream = await self._answer(step)
+            reason = await self._go_on(step, stream)
+        assert stream.finished is not None
+        calls = self._of_client(stream.message.tool_calls) if reason == "client_tools" else []
+        return RunAnswer(
+            message=attrs.evolve(stream.message, tool_calls=tuple(calls)),
+            messages=tuple(self._added),
+            steps=step,
+            reason=reason,
+            prompt=stream.prompt,
+            finished=stream.finished,
+            timings=self._timings,
+        )
+
+    # -- one step
+
+    async def _answer(self, step: int) -> ChatStream:
+        """Let the model answer. From the first answer on, the run is finished though the server
+        drains.
+        """
+        messages = Messages((*self._asked.messages, *self._added))
+        chat, context = self._chat(step), self._context(step)
+        answering = self._model.stream_chat(messages, self._asked.params, chat, context=context)
+        async with answering as stream:
+            self._feed.put(StepStarted(self._feed.new_id(), step))
+            if step == 1:
+                self._run.began.set()
+                let_finish()
+            with self._run.watched(stream):
+                async for event in stream:
+                    await self._tell(step, event)
+        assert stream.finished is not None
+        self._timings = _sum(self._timings, stream.finished.timings)
+        return stream
+
+    async def _tell(self, step: int, event: ChatChunk | Progress | Finished) -> None:
+        if not isinstance(event, Finished):
+            await self._feed.wait_room()
+            self._feed.put(StepChunk(self._feed.new_id(), step, event))
+
+    def _chat(self, step: int) -> ChatParams:
+        """How the chat is answered. A call that has to be made is made in the first answer."""
+        chat = attrs.evolve(self._asked.chat, tools=self._tools.definitions)
+        if step == 1:
+            return chat
+        choice = choose(chat.tool_choice, chat.tools or ())
+        if choice.mode == "required":
+            choice = ToolChoice("auto", choice.names)
+        return attrs.evolve(chat, tool_choice=choice, add_generation_prompt=True)
+
+    def _context(self, step: int) -> RequestContext:
+        """Who asks. Only the first answer has waited since the request came."""
+        context = self._asked.context
+        return context if step == 1 else attrs.evolve(context, arrived=None)
+
+    # -- what follows from it
+
+    async def _go_on(self, step: int, stream: ChatStream) -> EndReason | None:
+        """Run what an answer calls, and say why it was the last one, if it was."""
+        message, finished = stream.message, stream.finished
+        assert finished is not None
+        if finished.reason is FinishReason.LIMIT:  # what it calls may be cut off
+            self._added.append(assistant_message(message, ()))
+            return "length"
+        self._added.append(assistant_message(message, message.tool_calls))
+        if not message.tool_calls:
+            return "answer"
+        await self._run_calls(step, stream)
+        if self._of_client(message.tool_calls):
+            return "client_tools"
+        return "max_steps" if step == self._asked.max_steps else None
+
+    def _of_client(self, calls: Iterable[ToolCall]) -> list[ToolCall]:
+        return [call for call in calls if self._tools.is_of_client(call.name)]
+
+    async def _run_calls(self, step: int, stream: ChatStream) -> None:
+        """Run those calls of an answer that are the server's, and keep the results.
+
+        The results may take half of what is free in the context, in equal parts.
+
+        Raises:
+            DeadlineExceededError: the time of the run is up.
+        """
+        made = stream.message.tool_calls
+        calls = [call for call in made if not self._tools.is_of_client(call.name)]
+        if not calls:
+            return
+        assert stream.finished is not None
+        used = len(stream.prompt) + stream.finished.timings.predicted_n
+        share = (self._asked.n_ctx - used) // 2 // len(calls)
+        with trio.move_on_at(self._asked.context.deadline) as scope:
+            results = await self._calls.run(step, calls, partial(self._fit, share))
+            written = zip(calls, results, strict=True)
+            self._added += [tool_message(call, content) for call, content in written]
+        if scope.cancelled_caught:
+            raise DeadlineExceededError("The request's deadline has passed.")
+
+    async def _fit(self, n_tokens: int, text: str) -> str:
+        async with self._model.awake(self._asked.context):
+            return await fit(text, n_tokens, self._model)
+
+
+def _sum(one: Timings, other: Timings) -> Timings:
+    names = attrs.fields_dict(Timings)
+    return Timings(**{name: getattr(one, name) + getattr(other, name) for name in names})

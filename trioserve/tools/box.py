@@ -1,0 +1,130 @@
+"""`ToolBox`: all tools that a server has, built in and from MCP servers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import trio
+
+from trioserve.config.tools import ToolsConfig
+from trioserve.errors import InvalidRequestError, ToolRuntimeError, UnknownToolError
+from trioserve.tools.mcp import open_mcp_servers
+from trioserve.tools.tool import Tool, ToolCallContext
+
+
+class ToolSource(Protocol):
+    """Where tools come from. What is in `tools` may change, and so may `abilities`."""
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools, by name."""
+
+    def abilities(self) -> Iterable[str]:
+        """What a server with these tools may do, in sentences for the log."""
+
+
+class ToolBox:
+    """The tools of a server. Without sources, it is empty."""
+
+    def __init__(
+        self,
+        sources: Sequence[ToolSource] = (),
+        listed: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        check: Callable[[ToolCallContext], None] = lambda _: None,
+    ) -> None:
+        """Have the tools of these sources; of two with the same name, that of the first source.
+
+        Args:
+            sources: where the tools come from.
+            listed: waits until they have said which tools they have.
+            check: raises if built-in tools cannot be called so.
+        """
+        self._sources = tuple(sources)
+        #: Wait until the tools of MCP servers are there. Those that need too long come later.
+        self.listed = listed
+        self._check = check
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools, by name, built-in ones first. Those of MCP servers may come and go."""
+        tools: dict[str, Tool] = {}
+        for source in self._sources:
+            tools.update((name, tool) for name, tool in source.tools.items() if name not in tools)
+        return MappingProxyType(tools)
+
+    def find(self, name: str, *, streams: bool = False) -> Tool:
+        """Find a tool; one that tells its output while it runs, if it has to.
+
+        Raises:
+            UnknownToolError: there is none of this name, or it does not stream.
+        """
+        found = (source.tools[name] for source in self._sources if name in source.tools)
+        tool = next(found, None)
+        if tool is None:
+            raise UnknownToolError(f'unknown tool "{name}"', param="tool")
+        if streams and not tool.info.streams:
+            raise UnknownToolError(f'tool "{name}" does not support stream = true', param="stream")
+        return tool
+
+    def select(self, patterns: Iterable[str]) -> dict[str, Tool]:
+        """The tools with names that patterns such as ``weather_*`` match, in the order of `tools`.
+
+        Raises:
+            InvalidRequestError: a name is that of no tool. The `param` is "tools".
+        """
+        tools, wanted = self.tools, list(patterns)
+        for pattern in wanted:
+            if not set("*?[") & set(pattern) and pattern not in tools:
+                raise InvalidRequestError(f"This server has no tool {pattern!r}.", param="tools")
+        return {
+            name: tool
+            for name, tool in tools.items()
+            if any(fnmatchcase(name, pattern) for pattern in wanted)
+        }
+
+    def check(self, context: ToolCallContext) -> None:
+        """Look whether built-in tools can be called so.
+
+        Raises:
+            InvalidRequestError: they cannot; the `param` is "cwd" or "runtime".
+        """
+        try:
+            self._check(context)
+        except ToolRuntimeError as error:
+            raise InvalidRequestError(error.message, param="runtime") from None
+
+    def abilities(self) -> list[str]:
+        """What the server may now do, in sentences for the log. Empty without tools."""
+        return [sentence for source in self._sources for sentence in source.abilities()]
+
+
+@asynccontextmanager
+async def open_box(config: ToolsConfig) -> AsyncIterator[ToolBox]:
+    """Open the tools that a configuration allows, and close them at the end.
+
+    All that they have started has ended when the block is left.
+
+    Raises:
+        ConfigError: the description of MCP servers cannot be read.
+        ToolRuntimeError: the tools cannot run where they are to run.
+    """
+    async with AsyncExitStack() as stack:
+        sources: list[ToolSource] = []
+        options: dict[str, Any] = {}
+        if config.builtin_tools:
+            # Imported when it is needed, because it does not run on every system.
+            from trioserve.tools.builtin.box import open_builtin_tools
+
+            builtin = await stack.enter_async_context(open_builtin_tools(config))
+            sources.append(builtin)
+            options["check"] = builtin.check
+        if config.has_mcp_servers:
+            taken = {name for source in sources for name in source.tools}
+            servers = await stack.enter_async_context(open_mcp_servers(config, taken=taken))
+            sources.append(servers)
+            options["listed"] = servers.listed
+        yield ToolBox(sources, **options)

@@ -1,0 +1,97 @@
+"""`BuiltinTools`: the built-in tools that a configuration has switched on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+
+from trioserve.config.tools import ToolsConfig
+from trioserve.tools.builtin.edit import EditFile
+from trioserve.tools.builtin.file_tool import FileThreads, FileTool
+from trioserve.tools.builtin.find import FindFiles
+from trioserve.tools.builtin.grep import GrepFiles
+from trioserve.tools.builtin.info import GetInfo
+from trioserve.tools.builtin.read import ReadFile
+from trioserve.tools.builtin.shell import ExecShellCommand
+from trioserve.tools.builtin.write import WriteFile
+from trioserve.tools.files.store import FileStore
+from trioserve.tools.paths import Fence
+from trioserve.tools.process import has_fences
+from trioserve.tools.runtime.runtime import Runtime
+from trioserve.tools.runtime.runtimes import Runtimes, open_runtimes
+from trioserve.tools.tool import Tool, ToolCallContext
+
+_FILE_TOOLS: tuple[type[FileTool[Any]], ...] = (ReadFile, FindFiles, GrepFiles, WriteFile, EditFile)
+
+#: Tools that no file is named to.
+_NO_FILES = frozenset({ExecShellCommand.NAME, GetInfo.NAME})
+
+
+@attrs.frozen
+class BuiltinTools:
+    """The built-in tools that are on, by name, in llama-server's order."""
+
+    tools: Mapping[str, Tool]
+    fence: Fence
+    runtimes: Runtimes
+    #: What the configuration calls the place where they run; None: this machine.
+    runtime: str | None = None
+
+    def check(self, context: ToolCallContext) -> None:
+        """Look whether they can be called so. Raises as a call."""
+        self.runtimes.find(context.runtime).check(context.cwd)
+
+    def abilities(self) -> list[str]:
+        """What they may do, in sentences for the log."""
+        commands = ExecShellCommand.NAME in self.tools
+        files = [tool for name, tool in self.tools.items() if name not in _NO_FILES]
+        verbs = [verb for verb, writes in (("read", False), ("write", True))
+                 if any(tool.info.writes == writes for tool in files)]  # fmt: skip
+        sentences = []
+        if files:
+            names = ", ".join(tool.info.name for tool in files)
+            sentences.append(
+                f"The model and clients may {' and '.join(verbs)} files {self._where}: {names}."
+            )
+        if commands:
+            sentences.append(f"The model and clients may run commands {self._where}: "
+                             f"{ExecShellCommand.NAME}.{self._warning}")  # fmt: skip
+        return sentences
+
+    @property
+    def _where(self) -> str:
+        if self.runtime is not None:
+            return f"in {self.runtime}"
+        return "anywhere" if self.fence.is_open else "in " + ", ".join(self.fence.folders)
+
+    @property
+    def _warning(self) -> str:
+        if self.runtime is not None or self.fence.is_open or has_fences():
+            return ""
+        return " The system cannot confine them to that (it has no Landlock)."
+
+
+@asynccontextmanager
+async def open_builtin_tools(config: ToolsConfig) -> AsyncIterator[BuiltinTools]:
+    """Open the built-in tools that are on.
+
+    Raises:
+        ToolRuntimeError: they cannot run where they are to run.
+    """
+    fence = Fence(config.tools_dir)
+    threads = FileThreads()
+    async with open_runtimes(config, fence) as runtimes:
+
+        def runtime_of(context: ToolCallContext) -> Runtime:
+            return runtimes.find(context.runtime)
+
+        async def stores(context: ToolCallContext) -> FileStore:
+            return runtime_of(context).files(context.cwd)
+
+        tools: dict[str, Tool] = {one.NAME: one(stores, threads) for one in _FILE_TOOLS}
+        tools |= {one.NAME: one(runtime_of) for one in (ExecShellCommand, GetInfo)}
+        used = {name: tools[name] for name in config.builtin_tools if name in tools}
+        yield BuiltinTools(used, fence, runtimes, config.tools_runtime)

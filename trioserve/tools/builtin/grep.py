@@ -1,0 +1,191 @@
+"""`grep_search`: the lines of files that match a pattern."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import attrs
+import msgspec
+import trio
+from msgspec import Meta
+
+from trioserve.errors import ToolFileError
+from trioserve.tools.builtin.file_tool import FileTool
+from trioserve.tools.builtin.read import check_text
+from trioserve.tools.files.patterns import Filter, LinePattern, shown
+from trioserve.tools.files.store import FileStore
+from trioserve.tools.tool import ToolCallContext, ToolResult
+
+_MAX_MATCHES = 100
+_MAX_CONTEXT = 100  # lines before a match, and as many after it
+_MAX_LINE = 1000  # bytes that are shown of a line
+_MAX_OUTPUT = 2**16
+_MAX_FILE = 32 * 2**20
+_MAX_SECONDS = 30.0
+
+
+class GrepArguments(msgspec.Struct):
+    """What `grep_search` looks for."""
+
+    path: Annotated[str, Meta(description="File or directory to search in")]
+    pattern: Annotated[
+        str, Meta(description="Regular expression (RE2), or plain text if literal is true")
+    ]
+    include: Annotated[str, Meta(description="Glob of the files to search (default: **)")] = "**"
+    exclude: Annotated[str, Meta(description="Glob of files not to search")] = ""
+    return_line_numbers: Annotated[bool, Meta(description="Return the numbers of lines")] = False
+    literal: Annotated[bool, Meta(description="Take the pattern as plain text")] = False
+    ignore_case: Annotated[bool, Meta(description="Ignore case")] = False
+    context_lines: Annotated[
+        int, Meta(description="Lines to return before and after each match (default: 0)")
+    ] = 0
+
+
+class GrepFiles(FileTool[GrepArguments]):
+    """Finds lines in files."""
+
+    ARGUMENTS = GrepArguments
+    NAME = "grep_search"
+    DISPLAY_NAME = "Grep search"
+    DESCRIPTION = (
+        "Search a file, or the files in a directory and below, for lines that match a pattern. "
+        "Returns each with the path of its file, relative to the directory. Files that .gitignore "
+        "names are skipped in a Git repository; elsewhere, directories such as node_modules and "
+        'build are not searched. A glob without "/" matches names at any depth; one with "/" '
+        "matches paths."
+    )
+
+    def run(
+        self, arguments: GrepArguments, files: FileStore, context: ToolCallContext
+    ) -> ToolResult:
+        """Search."""
+        pattern = LinePattern(
+            arguments.pattern, literal=arguments.literal, ignore_case=arguments.ignore_case
+        )
+        search = _Search(arguments, pattern, files)
+        status = files.status(arguments.path)
+        if status is None:
+            raise ToolFileError(f"path does not exist: {arguments.path}")
+        if status.kind == "dir":
+            search.in_folder()
+        else:
+            search.in_file(arguments.path, shown(arguments.path))
+        return ToolResult.of_text(search.answer())
+
+
+@attrs.define
+class _Search:
+    arguments: GrepArguments
+    pattern: LinePattern
+    files: FileStore
+    deadline: float = attrs.field(factory=lambda: time.monotonic() + _MAX_SECONDS)
+    parts: list[str] = attrs.field(factory=list)
+    n_bytes: int = 0
+    n_matches: int = 0
+    n_too_large: int = 0
+    is_full: bool = False
+    truncated: bool = False
+
+    def in_folder(self) -> None:
+        """Search the files below a directory; those that cannot be searched are skipped."""
+        wanted = Filter(self.arguments.include, self.arguments.exclude)
+        listing = self.files.list(self.arguments.path, "file", 0)
+        base = self.files.resolve(self.arguments.path).rstrip("/")
+        for entry in listing.entries:
+            if not wanted.has(entry.path):
+                continue
+            trio.from_thread.check_cancelled()
+            try:
+                self.in_file(f"{base}/{entry.path}", shown(entry.path))
+            except ToolFileError:
+                continue
+            self.truncated = time.monotonic() >= self.deadline
+            if self.is_full or self.truncated:
+                return
+        self.truncated = listing.truncated
+
+    def in_file(self, path: str, name: str) -> None:
+        """Search one file. Raises ToolFileError if it cannot be read as text."""
+        with self.files.open(path) as file:
+            check_text(file, path)
+            data = file.read(_MAX_FILE + 1)
+        if len(data) > _MAX_FILE:
+            self.n_too_large += 1
+            return
+        if b"\r\n" in data:
+            data = data.replace(b"\r\n", b"\n")
+        for number, begin, end in _matches(data, self.pattern):
+            if self.n_matches >= _MAX_MATCHES or self.n_bytes >= _MAX_OUTPUT:
+                self.is_full = True
+                return
+            self.n_matches += 1
+            self._show(name, data, number, (begin, end))
+
+    def _show(self, name: str, data: bytes, number: int, match: tuple[int, int]) -> None:
+        n_context = min(max(0, self.arguments.context_lines), _MAX_CONTEXT)
+        before, lines = _around(data, match, n_context)
+        for place, line in enumerate(lines, number - before):
+            mark = ":" if place == number else "-"
+            shows_number = self.arguments.return_line_numbers or n_context > 0
+            prefix = name + mark + (f"{place}{mark}" if shows_number else "")
+            self._add(f"{prefix}{_shortened(line)}\n")
+        if n_context > 0:
+            self._add("--\n")
+
+    def _add(self, text: str) -> None:
+        self.parts.append(text)
+        self.n_bytes += len(text)
+
+    def answer(self) -> str:
+        """The lines that were found, and what else is to be said."""
+        text = "".join(self.parts) + f"\n---\nTotal matches: {self.n_matches}\n"
+        if self.is_full:
+            text += (
+                f"[{self.n_matches} matches limit reached. Narrow the path/pattern/include to see "
+                "more.]\n"
+            )
+        if self.n_too_large:
+            text += f"[{self.n_too_large} files of more than {_MAX_FILE} bytes were not searched]\n"
+        if self.truncated:
+            text += "[results truncated: time budget or unreadable directory]\n"
+        return text
+
+
+def _matches(data: bytes, pattern: LinePattern) -> Iterator[tuple[int, int, int]]:
+    """The lines that match: the number of each, where it begins, and where it ends."""
+    stop = len(data) - data.endswith(b"\n") if data else -1
+    number, begin, at = 1, 0, 0
+    while at <= stop:
+        found = pattern.find(data, at)
+        if found is None or found > stop:
+            return
+        line = data.rfind(b"\n", 0, found) + 1
+        number += data.count(b"\n", begin, line)
+        begin = line
+        end = data.find(b"\n", found)
+        end = len(data) if end < 0 else end
+        yield number, begin, end
+        at = end + 1
+
+
+def _around(data: bytes, match: tuple[int, int], n_context: int) -> tuple[int, list[bytes]]:
+    """The line of a match with those around it, and how many are before it."""
+    begin, end = match
+    before = 0
+    while before < n_context and begin > 0:
+        begin = data.rfind(b"\n", 0, begin - 1) + 1
+        before += 1
+    for _ in range(n_context):
+        if end >= len(data) - 1:  # where a newline ends the last line
+            break
+        following = data.find(b"\n", end + 1)
+        end = len(data) if following < 0 else following
+    return before, data[begin:end].split(b"\n")
+
+
+def _shortened(line: bytes) -> str:
+    if len(line) <= _MAX_LINE:
+        return line.decode("utf-8", "replace")
+    return f"{line[:_MAX_LINE].decode('utf-8', 'ignore')} [{len(line)} bytes]"

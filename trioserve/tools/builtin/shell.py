@@ -1,0 +1,105 @@
+"""`exec_shell_command`: a command, and what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from trioserve.errors import InvalidRequestError
+from trioserve.tools.arguments import read_arguments, schema_of
+from trioserve.tools.process import Output
+from trioserve.tools.runtime.runtime import Runtime
+from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
+
+_MAX_SECONDS = 60
+_MAX_BYTES = 16 * 2**10
+
+#: Bytes of a command. The kernel takes no argument of 128 KiB.
+_MAX_COMMAND = 100_000
+
+#: Why a command was ended, for the model.
+_LIMITS = {
+    "memory": "used more memory than it may",
+    "processes": "started more processes than it may",
+    "output": "did not stop writing",
+}
+
+
+class ShellArguments(msgspec.Struct):
+    """What `exec_shell_command` runs."""
+
+    command: Annotated[str, Meta(description="Command line for sh")]
+    timeout: Annotated[
+        int,
+        Meta(ge=1, description=f"Seconds until it is ended (default: 10, maximum: {_MAX_SECONDS})"),
+    ] = 10
+    max_output_size: Annotated[
+        int,
+        Meta(
+            ge=0, description=f"Bytes of its output to return (default and maximum: {_MAX_BYTES})"
+        ),
+    ] = _MAX_BYTES
+
+
+class ExecShellCommand(Tool):
+    """Runs a command with the shell of a runtime."""
+
+    NAME = "exec_shell_command"
+
+    def __init__(self, runtime_of: Callable[[ToolCallContext], Runtime]) -> None:
+        """Run commands in the runtime that this finds."""
+        self._runtime_of = runtime_of
+        self._info = ToolInfo(
+            name=self.NAME,
+            display_name="Execute shell command",
+            description="Run a shell command. Returns what it writes, also to standard error.",
+            parameters=schema_of(ShellArguments),
+            writes=True,
+            uses_cwd=True,
+            streams=True,
+        )
+
+    @property
+    def info(self) -> ToolInfo:
+        """What it is."""
+        return self._info
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
+        """Run a command to its end. When cancelled, it has ended with all that it has started."""
+        read = read_arguments(ShellArguments, arguments)
+        _check(read.command)
+        output = await self._runtime_of(context).run(
+            ["sh", "-c", read.command],
+            cwd=context.cwd,
+            timeout=min(read.timeout, _MAX_SECONDS),
+            max_output=min(read.max_output_size, _MAX_BYTES),
+            on_output=context.on_output,
+        )
+        end = _end_of(output)
+        context.on_output(end)
+        return ToolResult.of_text(output.text + end)
+
+
+def _check(command: str) -> None:
+    try:
+        size = len(command.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequestError("is no valid text", param="command") from None
+    if "\0" in command:
+        raise InvalidRequestError("cannot have a NUL character", param="command")
+    if size > _MAX_COMMAND:
+        raise InvalidRequestError(f"is longer than {_MAX_COMMAND} bytes", param="command")
+
+
+def _end_of(output: Output) -> str:
+    """How the command has ended, in llama-server's words."""
+    words = "\n[output truncated]" if output.truncated else ""
+    words += f"\n[exit code: {output.exit_code}]"
+    if output.timed_out:
+        words += " [exit due to timed out]"
+    if output.limit_reached:
+        words += f" [ended because it {_LIMITS[output.limit_reached]}]"
+    return words

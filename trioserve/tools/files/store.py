@@ -1,0 +1,78 @@
+"""`FileStore`: files on this machine, in a container, or on another host."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from io import BufferedReader
+from typing import Literal
+
+import attrs
+
+from trioserve.tools.tool import ToolCallContext
+
+#: What a search lists: regular files, directories, or both.
+Kinds = Literal["file", "dir", "all"]
+
+
+@attrs.frozen
+class FileStatus:
+    """What is at a path."""
+
+    kind: Literal["file", "dir", "other"]
+    size: int
+
+
+@attrs.frozen
+class Entry:
+    """A file or directory in a directory that was listed."""
+
+    #: Relative to that directory, with ``/`` between the names.
+    path: str
+    is_dir: bool
+
+
+@attrs.define
+class Listing:
+    """What is in a directory and below, one after another."""
+
+    entries: Iterator[Entry]
+    #: Whether something could not be listed, or there was no time for it; known at the end.
+    truncated: bool = False
+
+
+class FileStore(ABC):
+    """Files somewhere, and the directory that relative paths begin in.
+
+    Its methods block, so they are called in worker threads, where `trio.from_thread` works. They
+    look now and then whether the call was cancelled. A path may be anything that JSON can say.
+    All raise ToolFileError, with a sentence for the model, when they cannot do what is asked.
+    """
+
+    @abstractmethod
+    def resolve(self, path: str) -> str:
+        """The absolute path of what `path` names, whether it exists or not."""
+
+    @abstractmethod
+    def status(self, path: str) -> FileStatus | None:
+        """What is at a path; None: nothing."""
+
+    @abstractmethod
+    def open(self, path: str) -> BufferedReader:
+        """Open a regular file for reading. A store elsewhere may end at its first 64 MiB."""
+
+    @abstractmethod
+    def write(self, path: str, data: bytes) -> None:
+        """Make a file of these bytes, and the directories that it is in, or replace it."""
+
+    @abstractmethod
+    def list(self, path: str, kinds: Kinds, max_depth: int) -> Listing:
+        """List a directory, and what is below it down to `max_depth`; 0 = all of it.
+
+        Directories with what programs have made, such as ``build``, are named and not entered.
+        Files are not listed that .gitignore names, if only files are asked for.
+        """
+
+
+#: Finds the files that a call is about.
+FileStores = Callable[[ToolCallContext], Awaitable[FileStore]]

@@ -1,0 +1,246 @@
+"""`McpServer`: an MCP server, which is started when one of its tools is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import mcp_types
+import structlog
+import trio
+
+from trioserve.errors import ToolServerError
+from trioserve.tools.mcp.entries import Entry
+from trioserve.tools.mcp.session import ConnectionEndedError, Session, with_session
+from trioserve.tools.tool import ToolResult
+
+_log = structlog.stdlib.get_logger("trioserve.tools")
+
+#: Seconds after which a server is ended that nobody calls.
+IDLE_SECONDS = 300.0
+
+#: Seconds after a start that failed in which the server is not started again.
+COOLDOWN_SECONDS = 5.0
+
+#: Seconds between attempts to list the tools of a server that has never listed them.
+RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0)
+
+_STOPPED = "it was stopped"
+
+#: Seconds at least between two lists of a server which says that its tools have changed.
+_RELIST_SECONDS = 1.0
+
+
+class McpServer:
+    """One process, or one session of a remote server, which all calls share.
+
+    Args:
+        entry: which.
+        on_tools: is told its tools whenever it has listed them.
+        nursery: where it runs.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        on_tools: Callable[[McpServer, Sequence[mcp_types.Tool]], Awaitable[None]],
+        nursery: trio.Nursery,
+    ) -> None:
+        self.entry = entry
+        self._on_tools = on_tools
+        self._nursery = nursery
+        self._run: _Run | None = None
+
+    async def discover(self, tried: Callable[[], None]) -> None:
+        """List the tools and stop the server. If it fails, try again after a while, and again.
+
+        Args:
+            tried: is called after each attempt.
+        """
+        for delay in (*RETRY_SECONDS, None):
+            try:
+                await self._on_tools(self, await with_session(self.entry, Session.list_tools))
+            except ToolServerError as error:
+                again = {} if delay is None else {"next_attempt_s": delay}
+                _log.warning(
+                    "MCP server has no tools", server=self.entry.name, problem=str(error), **again
+                )
+            else:
+                return
+            finally:
+                tried()
+            if delay is not None:
+                await trio.sleep(delay)
+
+    async def call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        on_output: Callable[[str], None],
+        *,
+        may_repeat: bool,
+    ) -> ToolResult:
+        """Call a tool, and start the server if need be. When cancelled, the server is told so.
+
+        A server that answers nothing any more after a call was given up is ended.
+
+        Args:
+            tool: its name, as the server has it.
+            arguments: by name.
+            on_output: is told the progress.
+            may_repeat: whether the call can be made again when the server ends while it does it.
+
+        Raises:
+            ToolServerError: the server cannot be started, has ended, or answers nonsense.
+            ToolTimeoutError: the call takes too long.
+        """
+        for attempt in (1, 2):
+            run = await self._running()
+            try:
+                with run.call() as session:
+                    return await session.call(tool, arguments, on_output)
+            except ConnectionEndedError as error:
+                run.stop(str(error))
+                await run.ended.wait()
+                if attempt == 2 or not (may_repeat or error.is_unheard):
+                    raise ToolServerError(run.problem) from None
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _running(self) -> _Run:
+        """The connection to the server, which is started if need be.
+
+        Raises:
+            ToolServerError: it cannot be started.
+        """
+        while True:
+            run = self._run
+            if run is None or run.is_over():
+                if self._nursery.cancel_scope.cancel_called:
+                    raise ToolServerError(_STOPPED)
+                run = self._run = _Run()
+                self._nursery.start_soon(self._serve, run)
+            await run.started.wait()
+            if run.session is None:
+                raise ToolServerError(run.problem)
+            if await run.can_be_called():
+                return run
+
+    async def _serve(self, run: _Run) -> None:
+        """Run the server until nobody needs it, or it ends."""
+        try:
+            await with_session(self.entry, partial(self._use, run), run.list_changed)
+        except ToolServerError as error:
+            run.problem = str(error)
+            _log.warning("MCP server has ended", server=self.entry.name, problem=str(error))
+        finally:
+            run.end()
+
+    async def _use(self, run: _Run, session: Session) -> None:
+        with run.scope:
+            run.start(session)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._relist, run, session)
+                nursery.start_soon(run.watch, self.entry.timeout)
+
+    async def _relist(self, run: _Run, session: Session) -> None:
+        """List the tools whenever they have changed."""
+        while True:
+            await run.has_other_tools.wait()
+            run.has_other_tools = trio.Event()
+            try:
+                await self._on_tools(self, await session.list_tools())
+            except ToolServerError as error:
+                name = self.entry.name
+                _log.warning("MCP server keeps its tools", server=name, problem=str(error))
+            await trio.sleep(_RELIST_SECONDS)
+
+
+class _Run:
+    """The time between a start and an end of a server."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.problem = _STOPPED  # or why else it has ended
+        self.started = trio.Event()  # or it could not be
+        self.ended = trio.Event()
+        self.scope = trio.CancelScope()
+        self.has_other_tools = trio.Event()
+        self._n_calls = 0
+        self._in_doubt = trio.Event()  # a call was given up: does the server still answer?
+        self._decided = trio.Event()
+        self._may_start_again_at = 0.0
+
+    def is_over(self) -> bool:
+        """Whether the server is to be started again."""
+        if self.ended.is_set() and self.session is None:
+            return trio.current_time() >= self._may_start_again_at
+        return self.ended.is_set() or self.scope.cancel_called
+
+    def start(self, session: Session) -> None:
+        """The server answers."""
+        self.session = session
+        self._set_deadline()
+        self.started.set()
+
+    def stop(self, problem: str) -> None:
+        """The server is of no use any more."""
+        if not self.scope.cancel_called:
+            self.problem = problem
+            self.scope.cancel()
+
+    def end(self) -> None:
+        """The server has ended, or was never there."""
+        self._may_start_again_at = trio.current_time() + COOLDOWN_SECONDS
+        self.ended.set()
+        self.started.set()
+        self._decided.set()
+
+    def list_changed(self) -> None:
+        """The server has other tools."""
+        self.has_other_tools.set()
+
+    @contextmanager
+    def call(self) -> Iterator[Session]:
+        """Count a call."""
+        assert self.session is not None
+        self._n_calls += 1
+        self._set_deadline()
+        is_answered = False
+        try:
+            yield self.session
+            is_answered = True
+        finally:
+            self._n_calls -= 1
+            self._set_deadline()
+            if not is_answered:
+                self._in_doubt.set()
+
+    async def can_be_called(self) -> bool:
+        """Whether the server answers. Waits for that only if it has no other call to do."""
+        if self._in_doubt.is_set() and self._n_calls == 0:
+            await self._decided.wait()
+        return not self.is_over()
+
+    async def watch(self, patience: float) -> None:
+        """Stop the server when a call was given up and it does not answer.
+
+        If it has other calls, it may be busy with one of them, and is given some seconds.
+        """
+        while True:
+            await self._in_doubt.wait()
+            since = trio.current_time()
+            assert self.session is not None
+            while not await self.session.is_responsive():
+                if self._n_calls == 0 or trio.current_time() - since >= patience:
+                    self.stop("it did not answer any more, and was stopped")
+                await trio.lowlevel.checkpoint()
+            self._in_doubt = trio.Event()
+            self._decided.set()
+            self._decided = trio.Event()
+
+    def _set_deadline(self) -> None:
+        is_idle = self._n_calls == 0
+        self.scope.deadline = trio.current_time() + IDLE_SECONDS if is_idle else math.inf

@@ -1,0 +1,293 @@
+"""`with_session`: a connection to an MCP server, for as long as it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx2
+import mcp_types
+import structlog
+import trio
+from mcp.client.session import ClientSession, IncomingMessage
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import MCPError
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.transport_context import TransportContext
+from pydantic import ValidationError
+
+from trioserve._version import __version__
+from trioserve.errors import ToolServerError, ToolTimeoutError, TrioServeError
+from trioserve.tools.mcp.entries import Entry, StdioEntry
+from trioserve.tools.mcp.http import SESSION_LOST, http_streams
+from trioserve.tools.mcp.results import result_of, without_surrogates
+from trioserve.tools.mcp.stdio import TRANSPORT_FAILED, stdio_streams
+from trioserve.tools.tool import ToolResult
+
+if TYPE_CHECKING:
+    from trioserve.tools.mcp.stdio import Streams
+
+_log = structlog.stdlib.get_logger("trioserve.tools")
+
+T = TypeVar("T")
+
+#: Seconds for a server to start and to introduce itself.
+START_SECONDS = 30.0
+
+#: Seconds for a page of the list of tools.
+_LIST_SECONDS = 30.0
+
+#: Seconds for a server to answer that it lives.
+PING_SECONDS = 2.0
+
+#: Tools of a server. A chat may have no more.
+MAX_TOOLS = 1024
+
+#: Pages of its list.
+_MAX_PAGES = 1000
+
+#: Parts of a result.
+_MAX_PARTS = 1000
+
+#: How often the time of a call begins again because the server tells its progress.
+_MAX_EXTENSIONS = 20
+
+#: The SDK's errors for the end of a connection, and for a session that a server has forgotten.
+_ENDS = (
+    (mcp_types.CONNECTION_CLOSED, "Connection closed"),
+    (mcp_types.INVALID_REQUEST, SESSION_LOST),
+)
+
+_CLIENT_INFO = mcp_types.Implementation(name="trioserve", version=__version__)
+
+
+class ConnectionEndedError(ToolServerError):
+    """The connection ended before there was an answer.
+
+    `is_unheard`: the server has certainly not begun with the call.
+    """
+
+    def __init__(self, *, is_unheard: bool) -> None:
+        super().__init__("it ended before it had an answer")
+        self.is_unheard = is_unheard
+
+
+class Session:
+    """A server that has introduced itself. May be used by several tasks at the same time."""
+
+    def __init__(self, client: ClientSession, timeout: float) -> None:
+        self._client = client
+        self._timeout = timeout
+
+    async def list_tools(self) -> list[mcp_types.Tool]:
+        """All its tools, of all pages, but no more than `MAX_TOOLS`.
+
+        Raises:
+            ToolServerError: it gives no list.
+        """
+        tools: list[mcp_types.Tool] = []
+        cursor = None
+        for _ in range(_MAX_PAGES):
+            params = mcp_types.PaginatedRequestParams(cursor=cursor)
+            try:
+                with trio.fail_after(_LIST_SECONDS):
+                    page = await self._client.list_tools(params=params)
+            except trio.TooSlowError:
+                raise ToolServerError(f"it lists no tools within {_LIST_SECONDS:g} s") from None
+            except (MCPError, ValidationError) as error:
+                raise ToolServerError(f"it lists no tools: {_words(error)}") from None
+            tools += page.tools
+            if page.next_cursor in (None, cursor) or len(tools) >= MAX_TOOLS:
+                break
+            cursor = page.next_cursor
+        return tools[:MAX_TOOLS]
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], on_output: Callable[[str], None]
+    ) -> ToolResult:
+        """Call a tool. When cancelled, the server is told so.
+
+        Raises:
+            ToolTimeoutError: it takes too long.
+            ConnectionEndedError: the connection ended before there was an answer.
+            ToolServerError: what it answers makes no sense.
+        """
+        n_extensions = 0
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            nonlocal n_extensions
+            if n_extensions < _MAX_EXTENSIONS:
+                n_extensions += 1
+                scope.deadline = trio.current_time() + self._timeout
+            of = "" if total is None else f" of {total:g}"
+            on_output(f"{progress:g}{of}{'' if message is None else f': {message}'}\n")
+
+        try:
+            params = mcp_types.CallToolRequestParams(
+                name=tool, arguments=without_surrogates(dict(arguments))
+            )
+            request = mcp_types.CallToolRequest(params=params)
+            request.model_dump(mode="json")
+        except (ValueError, RecursionError):
+            return ToolResult.of_error("The arguments are nested too deeply.")
+        with trio.move_on_after(self._timeout) as scope:
+            try:
+                answer = await self._client.send_request(
+                    request,
+                    mcp_types.CallToolResult,
+                    progress_callback=on_progress,
+                )
+            except MCPError as error:
+                if _has_ended(error):
+                    raise ConnectionEndedError(is_unheard=error.message == SESSION_LOST) from None
+                if error.code == TRANSPORT_FAILED:
+                    raise ToolServerError(error.message) from None
+                return ToolResult.of_error(error.message or "The tool has failed.")
+            except ValidationError as error:
+                raise ToolServerError(f"its answer makes no sense: {_words(error)}") from None
+            return result_of(answer)
+        raise ToolTimeoutError(f"it has no answer after {self._timeout:g} s")
+
+    async def is_responsive(self) -> bool:
+        """Whether it answers at all."""
+        with trio.move_on_after(PING_SECONDS):
+            try:
+                await self._client.send_ping()
+            except MCPError as error:  # it answers that it does not know pings, perhaps
+                return not _has_ended(error)
+            except ValidationError:
+                return True
+            return True
+        return False
+
+
+async def with_session(
+    entry: Entry,
+    use: Callable[[Session], Awaitable[T]],
+    on_list_changed: Callable[[], None] = lambda: None,
+) -> T:
+    """Connect to a server, call a function with the session, and end it.
+
+    When cancelled, the program of the server has ended before this raises `Cancelled`.
+
+    Args:
+        entry: the server.
+        use: what is called. It is cancelled when the connection ends.
+        on_list_changed: is called when the server says that it has other tools now.
+
+    Returns:
+        What `use` returned.
+
+    Raises:
+        ToolServerError: it cannot be started or reached, or the connection ended before `use`
+            returned.
+    """
+
+    try:
+        async with _streams(entry) as streams, _client(streams, on_list_changed) as client:
+            with trio.fail_after(START_SECONDS):
+                await client.initialize()
+            return await use(Session(client, entry.timeout))
+    except BaseExceptionGroup as group:
+        errors, others = group.split(Exception)
+        if others is not None:  # cancelled, or the like
+            raise others from None
+        assert errors is not None
+        raise _server_error(_first(errors)) from None
+    except Exception as error:
+        raise _server_error(error) from None
+
+
+def _client(streams: Streams, on_list_changed: Callable[[], None]) -> ClientSession:
+    async def on_message(message: IncomingMessage) -> None:
+        if isinstance(message, mcp_types.ToolListChangedNotification):
+            on_list_changed()
+
+    return ClientSession(
+        dispatcher=_Dispatcher(*streams), client_info=_CLIENT_INFO, message_handler=on_message
+    )
+
+
+def _streams(entry: Entry) -> AbstractAsyncContextManager[Streams]:
+    return stdio_streams(entry) if isinstance(entry, StdioEntry) else http_streams(entry)
+
+
+class _Dispatcher(JSONRPCDispatcher[TransportContext]):
+    """Mends what servers get wrong: one tool that makes no sense does not hide the others."""
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        opts: CallOptions | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        raw = await super().send_raw_request(method, params, opts, **options)
+        if method == "tools/call":
+            _mend_result(raw)
+        if method == "tools/list" and isinstance(raw.get("tools"), list):
+            raw["tools"] = [tool for tool in raw["tools"][:MAX_TOOLS] if _is_tool(tool)]
+        return raw
+
+
+def _mend_result(raw: dict[str, Any]) -> None:
+    """Leave out what `result_of` does not read, for it takes long to check if there is much."""
+    content = raw.setdefault("content", [])
+    if content:
+        raw.pop("structuredContent", None)
+    if isinstance(content, list) and len(content) > _MAX_PARTS:
+        left_out = f"[{len(content) - _MAX_PARTS:,} more parts, not shown]"
+        raw["content"] = [*content[:_MAX_PARTS], {"type": "text", "text": left_out}]
+
+
+def _is_tool(tool: Any) -> bool:
+    """Whether this describes a tool. A schema that is none becomes the one that allows anything."""
+    if not isinstance(tool, dict):
+        return False
+    execution = tool.get("execution")
+    if isinstance(execution, dict) and execution.get("taskSupport") == "required":
+        _log.warning("MCP tool skipped", tool=tool.get("name"), problem="it only runs as a task")
+        return False
+    schema = tool.get("inputSchema")
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        tool["inputSchema"] = {"type": "object"}
+    else:
+        schema["type"] = "object"
+    tool.pop("outputSchema", None)  # nothing here reads it
+    try:
+        mcp_types.Tool.model_validate(tool, by_name=False).model_dump(mode="json")
+    except ValueError as error:  # of which a schema that is nested too deeply is one, too
+        _log.warning("MCP tool skipped", tool=tool.get("name"), problem=_words(error))
+        return False
+    return True
+
+
+def _has_ended(error: MCPError) -> bool:
+    """Whether this is the SDK's error for an end: servers use the code for errors of their own."""
+    return (error.code, error.message) in _ENDS
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _server_error(error: BaseException) -> ToolServerError:
+    """What is known to go wrong, in words; what is not, in the log as well."""
+    if isinstance(error, ToolServerError):
+        return error
+    if isinstance(error, trio.TooSlowError):
+        return ToolServerError(f"it does not introduce itself within {START_SECONDS:g} s")
+    known = (TrioServeError, MCPError, ValidationError, OSError, RuntimeError, httpx2.HTTPError)
+    if not isinstance(error, known):
+        _log.error("MCP server", problem="an error that was not foreseen", exc_info=error)
+    return ToolServerError(_words(error))
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,247 @@
+"""`stdio_streams`: an MCP server that is a program, with a JSON message on each line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+import trio
+from anyio.streams.memory import MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    jsonrpc_message_adapter,
+)
+
+from trioserve.errors import ToolServerError
+from trioserve.tools.mcp.entries import StdioEntry
+from trioserve.tools.mcp.lines import LineReader, LineTooLongError, Pace
+from trioserve.tools.mcp.results import without_surrogates
+from trioserve.tools.process import Process, clean_environment, open_process
+
+if TYPE_CHECKING:
+    from mcp.client._transport import ReadStream, WriteStream
+
+    Streams = tuple[ReadStream[SessionMessage | Exception], WriteStream[SessionMessage]]
+
+_log = structlog.stdlib.get_logger("trioserve.tools")
+
+#: Bytes of a message from a server. One that sends a longer one is ended.
+MAX_MESSAGE = 8 * 2**20
+
+#: The code of errors that no server has sent: a transport found no answer.
+TRANSPORT_FAILED = -32099
+
+#: Bytes that a server leaves unread. Calls wait while there are more.
+_MAX_UNREAD = 16 * 2**20
+
+#: Messages and bytes of its log that are taken from a server in a second.
+_MESSAGES_PER_SECOND = 2000
+_LOG_BYTES_PER_SECOND = 2**22
+
+#: Messages above this many bytes are parsed in a thread.
+_LONG_MESSAGE = 2**16
+
+#: Bytes of what a server wrote to its log last, for the message that says that it has ended.
+_MAX_LAST_WORDS = 1000
+
+#: Seconds for a server to end by itself, when its input has ended.
+_GRACE_SECONDS = 0.5
+
+#: Seconds for the end of a program whose output has ended.
+_END_SECONDS = 0.5
+
+#: Variables that programs get beside the usual ones: how to reach the network.
+_NETWORK_VARIABLES = (
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS",
+)  # fmt: skip
+
+
+@asynccontextmanager
+async def stdio_streams(entry: StdioEntry) -> AsyncIterator[Streams]:
+    """Start a server. What it says, and what it is told.
+
+    When the block is left, its input ends; soon after, it is ended with all that it has started. At
+    once, if the block is cancelled.
+
+    Raises:
+        ToolRuntimeError, ToolServerError: it cannot be started.
+        ToolServerError: out of the block, in a group: it has ended.
+    """
+    if entry.cwd is not None and not await trio.Path(entry.cwd).is_dir():
+        raise ToolServerError(f"there is no directory {entry.cwd!r} to start it in")
+    argv = (entry.command, *entry.args)
+    async with open_process(argv, env=_environment(entry), cwd=entry.cwd) as process:
+        assert process.stdin is not None
+        says, heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outbox = _Outbox()
+        server = _Server(entry.name, process)
+        async with says, heard, trio.open_nursery() as nursery:
+            nursery.start_soon(server.read, says)
+            nursery.start_soon(server.read_log)
+            nursery.start_soon(outbox.write_to, process.stdin)
+            yield heard, outbox
+            nursery.cancel_scope.cancel()
+        await process.stdin.aclose()
+        with trio.move_on_after(_GRACE_SECONDS):
+            await process.wait()
+
+
+def _environment(entry: StdioEntry) -> dict[str, str]:
+    network = {name: os.environ[name] for name in _NETWORK_VARIABLES if name in os.environ}
+    return {**clean_environment(), **network, **entry.env}
+
+
+class _Server:
+    """Listens to a program, until it ends."""
+
+    def __init__(self, name: str, process: Process) -> None:
+        self._name = name
+        self._process = process
+        self._last_words: deque[int] = deque(maxlen=_MAX_LAST_WORDS)
+        self._has_said_nonsense = False
+
+    async def read(self, says: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        """Pass on what it says.
+
+        Raises:
+            ToolServerError: it has ended, or says too much.
+        """
+        assert self._process.stdout is not None
+        lines = LineReader(self._process.stdout, MAX_MESSAGE)
+        pace = Pace(_MESSAGES_PER_SECOND)
+        while True:
+            await pace.step()
+            try:
+                line = await lines.next()
+            except LineTooLongError:
+                raise ToolServerError(
+                    f"it has sent a message of more than {MAX_MESSAGE:,} bytes"
+                ) from None
+            except trio.BrokenResourceError:
+                line = None
+            if line is None:
+                raise ToolServerError(await self._how_it_ended())
+            message = await self._message(line)
+            if message is not None:
+                await says.send(SessionMessage(message))
+
+    async def read_log(self) -> None:
+        """Log what it logs, and keep what came last."""
+        assert self._process.stderr is not None
+        pace = Pace(_LOG_BYTES_PER_SECOND)
+        try:
+            while chunk := await self._process.stderr.receive_some(2**14):
+                self._last_words.extend(chunk)
+                _log.debug("MCP server", server=self._name, log=chunk.decode("utf-8", "replace"))
+                await pace.step(len(chunk))
+        except trio.BrokenResourceError:
+            pass
+
+    async def _how_it_ended(self) -> str:
+        how = "it has closed its output"
+        with trio.move_on_after(_END_SECONDS):
+            how = f"it has ended with status {await self._process.wait()}"
+        words = bytes(self._last_words).decode("utf-8", "replace").strip()
+        return f"{how}; it wrote last: {words}" if words else how
+
+    async def _message(self, line: bytes) -> JSONRPCMessage | None:
+        """The message of a line; None: it is none, or one that nobody waits for."""
+        if not line.strip():
+            return None
+        try:
+            if len(line) > _LONG_MESSAGE:
+                message = await trio.to_thread.run_sync(_parsed, line)
+            else:
+                message = _parsed(line)
+        except (ValueError, RecursionError):
+            if not self._has_said_nonsense:
+                self._has_said_nonsense = True
+                text = line[:200].decode("utf-8", "replace")
+                _log.warning("MCP server writes what is no message", server=self._name, line=text)
+            return None
+        return message if _is_awaited(message) else None
+
+
+def _is_awaited(message: JSONRPCMessage) -> bool:
+    """Whether somebody waits for this. Most notifications are for the logs of other clients."""
+    if not isinstance(message, JSONRPCNotification):
+        return True
+    if message.method == "notifications/progress":
+        return "progressToken" in (message.params or {})
+    return message.method == "notifications/tools/list_changed"
+
+
+def _parsed(line: bytes) -> JSONRPCMessage:
+    """A message. Text that is no Unicode is mended, and an answer that is none is an error."""
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        value = without_surrogates(json.loads(line.decode("utf-8", "replace")))
+    try:
+        return jsonrpc_message_adapter.validate_python(value, by_name=False)
+    except ValueError:
+        if not isinstance(value, dict) or "method" in value or type(value.get("id")) is not int:
+            raise
+        error = ErrorData(code=TRANSPORT_FAILED, message="its answer makes no sense")
+        return JSONRPCError(jsonrpc="2.0", id=value["id"], error=error)
+
+
+class _Outbox:
+    """What a server is told. A request waits for room, but not the notice that it was given up."""
+
+    def __init__(self) -> None:
+        self._put, self._taken = trio.open_memory_channel[bytes](math.inf)
+        self._n_unread = 0
+        self._has_room = trio.lowlevel.ParkingLot()
+
+    async def send(self, item: SessionMessage) -> None:
+        """Have a message written.
+
+        Raises:
+            anyio.BrokenResourceError: the server has ended, or does not read any more.
+        """
+        data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        while self._n_unread > _MAX_UNREAD and isinstance(item.message, JSONRPCRequest):
+            await self._has_room.park()
+        try:
+            self._put.send_nowait(data)
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            raise anyio.BrokenResourceError from None
+        self._n_unread += len(data)
+
+    async def write_to(self, stdin: trio.abc.SendStream) -> None:
+        """Write the messages."""
+        try:
+            async for data in self._taken:
+                await stdin.send_all(data)
+                self._n_unread -= len(data)
+                self._has_room.unpark_all()
+        except trio.BrokenResourceError:
+            pass  # `_Server.read` knows why
+        finally:
+            self._taken.close()
+            self._n_unread = 0
+            self._has_room.unpark_all()
+
+    async def aclose(self) -> None:
+        """Nothing more is sent."""
+        self._put.close()
+
+    async def __aenter__(self) -> _Outbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._put.close()

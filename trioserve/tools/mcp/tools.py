@@ -1,0 +1,149 @@
+"""`McpServers`: the tools of the MCP servers that a configuration names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mcp_types
+import structlog
+import trio
+
+from trioserve.config.tools import ToolsConfig
+from trioserve.errors import ToolError
+from trioserve.tools.mcp.entries import Entry, read_entries
+from trioserve.tools.mcp.naming import function_name
+from trioserve.tools.mcp.schemas import problem_of
+from trioserve.tools.mcp.server import McpServer
+from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
+
+_log = structlog.stdlib.get_logger("trioserve.tools")
+
+
+class McpTool(Tool):
+    """A tool of an MCP server."""
+
+    def __init__(self, server: McpServer, described: mcp_types.Tool) -> None:
+        self._server = server
+        self._name = described.name
+        annotations = described.annotations or mcp_types.ToolAnnotations()
+        name = function_name(server.entry.name, described.name)
+        # What says nothing is taken at the protocol's word: by its defaults a tool may destroy.
+        self._reads_only = annotations.read_only_hint is True
+        self._info = ToolInfo(
+            name=name,
+            description=described.description or "",
+            parameters={"properties": {}, **described.input_schema},
+            display_name=described.title or annotations.title or name,
+            kind="mcp",
+            mcp_server=server.entry.name,
+            writes=not self._reads_only,
+            streams=True,
+        )
+
+    @property
+    def info(self) -> ToolInfo:
+        """What it is."""
+        return self._info
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
+        """Call it. The server is started if need be. Its output is what it tells of its progress.
+
+        The model is told of a server that has ended, or takes too long.
+        """
+        try:
+            return await self._server.call(
+                self._name, arguments, context.on_output, may_repeat=self._reads_only
+            )
+        except ToolError as error:
+            name = self._server.entry.name
+            return ToolResult.of_error(f"The MCP server {name!r} has failed: {error}.")
+
+
+class McpServers:
+    """The tools of several servers.
+
+    Args:
+        entries: the servers.
+        taken: names that their tools cannot have.
+        deadline: until when `listed` waits.
+    """
+
+    def __init__(self, entries: Sequence[Entry], taken: Collection[str], deadline: float) -> None:
+        #: By the names of servers: it was tried to list their tools.
+        self.tried = {entry.name: trio.Event() for entry in entries}
+        self._deadline = deadline
+        self._taken = frozenset(taken)
+        self._tools: dict[str, Sequence[McpTool]] = {entry.name: () for entry in entries}
+        self._by_name: Mapping[str, McpTool] = {}
+        self._warned: set[tuple[str, str]] = set()
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools by their names, as of now: servers may get others."""
+        return self._by_name
+
+    async def listed(self) -> None:
+        """Wait until each server has listed its tools, or has failed to; or for the deadline."""
+        with trio.move_on_at(self._deadline):
+            for event in self.tried.values():
+                await event.wait()
+
+    def abilities(self) -> list[str]:
+        """What they may do, in sentences for the log."""
+        if not self._tools:
+            return []
+        names = ", ".join(self._tools)
+        return [f"The model and clients may call the tools of these MCP servers: {names}."]
+
+    async def describe(self, server: McpServer, described: Sequence[mcp_types.Tool]) -> None:
+        """Replace the tools of a server. Of two servers, the one named first keeps a name."""
+        name = server.entry.name
+        problems = await trio.to_thread.run_sync(
+            lambda: [problem_of(tool.input_schema) for tool in described]
+        )
+        tools = []
+        for tool, problem in zip(described, problems, strict=True):
+            if problem is None:
+                tools.append(McpTool(server, tool))
+            else:
+                self._warn(name, tool.name, problem)
+        self._tools[name] = tools
+        _log.info("MCP server", server=name, tools=len(tools))
+        by_name: dict[str, McpTool] = {}
+        for server_name, of_server in self._tools.items():
+            for own in of_server:
+                if own.info.name in self._taken or own.info.name in by_name:
+                    self._warn(server_name, own.info.name, "there is another tool with this name")
+                else:
+                    by_name[own.info.name] = own
+        self._by_name = by_name
+
+    def _warn(self, server: str, tool: str, problem: str) -> None:
+        """Log, once, why a tool is not there."""
+        if (server, tool) not in self._warned:
+            self._warned.add((server, tool))
+            _log.warning("MCP tool skipped", server=server, tool=tool, problem=problem)
+
+
+@asynccontextmanager
+async def open_servers(
+    config: ToolsConfig, taken: Collection[str], wait_seconds: float
+) -> AsyncIterator[McpServers]:
+    """See `trioserve.tools.mcp.open_mcp_servers`, which imports this module."""
+    entries = await trio.to_thread.run_sync(_entries, config)
+    servers = McpServers(entries, taken, trio.current_time() + wait_seconds)
+    async with trio.open_nursery() as nursery:
+        for entry in entries:
+            server = McpServer(entry, servers.describe, nursery)
+            nursery.start_soon(server.discover, servers.tried[entry.name].set)
+        yield servers
+        nursery.cancel_scope.cancel()
+
+
+def _entries(config: ToolsConfig) -> list[Entry]:
+    folder = Path(config.tools_dir[0] if config.tools_dir else ".").resolve()
+    return read_entries(config.mcp_servers(), folder, os.environ)

@@ -1,0 +1,351 @@
+"""The process between the server and a command, which ends the command and all it has started.
+
+It is run by a Python that reads no settings and no packages, so that it starts quickly, and it
+imports nothing of trioserve. Orphans of the command become its children, also those that
+made a session of their own, so that none is lost. It ends them all, and then itself, when the
+command ends, when it uses more than it may, when it is told to, and when the server has gone,
+however that went.
+
+Its argument is the number of a socket. The order comes there, from
+`trioserve.tools.process.process`, and lines are sent back: ``pid PID``, ``started`` or
+``failed REASON``, and ``ended STATUS [LIMIT]``.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import select
+import sys
+import time
+
+# Each command waits for these imports. `signal` and `typing` would take longer than all others.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
+else:
+    import _signal as signal
+if TYPE_CHECKING or __package__:
+    from trioserve.tools.process import landlock, root
+else:
+    import landlock
+    import root
+
+#: Seconds between two looks at what the command uses.
+_INTERVAL = 0.02
+
+#: Seconds after which processes that cannot be killed, as those that wait for a disk, are left.
+_PATIENCE = 4.0
+
+#: Removes a folder, also one with folders that may not be changed.
+_REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
+
+_SYSTEM_PATH = "/usr/bin:/bin:/run/current-system/sw/bin"
+
+_SIZE = 4
+
+# Of prctl.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Supervisor:
+    """Watches one command."""
+
+    def __init__(self, control: int, order: dict[str, Any]) -> None:
+        self._control = control
+        self._order = order
+        self._folder = ""
+        self._child = -1
+        self._status: int | None = None
+        self._told_to_end = False
+
+    def run(self) -> None:
+        """Start the command, wait for its end or a reason to end it, and leave nothing of it."""
+        wakeups = self._prepare()
+        try:
+            self._start()
+            self._tell("started")
+            limit = self._watch(wakeups)
+        finally:
+            self._end_all()
+        if self._status is not None:
+            self._tell(f"ended {os.waitstatus_to_exitcode(self._status)} {limit}")
+
+    def _prepare(self) -> int:
+        landlock.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        wakeups, ours = os.pipe()
+        os.set_blocking(wakeups, False)
+        os.set_blocking(ours, False)
+        signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._note_end)
+        return wakeups
+
+    def _note_end(self, *_: object) -> None:
+        self._told_to_end = True
+
+    # -- the start
+
+    def _start(self) -> None:
+        self._make_folder()
+        failures, to_failures = os.pipe()
+        self._child = os.fork()
+        if not self._child:
+            self._become_command(to_failures)
+        os.close(to_failures)
+        # Whoever reads what the command writes is to see its end.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        failure = b""
+        while piece := os.read(failures, 4096):
+            failure += piece
+        if failure:
+            raise RuntimeError(failure.decode())
+
+    def _make_folder(self) -> None:
+        parent = self._order["temporary"]
+        if parent is not None:
+            self._folder = f"{parent}/trioserve-tool-{os.getpid()}-{os.urandom(6).hex()}"
+            os.mkdir(self._folder, 0o700)
+            for name in self._order["folder_variables"]:
+                self._order["env"][name] = self._folder
+
+    def _become_command(self, to_failures: int) -> NoReturn:
+        try:
+            os.setsid()
+            self._tell(f"pid {os.getpid()}")  # before it could kill this process's parent
+            landlock.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            for name, value in self._order["rlimits"]:
+                _lower(getattr(resource, name), value)
+            if self._order["is_limited"]:
+                _be_the_first_to_go()
+            fence = self._order["fence"]
+            if fence is not None:
+                root.make_read_only([*fence["writable"], self._folder])
+            os.chdir(self._order["cwd"])
+            if fence is not None:
+                root.drop_capabilities()
+                landlock.confine(fence, self._folder)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            _become(self._order["argv"], self._order["env"])
+        except OSError as error:
+            os.write(to_failures, (error.strerror or str(error)).encode())
+        except BaseException as error:
+            os.write(to_failures, repr(error).encode())
+        finally:
+            os._exit(127)
+
+    # -- the watch
+
+    def _watch(self, wakeups: int) -> str:
+        """Wait until the command has ended or is to end. Returns the limit that it has reached."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(wakeups, select.POLLIN)
+        interval = int(_INTERVAL * 1000) if self._order["is_limited"] else None
+        while True:
+            ready = poll.poll(interval)
+            if any(descriptor == wakeups for descriptor, _ in ready):
+                os.read(wakeups, 4096)
+            self._reap()
+            if self._status is not None or self._told_to_end:
+                return ""
+            if any(descriptor == self._control for descriptor, _ in ready):
+                return ""
+            if limit := self._limit_reached():
+                return limit
+
+    def _reap(self) -> bool:
+        """Take the ends of children. Returns whether there are children left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if not pid:
+                return True
+            if pid == self._child:
+                self._status = status
+
+    def _limit_reached(self) -> str:
+        if not self._order["is_limited"]:
+            return ""
+        pids = list(_descendants())
+        if len(pids) > self._order["processes"]:
+            return "processes"
+        memory = self._order["memory"]
+        # What a fork shares with its parent is counted once only by the second, which takes longer.
+        if memory and sum(map(_resident, pids)) > memory and sum(map(_proportional, pids)) > memory:
+            return "memory"
+        return ""
+
+    # -- the end
+
+    def _end_all(self) -> None:
+        """Kill all that is left of the command. New processes are killed in the next round."""
+        deadline = time.monotonic() + _PATIENCE
+        while self._child > 0 and time.monotonic() < deadline:
+            for group in self._groups():
+                _kill_group(group)
+            if not self._reap():
+                return
+            time.sleep(0.0005)
+
+    def _groups(self) -> set[int]:
+        # A group is killed as one: none of it can fork meanwhile.
+        groups = set() if self._status is not None else {self._child}
+        for pid in _descendants():
+            try:
+                groups.add(os.getpgid(pid))
+            except ProcessLookupError:
+                continue
+        return groups - {os.getpgrp()}
+
+    def clean_up(self) -> None:
+        """Remove the folder, and run the last command. If one is run, this process becomes it."""
+        if self._folder:
+            try:
+                os.rmdir(self._folder)
+            except OSError:  # it is not empty
+                # The command may have put programs into folders of its own PATH.
+                _become(["sh", "-c", _REMOVE, "sh", self._folder], {"PATH": _SYSTEM_PATH})
+        if self._order["last"]:
+            _become(self._order["last"], self._order["env"])
+
+    def _tell(self, line: str) -> None:
+        _tell(self._control, line)
+
+
+def _become(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """Like `os.execvpe`, which imports a module, from where a fence may not let it.
+
+    Raises:
+        OSError: there is no such program, or it cannot be run.
+    """
+    names = [argv[0]]
+    if "/" not in argv[0]:
+        names = [f"{folder}/{argv[0]}" for folder in env.get("PATH", os.defpath).split(":")]
+    failure: OSError | None = None
+    for name in names:
+        try:
+            os.execve(name, argv, env)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            failure = failure or error
+        except PermissionError as error:
+            failure = error
+    raise failure or FileNotFoundError(argv[0])
+
+
+def _tell(control: int, line: str) -> None:
+    try:
+        os.write(control, line.encode() + b"\n")
+    except OSError:  # the server has gone, or does not want to know
+        return
+
+
+# -- limits
+
+
+def _lower(kind: int, value: int) -> None:
+    """Set a limit of this process, unless it has a lower one."""
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _be_the_first_to_go() -> None:
+    """Let the kernel end this, and not the server, when the machine runs out of memory."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:  # no Linux, or no such file
+        return
+
+
+def _descendants() -> Iterator[int]:
+    """The processes that this one has started, and what these have, all the way down."""
+    waiting = [os.getpid()]
+    while waiting:
+        children = _children(waiting.pop())
+        yield from children
+        waiting += children
+
+
+def _children(pid: int) -> list[int]:
+    folder = f"/proc/{pid}/task"
+    found: list[int] = []
+    try:
+        for thread in os.listdir(folder):
+            with open(f"{folder}/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:  # it has ended
+        pass
+    return found
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory that are no file's."""
+    return _kilobytes(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")) * 1024
+
+
+def _proportional(pid: int) -> int:
+    """The same, where a page that N processes share counts as 1/N."""
+    names = (b"Pss_Anon:", b"Pss_Shmem:")
+    return _kilobytes(f"/proc/{pid}/smaps_rollup", names) * 1024
+
+
+def _kilobytes(path: str, names: tuple[bytes, ...]) -> int:
+    try:
+        with open(path, "rb") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith(names))
+    except OSError:  # it has ended
+        return 0
+
+
+def _kill_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it has ended; of another user, by sudo
+        return
+
+
+# -- as a program
+
+
+def _read_order(control: int) -> dict[str, Any] | None:
+    """The order, or None if the server has gone before."""
+    data = b""
+    while len(data) < _SIZE or len(data) < _SIZE + int.from_bytes(data[:_SIZE], "big"):
+        piece = os.read(control, 65536)
+        if not piece:
+            return None
+        data += piece
+    order: dict[str, Any] = marshal.loads(data[_SIZE:])
+    return order
+
+
+def main() -> None:
+    """Run the command that is ordered."""
+    control = int(sys.argv[-1])
+    os.set_inheritable(control, False)
+    supervisor = None
+    try:
+        order = _read_order(control)
+        if order is not None:
+            supervisor = Supervisor(control, order)
+            supervisor.run()
+    except BaseException as error:
+        _tell(control, f"failed {error}")
+    if supervisor is not None:
+        try:
+            supervisor.clean_up()
+        except OSError:  # there is no such program
+            os._exit(1)
+    os._exit(0)

@@ -1,0 +1,138 @@
+import type { VNode } from "preact";
+import { useEffect, useId } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { settings } from "../state/settings";
+import { choice, choose, readTools, tools } from "../state/tools";
+import { exposed } from "../talk/toolText";
+import type { ServerTool } from "../types";
+import { Popover } from "./Popover";
+import { Switch } from "./Switch";
+import { attempt } from "./toasts";
+
+/** Which tools the model may call in the open chat. Only where the server has some. */
+export function ToolMenu(): VNode | null {
+  const all = tools.value ?? [];
+  if (all.length === 0) return null;
+  const on = all.filter(({ name }) => choice.value.on.includes(name)).length;
+  const button = (
+    <>
+      <Icon name="tool" />
+      {on > 0 && <span aria-hidden="true">{on}</span>}
+    </>
+  );
+  return (
+    <Popover
+      button={button}
+      label={on > 0 ? `Tools: ${on} of ${all.length} on` : "Tools"}
+      panelLabel="Tools"
+      buttonClass={on > 0 ? "icon-button tools-button on" : "icon-button tools-button"}
+      class="tools"
+    >
+      {() => <Panel all={all} />}
+    </Popover>
+  );
+}
+
+function Panel({ all }: { all: ServerTool[] }): VNode {
+  useEffect(() => void attempt(() => readTools(true)), []); // MCP servers may have come
+  const { on } = choice.value;
+  const areAllOn = all.every(({ name }) => on.includes(name));
+  const origins = [...new Set(all.map(({ origin }) => origin))];
+  return (
+    <>
+      <header class="tools-head">
+        <h2>Tools</h2>
+        <button
+          type="button"
+          class="button"
+          data-first
+          onClick={() => change({ on: areAllOn ? [] : all.map(({ name }) => name) })}
+        >
+          {areAllOn ? "None" : "All"}
+        </button>
+      </header>
+      <p class="hint">The server runs those that are on when the model calls them in this chat.</p>
+      {origins.map((origin) => (
+        <section key={origin} aria-label={origin || "Built in"}>
+          <h3>{exposed(origin) || "Built in"}</h3>
+          {all.filter((tool) => tool.origin === origin).map((tool) => (
+            <Row key={tool.name} tool={tool} />
+          ))}
+        </section>
+      ))}
+      {all.some(({ origin }) => origin === "") && <Folder />}
+      <Default />
+    </>
+  );
+}
+
+function Row({ tool }: { tool: ServerTool }): VNode {
+  const { name, title, description, writes } = tool;
+  const { on, allowed } = choice.value;
+  const id = useId();
+  const isOn = on.includes(name);
+  const changed = (list: readonly string[], isIn: boolean) => [...list.filter((one) => one !== name), ...(isIn ? [name] : [])];
+  return (
+    <div class="tool-row">
+      <Switch
+        label={exposed(title)}
+        help={exposed(description)}
+        value={isOn}
+        onChange={(to) => change({ on: changed(on, to) })}
+      />
+      {writes && !isOn && <p class="tool-asks soft">It can change things.</p>}
+      {writes && isOn && (
+        <p class="tool-asks">
+          <input
+            id={id}
+            type="checkbox"
+            checked={!allowed.includes(name)}
+            onChange={(event) => change({ allowed: changed(allowed, !event.currentTarget.checked) })}
+          />
+          <label for={id}>Ask me before each call, as it can change things</label>
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** The folder that the built-in tools begin in. */
+function Folder(): VNode {
+  const id = useId();
+  return (
+    <div class="stacked">
+      <label for={id}>Folder</label>
+      <input
+        id={id}
+        class="field"
+        placeholder="The server’s own"
+        spellcheck={false}
+        autocomplete="off"
+        value={choice.value.cwd}
+        onChange={(event) => change({ cwd: event.currentTarget.value.trim() })}
+      />
+    </div>
+  );
+}
+
+/** Makes what this chat has what new chats begin with. */
+function Default(): VNode {
+  const isDefault = JSON.stringify(settings.value.tools) === JSON.stringify(choice.value);
+  return (
+    <footer>
+      <button
+        type="button"
+        class="button"
+        disabled={isDefault}
+        onClick={() => (settings.value = { ...settings.value, tools: choice.value })}
+      >
+        {isDefault ? "New chats begin with these" : "Use these for new chats"}
+      </button>
+    </footer>
+  );
+}
+
+function change(how: Parameters<typeof choose>[0]): void {
+  void attempt(() => choose(how));
+}

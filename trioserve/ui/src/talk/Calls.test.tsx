@@ -1,0 +1,97 @@
+// What is drawn of the calls that the server makes.
+
+import assert from "node:assert/strict";
+import { before, beforeEach, test } from "node:test";
+
+import { Window } from "happy-dom";
+import { render } from "preact";
+import type { ComponentType } from "preact";
+
+import type { MadeCall, Message } from "../types";
+
+const window = new Window({ url: "http://localhost:8080/" });
+
+let Steps: ComponentType<{ message: Message }>;
+let place: HTMLElement;
+const sent: [string, unknown][] = [];
+
+before(async () => {
+  const { document, localStorage, sessionStorage } = window;
+  const rest = { requestAnimationFrame: setTimeout, matchMedia: () => ({ matches: false, addEventListener: () => undefined }) };
+  Object.assign(globalThis, { window, document, localStorage, sessionStorage, HTMLElement: window.HTMLElement, ...rest });
+  globalThis.fetch = async (url, options) => {
+    sent.push([new URL(String(url)).pathname, JSON.parse(options?.body as string)]);
+    return Response.json({ success: true });
+  };
+  ({ Steps } = await import("./Calls"));
+});
+
+beforeEach(() => {
+  sent.length = 0;
+  place = window.document.createElement("main") as unknown as HTMLElement;
+  window.document.body.replaceChildren(place as never);
+});
+
+const call = (more: Partial<MadeCall>): MadeCall => ({
+  id: "a", name: "edit_file", title: "Edit file", arguments: '{"path":"x.txt"}', writes: true, state: "done", ...more,
+});
+
+function draw(calls: MadeCall[], state: Message["state"] = "writing"): void {
+  const stream = { conversation: "c", offset: 0, startedAt: 0, id: "chatcmpl-1" };
+  const rest = { reasoning: "", toolCalls: [], attachments: [], model: "", createdAt: 0, parent: null, content: "" };
+  const steps = [{ content: "", reasoning: "", calls }];
+  render(<Steps message={{ ...rest, id: "m", chat: "c", role: "assistant", state, stream, steps }} />, place);
+}
+
+const button = (name: string) =>
+  [...place.querySelectorAll<HTMLButtonElement>("button")].find((one) => one.textContent === name);
+const soon = () => new Promise((resolve) => setTimeout(resolve, 20));
+
+test("a call that waits shows what it would change, and takes an answer once", async () => {
+  draw([call({ state: "asked", preview: "@@ -1 +1 @@\n-old\n+new" })]);
+  assert.equal(place.querySelector("ins")?.textContent, "+new\n");
+  assert.equal(place.querySelector("del")?.textContent, "−old\n");
+  button("Allow")!.click();
+  await soon();
+  assert.ok(button("Allow")!.disabled && button("Deny")!.disabled);
+  assert.deepEqual(sent, [["/v1/chat/completions/chatcmpl-1/approve", { call_id: "a", approve: true }]]);
+});
+
+test("a call can be denied, and one that runs be stopped", async () => {
+  draw([call({ state: "asked" }), call({ id: "b", state: "running", output: "so far" })]);
+  assert.match(place.querySelector(".output")?.textContent ?? "", /so far/);
+  button("Deny")!.click();
+  button("Stop this")!.click();
+  await soon();
+  assert.deepEqual(sent.map(([path, body]) => [path.split("/").pop(), body]), [
+    ["approve", { call_id: "a", approve: false }],
+    ["stop", { call_id: "b" }],
+  ]);
+});
+
+test("nothing can be done with a call whose answer has ended", () => {
+  draw([call({ state: "asked" }), call({ id: "b", state: "running" })], "stopped");
+  assert.deepEqual([button("Allow"), button("Stop this")], [undefined, undefined]);
+  assert.equal(place.textContent?.match(/stopped/g)?.length, 2);
+});
+
+test("what is hostile in a tool’s words stays text, and short", async () => {
+  const evil = "<img src=x onerror=alert(1)>\u202e\u001b[31m";
+  const diff = `@@ -1,0 +1,100000 @@\n${`+${evil}\n`.repeat(100_000)}`;
+  draw([
+    call({ title: `Edit\u202e${evil}`, diff }),
+    call({ id: "b", state: "failed", result: JSON.stringify({ error: evil.repeat(50_000) }) }),
+    call({ id: "c", state: "failed", result: `${evil}\n`.repeat(30_000), arguments: JSON.stringify({ command: evil }) }),
+    call({ id: "d", state: "running", output: evil.repeat(1_000) }),
+  ]);
+  for (const line of place.querySelectorAll<HTMLElement>(".call > .fold[aria-expanded=false]")) line.click();
+  await soon();
+  assert.equal(place.querySelector("img"), null);
+  assert.equal(place.textContent?.includes("\u202e") || place.textContent?.includes("\u001b"), false);
+  assert.equal(place.querySelectorAll(".diff-line").length, 200);
+  assert.match(place.textContent ?? "", /99,801 more lines/);
+  assert.ok(place.textContent!.length < 200_000, "more than a page bears");
+  button("Show more")!.click();
+  await soon();
+  assert.equal(place.querySelectorAll(".diff-line").length, 2_000);
+});

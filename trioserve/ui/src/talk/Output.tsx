@@ -1,0 +1,63 @@
+// What a tool writes, while it runs and at its end.
+
+import type { VNode } from "preact";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import { count } from "../shell/format";
+import { CodeBlock } from "./Code";
+import { CopyButton } from "./CopyButton";
+import { revealed } from "./links";
+import { pretty } from "./toolCalls";
+import { errorIn, partOf, screenText } from "./toolText";
+
+/** What is shown of an output that grows. */
+const TAIL = { lines: 200, characters: 16_384 };
+
+/** The end of what a tool that runs has written. */
+export function Output({ text }: { text: string }): VNode {
+  const place = useRef<HTMLPreElement>(null);
+  const shown = useMemo(() => revealed(partOf(screenText(text), TAIL, "end").text), [text]);
+  useLayoutEffect(() => {
+    if (place.current) place.current.scrollTop = place.current.scrollHeight;
+  }, [shown]);
+  return (
+    <pre class="output" dir="ltr" tabIndex={0} aria-label="Output so far" ref={place}>
+      {shown}
+    </pre>
+  );
+}
+
+/** What is shown of a result at first, and at most. */
+const FEW = { lines: 60, characters: 8_192 };
+const MANY = { lines: 2_000, characters: 131_072 };
+
+/** What a call has given back. */
+export function Result({ text, failed }: { text: string; failed: boolean }): VNode {
+  const [most, setMost] = useState(FEW);
+  const { whole, json } = useMemo(() => readable(text), [text]);
+  const part = useMemo(() => partOf(whole, most), [whole, most]);
+  const error = failed ? errorIn(text) : null;
+  if (error !== null) return <p class="call-error" dir="auto">{revealed(screenText(error.slice(0, FEW.characters)))}</p>;
+  const isWhole = part.text.length === whole.length;
+  return (
+    <>
+      <CodeBlock text={part.text} language={json ? "json" : ""} open={false} />
+      {!isWhole && (
+        <p class="more">
+          {count(part.lines)} of {count(part.all)} {part.all === 1 ? "line" : "lines"}
+          {most === FEW && (
+            <button type="button" class="button" onClick={() => setMost(MANY)}>
+              Show more
+            </button>
+          )}
+          <CopyButton text={text} label="Copy all of it" />
+        </p>
+      )}
+    </>
+  );
+}
+
+function readable(text: string): { whole: string; json: boolean } {
+  const { text: whole, json } = pretty(text);
+  return { whole: screenText(whole), json };
+}

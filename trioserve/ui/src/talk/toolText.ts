@@ -1,0 +1,114 @@
+// What tools write, for people to read: without the codes of terminals, and not more than a page bears.
+
+import { isRecord } from "../state/json";
+import { revealed } from "./links";
+
+const CODES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*(?:\u001b\\)?|[ -/]*[0-~])/g;
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g;
+
+/** The text that a terminal would leave on the screen, roughly: a line that is written anew replaces what it was. */
+export function screenText(text: string): string {
+  const lines = text.replace(CODES, "").replaceAll("\r\n", "\n").split("\n");
+  return lines.map((line) => lastWritten(line).replace(CONTROLS, "")).join("\n");
+}
+
+function lastWritten(line: string): string {
+  const ended = line.replace(/\r+$/, "");
+  return ended.slice(ended.lastIndexOf("\r") + 1);
+}
+
+/** A text with all that would hide or change what it says made visible: a person decides by it. */
+export function exposed(text: string): string {
+  return revealed(text).replace(CONTROLS, (one) => `⟨U+${one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+}
+
+/** A part of a text, and how many lines it has of how many. */
+export interface Part {
+  text: string;
+  lines: number;
+  all: number;
+}
+
+/** The beginning of a text, or its end: so many lines and characters at most. */
+export function partOf(text: string, most: { lines: number; characters: number }, from: "start" | "end" = "start"): Part {
+  const all = text.split("\n");
+  const wanted = from === "start" ? all.slice(0, most.lines) : all.slice(-most.lines);
+  const joined = wanted.join("\n");
+  if (joined.length <= most.characters) return { text: joined, lines: wanted.length, all: all.length };
+  const cut = from === "start" ? joined.slice(0, most.characters) : joined.slice(-most.characters);
+  return { text: cut, lines: cut.split("\n").length, all: all.length };
+}
+
+/** What a call has failed with, where that is all that its result says. */
+export function errorIn(result: string): string | null {
+  try {
+    const value: unknown = JSON.parse(result);
+    if (!isRecord(value) || Object.keys(value).length !== 1) return null;
+    return typeof value.error === "string" ? value.error : null;
+  } catch {
+    return null;
+  }
+}
+
+export interface DiffLine {
+  kind: "added" | "removed" | "same" | "place";
+  text: string;
+  /** Its number in the file: as it was if it is removed, else as it is now. */
+  number?: number;
+}
+
+export interface FileDiff {
+  /** The lines, without the names of the files. */
+  lines: DiffLine[];
+  added: number;
+  removed: number;
+}
+
+/** Characters of a line that are shown. */
+const WIDEST = 2_000;
+
+/** Read a unified diff. */
+export function readDiff(diff: string): FileDiff {
+  const found: FileDiff = { lines: [], added: 0, removed: 0 };
+  let old = 0;
+  let now = 0;
+  let isInside = false; // not before the first hunk, where the files are named
+  for (const line of diff.replace(/\n$/, "").split("\n")) {
+    const place = /^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@/.exec(line);
+    const [sign, text] = [line[0], shown(line.slice(1))];
+    if (place) {
+      [old, now, isInside] = [Number(place[1]), Number(place[2]), true];
+      found.lines.push({ kind: "place", text: shown(line) });
+    } else if (!isInside || sign === "\\") continue;
+    else if (sign === "+") {
+      found.lines.push({ kind: "added", text, number: now++ });
+      found.added += 1;
+    } else if (sign === "-") {
+      found.lines.push({ kind: "removed", text, number: old++ });
+      found.removed += 1;
+    } else {
+      found.lines.push({ kind: "same", text, number: now++ });
+      old += 1;
+    }
+  }
+  return found;
+}
+
+function shown(line: string): string {
+  const text = line.replace(/\r$/, "");
+  return exposed(text.length > WIDEST ? `${text.slice(0, WIDEST)}…` : text);
+}
+
+/** The argument that tells most of a call, in one line: a command, a pattern, a path, or the first one that is there. */
+export function gist(written: string): string {
+  let value: unknown;
+  try {
+    value = JSON.parse(written);
+  } catch {
+    return ""; // what was written is in the card
+  }
+  if (!isRecord(value)) return "";
+  const texts = Object.values(value).filter((one) => typeof one === "string" || typeof one === "number");
+  const best = value.command ?? value.pattern ?? value.path ?? texts[0] ?? "";
+  return exposed(String(best).slice(0, 120).replace(/\s+/g, " "));
+}
