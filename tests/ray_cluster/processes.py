@@ -13,6 +13,8 @@ from pathlib import Path
 
 import attrs
 
+from tests.support.processes import all_processes, parent_of, words
+
 _REPLICA = "ray::ServeReplica:"
 _PROXY = "ray::ProxyActor"
 _SCHEME = "unix://"
@@ -67,12 +69,12 @@ class Process:
 def below(pid: int) -> list[Process]:
     """All processes that a process has started, directly or not; zombies are left out."""
     children: dict[int, list[int]] = {}
-    for process in _all():
-        children.setdefault(_parent_of(process), []).append(process)
+    for process in all_processes():
+        children.setdefault(parent_of(process), []).append(process)
 
     def walk(parent: Process) -> Iterator[Process]:
         for child in children.get(parent.pid, ()):
-            if argv := _words_in(child, "cmdline"):
+            if argv := tuple(words(child, "cmdline")):
                 process = Process(child, argv, parent)
                 yield process
                 yield from walk(process)
@@ -83,30 +85,7 @@ def below(pid: int) -> list[Process]:
 def with_variable(name: str, value: str) -> list[Process]:
     """All processes that were started with this in their environment, whoever started them."""
     return [
-        Process(process, _words_in(process, "cmdline"))
-        for process in _all()
-        if f"{name}={value}" in _words_in(process, "environ")
+        Process(process, tuple(words(process, "cmdline")))
+        for process in all_processes()
+        if f"{name}={value}" in words(process, "environ")
     ]
-
-
-def _all() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _parent_of(pid: int) -> int:
-    # The name stands in parentheses and may hold anything: fields count from the last one.
-    fields = _read(pid, "stat").rpartition(")")[2].split()
-    return int(fields[1]) if fields else 0
-
-
-def _words_in(pid: int, name: str) -> tuple[str, ...]:
-    text = _read(pid, name).rstrip("\0")
-    return tuple(text.split("\0")) if text else ()
-
-
-def _read(pid: int, name: str) -> str:
-    """Read a file of a process; empty when it has ended, or is another user's."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""

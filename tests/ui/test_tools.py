@@ -18,6 +18,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.support.browsing import Visitor
 from tests.support.chat_page import ChatPage
 from tests.support.http_server import serving, serving_script
+from tests.support.processes import all_processes, read
 from tests.support.scripts import answering
 from tests.support.trio_thread import TrioThread
 from tests.ui import showcase
@@ -210,10 +211,10 @@ def test_a_command_is_watched_and_stopped(chat: ChatPage, worker: Worker) -> Non
 def commands(worker: Worker) -> list[str]:
     """The commands that run in the folder of a server's tools."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for pid in all_processes():
         with suppress(OSError):  # it has ended
-            if (process / "cwd").readlink() == worker.folder:
-                found.append((process / "cmdline").read_text())
+            if Path(f"/proc/{pid}/cwd").readlink() == worker.folder:
+                found.append(read(pid, "cmdline"))
     return found
 
 

@@ -18,6 +18,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from tests.support.http_server import serving_script, slots_in_use
+from tests.support.processes import all_processes, parent_of
 from tests.support.scripts import answering, endless
 from trioserve.cli.main import main
 
@@ -27,13 +28,9 @@ COMMAND = [sys.executable, "-m", "trioserve", "mcp"]
 def children_of(pid: int) -> set[int]:
     """Its children, and theirs."""
     found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == pid:
-            found |= {int(path.parent.name)} | children_of(int(path.parent.name))
+    for child in all_processes():
+        if parent_of(child) == pid:
+            found |= {child} | children_of(child)
     return found
 
 

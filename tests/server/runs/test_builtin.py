@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.support.processes import all_processes, words
 from tests.support.scripted_server import assert_at_rest, serve
 from tests.support.scripts import HI
 from tests.support.tool_calls import calls, saying
@@ -39,15 +40,8 @@ async def serving(folder: Path, answers: Iterable[str], **config: object) -> Asy
 
 def commands(mark: str) -> list[str]:
     """The command lines of processes that have a text in them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # it has ended meanwhile
-        if mark in line:
-            found.append(line)
-    return found
+    lines = (" ".join(words(pid, "cmdline")) for pid in all_processes())
+    return [line for line in lines if mark in line]
 
 
 async def until(run: Run, *kinds: type) -> RunEvent:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.tools.process.test_process import is_alive
+from tests.support.processes import with_variable
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools.process import Limits, clean_environment, open_process, run
 
@@ -57,19 +57,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def with_folder(folder: str) -> list[int]:
     """The processes whose folder for temporary files is there."""
     return with_variable("TMPDIR", f"{folder}/")
-
-
-def with_variable(name: str, value: str) -> list[int]:
-    """The processes that have a variable whose value begins like this."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = path.read_bytes()
-        except OSError:
-            continue
-        if f"{name}={value}".encode() in variables:
-            found.append(int(path.parent.name))
-    return [pid for pid in found if is_alive(pid)]
 
 
 def until(condition: Callable[[], bool], seconds: float = 5) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.support.processes import is_alive
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools.process import clean_environment, open_process
 
@@ -54,13 +54,6 @@ async def test_an_exit_code_and_a_signal_are_told() -> None:
         assert await process.wait() == 3
     async with open_process(["sh", "-c", "kill -TERM $$"], env=ENV) as process:
         assert await process.wait() == -signal.SIGTERM
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    except OSError:
-        return False
 
 
 ESCAPES = {

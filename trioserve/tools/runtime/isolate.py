@@ -18,7 +18,8 @@ _TIMEOUT = 15.0
 #: Runs a command in a directory, until standard input ends, which is when nobody waits any more:
 #: the program that reaches the place has ended, or the connection is lost. What the command has
 #: started ends with it: it has a group of its own where there is ``setsid``, and processes that
-#: left the group are known by a variable where there is ``/proc``.
+#: left the group are known by a variable where there is ``/proc``. In the middle of ``exec``, a
+#: process seems to have no variables, so it looks until it has found nothing three times.
 WATCHED = """
 if [ -n "$1" ]; then cd -- "$1" || exit 127; fi
 call="TRIOSERVE_CALL=$2"
@@ -31,9 +32,13 @@ if command -v setsid >/dev/null 2>&1; then group=-; set -- setsid "$@"; fi
 child=$!
 end() {
     kill -KILL "$group$child"
-    for file in $(grep -ls "$call" /proc/[0-9]*/environ); do
-        file=${file%/environ}
-        kill -KILL "${file#/proc/}"
+    looks=50 nothing=0
+    while [ "$nothing" -lt 3 ] && [ "$looks" -gt 0 ]; do
+        looks=$((looks - 1)) nothing=$((nothing + 1))
+        for file in $(grep -ls "$call" /proc/[0-9]*/environ); do
+            file=${file%/environ}
+            kill -KILL "${file#/proc/}" && nothing=0
+        done
     done
 } >/dev/null 2>&1
 { read -r _ <&3; end; } >/dev/null 2>&1 &
