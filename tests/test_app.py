@@ -60,7 +60,7 @@ async def test_requests_are_answered_while_the_model_loads() -> None:
     loader = SlowLoader()
     app = create_app(Config(), load=loader)
     service = app.extensions["trioserve"]
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         for path in ("/health", "/v1/models"):
             answer = await client.get(path)
             assert answer.status_code == 503
@@ -83,7 +83,7 @@ async def test_requests_are_answered_while_the_model_loads() -> None:
 
 async def test_shutdown_while_the_model_loads() -> None:
     loader = SlowLoader()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with (
             serving(create_app(Config(), load=loader)) as url,
             httpx.AsyncClient(base_url=url) as client,
@@ -95,7 +95,7 @@ async def test_shutdown_while_the_model_loads() -> None:
 async def test_drain_while_the_model_loads() -> None:
     loader = SlowLoader()
     app = create_app(Config(), load=loader)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with serving(app):
             await trio.to_thread.run_sync(loader.has_begun.wait)
             await app.extensions["trioserve"].drain()
@@ -155,7 +155,7 @@ async def test_drain_lets_a_stream_finish_and_takes_no_more() -> None:
     backend.on_decode = on_decode
     app = create_app(Config(drain_timeout=10), load=scripted(backend))
     service = app.extensions["trioserve"]
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         await service.wait_loaded()
         body = {"prompt": "a", "stream": True}
         async with client.stream("POST", "/v1/completions", json=body) as stream:
@@ -177,7 +177,7 @@ async def test_drain_ends_what_is_left_with_an_error_event() -> None:
     backend.on_decode = lambda backend: threading.Event().wait(0.01)
     app = create_app(Config(), load=scripted(backend))
     service = app.extensions["trioserve"]
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         await service.wait_loaded()
         body = {"prompt": "a", "stream": True}
         async with client.stream("POST", "/v1/completions", json=body) as stream:

@@ -83,7 +83,7 @@ def test_what_is_no_response_is_refused(data: bytes) -> None:
 
 def test_a_chat_stream_is_understood() -> None:
     with serving_bytes(STREAM) as address:
-        result = run(address, [Plan(requests=[Shape(max_tokens=5).request("hello")])], timeout=10)
+        result = run(address, [Plan(requests=[Shape(max_tokens=5).request("hello")])], timeout=60)
     stream = understand(result.outcomes[0])
     assert stream.error == ""
     assert (len(stream.at), len(stream.gaps)) == (3, 2)
@@ -99,7 +99,7 @@ def test_a_native_stream_is_understood() -> None:
     answer = HEAD + b"".join(map(chunk, [*parts, b"data: %b\n\n" % json.dumps(last).encode()]))
     with serving_bytes(answer + chunk(b"")) as address:
         shape = Shape(api="completion", max_tokens=3)
-        result = run(address, [Plan(requests=[shape.request("hello")])], timeout=10)
+        result = run(address, [Plan(requests=[shape.request("hello")])], timeout=60)
     stream = understand(result.outcomes[0])
     assert (stream.error, stream.tokens, stream.prompt_tokens) == ("", 3, 9)
     assert len(stream.at) == 2
@@ -108,10 +108,10 @@ def test_a_native_stream_is_understood() -> None:
 def test_connections_are_kept_and_remade() -> None:
     plan = Plan(requests=[Shape().request("hello")] * 4)
     with serving_bytes(STREAM, STREAM, keep=2) as address:
-        result = run(address, [plan], timeout=10)
+        result = run(address, [plan], timeout=60)
     assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
     with serving_bytes(STREAM, STREAM, STREAM, STREAM) as address:
-        result = run(address, [plan], keep_alive=False, timeout=10)
+        result = run(address, [plan], keep_alive=False, timeout=60)
     assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
 
 
@@ -129,7 +129,7 @@ def test_connections_are_kept_and_remade() -> None:
 )
 def test_a_bad_answer_is_a_failure_that_says_why(answer: bytes, error: str) -> None:
     with serving_bytes(answer) as address:
-        result = run(address, [Plan(requests=[Shape().request("hello")])], timeout=10)
+        result = run(address, [Plan(requests=[Shape().request("hello")])], timeout=60)
     sample = sample_of(result, planned=1)
     assert sample.failed == 1
     assert error in sample.errors[0]
@@ -189,7 +189,7 @@ def test_late_and_background_plans() -> None:
                 Plan(requests=[request], after_events=3),
                 Plan(requests=[Request("GET", "/health")], background=True, delay=0.001),
             ],
-            timeout=10,
+            timeout=60,
         )
         thread.join(10)
     by_client = {outcome.client: outcome for outcome in result.outcomes}

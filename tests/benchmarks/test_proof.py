@@ -118,7 +118,7 @@ def test_a_plan_goes_on_with_what_came_back() -> None:
 
     shape = Shape(api="completion")
     with serving_bytes(ANSWER, keep=3) as address:
-        result = run(address, [Plan(requests=[shape.request("x")], then=then)], timeout=10)
+        result = run(address, [Plan(requests=[shape.request("x")], then=then)], timeout=60)
     assert len(result.outcomes) == 3
     assert texts == [("ab", [1, 2])] * 3
 
@@ -194,7 +194,7 @@ def test_held_connections_are_counted() -> None:
 
 
 def test_a_stream_is_compared_with_one_beside_others() -> None:
-    settings = Settings(shape=Shape(api="completion"), timeout=10)
+    settings = Settings(shape=Shape(api="completion"), timeout=60)
     with serving_bytes(ANSWER, ANSWER, ANSWER) as address:
         sample = Beside(settings, max_tokens=2).measure(Target("x", address), "seed")
     numbers = sample.numbers
@@ -225,11 +225,11 @@ def test_servers_have_their_own_number_of_threads_unless_told() -> None:
 def test_a_server_without_schemas_is_no_failure() -> None:
     refused = plain("400 Bad Request", {"error": {"message": "no such field"}})
     with serving_bytes(refused) as address:
-        sample = Structured(Settings(timeout=10)).measure(Target("x", address), "seed")
+        sample = Structured(Settings(timeout=60)).measure(Target("x", address), "seed")
     assert (sample.failed, sample.numbers) == (0, {})
     assert sample.notes == ("not supported yet: HTTP 400: no such field",)
     with serving_bytes(ANSWER) as address:
-        sample = Structured(Settings(timeout=10)).measure(Target("x", address), "seed")
+        sample = Structured(Settings(timeout=60)).measure(Target("x", address), "seed")
     assert sample.notes == ("the schema was not followed: 'ab'",)
     json.dumps(SCHEMA)
 

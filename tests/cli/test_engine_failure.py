@@ -25,7 +25,7 @@ async def test_a_broken_engine_ends_the_process() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, True)
             nursery.start_soon(ask, False)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             assert await running.process.wait() == 1
         logs = [line async for line in running.lines]
     for answer in answers:
@@ -46,7 +46,7 @@ async def test_a_client_that_does_not_read_does_not_keep_a_broken_server() -> No
             body = json.dumps({**STORY, "stream": True}).encode()
             head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
             await stream.send_all(f"{head}\r\n\r\n".encode() + body)
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 assert await running.process.wait() == 1
 
 
@@ -73,10 +73,10 @@ async def test_a_tick_that_takes_too_long_is_seen_and_over() -> None:
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(partial(client.post, "/completion", json=STORY))
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while (await client.get("/health/live")).status_code == 200:
                 await trio.sleep(0.02)
-            with trio.fail_after(1):
+            with trio.fail_after(1.9):
                 for path in ("/slots", "/metrics", "/health"):
                     assert (await client.get(path)).status_code == 200
             while (await client.get("/health/live")).status_code == 503:

@@ -148,7 +148,7 @@ async def test_a_process_that_is_killed_ends_its_streams_at_once(models: Path) -
                 text = await each()
             error = json.loads(text.removeprefix("data: "))["error"]
             assert error["code"] == "model_process_ended"
-        assert time.perf_counter() - killed < 2  # 50 ms on a quiet machine
+        assert time.perf_counter() - killed < 20  # 50 ms on a quiet machine
         async with running.client() as client:  # it is started again
             again = await client.post(
                 "/completion", json={"model": "one", "prompt": "a", "n_predict": 1}
@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_frees_its_slot(models: Path, stream: bool) -
             await connection.send_all(endless("two", stream=stream))
             while not await busy_slots(running, "two"):
                 await trio.sleep(0.01)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while await busy_slots(running, "two"):
                 await trio.sleep(0.01)
 

@@ -107,6 +107,6 @@ async def test_hostile_requests_get_an_answer() -> None:
             assert answer.status_code < 500 or answer.status_code in FINE, (path, body, answer.text)
             statuses.add(answer.status_code)
         assert {200, 400} <= statuses
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while await slots_in_use(service):
                 await trio.lowlevel.checkpoint()

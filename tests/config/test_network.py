@@ -68,7 +68,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async with serving_script(timeout=0.05) as (url, _), connected(url) as stream:
         head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
         await stream.send_all(head)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 408 ")
 
 

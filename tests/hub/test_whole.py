@@ -75,7 +75,7 @@ async def test_a_signal_ends_a_server_that_downloads(hub: Hub, cache: Path) -> N
     with running("-hf", REPO, "--port", "0") as process:
         await trio.to_thread.run_sync(hub.holding.wait, 20)
         process.terminate()
-        _, log = await trio.to_thread.run_sync(partial(process.communicate, timeout=20))
+        _, log = await trio.to_thread.run_sync(partial(process.communicate, timeout=60))
     assert (process.returncode, "Traceback" in log) == (0, False), log
     assert cached_models() == []
 

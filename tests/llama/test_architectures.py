@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_is_small_and_always_the_same(folder: Path, name: str) -> None:
     started = time.monotonic()
     data = tiny_models.write_generating(folder, name).read_bytes()
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 20
     assert len(data) < 600_000
     assert tiny_models.write_generating(folder, name).read_bytes() == data
     assert tiny_models.write_generating(folder, name, seed=1).read_bytes() != data

@@ -152,7 +152,7 @@ class Cluster:
 def client_of(child: Process) -> httpx.AsyncClient:
     """A client that asks a server directly."""
     transport = httpx.AsyncHTTPTransport(uds=child.socket, verify=False)  # it makes no context
-    return httpx.AsyncClient(transport=transport, base_url="http://child", timeout=10)
+    return httpx.AsyncClient(transport=transport, base_url="http://child", timeout=60)
 
 
 async def _ask(child: Process, path: str) -> httpx.Response | None:

@@ -33,7 +33,7 @@ async def _is_busy(server: httpx.AsyncClient) -> bool:
 
 
 async def _find_busy(servers: list[httpx.AsyncClient]) -> httpx.AsyncClient:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while True:
             for server in servers:
                 if await _is_busy(server):

@@ -42,7 +42,7 @@ async def started(launcher: Launcher, *argv: str) -> AsyncIterator[tuple[Process
 
 async def until_gone(pid: int) -> None:
     """Wait until another process is no more, or a zombie."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while is_running(pid):
             await trio.sleep(0.01)
 
@@ -75,7 +75,7 @@ async def test_a_process_gets_its_pipes_and_a_session_of_its_own(way: str) -> No
             assert len(info["descriptors"]) == 5
             assert not os.get_inheritable(process.status.fileno())  # type: ignore[attr-defined]
             log = b""
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while log.count(b"\n") < 2:
                     log += await process.log.receive_some()
             assert log == b"on standard output\non standard error\n"

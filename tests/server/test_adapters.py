@@ -214,7 +214,7 @@ async def test_a_change_is_for_new_requests() -> None:
 async def test_the_adapters_over_http(files: tuple[Path, Path]) -> None:
     a, b = map(str, files)
     app = create_app(Config(ctx_size=1024, threads=1, lora=(a, f"{b}:0.5")))
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         await app.extensions["trioserve"].wait_loaded()
 
         async def scales() -> list[float]:

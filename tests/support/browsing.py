@@ -38,7 +38,7 @@ _ARGUMENTS = [
 ]
 
 #: What an element does within this time, in seconds, on a machine that is busy with others.
-PATIENCE = 20
+PATIENCE = 60
 
 
 @contextmanager

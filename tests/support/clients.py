@@ -24,7 +24,7 @@ from trioserve.server import Server
 from trioserve.testing import ScriptedBackend
 
 #: Longer than any answer takes, in seconds.
-TIMEOUT = 30
+TIMEOUT = 60
 
 
 @asynccontextmanager

@@ -62,7 +62,7 @@ async def _read_lines(
 
 @asynccontextmanager
 async def serving(
-    *argv: str, prefix: Sequence[str] = (), timeout: float = 60
+    *argv: str, prefix: Sequence[str] = (), timeout: float = 120
 ) -> AsyncIterator[Running]:
     """Run the command, wait until the model is there, and make sure that it ends.
 

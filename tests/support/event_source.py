@@ -26,7 +26,7 @@ class Gate:
 
     def __call__(self, backend: ScriptedBackend) -> None:
         """Wait; for a backend's `on_decode`. A test that fails does not hang here."""
-        assert self._allowed.acquire(timeout=20)
+        assert self._allowed.acquire(timeout=60)
 
     def allow(self, n: int) -> None:
         """Let it decode so many times more."""

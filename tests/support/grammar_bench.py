@@ -90,7 +90,7 @@ def refusal(backend: LlamaBackend, grammar: Grammar) -> str:
     start = time.perf_counter()
     with pytest.raises(InvalidRequestError) as caught:
         backend.compile(grammar)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 20
     assert caught.value.param == grammar.param
     assert f"'{grammar.param}'" in caught.value.message
     return caught.value.message

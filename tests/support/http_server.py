@@ -21,11 +21,12 @@ from trioserve.testing import ScriptedBackend, scripted
 
 
 def hypercorn_config() -> hypercorn.Config:
-    """No access log, and a short farewell."""
+    """No access log, a short farewell, and patience with a machine that stands still."""
     config = hypercorn.Config()
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
     config.graceful_timeout = 0.5
+    config.keep_alive_timeout = 600
     return config
 
 
@@ -94,7 +95,7 @@ async def chunks_of(
 
     async def next_chunk() -> str:
         nonlocal unread
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             size = int(await until(b"\r\n"), 16)
             while len(unread) < size + 2:
                 unread += await stream.receive_some()
@@ -112,7 +113,7 @@ async def chunks_of(
 async def read_response(stream: trio.SocketStream) -> httpx.Response:
     """Read a response by hand."""
     data = b""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async for part in stream:
             data += part
             head, _, body = data.partition(b"\r\n\r\n")

@@ -15,7 +15,7 @@ from tests.support.paced_script import PacedScript
 from tests.ui.hostile import HOSTILE, RUN, SLOW
 
 #: What the slowest text takes to be shown, in seconds.
-LONGEST = 5
+LONGEST = 20
 
 _UNWANTED = (
     "script, style, link, base, meta, iframe, object, embed, form, img, picture, video, audio,"

@@ -264,7 +264,7 @@ class Config(ToolsConfig):
         "its slot free for others")
     stall_timeout: float = _limit(30.0, "--stall-timeout TRIOSERVE_STALL_TIMEOUT", min=0.001,
         help="seconds that a request may stay paused before it is cancelled")
-    keep_alive_timeout: float = _limit(5.0,
+    keep_alive_timeout: float = _limit(75.0,
         "--keep-alive-timeout TRIOSERVE_KEEP_ALIVE_TIMEOUT", min=0.001,
         help="seconds after which an idle connection is closed")
     watchdog_timeout: float = _limit(120.0,

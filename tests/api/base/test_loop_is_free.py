@@ -23,7 +23,7 @@ from trioserve.app import create_app
 from trioserve.config import Config
 
 #: Seconds of processor time that the loop may spend before it looks for others.
-MOST = 0.05
+MOST = 0.1
 
 MANY = 100_000
 PART = {"type": "text", "text": "a"}

@@ -19,7 +19,7 @@ MB = 2**20
 
 
 async def until_held(service: Service, at_least: int, at_most: int) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not at_least <= service.memory.n_held <= at_most:
             await trio.sleep(0.01)
 

@@ -25,7 +25,7 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_asleep(server: Server) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         await server.state.wait_value(ServerState.SLEEPING)
 
 

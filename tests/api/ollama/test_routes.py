@@ -438,6 +438,6 @@ async def _read(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> N
 
 
 async def _until_in_use(service: Service, n_slots: int) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while await slots_in_use(service) != n_slots:
             await trio.sleep(0.01)

@@ -40,7 +40,7 @@ async def whisper(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Servi
 
 async def none_held(service: Service) -> None:
     """Wait until requests hold no memory any more: their answers arrive before they have ended."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while service.server.memory.n_held:
             await trio.sleep(0.01)
 
@@ -117,7 +117,7 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
     async with whisper() as (client, service):
         with trio.move_on_after(1):
             await client.post(ROUTE, data={"prompt": "hang"}, files=FILE)
-        with trio.fail_after(10):  # as soon as the server knows
+        with trio.fail_after(60):  # as soon as the server knows
             assert (await client.post(ROUTE, files=FILE)).status_code == 200
         await none_held(service)
 

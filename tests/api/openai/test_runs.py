@@ -454,7 +454,7 @@ async def test_a_client_that_leaves_cancels_the_tool() -> None:
             await events.until("started")
             await waiter.started.wait()
             assert await slots_in_use(service) == 0
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await waiter.cancelled.wait()
             await service.n_answering.wait_value(0)
 
@@ -486,7 +486,7 @@ async def test_a_client_that_stops_reading_is_cut_off(unread_tokens: int) -> Non
         ):
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await stream.send_all(post(CHATS, body))
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 await service.n_answering.wait_value(1)
                 await service.n_answering.wait_value(0)
             assert await slots_in_use(service) == 0
@@ -555,5 +555,5 @@ async def test_a_stream_that_is_deleted_cancels_its_tools() -> None:
     ):
         await events.until("output")
         await client.delete("/v1/stream", params={"conv_id": "a"})
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await waiter.cancelled.wait()

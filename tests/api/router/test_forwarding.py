@@ -335,7 +335,7 @@ async def test_a_client_that_goes_away_closes_the_connection_to_the_child(answer
         closed.set()
 
     async with playing(play) as path, routed({"one": path}) as router:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with connected(router.url) as stream:
                 await stream.send_all(post("/completion", b'{"stream": true}'))
                 await asked.wait()
@@ -347,7 +347,7 @@ async def test_a_client_that_goes_away_closes_the_connection_to_the_child(answer
 
 async def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
     async with routed({"one": None}) as router:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with connected(router.url) as stream:
                 await stream.send_all(post("/completion", b"{}"))
                 await router.service.n_forwarded.wait_value(1)

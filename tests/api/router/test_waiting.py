@@ -168,7 +168,7 @@ async def dying(tmp_path: Path) -> AsyncIterator[Dying]:
 
 async def until_waiting(router: Routed) -> None:
     """Wait until a request was refused by the dead child, and has left its place there."""
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while not router.service.n_forwarded or router.fleet.users:
             await trio.sleep(0.001)
 

@@ -68,7 +68,7 @@ async def test_a_tool_is_called(as_json: bool) -> None:
     ):
         transport = ThroughProxy(url)
         async with (
-            httpx2.AsyncClient(transport=transport, timeout=10) as client,
+            httpx2.AsyncClient(transport=transport, timeout=60) as client,
             streamable_http_client(f"{remote}/mcp", http_client=client) as (read, write),
             ClientSession(read, write) as session,
         ):

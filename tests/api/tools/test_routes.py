@@ -85,7 +85,7 @@ async def with_tools(
     box = ToolBox([Source({tool.info.name: tool for tool in tools})])
     async with (
         serving_script(tools=("get_info",), **config) as (url, service),
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         service.server.tools = box
         yield client, service
@@ -287,7 +287,7 @@ async def test_a_client_that_leaves_ends_the_call(stream: bool) -> None:
         async with connected(str(client.base_url)) as connection:
             await connection.send_all(asking(stream=stream))
             await tool.started.wait()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await tool.ended.wait()
     assert tool.n_running == 0
 
@@ -322,7 +322,7 @@ async def test_calls_beyond_a_number_wait(monkeypatch: pytest.MonkeyPatch) -> No
 
         for _ in range(5):
             nursery.start_soon(call)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while tool.n_running < 2:
                 await trio.sleep(0.01)
             await wait_all_tasks_blocked()

@@ -16,7 +16,7 @@ from trioserve.models.hub.http import open_client
 
 
 async def get(hub: Hub, url: str, token: str | None = None) -> int:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with open_client(hub.url, token) as client, client.get(url) as answer:
             return answer.status
 

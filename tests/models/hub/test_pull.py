@@ -52,7 +52,7 @@ def _full_hub(hub: Hub) -> None:
 async def pulled(
     quant: str | None = None, *, with_projector: bool = False, **options: object
 ) -> HubModel:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         return await pull(
             HubReference(REPO, quant),
             with_projector=with_projector,

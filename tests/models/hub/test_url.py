@@ -21,7 +21,7 @@ def ignore(progress: Progress) -> None:
 
 
 async def pulled(url: str, path: Path | None = None) -> Path:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         return await urls.pull(url, path, token=None, on_progress=ignore)
 
 

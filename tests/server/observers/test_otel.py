@@ -318,7 +318,7 @@ async def test_a_receiver_that_is_not_there_delays_the_end_a_little_and_nothing_
 ) -> None:
     monkeypatch.setattr("trioserve.server.observers.exporting.FAREWELL", 0.5)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    with trio.fail_after(20), structlog.testing.capture_logs() as logs:
+    with trio.fail_after(60), structlog.testing.capture_logs() as logs:
         async with Server(Config(otel=True), load=scripted(answering("abc"))) as server:
             assert (await server.complete("p")).text == "abc"
     assert "the last traces and metrics could not be sent" in {line["event"] for line in logs}

@@ -179,7 +179,7 @@ async def test_a_process_that_has_died_meanwhile_is_replaced() -> None:
         os.kill(pid, 9)
         child = transcriber._child
         assert child is not None
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while child.is_alive:
                 await trio.sleep(0.01)
         assert pid_in(await transcribe(transcriber)) != pid
@@ -213,7 +213,7 @@ async def test_recordings_take_turns_and_few_may_wait(nursery: trio.Nursery) -> 
             with pytest.raises(QueueFullError, match="1 recording waits"):
                 await transcribe(transcriber)
             first += [event async for event in running]
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not waited:
                 await trio.sleep(0.01)
         assert pid_in(waited[0]) == pid_in(first)
@@ -238,7 +238,7 @@ async def test_the_process_ends_with_the_one_that_has_started_it() -> None:
         stdin = child._process.stdin
         assert stdin is not None
         await stdin.aclose()  # as when the parent dies, in the middle of the work
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             assert await child._process.wait() == 0
     finally:
         await child.kill()
@@ -292,7 +292,7 @@ async def test_a_process_that_is_starting_ends_with_the_transcriber(
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()  # until the process is ready
         await transcriber.aclose()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not refused:
                 await trio.sleep(0.01)
         assert transcriber._child is None

@@ -44,7 +44,7 @@ async def test_a_fork_bomb_is_ended(bomb: str) -> None:
     before = time.perf_counter()
     output = await run_sh(bomb)
     assert output.limit_reached == "processes"
-    assert time.perf_counter() - before < 10  # half a second; it would be longer than 20
+    assert time.perf_counter() - before < 20  # here it is half a second
 
 
 async def test_a_program_that_wants_all_memory_at_once_gets_none() -> None:

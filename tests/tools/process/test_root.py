@@ -17,7 +17,7 @@ async def command(text: str, *folders: Path) -> Output:
     fence = CommandFence.around(map(str, folders))
     return await run(
         ["sh", "-c", text],
-        timeout=10,
+        timeout=60,
         max_output=4096,
         env=clean_environment(fence),
         cwd=str(folders[0]),

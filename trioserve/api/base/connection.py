@@ -9,7 +9,8 @@ keeps that, and mends four things around it:
 - What a handler opens for its response (a stream of tokens, say) is kept in `Request.resources`,
   and closed in the same task once the response has been sent, or was cut off.
 - A client that sends more than is read (a body over the limit) gets the response before the
-  connection closes, and Hypercorn's reader is not left waiting for someone to take the rest.
+  connection closes, and Hypercorn's reader is not left waiting for someone to take the rest. The
+  response says that it closes, or the client would send its next request into it.
 - A client that stops reading is cut off after a time. Hypercorn sends under a shield that no
   cancel scope reaches, so its socket is closed instead.
 """
@@ -285,11 +286,14 @@ class Connection(TrioASGIHTTPConnection):
             response = await self.app.handle_request(request)
             self._answered = True
             request.body.clear()
+            headers = encode_headers(response.headers)
+            if _has_body(request) and not self._received.is_set():
+                headers.append((b"connection", b"close"))
             await send(
                 {
                     "type": "http.response.start",
                     "status": response.status_code,
-                    "headers": encode_headers(response.headers),
+                    "headers": headers,
                 }
             )
             if request.beat is not None:
@@ -325,6 +329,11 @@ def counted(counter: AsyncValue[int]) -> Iterator[None]:
 def _waited(value: str) -> float:
     """Read seconds; 0 when they are none. A client can only make its own time shorter."""
     return float(value) if _SECONDS.fullmatch(value) else 0.0
+
+
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
 
 
 def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:
