@@ -13,7 +13,7 @@ N_CHATS = 200
 N_MESSAGES = 30
 
 #: The longest task of the page, in milliseconds: the page answers nothing meanwhile.
-LONGEST_TASK = 250
+LONGEST_TASK = 1000
 
 _TEXT = """Answer {number} of chat {chat}, which is about something else than the others.
 

@@ -289,6 +289,28 @@ async def test_a_send_in_progress_is_given_some_time_when_cancelled(
         assert closed.is_set() is blocks
 
 
+async def test_a_machine_that_stands_still_cuts_nobody_off(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    aborted: list[object] = []
+    monkeypatch.setattr(connection, "abort", aborted.append)
+
+    async def send(message: Any) -> None:
+        nursery.cancel_scope.cancel()  # Hypercorn tells of the disconnect before it is done
+        for _ in range(10):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        mock_clock.jump(3600)
+        for _ in range(10):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+
+    sender = connection.Sender(send, math.inf, nothing)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.watch)
+        await wait_all_tasks_blocked()
+        await sender.close({})
+    assert aborted == []
+
+
 async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockClock) -> None:
     sent: list[tuple[float, bytes]] = []
 

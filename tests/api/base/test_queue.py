@@ -188,8 +188,8 @@ async def test_the_sdk_passes_over_comments(monkeypatch: pytest.MonkeyPatch) -> 
                     model="m",
                     messages=cast(Any, HI),
                     stream=True,
-                    timeout=10,
-                    extra_body={"queue_comments": True, "priority": 3, "timeout": 60},
+                    timeout=60,
+                    extra_body={"queue_comments": True, "priority": 3, "timeout": 600},
                 )
                 return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 

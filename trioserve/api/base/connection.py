@@ -66,8 +66,10 @@ WAITED_HEADER = "X-Request-Waited"
 #: Seconds in which a client may go on sending a body that nobody reads, after the response.
 LINGER = 2.0
 
-#: Seconds that a send in progress gets when its request was cancelled.
+#: Seconds that a send in progress gets when its request was cancelled. They are counted in turns:
+#: a machine that stands still for a while takes only one of them from the client.
 GRACE = 1.0
+_TURNS = 10
 
 
 @attrs.frozen
@@ -213,10 +215,11 @@ class Sender:
                 await self._finish()
 
     async def _finish(self) -> None:
-        with trio.move_on_after(GRACE, shield=True) as scope:
-            await self._until_idle()
-        if scope.cancelled_caught:
-            self.abort()
+        for _ in range(_TURNS):
+            with trio.move_on_after(GRACE / _TURNS, shield=True):
+                await self._until_idle()
+                return
+        self.abort()
 
 
 class Connection(TrioASGIHTTPConnection):
