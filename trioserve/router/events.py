@@ -25,7 +25,8 @@ class Events:
         send, receive = trio.open_memory_channel[FleetEvent](_MAX_UNREAD)
         self._subscribers.add(send)
         try:
-            async with receive:
+            # Not `async with`, whose checkpoint would let `tell` meet a channel without a reader.
+            with receive:
                 yield receive
         finally:
             self._subscribers.discard(send)
@@ -35,6 +36,6 @@ class Events:
         for one in list(self._subscribers):
             try:
                 one.send_nowait(event)
-            except trio.WouldBlock:
+            except (trio.WouldBlock, trio.BrokenResourceError):
                 self._subscribers.discard(one)
                 one.close()
