@@ -9,7 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 from trioserve.router.events import _MAX_UNREAD, Events
 from trioserve.router.states import FleetEvent
 
-LOADED = FleetEvent("model", "model_status")
+LOADED = FleetEvent(model="model", event="model_status")
 
 
 async def test_an_event_meets_a_subscriber_that_has_stopped_reading() -> None:
