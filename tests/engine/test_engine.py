@@ -102,12 +102,10 @@ def test_a_split_cache_gets_the_sequences_of_a_batch_in_order() -> None:
     [(10, [1, 3, 3, 3, 2]), (16, [1, 2, 2, 2, 2, 2, 1]), (20, [1] * 12), (50, [1] * 12)],
 )
 def test_tokens_leave_together_and_none_waits_longer_than_the_interval(
-    tick_ms: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    tick_ms: int, sizes: list[int]
 ) -> None:
     harness = Harness(flush_interval=0.033)
-    monkeypatch.setattr(
-        "trioserve.engine.loop.monotonic", lambda: harness.backend.n_decodes * tick_ms / 1e3
-    )
+    harness.engine.clock = lambda: harness.backend.n_decodes * tick_ms / 1e3
     harness.submit(1, "twelve bytes", max_tokens=12)
     together = []
     work_left = True

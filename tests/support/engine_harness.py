@@ -21,7 +21,11 @@ from trioserve.types import (
 
 
 class Harness:
-    """An engine, and what it has said to each task."""
+    """An engine, and what it has said to each task.
+
+    Time is virtual: a decode takes 0.1 ms, and 10 microseconds more for each row. So a machine that
+    stands still for a moment does not change what the strategy decides.
+    """
 
     def __init__(
         self,
@@ -32,8 +36,16 @@ class Harness:
         self.backend = backend or ScriptedBackend()
         self.rings = 0
         self.engine = Engine(self.backend, DecodeMaximal(max_tick_ms), self._ring, **settings)
+        self.seconds = 0.0
+        self.engine.clock = lambda: self.seconds
+        self._begin_decode = self.backend._begin_decode
+        self.backend._begin_decode = self._timed  # type: ignore[method-assign]
         self.events: dict[int, list[Event]] = defaultdict(list)
         self.admitted: list[int] = []
+
+    def _timed(self, n_rows: int, seqs: set[int]) -> None:
+        self.seconds += 1e-4 + 1e-5 * n_rows
+        self._begin_decode(n_rows, seqs)
 
     def _ring(self) -> None:
         self.rings += 1

@@ -182,7 +182,7 @@ class Engine(SlotLoop):
             self._note_batch(plan)
         if rows:
             self._postprocess(plan, rows)
-        seconds = monotonic() - self.heartbeat
+        seconds = self.clock() - self.heartbeat
         self._counters.count_tick(seconds)
         if rows:
             self._learn(plan, seconds)

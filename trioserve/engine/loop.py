@@ -75,8 +75,10 @@ class Loop(abc.ABC):
         self.failure: EngineError | None = None
         #: The inference thread, once it runs.
         self.thread_id: int | None = None
-        #: When the last tick began (monotonic). While there is work, it advances.
-        self.heartbeat = monotonic()
+        #: What measures ticks, in seconds. A test replaces it, so that it decides what they take.
+        self.clock: Callable[[], float] = monotonic
+        #: When the last tick began. While there is work, it advances.
+        self.heartbeat = self.clock()
         #: Where a record of each tick goes; whoever reads them takes them out. Replace, not change.
         self.watchers: tuple[deque[TickRecord], ...] = ()
         #: Records made so far.
@@ -162,7 +164,7 @@ class Loop(abc.ABC):
                 self._obey(command)
             except Exception as error:
                 self._break(error)
-        began = monotonic()
+        began = self.clock()
         if self._has_tick and not self._stopping:
             self.heartbeat = began
             try:
@@ -172,7 +174,7 @@ class Loop(abc.ABC):
             if self.watchers:
                 self._record_tick(began)
         work_left = self._has_tick
-        now = monotonic()
+        now = self.clock()
         after_next_tick = now + (now - began)  # if it takes as long as this one
         if self._urgent or not work_left or after_next_tick > self._next_flush:
             self._flush()
@@ -180,7 +182,7 @@ class Loop(abc.ABC):
 
     def _record_tick(self, began: float) -> None:
         self.n_records += 1
-        ms = (monotonic() - began) * 1e3
+        ms = (self.clock() - began) * 1e3
         record = TickRecord(self.n_records, began, ms, *self._in_batch, *self._load())
         self._in_batch = (0, 0, 0)
         for records in self.watchers:
@@ -262,7 +264,7 @@ class Loop(abc.ABC):
     def _flush(self) -> None:
         """Hand the events over: one append, one notification."""
         is_first, self._urgent, self._is_first = self._is_first, False, False
-        self._next_flush = monotonic() + self._flush_interval
+        self._next_flush = self.clock() + self._flush_interval
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []
