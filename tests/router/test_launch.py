@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -18,12 +19,18 @@ import pytest
 import trio
 
 from tests.support import tiny
+from tests.support.waiting import patiently, until
 from trioserve.errors import ModelLoadError
 from trioserve.router.forks import Forks, open_launcher
 from trioserve.router.launch import Launcher, Process, Spawner
 from trioserve.server.concurrency import alongside
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only"),
+]
+
+PR_GET_CHILD_SUBREAPER = 37
 
 
 @asynccontextmanager
@@ -42,9 +49,7 @@ async def started(launcher: Launcher, *argv: str) -> AsyncIterator[tuple[Process
 
 async def until_gone(pid: int) -> None:
     """Wait until another process is no more, or a zombie."""
-    with trio.fail_after(60):
-        while is_running(pid):
-            await trio.sleep(0.01)
+    await until(lambda: not is_running(pid))
 
 
 def is_running(pid: int) -> bool:
@@ -75,7 +80,7 @@ async def test_a_process_gets_its_pipes_and_a_session_of_its_own(way: str) -> No
             assert len(info["descriptors"]) == 5
             assert not os.get_inheritable(process.status.fileno())  # type: ignore[attr-defined]
             log = b""
-            with trio.fail_after(60):
+            with patiently():
                 while log.count(b"\n") < 2:
                     log += await process.log.receive_some()
             assert log == b"on standard output\non standard error\n"
@@ -138,7 +143,7 @@ async def test_no_process_outlives_a_router_that_is_killed(way: str) -> None:
         cwd=Path(__file__).parents[2],
     )
     assert router.stdout is not None
-    with trio.fail_after(30):
+    with patiently():
         waits, hangs = json.loads(await router.stdout.receive_some())
         router.send_signal(signal.SIGKILL)
         await router.wait()
@@ -159,9 +164,7 @@ async def test_processes_outlive_the_zygote_and_others_are_started_without_it() 
         os.kill(zygote, signal.SIGKILL)
         async with started(launcher, "spawned") as (_, info):
             assert info["argv"] == ["spawned"]
-        with trio.fail_after(30):
-            while launcher.pid in (None, zygote):
-                await trio.sleep(0.01)
+        await until(lambda: launcher.pid not in (None, zygote))
         async with started(launcher, "forked again") as (_, info):
             assert info["argv"] == ["forked again"]
         assert is_running(old.pid)
@@ -241,3 +244,14 @@ async def test_without_descriptors_nothing_is_started_and_none_is_lost(way: str)
         with pytest.raises(ModelLoadError, match="Too many open files"), no_descriptors():
             await launcher.launch([])
         assert n_descriptors() == n_before
+
+
+async def test_orphans_are_adopted_only_while_there_is_a_launcher() -> None:
+    def is_subreaper() -> bool:
+        value = ctypes.c_int()
+        assert ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0) == 0
+        return bool(value.value)
+
+    async with tiny.forks():
+        assert is_subreaper()
+    assert not is_subreaper()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from trioserve.router.forks import Forks, adopt_orphans
+from trioserve.router.forks import Forks, adopting_orphans
 from trioserve.router.launch import Launcher, Spawner
 from trioserve.server.concurrency import alongside
 
@@ -32,10 +32,11 @@ def spawner() -> Spawner:
 @asynccontextmanager
 async def forks() -> AsyncIterator[Forks]:
     """Forks of a tiny zygote, and without one the tiny process as it is."""
-    assert adopt_orphans()
     made = Forks(environment(), spawner(), _ZYGOTE)
-    async with alongside(made.run):
-        yield made
+    with adopting_orphans() as adopts:
+        assert adopts
+        async with alongside(made.run):
+            yield made
 
 
 @asynccontextmanager

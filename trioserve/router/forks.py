@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import attrs
 import structlog
@@ -50,23 +50,32 @@ _UNKNOWN_END = 255
 async def open_launcher(environ: Mapping[str, str]) -> AsyncIterator[Launcher]:
     """The best way to start processes with an environment, as long as a block lasts."""
     spawner = Spawner(environ)
-    if not adopt_orphans():
-        yield spawner
-        return
-    forks = Forks(environ, spawner)
-    async with alongside(forks.run):
-        yield forks
+    with adopting_orphans() as adopts:
+        if not adopts:
+            yield spawner
+            return
+        forks = Forks(environ, spawner)
+        async with alongside(forks.run):
+            yield forks
 
 
-def adopt_orphans() -> bool:
-    """Have the system give us the orphans of our children. Returns whether it does."""
-    if not hasattr(os, "pidfd_open"):
-        return False
+@contextmanager
+def adopting_orphans() -> Iterator[bool]:
+    """Become the parent of our children's orphans while a block lasts; gives whether we do.
+
+    Afterwards the system's first process adopts them again, and reaps them.
+    """
     try:
+        if not hasattr(os, "pidfd_open"):
+            raise AttributeError("pidfd_open")
         zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
     except (OSError, AttributeError):
-        return False
-    return True
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
 
 
 class Forks:
