@@ -6,35 +6,54 @@ PORT   ?= 8080
 HOST   ?= 127.0.0.1
 MODEL  ?=
 ARGS   ?=
+# A file, a folder or the name of a test: `make test TESTS=tests/engine/test_queue.py`.
+TESTS  ?=
 PYTEST_ARGS ?=
-# Tests wait a good deal, and a file of them shares what it starts.
-PYTEST_PROCESSES ?= 2
 
 PY  := $(VENV)/bin/python
-PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
 # A build of llama.cpp uses every core. Set it lower where memory is scarce.
 CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 export CMAKE_BUILD_PARALLEL_LEVEL
 
+# Each needs 1 GB.
+PYTEST_PROCESSES ?= $(shell n=$(CMAKE_BUILD_PARALLEL_LEVEL); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
+
+# GCC before 14 drops the stores that ldtilecfg reads (GCC bug 114098), so that llama.cpp crashes on
+# processors with AMX (llama.cpp#20824). Without AMX it uses AVX-512.
+ifneq ($(filter 10.% 11.% 12.% 13.%,$(shell $${CXX:-c++} -dumpfullversion 2>/dev/null)),)
+export CFLAGS += -U__AMX_INT8__
+export CXXFLAGS += -U__AMX_INT8__
+endif
+
 # Not --quiet: with it, mkdocs does not count its warnings.
 MKDOCS := $(PY) -m mkdocs build --strict --site-dir site
 
-# $(call silent,name,command): run a command, and show what it says only when it fails.
+# $(call silent,name,command): run a command, and show its output only when it fails.
 silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exit 1; }
 
+# docs/testing.md says which test belongs to which tier.
+PYTEST := $(PY) -m pytest -n $(PYTEST_PROCESSES) --dist loadfile
+FAST := tests -m 'not system'
+SYSTEM := tests -m system
+COVERAGE := --cov --cov-report= --cov-fail-under=0
+
 .DEFAULT_GOAL := help
-.PHONY: help serve install test check format docs ui screenshots fuzz soak test-vocabularies test-models \
-	test-deploy test-image test-rpc test-ray test-lowest wheel clean distclean
+.PHONY: help serve install test test-all test-fast test-system test-chosen test-stress check format docs ui \
+	screenshots mutate fuzz soak test-vocabularies test-models test-deploy test-image test-rpc test-ray \
+	test-lowest lock wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
-	@echo "make test         every check, then the tests with coverage; PYTEST_ARGS='-k name'"
+	@echo "make test         every check, and the fast tests; TESTS=file-or-name runs these tests alone"
+	@echo "make test-all     make test, then the system tests (programs, browser, real time), with coverage"
+	@echo "make test-stress  both tiers again and again, in random order beside busy processes; STRESS_ARGS="
 	@echo "make check        format, lint, types, layers, documentation"
-	@echo "make format       format the code, and mend what ruff can mend"
+	@echo "make format       format the code, and fix what ruff can fix"
 	@echo "make docs         build the documentation into site/"
 	@echo "make ui           check, test and build the chat page; needs npm"
 	@echo "make screenshots  take the pictures of the chat page in docs/images/ again; needs Chromium"
+	@echo "make mutate       change the code in 200 places, one at a time, and count what the fast tests notice"
 	@echo "make fuzz         decode damaged files, send a server mutated requests, then generated ones for FUZZ_SECONDS=300"
 	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
 	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
@@ -43,7 +62,8 @@ help:
 	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
 	@echo "make test-ray     the Serve application on a cluster of three nodes; RAY=2.49.2 takes that version of Ray"
 	@echo "make test-image   build the image with CONTAINER_ENGINE=docker or podman, and run it; IMAGE_ARGS='--build-arg ...'"
-	@echo "make test-lowest  the tests with the oldest versions that pyproject.toml allows"
+	@echo "make test-lowest  the fast tests with the oldest versions that pyproject.toml allows"
+	@echo "make lock         resolve the dependencies again, and write constraints.txt; needs uv"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
 
@@ -52,8 +72,42 @@ serve: $(VENV)/.installed
 
 install: $(VENV)/.installed-dev
 
-test: check
-	@$(PY) -m pytest -n $(PYTEST_PROCESSES) --dist loadfile --cov --cov-report=term --durations=30 $(PYTEST_ARGS)
+# The checks run beside the tests: together they keep two cores busy.
+test: $(VENV)/.installed-dev
+ifdef TESTS
+	@$(MAKE) --no-print-directory test-chosen
+else
+	@$(MAKE) --no-print-directory -j2 check test-fast
+endif
+
+# The fast tests come first: most defects show there.
+test-all: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j2 check test-fast PYTEST_ARGS='$(COVERAGE) $(PYTEST_ARGS)'
+	@$(MAKE) --no-print-directory test-system PYTEST_ARGS='$(COVERAGE) --cov-append $(PYTEST_ARGS)'
+	@$(PY) -m coverage report
+
+test-fast: $(VENV)/.installed-dev
+	@$(PYTEST) $(FAST) $(PYTEST_ARGS)
+
+test-system: $(VENV)/.installed-dev
+	@$(PYTEST) $(SYSTEM) --durations=15 $(PYTEST_ARGS)
+
+# grep finds the file of a test in no time; pytest would import all of them.
+test-chosen: $(VENV)/.installed-dev
+	@if [ -e "$(firstword $(subst ::, ,$(TESTS)))" ]; then $(PY) -m pytest $(TESTS) $(PYTEST_ARGS); else \
+		files=$$(grep -rlE '(def|class) \w*$(TESTS)' tests --include='test_*.py'); \
+		if [ -z "$$files" ]; then echo "No file in tests/ has a test named $(TESTS)." >&2; exit 1; fi; \
+		$(PY) -m pytest $$files -k '$(TESTS)' $(PYTEST_ARGS); fi
+
+STRESS_ARGS ?=
+
+test-stress: $(VENV)/.installed-dev
+	@$(PY) -m tests.stress $(STRESS_ARGS)
+
+MUTATE_ARGS ?=
+
+mutate: $(VENV)/.installed-dev
+	@$(PY) -m tests.mutate $(MUTATE_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(call silent,ruff format,$(PY) -m ruff format --check .)
@@ -106,9 +160,9 @@ test-models: $(VENV)/.installed-dev
 	@TEST_MODELS='$(TEST_MODELS)' $(PY) -m pytest tests/real_models $(PYTEST_ARGS)
 
 test-deploy:
-	@$(MAKE) --no-print-directory VENV=.venv-deploy EXTRAS=[test,deploy] .venv-deploy/.installed-dev
+	@$(MAKE) --no-print-directory VENV=.venv-deploy GROUPS='test deploy' .venv-deploy/.installed-dev
 	@.venv-deploy/bin/python -m tests.support.install_helm .venv-deploy/bin
-	@.venv-deploy/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
+	@TEST_DEPLOY=1 .venv-deploy/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
 
 # As for test-vocabularies. The library that it builds is kept in the environment.
 test-rpc: $(VENV)/.installed-dev
@@ -121,7 +175,7 @@ RAY ?=
 RAY_VENV := .venv-ray$(if $(RAY),-$(RAY))
 
 test-ray:
-	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=[ray,test] \
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=ray GROUPS=test CONSTRAINTS= \
 		$(if $(RAY),MORE="'ray[serve]==$(RAY)' 'protobuf<7'") $(RAY_VENV)/.installed-dev
 	@TEST_RAY=1 $(RAY_VENV)/bin/python -m pytest tests/ray tests/ray_cluster $(PYTEST_ARGS)
 
@@ -134,8 +188,14 @@ test-image: $(VENV)/.installed-dev
 	@TEST_IMAGE=$(IMAGE) CONTAINER_ENGINE='$(CONTAINER_ENGINE)' $(PY) -m pytest tests/deploy/test_image.py $(PYTEST_ARGS)
 
 test-lowest:
-	@$(MAKE) --no-print-directory VENV=.venv-lowest EXTRAS=[test] LOWEST=1 .venv-lowest/.installed-dev
-	@.venv-lowest/bin/python -m pytest $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/bin/python
+	@.venv-lowest/bin/python -c 'import tomllib; settings = tomllib.load(open("pyproject.toml", "rb")); \
+		print(*(one.replace(">=", "==") for one in \
+		[*settings["project"]["dependencies"], *settings["dependency-groups"]["test"]]), sep="\n")' \
+		> .venv-lowest/lowest.txt
+	@$(MAKE) --no-print-directory VENV=.venv-lowest GROUPS=test CONSTRAINTS=.venv-lowest/lowest.txt \
+		.venv-lowest/.installed-dev
+	@.venv-lowest/bin/python -m pytest $(FAST) $(PYTEST_ARGS)
 
 wheel: $(VENV)/.installed-dev
 	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
@@ -151,9 +211,22 @@ distclean: clean
 
 # -- the environment
 
-EXTRAS ?= [test,check,docs]
-# Requirements beside the extras.
+# Extras of trioserve, and groups of pyproject.toml, separated by spaces.
+EXTRAS ?=
+GROUPS ?= dev
+# Requirements beside them.
 MORE ?=
+# The versions that are installed. Empty: the newest that fit.
+CONSTRAINTS ?= constraints.txt
+
+# uv is faster where it is installed. The pip of an older Python has to learn about groups first.
+UV := $(shell command -v uv 2>/dev/null)
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(PY),$(PIP) 'pip>=25.1' && $(PIP)) \
+	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+comma := ,
+space := $() $()
+TRIOSERVE = --editable '.$(if $(EXTRAS),[$(subst $(space),$(comma),$(strip $(EXTRAS)))])'
 
 $(PY):
 	@set -e; found=; \
@@ -168,30 +241,29 @@ $(PY):
 	echo "Making $(VENV) with $$($$found -V)"; \
 	"$$found" -m venv $(VENV)
 
-# pip keeps the wheel of llama.cpp in its cache, so the slow build happens once for each Python.
+# pip and uv keep the wheel of llama.cpp in their caches, so the slow build happens once for each Python.
 define announce
 	@$(PY) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("llama_cpp") is None)' \
 		|| echo "Installing. If llama.cpp has to be compiled, this takes 4 to 8 minutes on 2 cores."
 endef
 
-$(VENV)/.installed: pyproject.toml | $(PY)
+$(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 	$(announce)
-	@$(PIP) --editable .
+	@$(INSTALL) $(TRIOSERVE)
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(PY)
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(announce)
-ifdef LOWEST
-	@$(PY) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print(*(d.replace(">=", "==") for d in \
-		[*project["dependencies"], *project["optional-dependencies"]["test"]]), sep="\n")' \
-		> $(VENV)/lowest.txt
-	@$(PIP) --editable '.$(EXTRAS)' --constraint $(VENV)/lowest.txt
-else
-	@$(PIP) --editable '.$(EXTRAS)' $(MORE)
-endif
+	@$(INSTALL) $(TRIOSERVE) $(addprefix --group ,$(GROUPS)) $(MORE)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
-	@$(PIP) --editable '.[fuzz]'
+	@$(INSTALL) --group fuzz
 	@touch $@
+
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
+
+lock:
+	@command -v uv >/dev/null || { echo "make lock needs uv: pip install uv" >&2; exit 1; }
+	@$(LOCK) --upgrade pyproject.toml --group dev --group deploy --group fuzz \
+		--extra mcp --extra otel --extra pdf --output-file constraints.txt
