@@ -1,16 +1,137 @@
-"""What all tests share: assertions in `tests.support` explain themselves as those of tests do."""
+"""What all tests share: the tiers that docs/testing.md describes, and what keeps tests apart."""
+
+from __future__ import annotations
 
 import logging
 import os
+import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+import structlog
+import trio
+import trio.testing
 
 pytest.register_assert_rewrite("tests.support")
 
-# Whoever runs the tests may have models of the hub, which would make of `trioserve` a router.
+# A model in the hub's cache of this machine would turn `trioserve` into a router.
 os.environ["HF_HUB_CACHE"] = str(Path(__file__).parent / "no-cache")
+
+# No test talks to a host of the internet, and a client takes 20 ms to load certificates for that.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.environ["HF_HUB_CACHE"]
+
+# By default structlog draws tracebacks with their local variables, which takes most of a second.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        ),
+    ]
+)
+
+# The SDKs ask once which system this is, for which `platform` runs `uname`: not in any one test.
+platform.uname().processor  # noqa: B018
+
+# The same examples in each run, however slow the machine is. `make fuzz` draws others.
+hypothesis.settings.register_profile(
+    "same",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+#: Tests that need what a target of the Makefile installs, and the variable that it sets.
+_OPTIONAL = {
+    "api/test_media_reference.py": "LLAMA_SERVER",
+    "api/test_vocabularies_reference.py": "LLAMA_SERVER",
+    "deploy/test_chart.py": "TEST_DEPLOY",
+    "deploy/test_gateway.py": "TEST_DEPLOY",
+    "deploy/test_image.py": "TEST_IMAGE",
+    "deploy/test_kuberay.py": "TEST_DEPLOY",
+    "llama/test_embedding_reference.py": "LLAMA_SERVER",
+    "ray/test_rayservice.py": "TEST_RAY",
+    "ray/test_request_router.py": "TEST_RAY",
+    "ray_cluster": "TEST_RAY",
+    "real_models": "TEST_MODELS",
+    "rpc": "TEST_RPC",
+}
+_LEFT_OUT = {path: name for path, name in _OPTIONAL.items() if not os.environ.get(name)}
+collect_ignore = [*_LEFT_OUT]
+
+
+def pytest_report_header() -> list[str]:
+    return [f"not collected without {name}: tests/{path}" for path, name in _LEFT_OUT.items()]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out single tests of the same kind, which have the marker `needs`."""
+    left_out = [
+        item
+        for item in items
+        if not all(os.environ.get(mark.args[0]) for mark in item.iter_markers("needs"))
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+#: The audit events of a program that starts.
+_STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"}
+
+#: The test that runs, and what it did that its tier does not allow.
+_running: pytest.Item | None = None
+_offences: list[str] = []
+
+
+def _guard(event: str, arguments: tuple[object, ...]) -> None:
+    """Refuse to start a program in a fast test, and in any test whose clock is mocked."""
+    if event not in _STARTS or _running is None:
+        return
+    if not _running.get_closest_marker("system"):
+        _offences.append(f"A fast test starts a program: {arguments[:2]}. Mark it as `system`.")
+    elif _has_mocked_clock(_running):
+        # Real programs take real time, of which a mocked clock lets any amount pass, or none.
+        _offences.append(f"A test with a mocked clock starts a program: {arguments[:2]}.")
+    else:
+        return
+    raise RuntimeError(_offences[-1])
+
+
+def _has_mocked_clock(item: pytest.Item) -> bool:
+    if {"mock_clock", "autojump_clock"} & set(getattr(item, "fixturenames", ())):
+        return True
+    try:
+        return isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock)
+    except RuntimeError:  # outside of Trio
+        return False
+
+
+sys.addaudithook(_guard)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    global _running
+    _running = item
+    try:
+        return (yield)
+    finally:
+        _running = None
+
+
+@pytest.fixture(autouse=True)
+def _tier() -> Iterator[None]:
+    """Fail a test that did what its tier does not allow, even if the code under test caught it."""
+    _offences.clear()
+    yield
+    assert not _offences, _offences[0]
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,11 @@ from tests.support.media_files import image_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_server import assert_at_rest
 from tests.support.scripts import ENDLESS, TEMPLATE, answering
+from tests.support.waiting import patiently, until
 from trioserve.api.base.service import Service
 from trioserve.testing import ScriptedBackend
+
+pytestmark = pytest.mark.system
 
 FILES = {name: BOMBS[name] for name in ("a PNG of 50,000 x 50,000", "boxes in boxes")}
 FILES |= {"an image that is cut off": lambda: image_file(size=(99, 99))[:-50]}
@@ -78,9 +81,7 @@ def as_url(data: bytes) -> str:
 
 async def wait_until_held(service: Service, n_bytes: int) -> None:
     """A request gives back its memory when its answer has been sent."""
-    with trio.fail_after(60):
-        while service.memory.n_held != n_bytes:
-            await trio.sleep(0.01)
+    await until(lambda: service.memory.n_held == n_bytes)
 
 
 @APIS
@@ -98,7 +99,7 @@ async def test_bombs_and_addresses_inside_are_refused_beside_a_stream(api: Api) 
             held = service.memory.n_held
             for url in (*(as_url(make()) for make in FILES.values()), *INSIDE):
                 await assert_refused(client, api, url)
-                with trio.fail_after(60):
+                with patiently():
                     await anext(stream)
             await wait_until_held(service, held)
             path, body, _ = api(as_url(image_file()))

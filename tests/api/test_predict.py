@@ -30,30 +30,26 @@ async def test_each_instance_is_a_request() -> None:
     assert completion["content"] == "He"
 
 
-@pytest.mark.parametrize(
-    ("instance", "message"),
-    [
-        (5, "must be an object with the string '@requestFormat'"),
-        ({"messages": HI}, "must be an object with the string '@requestFormat'"),
+async def test_what_is_wrong_with_one_instance_does_not_hurt_the_others() -> None:
+    no_format = "must be an object with the string '@requestFormat'"
+    bad: list[tuple[Any, str]] = [
+        (5, no_format),
+        ({"messages": HI}, no_format),
         ({"@requestFormat": "predict"}, "There is no route for the '@requestFormat' 'predict'"),
         (CHAT | {"messages": 5}, "messages"),
-    ],
-)
-async def test_what_is_wrong_with_one_instance_does_not_hurt_the_others(
-    instance: Any, message: str
-) -> None:
-    bad, good = await predict(instance, CHAT)
-    assert message in bad["error"]["message"]
-    assert bad["error"]["code"] == 400
+    ]
+    *errors, good = await predict(*(instance for instance, _ in bad), CHAT)
+    for error, (_, message) in zip(errors, bad, strict=True):
+        assert message in error["error"]["message"]
+        assert error["error"]["code"] == 400
     assert good["choices"][0]["message"]["content"] == "Hello"
 
 
-@pytest.mark.parametrize("body", [{}, {"instances": 5}, {"instances": [{}] * 129}])
-async def test_a_body_without_a_list_of_instances_is_refused(body: Any) -> None:
+async def test_a_body_without_a_list_of_instances_is_refused() -> None:
     async with client_of(answering("Hi"), predict_route="/predict") as client:
-        answer = await client.post("/predict", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "instances"
+        for body in ({}, {"instances": 5}, {"instances": [{}] * 129}):
+            answer = await client.post("/predict", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "instances")
 
 
 async def test_it_needs_a_key_and_a_prefix_like_any_route() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from tests.support.grammar_bench import SCHEMAS, is_valid
 from tests.support.sentence_pieces import write_sentence_pieces
 from tests.support.served_model import ServedModel, served_model
 from tests.support.vocabularies import (
-    WHY_SKIPPED,
     chat_templates,
     expected_tokens,
     vocabulary_files,
@@ -76,17 +75,24 @@ TOOLS = [
 ]
 
 
+#: For what is only tested where llama.cpp's sources are.
+needs_the_sources = pytest.mark.needs("LLAMA_CPP_SDIST")
+
+
+def of_the_sources(names: Iterable[str]) -> list[Any]:
+    """Names of vocabularies, as parameters of tests."""
+    return [pytest.param(name, marks=needs_the_sources) for name in names]
+
+
 def model_file(name: str, folder: Path) -> Path:
-    """Write a model with this vocabulary, or skip the test."""
+    """Write a model with this vocabulary."""
     path = folder / "model.gguf"
     if name in SMALL:
         return write_sentence_pieces(path, **SMALL[name])
-    if (vocabulary := vocabulary_files().get(name)) is None:
-        pytest.skip(WHY_SKIPPED)
-    return write_model(vocabulary, path)
+    return write_model(vocabulary_files()[name], path)
 
 
-@pytest.fixture(scope="module", params=[*SMALL, *GENERATING])
+@pytest.fixture(scope="module", params=[*SMALL, *of_the_sources(GENERATING)])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServedModel]:
@@ -111,58 +117,49 @@ def complete(served: ServedModel, seed: int = 1, **fields: Any) -> dict[str, Any
     return answer
 
 
+@needs_the_sources
 def test_every_vocabulary_is_here() -> None:
-    found = vocabulary_files()
-    if not found:
-        pytest.skip(WHY_SKIPPED)
-    assert set(found) == {*GENERATING, *ENCODERS}
+    assert set(vocabulary_files()) == {*GENERATING, *ENCODERS}
 
 
 # -- structured output
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "42",
-        42,
-        -0.5,
-        None,
-        "",
-        " the",
-        '\u00dcn\u00ef \U0001f98a\n\t"\\ x',
-        "<s>[INST] </s><|im_end|><0x0A>",
-        "\u2581x",
-        {"a": [1, {"b c": "the the"}]},
-    ],
-)
-def test_constants(served: ServedModel, value: Any) -> None:
-    answer = complete(served, json_schema={"const": value}, n_predict=300)
-    assert json.loads(answer["content"]) == value
-    assert answer["stop_type"] == "eos"
+CONSTANTS: list[Any] = [
+    *("42", 42, -0.5, None, "", " the"),
+    '\u00dcn\u00ef \U0001f98a\n\t"\\ x',
+    "<s>[INST] </s><|im_end|><0x0A>",
+    "\u2581x",
+    {"a": [1, {"b c": "the the"}]},
+]
 
 
-@pytest.mark.parametrize(
-    ("grammar", "pattern"),
-    [
-        ('root ::= "a"{5,5}', "aaaaa"),
-        ('root ::= " x" | "  the" | "\\n\\n"', " x|  the|\n\n"),
-        ('root ::= [\u0430-\u044f]{3} "\u00e9\U0001f98a"', "[\u0430-\u044f]{3}\u00e9\U0001f98a"),
-        ('root ::= "\u2581" "<s></s>" "<0x0A>"', "\u2581<s></s><0x0A>"),
-        ('root ::= ("yes" | "no") ("\\n" [^a-z\\n]{2})?', "(yes|no)(\n[^a-z\n]{2})?"),
-    ],
-)
-def test_grammars(served: ServedModel, grammar: str, pattern: str) -> None:
-    for seed in range(2):
-        answer = complete(served, seed, grammar=grammar, n_predict=60)
-        assert re.fullmatch(pattern, answer["content"]), answer["content"]
-        assert answer["stop_type"] == "eos"
+def test_constants(served: ServedModel) -> None:
+    for value in CONSTANTS:
+        answer = complete(served, json_schema={"const": value}, n_predict=300)
+        assert json.loads(answer["content"]) == value
+        assert answer["stop_type"] == "eos", value
 
 
-@pytest.mark.parametrize("name", ["array", "integer", "nested", "object", "pattern"])
-def test_schemas(served: ServedModel, name: str) -> None:
-    answer = complete(served, json_schema=SCHEMAS[name], n_predict=500)
-    assert is_valid(json.loads(answer["content"]), SCHEMAS[name])
+GRAMMARS = [
+    ('root ::= "a"{5,5}', "aaaaa"),
+    ('root ::= " x" | "  the" | "\\n\\n"', " x|  the|\n\n"),
+    ('root ::= [\u0430-\u044f]{3} "\u00e9\U0001f98a"', "[\u0430-\u044f]{3}\u00e9\U0001f98a"),
+    ('root ::= "\u2581" "<s></s>" "<0x0A>"', "\u2581<s></s><0x0A>"),
+    ('root ::= ("yes" | "no") ("\\n" [^a-z\\n]{2})?', "(yes|no)(\n[^a-z\n]{2})?"),
+]
+
+
+@pytest.mark.system
+def test_grammars_and_schemas(served: ServedModel) -> None:
+    for grammar, pattern in GRAMMARS:
+        for seed in range(2):
+            answer = complete(served, seed, grammar=grammar, n_predict=60)
+            assert re.fullmatch(pattern, answer["content"]), answer["content"]
+            assert answer["stop_type"] == "eos"
+    for name in ("array", "integer", "nested", "object", "pattern"):
+        answer = complete(served, json_schema=SCHEMAS[name], n_predict=500)
+        assert is_valid(json.loads(answer["content"]), SCHEMAS[name]), name
 
 
 def test_enums(served: ServedModel) -> None:
@@ -199,10 +196,10 @@ def test_forced_tool_calls(served: ServedModel, choice: Any) -> None:
     assert "".join(parts) == call["function"]["arguments"]
 
 
+@needs_the_sources
 def test_forced_tool_calls_with_every_template(tmp_path: Path) -> None:
     """The markers of calls are text here, and what a grammar forces is full of them."""
-    if not (templates := chat_templates()):
-        pytest.skip(WHY_SKIPPED)
+    templates = chat_templates()
     path = write_sentence_pieces(tmp_path / "model.gguf", context=8192)
     body = drawn(
         messages=ASK,
@@ -287,34 +284,35 @@ def test_stop_strings_over_the_borders_of_tokens(served: ServedModel) -> None:
         assert "".join(event["content"] for event in events) == answer["content"]
 
 
-@pytest.mark.parametrize("prompt", ["Hi, the", " \u00fc \U0001f98a\n", "  x"])
-def test_echo(served: ServedModel, prompt: str) -> None:
-    fields = drawn(prompt=prompt, max_tokens=8, ignore_eos=True)
-    [plain] = served.post("/v1/completions", fields)["choices"]
-    [echoed] = served.post("/v1/completions", {**fields, "echo": True})["choices"]
-    assert echoed["text"] == prompt + plain["text"]
-    events = served.stream("/v1/completions", {**fields, "echo": True})
-    texts = [choice["text"] for event in events for choice in event["choices"]]
-    assert "".join(texts) == echoed["text"]
+def test_echo(served: ServedModel) -> None:
+    for prompt in ("Hi, the", " \u00fc \U0001f98a\n", "  x"):
+        fields = drawn(prompt=prompt, max_tokens=8, ignore_eos=True)
+        [plain] = served.post("/v1/completions", fields)["choices"]
+        [echoed] = served.post("/v1/completions", {**fields, "echo": True})["choices"]
+        assert echoed["text"] == prompt + plain["text"]
+        events = served.stream("/v1/completions", {**fields, "echo": True})
+        texts = [choice["text"] for event in events for choice in event["choices"]]
+        assert "".join(texts) == echoed["text"]
 
 
 # -- tokens
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["the 42", "  x\n\n\ty", "\u00fc\U0001f98a \u4f60\u597d\u0416", "a</s>b<|im_end|>", "\0"],
-)
-def test_text_and_tokens(served: ServedModel, text: str) -> None:
-    fragment = served.vocab.tokenize(text, parse_special=False, is_fragment=True)
-    assert served.vocab.detokenize(fragment) == text.encode()
-    body = {"content": text, "add_special": False, "parse_special": False}
-    tokens = served.post("/tokenize", body)["tokens"]
-    assert tokens == list(served.vocab.tokenize(text, parse_special=False))
-    again = served.post("/detokenize", {"tokens": tokens})["content"]
-    assert again in (text, " " + text)
+TEXTS = ["the 42", "  x\n\n\ty", "\u00fc\U0001f98a \u4f60\u597d\u0416", "a</s>b<|im_end|>", "\0"]
 
 
+def test_text_and_tokens(served: ServedModel) -> None:
+    for text in TEXTS:
+        fragment = served.vocab.tokenize(text, parse_special=False, is_fragment=True)
+        assert served.vocab.detokenize(fragment) == text.encode()
+        body = {"content": text, "add_special": False, "parse_special": False}
+        tokens = served.post("/tokenize", body)["tokens"]
+        assert tokens == list(served.vocab.tokenize(text, parse_special=False))
+        again = served.post("/detokenize", {"tokens": tokens})["content"]
+        assert again in (text, " " + text)
+
+
+@needs_the_sources
 @pytest.mark.parametrize("name", sorted({*GENERATING, *ENCODERS} - WITHOUT_TEXTS))
 def test_tokens_are_those_that_llama_cpp_expects(name: str, tmp_path: Path) -> None:
     path = model_file(name, tmp_path)
@@ -326,6 +324,7 @@ def test_tokens_are_those_that_llama_cpp_expects(name: str, tmp_path: Path) -> N
     path.unlink()
 
 
+@needs_the_sources
 @pytest.mark.parametrize("name", ENCODERS)
 def test_embeddings(name: str, tmp_path: Path) -> None:
     texts = ["The cat sits.", "the cat sits", "\u4f60\u597d \U0001f98a"]

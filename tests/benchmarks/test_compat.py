@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.compat import run as compat
 from benchmarks.compat.calls import Call, draw
-from benchmarks.compat.diff import MISSING, Answer, Difference, assemble, differences, events_in
+from benchmarks.compat.diff import MISSING, Difference, assemble, differences, events_in
 from benchmarks.compat.known import KNOWN
 
 
@@ -19,25 +19,6 @@ def test_the_same_seed_draws_the_same_requests() -> None:
     assert len(first) == 60
     paths = {call.path.removeprefix("/v1") for call in first}
     assert {"/completion", "/completions", "/chat/completions", "/infill", "/tokenize"} <= paths
-
-
-def test_all_that_is_generated_is_greedy_and_short() -> None:
-    for call in draw(500, 3):
-        body = call.body if isinstance(call.body, dict) else {}
-        if call.kind in ("completion", "v1/completions", "chat", "infill"):
-            limits = {"n_predict", "max_tokens", "max_completion_tokens"} & body.keys()
-            assert body["temperature"] == 0
-            assert max(body[name] for name in limits) <= 24
-        assert call.data() is None or call.method in ("POST", "PUT")
-
-
-def test_a_call_knows_its_fields_and_outputs() -> None:
-    call = Call("completion", "POST", "/completion", {"prompt": ["a", "b"], "n_cmpl": 3})
-    assert call.n_outputs == 6
-    assert call.has("prompt", "n_cmpl")
-    assert not call.has("stop")
-    assert Call("completion", "POST", "/completion", {"prompt": ["a", 5]}).n_outputs == 1
-    assert not Call("not JSON", "POST", "/completion", b"{").has("prompt")
 
 
 @pytest.mark.parametrize(
@@ -98,13 +79,6 @@ def test_the_outputs_of_a_stream_are_told_apart() -> None:
     assert put["outputs"]["0"]["last"]["stop_type"] == "eos"
     assert put["outputs"]["1"]["content"] == "b"
     assert put["rest"] == ["odd"]
-
-
-def test_an_answer_is_json_or_a_stream_or_text() -> None:
-    assert Answer(200, "application/json", '{"a": 1}').value() == {"status": 200, "body": {"a": 1}}
-    assert Answer(404, "text/plain", "gone").value() == {"status": 404, "text": "gone"}
-    value = Answer(200, "text/event-stream; charset=utf-8", stream()).value()
-    assert value["stream"] == {"done": True, "outputs": {}, "rest": []}
 
 
 CHAT = Call("chat", "POST", "/v1/chat/completions", {"messages": [], "n": 2})

@@ -21,17 +21,6 @@ def options(*more: str) -> argparse.Namespace:
     return drafts.parse(["--model", "m.gguf", "--out", "out", *more])
 
 
-def test_each_seed_asks_for_another_piece_of_code() -> None:
-    prompts = {drafts.edit_prompt(f"seed {number}", 12) for number in range(8)}
-    assert len(prompts) == 8
-    for prompt in prompts:
-        _, code, request, end = prompt.split("```")
-        assert len(code.strip().splitlines()) >= 12
-        _, old, _, new, _ = request.split("`")
-        assert old in code and new.startswith(f"{old}_") and new not in code
-        assert end == "python\n"
-
-
 def test_the_time_to_the_first_token_is_no_decode() -> None:
     stream = Stream(
         client=0,
@@ -70,13 +59,6 @@ def test_servers_are_started_that_the_rows_need() -> None:
         drafts.commands_of(options("--llama-server", "/nowhere"))
 
 
-def test_rows_have_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert options("--rows", "json,fresh").rows == ["json", "fresh"]
-    with pytest.raises(SystemExit):
-        options("--rows", "json,edits")
-    assert "edits: not of edit, json, fresh" in capsys.readouterr().err
-
-
 def test_a_line_has_its_ratios_to_the_base_and_to_the_same_drafts() -> None:
     rates = {
         "llama-server, ngram-mod": 8.0,
@@ -96,6 +78,7 @@ def test_a_line_has_its_ratios_to_the_base_and_to_the_same_drafts() -> None:
     assert "-  0.800 [0.800, 0.800]  1 of 2" in lines["trioserve"]
 
 
+@pytest.mark.system
 def test_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--model", str(BUNDLED), "--out", str(tmp_path), "--quiet", "--clients", "1"]
     command += ["--rounds", "1", "--max-tokens", "48", "-np", "1", "-t", "1"]

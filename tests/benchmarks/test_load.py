@@ -20,7 +20,7 @@ from benchmarks.plan import UNFINISHED, Address, Plan, Request
 from benchmarks.selfcheck import HEAD, chunk, event, measure, read_request
 from benchmarks.stats import Metric, Sample, percentile, ratio, sample_of
 from benchmarks.targets import TargetError, target_of
-from benchmarks.wire import Shape, understand, words
+from benchmarks.wire import Shape, understand
 from tests.support.canned_server import serving_bytes
 
 USAGE = {"completion_tokens": 5, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
@@ -60,13 +60,6 @@ def test_events_are_counted_however_the_bytes_are_cut(cuts: list[int], crlf: boo
         assert reader.times == sorted(reader.times)
 
 
-def test_an_event_counts_when_it_is_whole() -> None:
-    reader = feed(HEAD + chunk(event("a")) + chunk(event("b")[:20]) + chunk(event("b")[20:]), [])
-    assert reader.times == [0.0, 0.0]
-    data = HEAD + chunk(event("a")[:-1])
-    assert feed(data, []).times == []
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -91,18 +84,6 @@ def test_a_chat_stream_is_understood() -> None:
     sample = sample_of(result, planned=1, expected_tokens=6)
     assert sample.numbers["tokens"] == 5
     assert sample.notes == ("1 outputs are shorter than 6 tokens",)
-
-
-def test_a_native_stream_is_understood() -> None:
-    last = {"content": "", "stop": True, "tokens_predicted": 3, "tokens_evaluated": 9}
-    parts = [b'data: {"content": "a"}\n\n', b'data: {"content": "b"}\n\n']
-    answer = HEAD + b"".join(map(chunk, [*parts, b"data: %b\n\n" % json.dumps(last).encode()]))
-    with serving_bytes(answer + chunk(b"")) as address:
-        shape = Shape(api="completion", max_tokens=3)
-        result = run(address, [Plan(requests=[shape.request("hello")])], timeout=60)
-    stream = understand(result.outcomes[0])
-    assert (stream.error, stream.tokens, stream.prompt_tokens) == ("", 3, 9)
-    assert len(stream.at) == 2
 
 
 def test_connections_are_kept_and_remade() -> None:
@@ -133,26 +114,6 @@ def test_a_bad_answer_is_a_failure_that_says_why(answer: bytes, error: str) -> N
     sample = sample_of(result, planned=1)
     assert sample.failed == 1
     assert error in sample.errors[0]
-
-
-def test_no_server_is_a_failure_of_every_request() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    result = run(Address("127.0.0.1", port), [Plan(requests=[Request("GET", "/")] * 3)])
-    assert len(result.outcomes) == 3
-    assert all(outcome.error for outcome in result.outcomes)
-
-
-def test_a_silent_server_ends_the_run_in_time() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = Address("127.0.0.1", listener.getsockname()[1])
-        plan = Plan(requests=[Request("GET", "/")] * 100)
-        late = run(address, [plan], timeout=0.01, max_time=0.6)
-        over = run(address, [plan], timeout=60, max_time=0.01)
-        held = run(address, [Plan(hold=True)])
-    assert held.outcomes == ()
-    assert "no end after" in late.outcomes[0].error
-    assert [outcome.error for outcome in over.outcomes] == ["the run took longer than 0.01 s"]
 
 
 def test_late_and_background_plans() -> None:
@@ -204,15 +165,6 @@ def test_the_generator_loses_no_event() -> None:
     assert sample_of(result, planned=5, expected_tokens=40).failed == 0
 
 
-def test_prompts_differ_by_seed_only() -> None:
-    assert words(20, "a") == words(20, "a") != words(20, "b")
-    first, second = load.Load(clients=2, requests=2, shared_words=5).plans("seed")
-    bodies = {request.body for request in (*first.requests, *second.requests)}
-    assert len(bodies) == 4
-    systems = {json.loads(body)["messages"][0]["content"] for body in bodies}
-    assert systems == {words(5, "seed shared")}
-
-
 @pytest.mark.parametrize(
     "url", ["https://127.0.0.1:1", "127.0.0.1:80", "http://192.0.2.1:80", "http://", "http://h:x"]
 )
@@ -251,30 +203,6 @@ def test_the_command_measures_two_servers(
     assert "ttft p50 (ms)" in capsys.readouterr().out
     results = json.loads(path.read_text())["results"]["1 client"]
     assert [len(samples) for samples in results.values()] == [2, 2]
-
-
-def test_the_maker_makes_models_that_decode(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
-    llama_cpp = pytest.importorskip("llama_cpp")
-    from benchmarks import gguf_maker
-
-    paths = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
-    for path in paths:
-        gguf_maker.write(path, gguf_maker.PRESETS["tiny"], name="tiny", seed=3)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-    model = llama_cpp.Llama(str(paths[0]), n_ctx=256, n_threads=1, verbose=False)
-    text = b"bada xuzi, 1 <|im_start|>user\n \xe2\x82\xac\x00"
-    tokens = model.tokenize(text, add_bos=False, special=True)
-    assert model.detokenize(tokens, special=True) == text
-    assert 2046 in tokens
-    assert model.token_eos() == 2047
-    message = [{"role": "user", "content": words(8, "x")}]
-    answer = model.create_chat_completion(message, max_tokens=16, temperature=0)
-    assert answer["usage"]["completion_tokens"] == 16
-    output = answer["choices"][0]["message"]["content"]
-    assert output.isascii()
-    assert len(set(output)) > 5
-    model.close()
 
 
 def test_impossible_shapes_are_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.compat import peer_known, peer_plugin, peer_tests, stand_ins
-from benchmarks.compat.peer_tests import Result, sorted_in, table, unpacked
+from benchmarks.compat.peer_tests import Result, sorted_in, table
 from trioserve.config import Config
 from trioserve.llama.model import Model
 
@@ -52,21 +52,6 @@ def test_the_table_has_a_line_for_each_file_and_one_for_all() -> None:
     assert head.split()[0] == "passed"
 
 
-def test_the_tests_are_found_in_the_distribution_or_in_its_parent(tmp_path: Path) -> None:
-    tests = tmp_path / "llama_cpp_python-1" / "vendor/llama.cpp/tools/server/tests"
-    tests.mkdir(parents=True)
-    assert unpacked(tmp_path, tmp_path) == unpacked(tests.parents[4], tmp_path) == tests
-    with pytest.raises(FileNotFoundError, match="has no vendor"):
-        unpacked(tests, tmp_path)
-
-
-def test_pieces_are_letters_and_then_what_stands_together_most_often() -> None:
-    pieces = stand_ins.learn_pieces("aab aab ab b", 7)
-    assert set(pieces[:3]) == {"\u2581", "a", "b"}
-    assert pieces[3] == "\u2581a"
-    assert len(set(pieces)) == 7
-
-
 def test_every_model_that_stands_for_another_can_be_loaded(tmp_path: Path) -> None:
     models = stand_ins.write_all(tmp_path)
     assert stand_ins.write_all(tmp_path) == models  # found, not written again
@@ -88,13 +73,3 @@ def test_the_documentation_names_every_difference() -> None:
         flag = name.partition("_ARG_")[2] or name.removeprefix("TRIOSERVE_")
         if flag != "THREADS":
             assert flag.lower().replace("_", "-") in page
-
-
-def test_the_command_line_wants_the_distribution(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LLAMA_CPP_PYTHON_SDIST", raising=False)
-    with pytest.raises(SystemExit):
-        peer_tests.parse([])
-    assert "--sdist" in capsys.readouterr().err
-    assert peer_tests.main(["--sdist", "/no/such", "--work", "/tmp"]) == 2

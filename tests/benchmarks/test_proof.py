@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from benchmarks import cancel, proof, report
-from benchmarks.busy import Beside, busy
+from benchmarks.busy import Beside
 from benchmarks.catalogue import SCENARIOS
 from benchmarks.chats import Frame, Seen, Turn, frame_of, new_tokens
 from benchmarks.driver import run
 from benchmarks.harness import Command, Flags, running
-from benchmarks.plan import Outcome, Plan, Request, Run
+from benchmarks.plan import Outcome, Plan, Request
 from benchmarks.rows import (
     BASE,
     MET,
@@ -30,11 +30,10 @@ from benchmarks.rows import (
     UNSUPPORTED,
     Check,
     Sizes,
-    Verdict,
     judge,
     rows,
 )
-from benchmarks.scenarios import Connections, Settings
+from benchmarks.scenarios import Settings
 from benchmarks.selfcheck import HEAD, chunk, read_request
 from benchmarks.stats import Metric, Sample, Spread
 from benchmarks.structured import SCHEMA, Structured
@@ -158,41 +157,10 @@ def test_a_request_is_cut_off_while_it_decodes() -> None:
     assert closed.is_set()
 
 
-def test_what_can_not_be_cut_off() -> None:
-    request = Shape(api="completion").request("x")
-    with serving_bytes(ANSWER) as address:  # it has ended by then
-        assert cancel.cut(address, request, 10.0, 0, 10.0) is None
-    with (
-        serving_bytes(plain("400 Bad Request", {})) as address,
-        pytest.raises(ValueError, match="400"),
-    ):
-        cancel.cut(address, request, 10.0, 0, 10.0)
-
-
-def test_the_time_beyond_a_tick() -> None:
-    scenario = cancel.Cancel(Settings(), "decode", count=3)
-    sample = scenario._sample(10.0, [11.0, 13.0], 2)
-    assert sample.numbers["p99 beyond one tick"] == pytest.approx(2.98)
-    assert sample.notes == ("2 of 3 requests: the time was up",)
-    assert "slot free p99" not in scenario._sample(10.0, [], 3).numbers
-
-
-def test_connections_that_the_server_closed_are_told() -> None:
-    scenario = Connections(Settings(slots=0), count=4)
-    sample = scenario._sample(Run(outcomes=(), wall=1.0, cpu=0.1, held=2), [1000, 9000])
-    assert sample.numbers["memory/connection"] == 4.0
-    assert "the server closed 2 of 4 connections" in sample.notes
-
-
-def test_held_connections_are_counted() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = target_of(f"http://127.0.0.1:{listener.getsockname()[1]}").address
-        assert run(address, [Plan(hold=True)] * 3).held == 3
-
-
 # -- other busy processes
 
 
+@pytest.mark.system
 def test_a_stream_is_compared_with_one_beside_others() -> None:
     settings = Settings(shape=Shape(api="completion"), timeout=60)
     with serving_bytes(ANSWER, ANSWER, ANSWER) as address:
@@ -205,18 +173,6 @@ def test_a_stream_is_compared_with_one_beside_others() -> None:
         sample = Beside(settings, max_tokens=2).measure(Target("x", address), "seed")
     assert (sample.requests, sample.failed) == (2, 1)
     assert "busy / quiet" not in sample.numbers
-
-
-def test_others_are_busy_for_the_length_of_a_block() -> None:
-    with busy(2) as processes:
-        assert [process.poll() for process in processes] == [None, None]
-    assert None not in [process.poll() for process in processes]
-
-
-def test_servers_have_their_own_number_of_threads_unless_told() -> None:
-    assert Flags(model=Path("m")).arguments() == ["-m", "m", "-np", "8"]
-    flags = Flags(model=Path("m"), threads=3, more=("-x",))
-    assert flags.arguments() == ["-m", "m", "-t", "3", "-np", "8", "-x"]
 
 
 # -- structured output
@@ -313,18 +269,6 @@ def test_the_results_are_written(tmp_path: Path) -> None:
     assert "a\\|b" in report.markdown([["a|b"]])
 
 
-def test_rows_of_one_model_use_the_last(tmp_path: Path) -> None:
-    models = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
-    flags = ["--out", str(tmp_path), "--rows", "single,chats"]
-    for model in models:
-        model.touch()
-        flags += ["--model", str(model)]
-    jobs = [(model.stem, row.key) for model, row in proof.jobs_of(proof.parse(flags))]
-    assert jobs == [("a", "single"), ("b", "single"), ("b", "chats")]
-    with pytest.raises(SystemExit):
-        proof.parse([*flags, "--rows", "nothing"])
-
-
 # -- what goes wrong
 
 
@@ -378,6 +322,7 @@ def test_a_row_that_fails_does_not_stop_the_others(
     assert "--budget were used up" in (tmp_path / "o" / "results.md").read_text()
 
 
+@pytest.mark.system
 def test_a_server_that_ends_at_once_is_noticed(tmp_path: Path) -> None:
     command = Command("gone", ("python3", "-c", "import sys; print('no model'); sys.exit(3)"))
     flags = Flags(model=tmp_path / "m.gguf")
@@ -386,11 +331,3 @@ def test_a_server_that_ends_at_once_is_noticed(tmp_path: Path) -> None:
         running(command, flags, tmp_path / "log"),
     ):
         pytest.fail("it never ran")
-
-
-def test_verdicts_are_shown_with_their_spread() -> None:
-    check = Check(text="t", metric="n", bound=0.9, least=True, ratio=True)
-    assert check.target == "at least 0.9 of llama-server"
-    verdict = Verdict(check=check, value=Spread(1, 0.5, 2), base=None, rounds=1, outcome=MET)
-    assert check.show(verdict.value) == "1.00 [0.50, 2.00]"
-    assert check.show(None) == "-"

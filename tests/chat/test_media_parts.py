@@ -161,8 +161,7 @@ def test_a_fault_is_named(part: Any, error: type[InvalidRequestError], param: st
     assert f"'{PATH}.{param}'" in caught.value.message
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 5, 11, 12, 13])
-@pytest.mark.parametrize("space", ["", "\n"])
+@pytest.mark.parametrize(("length", "space"), [(0, ""), (3, "\n"), (4, ""), (11, "\n"), (13, "")])
 def test_base64_in_pieces(length: int, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_parts, "_PIECE", 5)
     data = DATA[1 : length + 2]

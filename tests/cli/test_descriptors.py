@@ -12,10 +12,14 @@ import pytest
 import trio
 
 from tests.support.command import serving
+from tests.support.waiting import patiently
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"),
+]
 
 
 def limited(ulimit: str) -> list[str]:
@@ -40,7 +44,7 @@ async def test_a_server_with_few_descriptors_is_never_deaf() -> None:
         descriptors = Path(f"/proc/{running.process.pid}/fd")
         n_before = len(list(descriptors.iterdir()))
         assert n_before < 32, "what is kept for files is enough for them"
-        with trio.fail_after(40):
+        with patiently():
             for _ in range(400):
                 async with AsyncExitStack() as one:
                     assert await ask(url, one) == 200

@@ -21,7 +21,10 @@ class Cycle:
 
 
 @pytest.fixture(autouse=True)
-def unfrozen() -> Iterator[None]:
+def frozen() -> Iterator[None]:
+    """Do not look at all objects of the tests again and again."""
+    gc.collect(0)
+    gc.freeze()
     yield
     gc.unfreeze()
 

@@ -12,12 +12,7 @@ from tests.support.command import run
 from trioserve.cli.main import main
 from trioserve.models import BUNDLED
 
-
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert "-m, --model TEXT" in text
-    assert "LLAMA_ARG_PORT" in text
+pytestmark = pytest.mark.system
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,15 +34,6 @@ def test_a_missing_model(tmp_path: Path) -> None:
     result = run("-m", str(path))
     assert result.returncode == 1
     assert result.stderr == f"trioserve: The model file {path} does not exist.\n"
-
-
-def test_a_file_that_is_not_a_gguf(tmp_path: Path) -> None:
-    path = tmp_path / "text.gguf"
-    path.write_text("no tensors here, and quite some text to say so", encoding="utf-8")
-    result = run("-m", str(path))
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"trioserve: The model file {path} is not a GGUF file")
-    assert result.stderr.count("\n") == 1
 
 
 def test_a_model_that_is_cut_short(tmp_path: Path) -> None:

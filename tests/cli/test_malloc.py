@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 #: Threads that hold memory at the same time; then malloc writes what heaps there are.
 _SCRIPT = """
 import ctypes, sys, threading

@@ -16,6 +16,7 @@ import trio
 
 from tests.support.command import Running, serving
 from tests.support.http_server import chunks_of, post
+from tests.support.waiting import patiently
 from trioserve.cli.routing import fleet_of
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -119,6 +120,7 @@ def test_without_the_library_there_are_no_other_machines(
 # -- the command
 
 
+@pytest.mark.system
 async def test_each_model_answers_by_its_name(models: Path) -> None:
     async with routing(models, "--api-key", "secret") as running, running.client() as client:
         client.headers["Authorization"] = "Bearer secret"
@@ -131,6 +133,7 @@ async def test_each_model_answers_by_its_name(models: Path) -> None:
         assert await running.process.wait() == 0
 
 
+@pytest.mark.system
 async def test_a_process_that_is_killed_ends_its_streams_at_once(models: Path) -> None:
     async with (
         routing(models) as running,
@@ -156,20 +159,21 @@ async def test_a_process_that_is_killed_ends_its_streams_at_once(models: Path) -
             assert again.status_code == 200
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_its_slot(models: Path, stream: bool) -> None:
+@pytest.mark.system
+async def test_a_client_that_leaves_frees_its_slot(models: Path) -> None:
     async with routing(models) as running:
         async with await trio.open_tcp_stream(
             "127.0.0.1", int(running.url.rpartition(":")[2])
         ) as connection:
-            await connection.send_all(endless("two", stream=stream))
+            await connection.send_all(endless("two", stream=False))
             while not await busy_slots(running, "two"):
                 await trio.sleep(0.01)
-        with trio.fail_after(60):
+        with patiently():
             while await busy_slots(running, "two"):
                 await trio.sleep(0.01)
 
 
+@pytest.mark.system
 async def test_a_signal_drains_the_models(models: Path) -> None:
     async with (
         routing(models) as running,

@@ -19,6 +19,8 @@ from trioserve import Config
 from trioserve.cli.serving import check_reach, serve
 from trioserve.cli.sockets import open_sockets
 
+pytestmark = pytest.mark.system
+
 #: A request that runs until someone ends it.
 ENDLESS = {"prompt": "Once upon a time", "stream": True, "ignore_eos": True, "temperature": 0.0}
 
@@ -94,11 +96,10 @@ async def streaming(running: Running, **fields: object) -> AsyncIterator[Events]
         yield events
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_an_idle_server_with_exit_code_0(number: signal.Signals) -> None:
+async def test_a_signal_ends_an_idle_server_with_exit_code_0() -> None:
     async with serving() as running:
-        running.process.send_signal(number)
-        assert (await running.line("draining"))["signal"] == number.name
+        running.process.send_signal(signal.SIGINT)
+        assert (await running.line("draining"))["signal"] == "SIGINT"
         assert await running.process.wait() == 0
 
 
@@ -117,17 +118,6 @@ async def test_a_signal_drains() -> None:
         got = await events.rest()
         assert len(got) > 2, "the stream goes on while the server drains"
         assert got[-1]["error"]["code"] == 503
-        assert await running.process.wait() == 0
-
-
-async def test_a_request_that_ends_within_the_drain_ends_well() -> None:
-    async with (
-        serving("-c", "32768", "--drain-timeout", "60") as running,
-        streaming(running, n_predict=200) as events,
-    ):
-        running.process.send_signal(signal.SIGTERM)
-        got = await events.rest()
-        assert got[-1]["stop_type"] == "limit"
         assert await running.process.wait() == 0
 
 

@@ -52,6 +52,7 @@ def started(*argv: str) -> Iterator[Started]:
             process.kill()
 
 
+@pytest.mark.system
 def test_it_tells_that_it_loads_and_that_it_is_ready() -> None:
     with started("--alias", "mine") as server:
         assert next(server.reports)["state"] == "loading"
@@ -62,6 +63,7 @@ def test_it_tells_that_it_loads_and_that_it_is_ready() -> None:
         assert server.process.wait(20) == 0
 
 
+@pytest.mark.system
 def test_it_tells_when_it_sleeps_and_wakes(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with started("--host", str(path), "--sleep-idle-seconds", "0.2") as server:
@@ -78,6 +80,7 @@ def test_it_tells_when_it_sleeps_and_wakes(tmp_path: Path) -> None:
         assert server.process.wait(20) == 0
 
 
+@pytest.mark.system
 def test_it_logs_json_whatever_the_flags_say() -> None:
     with started("--log-format", "pretty") as server:
         server.until("ready")
@@ -87,6 +90,7 @@ def test_it_logs_json_whatever_the_flags_say() -> None:
         assert events[0] == "listening" and "ready" in events
 
 
+@pytest.mark.system
 def test_it_ends_with_its_lifeline() -> None:
     with started() as server:
         server.until("ready")
@@ -95,6 +99,7 @@ def test_it_ends_with_its_lifeline() -> None:
         assert server.process.wait(20) == 1
 
 
+@pytest.mark.system
 def test_it_tells_why_it_cannot_serve(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))

@@ -13,6 +13,7 @@ import trio
 from tests.support.clients import client_and_service
 from tests.support.http_server import slots_in_use
 from tests.support.scripts import BASE
+from tests.support.waiting import patiently
 from trioserve.testing import ScriptedBackend
 
 #: What a request needs to get as far as its other fields.
@@ -56,7 +57,7 @@ HEADERS = (
     {"Prefer": "respond-async;,=,wait=99999999999999", "X-Conversation-Id": "two"},
 )
 
-N_REQUESTS = 800
+N_REQUESTS = 300
 
 #: Not errors of ours: what is not there, or is switched off.
 FINE = (501,)
@@ -107,6 +108,6 @@ async def test_hostile_requests_get_an_answer() -> None:
             assert answer.status_code < 500 or answer.status_code in FINE, (path, body, answer.text)
             statuses.add(answer.status_code)
         assert {200, 400} <= statuses
-        with trio.fail_after(60):
+        with patiently():
             while await slots_in_use(service):
                 await trio.lowlevel.checkpoint()

@@ -35,6 +35,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.system
 def test_an_image_is_the_same_in_every_api(url: str, client: openai.OpenAI) -> None:
     messages: Any = [
         {
@@ -93,6 +94,7 @@ def test_an_image_is_the_same_in_every_api(url: str, client: openai.OpenAI) -> N
     assert (said.message.content, said.prompt_eval_count) == (answer, n_prompt)
 
 
+@pytest.mark.system
 def test_sound_is_the_same_in_chats_and_responses(client: openai.OpenAI) -> None:
     sound: Any = {"type": "input_audio", "input_audio": {"data": SOUND, "format": "wav"}}
     chat = client.chat.completions.create(

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import agents
 import openai
 import pytest
 import trio
-from agents.mcp import MCPServerStdio
 from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
 from agents.models.openai_responses import OpenAIResponsesModel
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel as ResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.support.clients import client_of_app
 from tests.support.scripts import answering
 from tests.support.served_tools import client_of_tools
-from trioserve.app import create_app
-from trioserve.config import Config
 from trioserve.testing import ScriptedBackend
 from trioserve.tools.functions import tool_of
 
-WEATHER_SERVER = Path(__file__).parents[2] / "examples" / "mcp_weather.py"
 RUN = {"trioserve_run_tools": True}
 
 
@@ -103,27 +96,7 @@ async def test_openais_sdk_streams_a_run() -> None:
 # -- OpenAI's agents
 
 
-MODELS = pytest.mark.parametrize("model_class", [OpenAIResponsesModel, OpenAIChatCompletionsModel])
-
-
-@MODELS
-async def test_an_agent_with_an_mcp_server_of_its_own(model_class: Any) -> None:
-    async def use(client: openai.AsyncOpenAI) -> str:
-        params: Any = {"command": sys.executable, "args": [str(WEATHER_SERVER)]}
-        async with MCPServerStdio(params=params, client_session_timeout_seconds=30) as server:
-            agent = agents.Agent(
-                name="A", mcp_servers=[server], model=model_class(model="any", openai_client=client)
-            )
-            config = agents.RunConfig(tracing_disabled=True)
-            result = await agents.Runner.run(agent, "Weather?", run_config=config)
-            return str(result.final_output)
-
-    async with url_of(asking("get_weather", city="Paris")) as url:
-        final = await in_asyncio(url, use)
-    assert final == 'It says: {"temperature": 21, "condition": "sunny"}'
-
-
-@MODELS
+@pytest.mark.parametrize("model_class", [OpenAIResponsesModel, OpenAIChatCompletionsModel])
 async def test_an_agent_whose_tools_the_server_runs(model_class: Any) -> None:
     async def use(client: openai.AsyncOpenAI) -> tuple[str, list[str]]:
         agent = agents.Agent(
@@ -152,13 +125,9 @@ async def test_an_agent_whose_tools_the_server_runs(model_class: Any) -> None:
 # -- pydantic-ai
 
 
-PYDANTIC_MODELS = pytest.mark.parametrize("model_class", [OpenAIChatModel, ResponsesModel])
-
-
-@PYDANTIC_MODELS
-async def test_pydantic_ai_with_tools_of_its_own(model_class: Any) -> None:
+async def test_pydantic_ai_with_tools_of_its_own() -> None:
     async def use(client: openai.AsyncOpenAI) -> str:
-        agent = Agent(model_class("any", provider=OpenAIProvider(openai_client=client)))
+        agent = Agent(OpenAIChatModel("any", provider=OpenAIProvider(openai_client=client)))
 
         @agent.tool_plain
         def own_weather(city: str) -> str:
@@ -172,11 +141,10 @@ async def test_pydantic_ai_with_tools_of_its_own(model_class: Any) -> None:
         assert await in_asyncio(url, use) == "It says: rain in Oslo"
 
 
-@PYDANTIC_MODELS
-async def test_pydantic_ai_whose_tools_the_server_runs(model_class: Any) -> None:
+async def test_pydantic_ai_whose_tools_the_server_runs() -> None:
     async def use(client: openai.AsyncOpenAI) -> list[str]:
         agent = Agent(
-            model_class("any", provider=OpenAIProvider(openai_client=client)),
+            ResponsesModel("any", provider=OpenAIProvider(openai_client=client)),
             model_settings={"extra_body": RUN},
         )
         first = await agent.run("Weather?")
@@ -191,21 +159,3 @@ async def test_pydantic_ai_whose_tools_the_server_runs(model_class: Any) -> None
 
 
 # -- the bundled model
-
-
-async def test_the_bundled_model_tells_the_weather_of_an_mcp_server() -> None:
-    program = {"command": sys.executable, "args": [str(WEATHER_SERVER)]}
-    described = json.dumps({"mcpServers": {"weather": program}})
-    config = Config(mcp_servers_json=described, ctx_size=2048)
-    async with client_of_app(create_app(config)) as client:
-        question = {"role": "user", "content": "What is the weather in Paris?"}
-        body = {"messages": [question], "temperature": 0, **RUN}
-        answer = (await client.post("/v1/chat/completions", json=body)).json()
-    assert "21" in answer["choices"][0]["message"]["content"], answer
-    call, result, _ = answer["trioserve_messages"]
-    assert call["tool_calls"][0]["function"]["name"] == "weather_get_weather"
-    assert result["content"] == '{"temperature": 21, "condition": "sunny"}'
-    usage = answer["usage"]
-    # The last step computes little more than the result and the head of the answer.
-    new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-    assert 0 < new < 100

@@ -17,6 +17,9 @@ import trio
 
 from tests.support.attacks import ATTACKS, answer_to, send_mutated
 from tests.support.http_server import post
+from tests.support.waiting import patiently
+
+pytestmark = pytest.mark.system
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me a long story."}], "temperature": 0}
 ENDLESS = CHAT | {"ignore_eos": True}
@@ -37,7 +40,7 @@ async def serving(tmp_path: Path, command: str, **environ: str) -> AsyncIterator
             [sys.executable, "-m", *command.split()], stderr=stderr, stdout=stderr, env=env
         )
     try:
-        with trio.fail_after(60):
+        with patiently():
             url = await _url_in(log)
             await _until_ready(url)
         yield url, process.pid
@@ -59,36 +62,6 @@ async def _until_ready(url: str) -> None:
     async with httpx.AsyncClient() as client:
         while (await client.get(url + "/health")).status_code != 200:
             await trio.sleep(0.05)
-
-
-async def test_streams_interleave_and_all_finish(tmp_path: Path) -> None:
-    """Nine streams on four slots: each runs beside others, and none is left out."""
-    order: list[int] = []
-
-    async def follow(client: httpx.AsyncClient, url: str, name: int) -> None:
-        body = ENDLESS | {"stream": True, "max_tokens": 40}
-        async with client.stream("POST", url + "/v1/chat/completions", json=body) as answer:
-            lines = [line async for line in _noting(answer, order, name)]
-        assert lines[-1] == "data: [DONE]"
-
-    async with serving(tmp_path, HYPERCORN) as (url, _), httpx.AsyncClient(timeout=60) as client:
-        async with trio.open_nursery() as nursery:
-            for name in range(9):
-                nursery.start_soon(follow, client, url, name)
-        answer = await client.post(url + "/completion", json={"prompt": "Hi", "n_predict": 3})
-        assert answer.json()["tokens_predicted"] == 3
-    running = list(dict.fromkeys(order))[:4]
-    first = [order.index(name) for name in running]
-    last = [len(order) - 1 - order[::-1].index(name) for name in running]
-    assert max(first) < min(last)
-    assert set(order) == set(range(9))
-
-
-async def _noting(answer: httpx.Response, order: list[int], name: int) -> AsyncIterator[str]:
-    async for line in answer.aiter_lines():
-        if line:
-            order.append(name)
-            yield line
 
 
 @pytest.mark.parametrize("command", [TRIOSERVE, HYPERCORN])

@@ -8,18 +8,19 @@ from typing import Any
 
 import httpx
 import pytest
-import trio
 import trustme
 
 from tests.support.clients import client_of
 from tests.support.command import run, serving
 from tests.support.http_server import connected, serving_script
+from tests.support.waiting import patiently
 from trioserve.api.base import cors
 from trioserve.config import Config
 
 # -- where it listens
 
 
+@pytest.mark.system
 async def test_https_and_a_unix_socket(tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
@@ -46,6 +47,7 @@ async def test_https_and_a_unix_socket(tmp_path: Path) -> None:
 PROMPT = {"prompt": "Once"}
 
 
+@pytest.mark.system
 def test_what_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
     result = run("--path", str(tmp_path / "no"))
     assert result.returncode == 1
@@ -68,7 +70,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async with serving_script(timeout=0.05) as (url, _), connected(url) as stream:
         head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
         await stream.send_all(head)
-        with trio.fail_after(60):
+        with patiently():
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 408 ")
 
 

@@ -24,11 +24,9 @@ def service(name: str) -> dict[str, Any]:
     return dict(load(COMPOSE)["services"][name])
 
 
+@pytest.mark.needs("TEST_DEPLOY")
 @pytest.mark.parametrize("file", [COMPOSE, WATCH], ids=lambda file: file.name)
 def test_it_is_what_the_compose_specification_allows(file: Path) -> None:
-    pytest.importorskip(
-        "check_jsonschema", reason="check-jsonschema is missing: make test-deploy installs it"
-    )
     schema = files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
     jsonschema.validate(load(file), json.loads(schema.read_text(encoding="utf-8")))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 import trio
 
 from tests.deploy.test_dashboard import PANELS, in_full, rules
@@ -20,7 +21,7 @@ from tests.support.prometheus import EXAMPLE, Prometheus, needs_prometheus, scra
 from tests.support.scripts import answering
 from trioserve.models import BUNDLED
 
-pytestmark = needs_prometheus
+pytestmark = [pytest.mark.system, needs_prometheus]
 
 METRICS = {"metrics_endpoint": True}
 DRAFTS = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "1")

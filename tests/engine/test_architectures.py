@@ -24,12 +24,6 @@ N = 32
 #: Between the logits of the best token and the second one. Rounding moves them by 0.0001, but in
 #: gemma3, whose activation llama.cpp looks up in a table of 16 bits, by 0.004.
 MIN_MARGIN, MIN_MARGIN_GEMMA = 0.003, 0.02
-CAN_BE_CUT = {"llama", "qwen3", "qwen3moe", "phi3", "deepseek2"}
-WINDOWED = {"gemma3", "gpt-oss"}
-#: Rounding may send a token to another expert, which moves its logits far.
-WITHOUT_EXPERTS = [
-    name for name in GENERATING if "ffn_gate_exps.weight" not in GENERATING[name].layers[-1]
-]
 
 #: Chosen so that no two tokens are nearly as good in any of the texts.
 _SEED = 150
@@ -37,8 +31,20 @@ _SEED = 150
 UNIFIED: dict[str, object] = {"kv_unified": True, "ctx_size": 4096}
 SPLIT: dict[str, object] = {"kv_unified": False, "ctx_size": 4096}
 SMALL_BATCHES: dict[str, object] = {**UNIFIED, "batch_size": 64, "ubatch_size": WINDOW}
-KINDS = pytest.mark.parametrize(
-    "kind", [UNIFIED, SPLIT, SMALL_BATCHES], ids=["unified", "split", "small batches"]
+#: Of each kind of memory one: plain attention, a sliding window, a recurrent state, and both. None
+#: has experts: rounding may send a token to another expert, which moves its logits far.
+each_memory = pytest.mark.parametrize("known", ["llama", "gemma3", "mamba2", "lfm2"], indirect=True)
+each_kind = pytest.mark.parametrize(
+    ("known", "kind"),
+    [
+        pytest.param("llama", SPLIT, id="llama, split"),
+        pytest.param("llama", SMALL_BATCHES, id="llama, small batches"),
+        pytest.param("gemma3", UNIFIED, id="gemma3, unified"),
+        pytest.param("gemma3", SMALL_BATCHES, id="gemma3, small batches"),
+        pytest.param("mamba2", UNIFIED, id="mamba2, unified"),
+        pytest.param("lfm2", SPLIT, id="lfm2, split"),
+    ],
+    indirect=["known"],
 )
 
 
@@ -109,6 +115,7 @@ def test_the_text_is_neither_monotonous_nor_decided_by_rounding(known: Known) ->
         assert min(said.margins) > least
 
 
+@each_memory
 def test_the_text_hangs_on_tokens_far_back(known: Known) -> None:
     """A part of the state that was missing or another's would be seen."""
     with plain_loop(known.path, exact=True) as loop:
@@ -118,35 +125,30 @@ def test_the_text_hangs_on_tokens_far_back(known: Known) -> None:
             assert loop.greedy(changed, N).tokens != known.said[3].tokens
 
 
-def test_alone(known: Known) -> None:
+def test_alone_and_in_company(known: Known) -> None:
     with known.bench(**UNIFIED) as bench:
         for i, prompt in enumerate(known.prompts):
             bench.submit(i, prompt, N, cache_prompt=False)
             bench.run()
         known.check(bench)
-
-
-@KINDS
-def test_in_company(known: Known, kind: dict[str, object]) -> None:
-    with known.bench(**kind) as bench:
         submit_all(bench, known.prompts, cache_prompt=False)
         bench.run()
         known.check(bench)
         assert all(end.timings.cache_n == 0 for end in bench.finished.values())
 
 
-@KINDS
+@each_kind
 def test_in_company_with_the_prefix_cache(known: Known, kind: dict[str, object]) -> None:
     with known.bench(**kind) as bench:
         for _ in range(2):
             submit_all(bench, known.prompts)
             bench.run()
             known.check(bench)
-        if known.name in CAN_BE_CUT:
+        if known.name == "llama":
             assert bench.finished[3].timings.cache_n > 4 * WINDOW
 
 
-@KINDS
+@each_kind
 def test_a_text_goes_on(known: Known, kind: dict[str, object]) -> None:
     with known.bench(**kind) as bench:
         submit_all(bench, known.prompts[:4])
@@ -158,6 +160,7 @@ def test_a_text_goes_on(known: Known, kind: dict[str, object]) -> None:
         assert bench.finished[9].timings.cache_n >= len(known.prompts[2]) + N - 1
 
 
+@each_memory
 @pytest.mark.parametrize("cache_ram", [0, 2**24], ids=["computed again", "from RAM"])
 def test_after_preemption(known: Known, cache_ram: int) -> None:
     with known.bench(ctx_size=256, parallel=3, cache_ram=cache_ram) as bench:
@@ -171,6 +174,7 @@ def test_after_preemption(known: Known, cache_ram: int) -> None:
         assert all(bench.tokens[i] == known.said[i].tokens for i in (2, 3, 4))
 
 
+@each_memory
 def test_back_from_ram(known: Known) -> None:
     with known.bench(ctx_size=512, parallel=1, cache_seqs=0, cache_ram=2**24) as bench:
         for i in (2, 4):
@@ -182,6 +186,7 @@ def test_back_from_ram(known: Known) -> None:
         assert bench.finished[9].timings.cache_n >= len(known.prompts[2]) + N - 1
 
 
+@each_memory
 @pytest.mark.parametrize("n_ticks", [1, 20], ids=["in prefill", "in decode"])
 def test_after_a_cancel(known: Known, n_ticks: int) -> None:
     with known.bench(**SMALL_BATCHES) as bench:
@@ -197,7 +202,7 @@ def test_after_a_cancel(known: Known, n_ticks: int) -> None:
         known.check(bench)
 
 
-@pytest.mark.parametrize("known", WINDOWED, indirect=True)
+@pytest.mark.parametrize("known", ["gemma3"], indirect=True)
 def test_a_window_whose_cells_are_all_kept(known: Known) -> None:
     with known.bench(**UNIFIED, swa_full=True) as bench:
         submit_all(bench, known.prompts)
@@ -206,7 +211,7 @@ def test_a_window_whose_cells_are_all_kept(known: Known) -> None:
         assert bench.finished[3].timings.cache_n > 4 * WINDOW
 
 
-@pytest.mark.parametrize("known", WITHOUT_EXPERTS, indirect=True)
+@each_memory
 def test_as_served_by_default(known: Known) -> None:
     """With 16 bits and flash attention, two tokens that are nearly equal may change places."""
     with plain_loop(known.path) as loop:

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.draft_models import write_weak_draft
 from tests.support.llama_bench import Bench
-from trioserve.engine import DecodeMaximal, Engine
 from trioserve.engine.drafts import drafts
 from trioserve.llama.draft.drafter import LlamaDrafter
 from trioserve.models import BUNDLED
@@ -34,9 +33,10 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_weak_draft(tmp_path_factory.mktemp("models") / "weak.gguf")
 
 
-@pytest.fixture(params=["itself", "weak"])
+@pytest.fixture
 def draft(request: pytest.FixtureRequest, weak: Path) -> str:
-    return str(BUNDLED if request.param == "itself" else weak)
+    """Return a model that is often wrong, or the model itself if a test asks for that."""
+    return str(BUNDLED if getattr(request, "param", "weak") == "itself" else weak)
 
 
 @pytest.fixture(autouse=True)
@@ -64,14 +64,16 @@ def plain() -> Iterator[Bench]:
 
 
 def drafting(draft: str, **config: object) -> DraftBench:
-    return DraftBench(spec_draft_model=draft, **config)
+    return DraftBench(**{"spec_draft_model": draft, "spec_draft_n_max": 6} | config)
 
 
 def closed(bench: Bench) -> None:
     bench.engine._close()
 
 
-@pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+@pytest.mark.parametrize(
+    ("draft", "unified"), [("itself", True), ("weak", False)], indirect=["draft"]
+)
 def test_the_output_in_company(plain: Bench, draft: str, *, unified: bool) -> None:
     alone = [plain.alone(prompt, 40) for prompt in PROMPTS]
     bench = drafting(draft, kv_unified=unified, ctx_size=4096)
@@ -120,6 +122,7 @@ def test_a_seed_gives_the_same_tokens(draft: str, plain: Bench) -> None:
     assert bench.tokens[1] == plain.tokens[1]
 
 
+@pytest.mark.parametrize("draft", ["itself", "weak"], indirect=True)
 def test_probabilities_are_those_of_the_model(draft: str, plain: Bench) -> None:
     said = plain.alone(PROMPTS[0], 30)
     bench = drafting(draft)
@@ -133,58 +136,16 @@ def test_probabilities_are_those_of_the_model(draft: str, plain: Bench) -> None:
 
 
 def test_after_a_preemption(draft: str, plain: Bench) -> None:
-    alone = [plain.alone(prompt, 200, sampling=ENDLESS) for prompt in PROMPTS[:3]]
-    bench = drafting(draft, ctx_size=512, parallel=3, cache_ram=2**24)
-    for i, prompt in enumerate(PROMPTS[:3]):
-        bench.submit(i, prompt, 200, sampling=ENDLESS)
+    alone = [plain.alone(prompt, 150, sampling=ENDLESS) for prompt in PROMPTS[:2]]
+    bench = drafting(draft, ctx_size=256, parallel=2, cache_ram=2**24)
+    for i, prompt in enumerate(PROMPTS[:2]):
+        bench.submit(i, prompt, 150, sampling=ENDLESS)
     preempted = False
     while bench.tick():
         preempted = preempted or bool(bench.engine.status().waiting)
     closed(bench)
     assert preempted
     assert all(said.is_said_by(bench.tokens[i]) for i, said in enumerate(alone))
-
-
-def test_a_cancelled_run_leaves_no_trace(draft: str, plain: Bench) -> None:
-    alone = [plain.alone(prompt, 40) for prompt in PROMPTS[:4]]
-    bench = drafting(draft, parallel=2)
-    bench.submit(9, PROMPTS[4] + " and" * 80, 200, sampling=ENDLESS)
-    bench.submit(0, PROMPTS[0], 40)
-    for _ in range(5):
-        bench.tick()
-    bench.engine.cancel(9)
-    for i in (1, 2, 3):
-        bench.submit(i, PROMPTS[i], 40)
-    bench.run()
-    closed(bench)
-    assert all(said.is_said_by(bench.tokens[i]) for i, said in enumerate(alone))
-
-
-def test_a_second_turn_goes_on_in_the_draft_model_too(plain: Bench) -> None:
-    first = plain.alone(PROMPTS[2], 40)
-    bench = drafting(str(BUNDLED), parallel=1)
-    prompt = bench.backend.vocab.tokenize(PROMPTS[2])
-    bench.submit(1, prompt, 40)
-    bench.run()
-    second = (*prompt, *bench.tokens[1], *bench.backend.vocab.tokenize(PROMPTS[1]))
-    bench.submit(2, second, 40)
-    bench.run()
-    closed(bench)
-    assert first.is_said_by(bench.tokens[1])
-    assert plain.alone(second, 40).is_said_by(bench.tokens[2])
-
-
-def test_a_context_that_shifts(draft: str) -> None:
-    outputs = []
-    for config in ({}, {"spec_draft_model": draft}):
-        bench = Bench(ctx_size=256, parallel=1, **config)
-        bench.engine = Engine(bench.backend, DecodeMaximal(), lambda: None, context_shift=True)
-        bench.submit(1, PROMPTS[3], 300, sampling=ENDLESS)
-        bench.run()
-        outputs.append(bench.tokens[1])
-        closed(bench)
-    assert len(outputs[1]) == 300
-    assert outputs[0][:200] == outputs[1][:200]
 
 
 def test_a_made_pair(tmp_path: Path) -> None:

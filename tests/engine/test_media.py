@@ -54,8 +54,7 @@ class MediaHarness(Harness):
             pass
 
 
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("n_positions", [5, 2])
+@pytest.mark.parametrize(("is_causal", "n_positions"), [(True, 2), (False, 5)])
 def test_a_prompt_with_media_is_answered(is_causal: bool, n_positions: int) -> None:
     one = MediaHarness(ScriptedProjector(is_causal=is_causal, n_positions=n_positions))
     one.ask(1, "see [image:x] and [image:y]!", return_progress=True)
@@ -67,13 +66,6 @@ def test_a_prompt_with_media_is_answered(is_causal: bool, n_positions: int) -> N
     assert one.finish(1).timings.prompt_n == len("see  and !") + 2 * 5
 
 
-def test_a_chunk_is_decoded_in_parts_if_it_is_causal() -> None:
-    one = MediaHarness(ScriptedProjector(n_cells=150, n_positions=12))
-    one.ask(1, "see [image:x]!")
-    one.go()
-    assert one.text(1) == "SEE [IMAGE:X]!"
-
-
 def test_the_second_turn_encodes_nothing_and_prefills_what_is_new() -> None:
     one = MediaHarness(ScriptedProjector(n_cells=40, n_positions=3))
     one.ask(1, "this is [image:x]")
@@ -83,16 +75,6 @@ def test_the_second_turn_encodes_nothing_and_prefills_what_is_new() -> None:
     one.go()
     assert one.projector.encoded == ["x"]
     assert one.backend.n_decoded - before == len(" go on")
-
-
-def test_an_image_in_another_conversation_is_decoded_but_not_encoded() -> None:
-    one = MediaHarness()
-    one.ask(1, "this is [image:x]")
-    one.go()
-    one.ask(2, "and that [image:x]")
-    one.go()
-    assert one.text(2) == "AND THAT [IMAGE:X]"
-    assert one.projector.encoded == ["x"]
 
 
 @pytest.mark.parametrize("begin", ["the same ", "{}"])
@@ -300,8 +282,9 @@ def test_a_full_context_ends_an_output_with_media() -> None:
 # -- to a file and back
 
 
-@pytest.mark.parametrize("n_positions", [5, 2])
-@pytest.mark.parametrize("text", ["see [image:x] and [image:y]!", "see [image:x]", "[image:x]"])
+@pytest.mark.parametrize(
+    ("text", "n_positions"), [("see [image:x] and [image:y]!", 2), ("[image:x]", 5)]
+)
 def test_a_saved_text_with_media_is_neither_encoded_nor_decoded_again(
     text: str, n_positions: int
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from tests.engine.test_scheduler import N_CTX, CheckpointMachine, EngineMachine
 from tests.support.scripted_media import prompt_of
@@ -101,7 +102,7 @@ class WholeMediaMachine(MediaMachine):
 
 
 class MediaCheckpointMachine(MediaMachine, CheckpointMachine):
-    """The same with a model that can append, start anew, or go back to a checkpoint."""
+    """The same with a model that can append, start again, or go back to a checkpoint."""
 
     n_cells, n_positions = 9, 2
     has_drafters = False
@@ -114,12 +115,9 @@ class MediaWindowMachine(MediaCheckpointMachine):
     window = 30
 
 
-quick = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestMedia = MediaMachine.TestCase
-TestMedia.settings = quick
-TestWholeMedia = WholeMediaMachine.TestCase
-TestWholeMedia.settings = quick
-TestMediaCheckpoints = MediaCheckpointMachine.TestCase
-TestMediaCheckpoints.settings = quick
-TestMediaWindow = MediaWindowMachine.TestCase
-TestMediaWindow.settings = quick
+@pytest.mark.parametrize(
+    "machine", [MediaMachine, WholeMediaMachine, MediaCheckpointMachine, MediaWindowMachine]
+)
+def test_the_invariants_hold(machine: type[MediaMachine]) -> None:
+    quick = settings(max_examples=35, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(machine, settings=quick)

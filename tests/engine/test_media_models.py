@@ -52,8 +52,9 @@ def prompts_of(bench: MediaBench, kind: str) -> list[Prompt]:
     return [bench.prepare(one) for one in parts]
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen2vl", "mixed"])
-@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "unified"), [("gemma3", True), ("qwen2vl", False), ("mixed", True)]
+)
 def test_company_cancels_and_caches_change_no_output(
     tmp_path: Path, kind: str, unified: bool
 ) -> None:

@@ -7,6 +7,7 @@ reused, the output has to be that of llama.cpp's own loop.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,6 @@ from tests.engine.test_architectures import words
 from tests.support import tiny_models
 from tests.support.llama_bench import Bench
 from tests.support.plain_loop import EXACT, PlainLoop, plain_loop
-
-WINDOW = ["gemma3", "gpt-oss"]
-RECURRENT = ["mamba2"]
-HYBRID = ["granitehybrid", "lfm2", "qwen3next"]
 
 #: What may be prefilled beside the tokens that are new.
 SLACK = 32
@@ -27,6 +24,15 @@ ROOMY: dict[str, object] = {"ctx_size": 8192}
 #: So few cells that those of all windows do not fit into the cache of the windowed layers.
 TIGHT: dict[str, object] = {"ctx_size": 1024}
 SPLIT: dict[str, object] = {"ctx_size": 8192, "kv_unified": False}
+
+#: A sliding window, a recurrent state, and both kinds of layers.
+CASES = {
+    "window": ("gemma3", ROOMY),
+    "tight window": ("gemma3", TIGHT),
+    "recurrent": ("mamba2", ROOMY),
+    "hybrid": ("granitehybrid", ROOMY),
+    "split hybrid": ("lfm2", SPLIT),
+}
 
 
 class Talk:
@@ -63,54 +69,34 @@ class Talk:
         return answer
 
 
-@pytest.fixture(scope="module", params=WINDOW + RECURRENT + HYBRID)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=[ROOMY, TIGHT, SPLIT], ids=["roomy", "tight", "split"])
-def talk(
-    name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Talk]:
-    path = tiny_models.write_generating(tmp_path_factory.mktemp("models"), name)
-    config = {**EXACT, "model": str(path), "parallel": 4, **request.param}
+@pytest.fixture(params=CASES.values(), ids=list(CASES))
+def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
+    name, sizes = request.param
+    path = tiny_models.write_generating(tmp_path, name)
+    config = {**EXACT, "model": str(path), "parallel": 4, **sizes}
     with plain_loop(path, exact=True) as loop:
         bench = Bench(cache_ram=2**24, **config)
         try:
             assert not bench.backend.can_cut
-            is_tight = name in WINDOW and request.param is TIGHT
-            assert (bench.backend.window > 0) == is_tight
+            assert (bench.backend.window > 0) == (sizes is TIGHT)
             yield Talk(bench, loop)
         finally:
             bench.backend.close()
 
 
-def test_the_same_prompt_again(talk: Talk) -> None:
+def test_what_parts_from_a_prompt_starts_there(talk: Talk) -> None:
     answer = talk.first()
     again, n_prefilled = talk.say(talk.system, talk.user, talk.begin)
     assert again == answer
     assert n_prefilled <= SLACK
-
-
-def test_the_next_turn(talk: Talk) -> None:
-    answer = talk.first()
-    more = talk.words(2, 5)
+    more, other = talk.words(2, 5), talk.words(3, 40)
     _, n_prefilled = talk.say(talk.system, talk.user, talk.begin, answer, more)
     assert n_prefilled <= len(more) + SLACK
-
-
-def test_the_last_turn_is_edited(talk: Talk) -> None:
-    talk.first()
-    other = talk.words(3, 40)
-    _, n_prefilled = talk.say(talk.system, other, talk.begin)
+    _, n_prefilled = talk.say(talk.system, other, talk.begin)  # the last turn is edited
     assert n_prefilled <= len(other) + SLACK
-
-
-def test_thinking_is_cut_from_the_history(talk: Talk) -> None:
-    thinking_and_answer = talk.first()
-    answer, more = thinking_and_answer[-4:], talk.words(4, 5)
-    _, n_prefilled = talk.say(talk.system, talk.user, answer, more, talk.begin)
-    assert n_prefilled <= len(answer) + len(more) + SLACK
+    without_thinking, more = answer[-4:], talk.words(4, 5)
+    _, n_prefilled = talk.say(talk.system, talk.user, without_thinking, more, talk.begin)
+    assert n_prefilled <= len(without_thinking) + len(more) + SLACK
 
 
 def test_another_user_with_the_same_system_prompt(talk: Talk) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.support.tick_costs import FlatCosts
 from trioserve.engine import DecodeMaximal, DraftRequest, Engine
@@ -337,13 +343,13 @@ class SplitCacheMachine(EngineMachine):
 
 
 class UncuttableMachine(EngineMachine):
-    """The same with a model that can only append or start anew."""
+    """The same with a model that can only append or start again."""
 
     can_cut = False
 
 
 class CheckpointMachine(EngineMachine):
-    """The same with a model that can append, start anew, or go back to a checkpoint."""
+    """The same with a model that can append, start again, or go back to a checkpoint."""
 
     can_cut = False
     checkpoints = CheckpointRules(per_slot=2, step=7, min_gap=1)
@@ -374,12 +380,6 @@ class SideBySideMachine(EngineMachine):
     max_idle = None
 
 
-class AdapterMachine(EngineMachine):
-    """The same with runs that cannot share a batch, nor what they compute."""
-
-    n_adapters = 2
-
-
 class DraftMachine(EngineMachine):
     """The same with drafters, of which one is often right and one now and then."""
 
@@ -387,27 +387,21 @@ class DraftMachine(EngineMachine):
 
 
 class AdapterDraftMachine(DraftMachine):
-    """That with runs that cannot share a batch."""
+    """That with runs that cannot share a batch, nor what they compute."""
 
     n_adapters = 2
 
 
-class ForcedMachine(EngineMachine):
-    """The same with a grammar that forces a few tokens at a time."""
+class ForcedDraftMachine(DraftMachine):
+    """That with a grammar that forces a few tokens at a time."""
 
     n_forced = 4
 
 
-class ForcedDraftMachine(ForcedMachine):
-    """That with drafters."""
+class UncuttableForcedMachine(UncuttableMachine):
+    """The same with a grammar, and with a model that can only append or start again."""
 
-    has_drafters = True
-
-
-class UncuttableForcedMachine(ForcedMachine):
-    """That with a model that can only append or start anew."""
-
-    can_cut = False
+    n_forced = 4
 
 
 class NoSpareMachine(EngineMachine):
@@ -417,32 +411,23 @@ class NoSpareMachine(EngineMachine):
     cache_ram = 0
 
 
-quick = settings(max_examples=40, stateful_step_count=30, deadline=None)
-TestEngine = EngineMachine.TestCase
-TestEngine.settings = quick
-TestSplitCache = SplitCacheMachine.TestCase
-TestSplitCache.settings = quick
-TestSideBySide = SideBySideMachine.TestCase
-TestSideBySide.settings = quick
-TestAdapters = AdapterMachine.TestCase
-TestAdapters.settings = quick
-TestNoSpare = NoSpareMachine.TestCase
-TestNoSpare.settings = quick
-TestUncuttable = UncuttableMachine.TestCase
-TestUncuttable.settings = quick
-TestCheckpoints = CheckpointMachine.TestCase
-TestCheckpoints.settings = quick
-TestWindow = WindowMachine.TestCase
-TestWindow.settings = quick
-TestSplitCheckpoints = SplitCheckpointMachine.TestCase
-TestSplitCheckpoints.settings = quick
-TestDrafts = DraftMachine.TestCase
-TestDrafts.settings = quick
-TestAdapterDrafts = AdapterDraftMachine.TestCase
-TestAdapterDrafts.settings = quick
-TestForced = ForcedMachine.TestCase
-TestForced.settings = quick
-TestForcedDrafts = ForcedDraftMachine.TestCase
-TestForcedDrafts.settings = quick
-TestUncuttableForced = UncuttableForcedMachine.TestCase
-TestUncuttableForced.settings = quick
+@pytest.mark.parametrize(
+    "machine",
+    [
+        EngineMachine,
+        SplitCacheMachine,
+        UncuttableMachine,
+        CheckpointMachine,
+        WindowMachine,
+        SplitCheckpointMachine,
+        SideBySideMachine,
+        DraftMachine,
+        AdapterDraftMachine,
+        ForcedDraftMachine,
+        UncuttableForcedMachine,
+        NoSpareMachine,
+    ],
+)
+def test_the_invariants_hold(machine: type[EngineMachine]) -> None:
+    quick = settings(max_examples=25, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(machine, settings=quick)

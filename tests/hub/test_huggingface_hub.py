@@ -12,6 +12,8 @@ from tests.hub.server import Hub
 from trioserve.cli.main import main
 from trioserve.models.hub import HubReference, cached_models, find
 
+pytestmark = pytest.mark.system
+
 REPO, FILE = "user/repo", "m-Q8_0.gguf"
 MODEL = b"eight" * 500
 

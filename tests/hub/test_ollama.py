@@ -13,6 +13,8 @@ from tests.support.ollama_api import with_client
 from trioserve.models import BUNDLED
 from trioserve.models.hub import cached_models
 
+pytestmark = pytest.mark.system
+
 NAME = "user/repo:Q8_0"
 HI = [{"role": "user", "content": "Count from 1 to 3"}]
 

@@ -21,6 +21,8 @@ from trioserve.cli.main import main
 from trioserve.models import BUNDLED
 from trioserve.models.hub import cached_models
 
+pytestmark = pytest.mark.system
+
 REPO = "user/repo"
 MODEL = BUNDLED.read_bytes()
 

@@ -87,22 +87,3 @@ def test_two_backends_live_side_by_side() -> None:
             backend.decode()
         one.seq_rm(1, 0)
         assert (one.seq_pos_max(1), other.seq_pos_max(1)) == (-1, 2)
-
-
-def test_several_sequences_share_a_batch() -> None:
-    with llama.load(CONFIG) as backend:
-        rows = [backend.batch.add(400 + seq, 0, seq, logits=True) for seq in (0, 1)]
-        backend.decode()
-        together = []
-        for row in rows:
-            with backend.sampler(SamplingParams(temperature=0), ()) as sampler:
-                together.append(sampler.sample(row))
-        alone = []
-        for seq in (0, 1):
-            backend.seq_rm(seq, 0)
-            backend.batch.clear()
-            row = backend.batch.add(400 + seq, 0, seq, logits=True)
-            backend.decode()
-            with backend.sampler(SamplingParams(temperature=0), ()) as sampler:
-                alone.append(sampler.sample(row))
-        assert together == alone

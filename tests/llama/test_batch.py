@@ -37,6 +37,7 @@ def test_c_reads_what_was_added() -> None:
         (4, 60, 1, 1),
         (5, 0, 2, 1),
     ]
+    assert batch.add_each([], [], []) == range(7, 7)
     assert batch.rows() == b"\0\1\0\0\1\1\1"
     assert len(batch) == 7
 
@@ -49,14 +50,6 @@ def test_nothing_is_left_after_clear() -> None:
     assert contents(batch) == []
     batch.extend([5, 6], 0, 1)
     assert contents(batch) == [(5, 0, 1, 0), (6, 1, 1, 0)]
-
-
-def test_extending_by_nothing_is_fine() -> None:
-    batch = make()
-    batch.add(1, 0, 0, logits=False)
-    assert batch.extend((), 1, 0) == 0
-    assert batch.add_each([], [], []) == range(1, 1)
-    assert len(batch) == 1
 
 
 @pytest.mark.parametrize(

@@ -82,16 +82,13 @@ def test_a_cache_larger_than_the_memory_is_refused(model: Model) -> None:
         make(model, ctx_size=2**31 - 1)
     with pytest.raises(ModelLoadError, match="KV cache for 65536 tokens does not fit"):
         context_with_memory(model, 10 * 2**20, parallel=256, kv_unified=False)
+    context_with_memory(model, 64 * 2**20)
 
 
 def context_with_memory(model: Model, free: int, **fields: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "free_memory", lambda: free)
         make(model, **fields).close()
-
-
-def test_what_fits_is_not_refused(model: Model) -> None:
-    context_with_memory(model, 64 * 2**20)
 
 
 def test_what_llama_cpp_refuses_says_why(model: Model) -> None:

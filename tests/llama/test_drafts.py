@@ -82,8 +82,9 @@ GREEDY = SamplingParams(temperature=0.0)
 FORGETFUL = SamplingParams(temperature=0.0, frequency_penalty=0.2, repeat_penalty=1.1)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, FORGETFUL], ids=["greedy", "with penalties"])
-@pytest.mark.parametrize("drafter", [NgramDrafter, WrongAfterTwo])
+@pytest.mark.parametrize(
+    ("sampling", "drafter"), [(GREEDY, NgramDrafter), (FORGETFUL, WrongAfterTwo)]
+)
 def test_the_same_with_and_without_drafts(
     backend: LlamaBackend, sampling: SamplingParams, drafter: type[NgramDrafter]
 ) -> None:

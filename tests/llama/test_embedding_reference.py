@@ -25,6 +25,7 @@ from tests.support.gguf_models import write_bert, write_decoder
 from tests.support.http_server import serving
 from tests.support.media_files import image_file
 from tests.support.media_models import write_pair
+from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.chat.markers import media_marker
 from trioserve.config.parse import config_from
@@ -112,7 +113,7 @@ async def llama_server(flags: list[str], **environment: str) -> AsyncIterator[st
     url = f"http://127.0.0.1:{port}"
     try:
         async with httpx.AsyncClient() as client:
-            with trio.fail_after(60):
+            with patiently():
                 while not await _is_ready(client, url):
                     await trio.sleep(0.05)
         yield url

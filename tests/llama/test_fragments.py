@@ -43,14 +43,14 @@ def backend(
         yield backend
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(text=TEXTS)
 def test_a_fragment_is_spelled_to_the_byte(backend: LlamaBackend, text: str) -> None:
     tokens = backend.vocab.tokenize(text, parse_special=False, is_fragment=True)
     assert backend.vocab.detokenize(tokens) == text.encode()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(text=TEXTS.map(lambda text: text + MARK))
 def test_so_is_what_a_grammar_forces(backend: LlamaBackend, text: str) -> None:
     assert backend.vocab.detokenize(Tokens(backend.vocab).split(text.encode())) == text.encode()
@@ -93,6 +93,7 @@ def test_a_text_still_begins_with_a_space(backend: LlamaBackend) -> None:
     assert len(backend.vocab.tokenize("the")) == 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("grammar", "pattern"),
     [

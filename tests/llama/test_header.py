@@ -89,12 +89,6 @@ def test_a_good_file_has_no_problem(tmp_path: Path) -> None:
     path = write_decoder(tmp_path / "model.gguf")
     header.check(path)
     with gguf_files.read(path) as found:
-        assert found.text("general.architecture") == "llama"
-        assert found.numbers("llama.block_count") == [2]
-        assert found.numbers("general.architecture") == []
-        assert found.text("llama.block_count") == ""
-        assert len(found.texts("tokenizer.ggml.tokens") or ()) == 512
-        assert found.texts("general.architecture") is None
         assert found.has_tensor((b"none", b"token_embd.weight"))
         assert not found.has_tensor((b"none",))
 
@@ -123,6 +117,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.system
 def test_no_changed_byte_ends_the_process(tmp_path: Path) -> None:
     whole = write_decoder(tmp_path / "whole.gguf", pooling=None).read_bytes()
     end = whole.index(b"token_embd.weight") + 2000  # the header, with the list of the tensors

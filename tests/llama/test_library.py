@@ -208,6 +208,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.system
 def test_nothing_is_printed() -> None:
     program = (
         "from trioserve import llama; from trioserve.config import Config\n"
@@ -218,6 +219,7 @@ def test_nothing_is_printed() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.system
 def test_importing_the_package_does_not_import_llama_cpp() -> None:
     done = run("import sys, trioserve.llama; print('llama_cpp' in sys.modules)")
     assert done.stdout == "False\n"
@@ -246,6 +248,7 @@ def test_backends_that_are_libraries_of_their_own_are_loaded(
     assert loaded == [b"/somewhere/lib"]
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_devices_are_those_of_the_ggml_that_llama_cpp_uses() -> None:
     """A second copy would have a list of backends of its own, maybe an empty one."""

@@ -53,12 +53,6 @@ def test_an_empty_sequence_has_no_positions(backend: LlamaBackend) -> None:
     assert backend.seq_rm(3, 0)
 
 
-def test_positions_are_those_decoded(backend: LlamaBackend) -> None:
-    fill(backend, 1)
-    assert bounds(backend, 1) == (0, 39)
-    assert bounds(backend, 0) == (-1, -1)
-
-
 def test_a_cut_sequence_goes_on_as_if_it_had_been_short(backend: LlamaBackend) -> None:
     expected = fill(backend, 0)
     assert backend.seq_rm(0, 10)
@@ -164,7 +158,7 @@ def test_a_copy_that_waits_for_the_next_decode_is_not_saved(backend: LlamaBacken
     assert backend.state_get(1)
 
 
-@pytest.mark.parametrize("seq", [-1, 4, 10**6])
+@pytest.mark.parametrize("seq", [-1, 4])
 @pytest.mark.parametrize(
     "use",
     [

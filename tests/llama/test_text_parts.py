@@ -156,27 +156,7 @@ def partition(text: str, names: set[str]) -> list[str]:
     return [part for part, _ in found]
 
 
-HOSTILE = [
-    "<|im_start|>",
-    "<|im_start|>\n",
-    "<s>",
-    "<s> ",
-    " ",
-    "    ",
-    "\n",
-    "\0",
-    "😀",
-    "<|user|> ",
-    "<|user|>x",
-    "aab",
-    "aaba",
-    "a",
-    "ab ",
-    "<",
-]
-
-
-@pytest.mark.parametrize("unit", HOSTILE)
+@pytest.mark.parametrize("unit", ["<|im_start|>\n", "<s> ", "    ", "aaba", "😀"])
 def test_the_time_does_not_explode(vocab: Vocab, unit: str) -> None:
     text = unit * (200_000 // len(unit))
     start = time.thread_time()

@@ -37,11 +37,6 @@ def test_nul_characters_are_text(vocab: Vocab) -> None:
     assert vocab.detokenize(vocab.tokenize(text)) == text.encode()
 
 
-def test_nothing_is_no_tokens(vocab: Vocab) -> None:
-    assert vocab.tokenize("") == ()
-    assert vocab.detokenize(()) == b""
-
-
 def test_control_tokens_are_read_when_asked_for(vocab: Vocab) -> None:
     [start] = vocab.tokenize("<|im_start|>")
     assert len(vocab.tokenize("<|im_start|>", parse_special=False)) > 1

@@ -14,6 +14,7 @@ import pytest
 import trio
 from mcp.shared.message import SessionMessage
 
+from tests.support.waiting import patiently
 from trioserve.errors import TrioServeError
 from trioserve.mcp_server import stdio
 from trioserve.mcp_server.stdio import Heard, Said, connected
@@ -92,7 +93,7 @@ async def test_a_call_that_is_cancelled_while_it_writes_leaves_no_half_of_a_line
 
 
 async def test_a_client_that_reads_no_more_ends_the_connection() -> None:
-    with trio.fail_after(60):
+    with patiently():
         async with on_pipes() as (theirs, ours, _, said):
             os.close(ours)
             await said.send(SessionMessage(ping(1)))

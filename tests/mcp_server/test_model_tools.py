@@ -19,6 +19,7 @@ from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
 from tests.support.http_server import child_app, serving, serving_script, slots_in_use
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import answering, endless, noting
+from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.mcp_server.models import OwnModels, models_of_server
@@ -106,6 +107,7 @@ async def test_an_answer_that_is_too_long_says_so() -> None:
     assert (first.text, "limit of its length" in note.text) == ("Hel", True)
 
 
+@pytest.mark.system
 async def test_the_text_is_told_while_it_comes() -> None:
     told: list[tuple[float, str]] = []
     enough = trio.Event()
@@ -122,7 +124,7 @@ async def test_the_text_is_told_while_it_comes() -> None:
     ):
         call = partial(client.call_tool, "chat", {"prompt": "Hi"}, progress_callback=take)
         nursery.start_soon(call)
-        with trio.fail_after(60):
+        with patiently():
             await enough.wait()
         nursery.cancel_scope.cancel()
     seconds = [one for one, _ in told]
@@ -135,7 +137,7 @@ async def test_a_call_that_is_cancelled_frees_its_slot(mode: str) -> None:
     async with serving_script(endless()) as (url, service), client_of(url, mode) as client:
 
         async def until_in_use(n: int) -> None:
-            with trio.fail_after(60):
+            with patiently():
                 while await slots_in_use(service) != n:
                     await trio.sleep(0.005)
 
@@ -169,6 +171,7 @@ async def test_lists_that_a_client_sends_as_text() -> None:
     assert "[Second]" in prompts[0]
 
 
+@pytest.mark.system
 async def test_models_of_its_own(tmp_path: Path) -> None:
     fleet = FakeFleet(FakeCatalog({name: entry(name) for name in ("one", "two")}))
     fleet.news = [Waiting(position=0, status=Status.LOADING, progress=0.5)]

@@ -38,6 +38,7 @@ for data in files:
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")
 def test_every_format_is_decoded_without_files_and_threads() -> None:
     done = subprocess.run(

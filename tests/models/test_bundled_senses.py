@@ -17,6 +17,8 @@ from examples.bundled_model.vision.paint import Picture, new_picture
 from examples.bundled_model.vision.questions import ASK, kinds
 from trioserve import Config, Server
 
+pytestmark = pytest.mark.system
+
 #: Voices that the ears were not trained with; each file is named by the digits in it.
 SPOKEN = sorted(Path(__file__).with_name("spoken").glob("*.flac"))
 #: A sentence has fewer tokens, and with thinking it is said twice.

@@ -132,6 +132,7 @@ async def test_resolving_finds_what_is_in_the_cache() -> None:
         resolve("user/repo")
     config = await fetch(Config(hf_repo="user/repo"))
     assert str(resolve("user/repo")) == config.model
+    assert resolve("models/qwen.gguf") == Path("models/qwen.gguf")
     assert resolve(None) == BUNDLED
 
 

@@ -18,6 +18,8 @@ from trioserve.ray.child import Child
 from trioserve.ray.parts import HEAD, LOST, TAKEN, UNSENT
 from trioserve.ray.replica import Replica, child_argv
 
+pytestmark = pytest.mark.system
+
 SMALL = Config(ctx_size=512, parallel=2, threads=1, threads_batch=1, drain_timeout=5.0)
 LONG = {"prompt": "Once", "n_predict": 400, "ignore_eos": True, "stream": True}
 

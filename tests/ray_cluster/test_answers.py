@@ -15,6 +15,8 @@ import trio
 from tests.ray_cluster.cluster import Cluster
 from tests.ray_cluster.forms import FORMS, Form
 
+pytestmark = pytest.mark.system
+
 _HI: Any = [{"role": "user", "content": "Hi"}]
 _WEATHER: Any = {
     "type": "function",

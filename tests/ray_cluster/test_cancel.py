@@ -17,6 +17,8 @@ from tests.ray_cluster.cluster import Cluster, client_of
 from tests.ray_cluster.conftest import Report
 from tests.ray_cluster.forms import CHAT
 
+pytestmark = pytest.mark.system
+
 #: How many clients leave, one after the other.
 _N = 30
 

@@ -13,6 +13,8 @@ from tests.ray_cluster.cluster import Cluster
 from tests.ray_cluster.conftest import Report
 from tests.ray_cluster.load import Load, loaded
 
+pytestmark = pytest.mark.system
+
 #: Requests that are answered before something is killed, and after all is well again.
 _ENOUGH = 20
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 
 import httpx
+import pytest
 import trio
 
 from tests.ray_cluster.cluster import Cluster
 from tests.ray_cluster.conftest import Report
+
+pytestmark = pytest.mark.system
 
 _N_SYSTEMS, _N_QUESTIONS, _N_CLIENTS = 20, 8, 4
 

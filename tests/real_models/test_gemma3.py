@@ -17,6 +17,8 @@ from tests.support.plain_loop import PlainLoop, Said, plain_loop
 from trioserve.types import Grammar, SamplingParams
 from trioserve.types.prefix import shared_length
 
+pytestmark = pytest.mark.system
+
 N = 32
 #: A difference of two logits that rounding may turn around.
 NEAR_TIE = 0.5

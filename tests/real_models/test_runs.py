@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import pytest
 import trio
 
 from tests.support.measured import Report
 from trioserve.config import Config
 from trioserve.server import Server
+
+pytestmark = pytest.mark.system
 
 QUESTION = [{"role": "user", "content": "What is the weather in Paris, and in Rome?"}]
 

@@ -173,20 +173,6 @@ async def test_those_who_wait_are_told_their_place_and_the_progress(
         assert third.waited[-1] == Waiting(position=1, status=Status.LOADING)
 
 
-async def test_a_request_that_leaves_while_it_waits_costs_nobody_the_place() -> None:
-    launcher = ScriptedLauncher()
-    async with fleet_of(launcher, max_models=1) as fleet, requests_of(fleet) as requests:
-        busy = await requests.begin("a")
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(Request().run, fleet, "b")
-                await wait_all_tasks_blocked()
-                scope.cancel()
-        busy.end()
-        await wait_all_tasks_blocked()
-        assert launcher.running == ["a"]
-
-
 async def test_without_autoload_only_what_runs_is_used() -> None:
     async with fleet_of(ScriptedLauncher()) as fleet:
         with pytest.raises(ModelNotLoadedError, match="'a' is not loaded"):
@@ -556,13 +542,3 @@ async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
         async with fleet_of(launcher) as fleet, fleet.use(A):
             raise ZeroDivisionError
     assert not launcher.running
-
-
-async def test_a_subscriber_that_does_not_read_is_cut_off() -> None:
-    async with fleet_of(ScriptedLauncher()) as fleet, fleet.subscribe() as events:
-        for number in range(1001):
-            fleet.tell(FleetEvent(model="a", event="status_change", data={"number": number}))
-        n_read = 0
-        async for _event in events:
-            n_read += 1
-        assert n_read == 1000

@@ -45,6 +45,7 @@ def test_the_path_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert not list(deep.iterdir())
 
 
+@pytest.mark.system
 def test_what_a_killed_router_left_is_removed(temporary: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from tests.support.unix_server import SSE_HEAD, Play, chunk, playing, send
+from tests.support.waiting import patiently
 from trioserve.errors import ModelProcessError
 from trioserve.router import forward
 from trioserve.router.forward import Kept, connect, exchange
@@ -63,6 +64,7 @@ async def test_chunks_that_come_together_are_given_together() -> None:
         assert answer.ended
 
 
+@pytest.mark.system
 async def test_a_chunk_is_given_once_it_is_whole() -> None:
     whole = chunk(b"data: 1\n\n") + chunk(b"data: 2\n\n")
     play = answers(SSE_HEAD, *(whole[i : i + 1] for i in range(len(whole))), chunk(b""))
@@ -245,7 +247,7 @@ async def test_leaving_closes_the_connection(head: bytes) -> None:
             nursery.start_soon(ask, path)
             await trio.testing.wait_all_tasks_blocked(0.05)
             nursery.cancel_scope.cancel()
-        with trio.fail_after(60):
+        with patiently():
             await closed.wait()
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -18,21 +15,20 @@ import httpx
 import pytest
 import trio
 
-from tests.router.test_launch import is_running, until_gone
-from tests.support import tiny
 from tests.support.scripted_children import ScriptedCatalog
+from tests.support.waiting import patiently
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Catalog, ModelEntry, Source, environment_of_children
-from trioserve.router.child import Child, Watch
+from trioserve.router.child import Child
 from trioserve.router.fleet import Fleet
 from trioserve.router.forks import Forks, open_launcher
 from trioserve.router.states import Status
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only")
-
-#: A request that runs until someone ends it.
-ENDLESS = {"prompt": "Once upon a time", "stream": True, "ignore_eos": True, "n_predict": -1}
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only"),
+]
 
 
 def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
@@ -41,12 +37,10 @@ def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
 
 
 @asynccontextmanager
-async def fleet_of(
-    *entries: ModelEntry, max_models: int = 4, watch: Watch | None = None
-) -> AsyncIterator[Fleet]:
+async def fleet_of(*entries: ModelEntry, max_models: int = 4) -> AsyncIterator[Fleet]:
     catalog = ScriptedCatalog(*entries)
-    with trio.fail_after(120):
-        async with Fleet(catalog, max_models=max_models, watch=watch) as fleet:  # type: ignore[arg-type]
+    with patiently():
+        async with Fleet(catalog, max_models=max_models) as fleet:  # type: ignore[arg-type]
             yield fleet
 
 
@@ -82,51 +76,6 @@ async def test_it_serves_and_gives_everything_back() -> None:
         assert not child.socket_path.exists(), "it drained, and cleaned up"
 
 
-async def test_a_process_that_is_killed_costs_its_own_requests_and_comes_back() -> None:
-    one, other = entry("one"), entry("other")
-    async with fleet_of(one, other) as fleet, fleet.use(other) as unhurt:
-        async with (
-            fleet.use(one) as child,
-            client_of(child) as client,
-            client.stream("POST", "/completion", json=ENDLESS) as stream,
-        ):
-            lines = stream.aiter_lines()
-            assert (await anext(lines)).startswith("data: ")
-            os.kill(child.pid or 0, signal.SIGKILL)
-            with pytest.raises(httpx.HTTPError):
-                async for _line in lines:
-                    pass
-            await child.ended.wait()
-        await restarted(fleet, one)
-        assert (await answer(unhurt))["content"]
-
-
-async def test_a_process_that_hangs_is_killed_and_comes_back() -> None:
-    one = entry("one")
-    watch = Watch(interval=0.2, answer_timeout=2.0)
-    async with fleet_of(one, watch=watch) as fleet:
-        async with fleet.use(one) as child:
-            os.kill(child.pid or 0, signal.SIGSTOP)
-            await child.ended.wait()
-            assert child.message == "It does not answer within 2 seconds."
-        await restarted(fleet, one)
-
-
-async def test_a_model_that_falls_asleep_wakes_up_for_the_next_request() -> None:
-    one = entry("one", BUNDLED, "--sleep-idle-seconds", "1")
-    watch = Watch(interval=0.2)  # to be asked whether it lives keeps nobody awake
-    async with fleet_of(one, watch=watch) as fleet, fleet.subscribe() as events:
-        for _ in range(2):
-            async with fleet.use(one) as child:
-                assert (await answer(child))["content"]
-            async for event in events:
-                if event.data == {"status": "sleeping"}:
-                    break
-            assert fleet.state("one").value is Status.SLEEPING
-            assert fleet.state("one").pid == child.pid, "it is the same process"
-            assert fleet.state("one").info["id"] == "one", "and what it said is still known"
-
-
 async def test_a_file_that_is_broken_gone_or_back_again(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     one = entry("one", path)
@@ -143,19 +92,6 @@ async def test_a_file_that_is_broken_gone_or_back_again(tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match=r"model\.gguf"):
             async with fleet.use(one):
                 raise AssertionError
-
-
-async def test_a_file_that_is_replaced_while_it_is_loaded(tmp_path: Path) -> None:
-    """The process has the file that it began with; the next one has the new file."""
-    path = tmp_path / "model.gguf"
-    shutil.copy(BUNDLED, path)
-    one = entry("one", path)
-    async with fleet_of(one) as fleet, fleet.use(one) as child:
-        before = (await answer(child))["content"]
-        broken = tmp_path / "new"
-        broken.write_bytes(b"GGUF")
-        broken.rename(path)
-        assert (await answer(child))["content"] == before
 
 
 def memory_of_others() -> int:
@@ -215,36 +151,6 @@ async def test_what_is_forked_has_one_thread() -> None:
         process.close()
 
 
-async def test_no_server_outlives_a_router_that_is_killed() -> None:
-    script = (
-        "import os, sys, json, trio\n"
-        "from tests.router.test_processes import entry, fleet_of\n"
-        "async def main():\n"
-        "    one, other = entry('one'), entry('other')\n"
-        "    async with fleet_of(one, other) as fleet:\n"
-        "        async with fleet.use(one) as a, fleet.use(other) as b:\n"
-        "            os.write(2, json.dumps([a.pid, b.pid]).encode())\n"
-        "            await trio.sleep_forever()\n"
-        "trio.run(main)\n"
-    )
-    router = await trio.lowlevel.open_process(
-        [sys.executable, "-c", script],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=tiny.environment(),
-        cwd=Path(__file__).parents[2],
-    )
-    assert router.stderr is not None
-    with trio.fail_after(60):
-        pids = json.loads(await router.stderr.receive_some())
-        os.kill(pids[0], signal.SIGSTOP)  # even one that hangs
-        router.send_signal(signal.SIGKILL)
-        await router.wait()
-        for pid in pids:
-            await until_gone(pid)
-    assert not any(map(is_running, pids))
-
-
 async def test_models_of_a_directory_within_a_limit_of_memory(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / f"{name}.gguf").symlink_to(BUNDLED)
@@ -253,7 +159,7 @@ async def test_models_of_a_directory_within_a_limit_of_memory(tmp_path: Path) ->
     catalog = await trio.to_thread.run_sync(
         partial(Catalog, models_dir=tmp_path, cache_dir=tmp_path / "none", own_args=own_args)
     )
-    with trio.fail_after(120):
+    with patiently():
         async with Fleet(catalog, max_memory=30 * 2**20) as fleet:
             for name in ("first", "second", "first"):
                 one = catalog.find(name)

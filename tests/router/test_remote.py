@@ -24,6 +24,7 @@ from tests.support.http_server import hypercorn_config, slots_in_use
 from tests.support.media_files import image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.waiting import patiently, until
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.chat.deltas import ContentDelta, Message, ToolCall
@@ -134,7 +135,7 @@ async def test_leaving_a_stream_frees_the_slot(tmp_path: Path) -> None:
         async with server.stream("a") as stream:
             await anext(stream)
             assert await slots_in_use(service) == 1
-        with trio.fail_after(60):
+        with patiently():
             while await slots_in_use(service):
                 await trio.lowlevel.checkpoint()
 
@@ -156,6 +157,7 @@ async def test_embeddings(tmp_path: Path) -> None:
             await server.complete("a")
 
 
+@pytest.mark.system
 async def test_embeddings_of_images(tmp_path: Path) -> None:
     path = tmp_path / "red.png"
     path.write_bytes(image_file(size=(8, 4)))
@@ -178,6 +180,7 @@ async def test_ranking(tmp_path: Path) -> None:
         assert scores == pytest.approx((await service.server.rerank("a", ["b", "ccc"])).scores)
 
 
+@pytest.mark.system
 async def test_recordings(tmp_path: Path) -> None:
     heard: list[str] = []
 
@@ -210,6 +213,7 @@ async def test_recordings(tmp_path: Path) -> None:
             await server.transcribe(path, stream=True)
 
 
+@pytest.mark.system
 async def test_times_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_whisper.install(tmp_path, monkeypatch)
     wav = wav_file(1.0)
@@ -262,12 +266,11 @@ async def test_a_process_that_has_gone_before_it_was_asked(tmp_path: Path) -> No
         await trio.testing.wait_all_tasks_blocked(0.01)
         child.socket_path = path  # that of the next one
         child.ended.set()
-        with trio.fail_after(60):
-            while not texts:
-                await trio.sleep(0.001)
+        await until(lambda: texts)
         assert texts == ["A"]
 
 
+@pytest.mark.system
 async def test_real_processes(tmp_path: Path) -> None:
     models = ChildModels(tmp_path, flags=["--ctx-size", "512", "--threads", "1"])
     with pytest.raises(RuntimeError, match="inside the block"):
@@ -281,6 +284,7 @@ async def test_real_processes(tmp_path: Path) -> None:
             models["other"]
 
 
+@pytest.mark.system
 async def test_a_process_that_is_killed(tmp_path: Path) -> None:
     models = ChildModels(tmp_path, flags=["--ctx-size", "4096", "--threads", "1"])
     async with models:
@@ -292,7 +296,7 @@ async def test_a_process_that_is_killed(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(UnavailableError):
                 await stream.read()
-        with trio.fail_after(60):
+        with patiently():
             while models._entered.state("bundled").pid == pid:  # it is not known yet
                 await trio.sleep(0.01)
             done = await server.complete("Once", max_tokens=3)
@@ -354,6 +358,7 @@ async def test_an_error_ends_a_stream(error: Any, kind: type[TrioServeError]) ->
     assert caught.value.param == error["param"]
 
 
+@pytest.mark.system
 async def test_an_image_of_a_program_is_sent(tmp_path: Path) -> None:
     path = tmp_path / "red.png"
     path.write_bytes(image_file(size=(8, 4)))

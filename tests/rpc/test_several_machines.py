@@ -18,7 +18,10 @@ from tests.support.command import Running, serving
 from tests.support.http_server import connected, post
 from tests.support.measured import Report
 from tests.support.rpc_peer import answers, dead_end, listening, says
+from tests.support.waiting import patiently
 from trioserve.llama.rpc import peers
+
+pytestmark = pytest.mark.system
 
 Servers = tuple[RpcServer, RpcServer]
 
@@ -117,7 +120,7 @@ async def the_error_of(running: Running, fail: Callable[[], None]) -> tuple[Any,
 async def until_served(client: httpx.AsyncClient) -> float:
     """Send requests until one is answered; returns the seconds."""
     began = time.monotonic()
-    with trio.fail_after(90):
+    with patiently():
         while (response := await complete(client, "Once", 1)).status_code != 200:
             assert response.status_code == 503, response.text
             await client.post("/models/load", json={"model": "bundled.gguf"})
@@ -168,7 +171,7 @@ async def test_a_client_that_leaves_frees_its_slot(divided: Running) -> None:
     async with client_of(divided) as client:
         async with stream(divided) as event:
             await event()
-        with trio.fail_after(30):
+        with patiently():
             while any(one["is_processing"] for one in (await client.get("/slots")).json()):
                 pass
         assert (await complete(client, "Once", 4)).status_code == 200
@@ -180,7 +183,7 @@ async def test_a_model_that_sleeps_comes_back(rpc_servers: Servers) -> None:
         first = await complete(client, "Once upon a time")
         body = {"prompt": "Once", "n_predict": 1, "keep_alive": 0}
         assert (await client.post("/completion", json=body)).status_code == 200
-        with trio.fail_after(30):
+        with patiently():
             while (await status_of(client))["value"] != "sleeping":
                 pass
         # The machines are free for others meanwhile.

@@ -99,16 +99,14 @@ async def test_without_keys_everybody_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "headers"),
     [
-        ("/v1/chat/completions", CHAT),
-        ("/v1/completions", {"prompt": "a"}),
-        ("/completion", {"prompt": "a"}),
-        ("/v1/messages", {**CHAT, "max_tokens": 1}),
-        ("/v1/responses", {"input": "a"}),
+        ("/v1/chat/completions", CHAT, {"Prefer": "respond-async, wait=1"}),
+        ("/completion", {"prompt": "a"}, {}),
+        ("/v1/messages", {**CHAT, "max_tokens": 1}, {}),
+        ("/v1/responses", {"input": "a"}, {}),
     ],
 )
-@pytest.mark.parametrize("headers", [{}, {"Prefer": "respond-async, wait=1"}])
 async def test_too_high_a_priority_is_a_400(
     path: str, body: dict[str, object], headers: dict[str, str]
 ) -> None:

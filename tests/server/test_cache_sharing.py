@@ -40,12 +40,9 @@ TOGETHER: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "all": ({"api_keys": KEYS, "cache_sharing": "all"}, {}, {}),
     "one salt": ({}, {"cache_salt": "a"}, {"cache_salt": "a"}),
 }
-CASES = [(*case, True) for case in SEPARATE.values()] + [
-    (*case, False) for case in TOGETHER.values()
-]
-cases = pytest.mark.parametrize(
-    ("config", "of_victim", "of_attacker", "safe"), CASES, ids=[*SEPARATE, *TOGETHER]
-)
+CASES = {name: (*case, True) for name, case in SEPARATE.items()} | {
+    name: (*case, False) for name, case in TOGETHER.items()
+}
 
 
 async def cached(client: httpx.AsyncClient, prompt: str, key: Any, **fields: Any) -> int:
@@ -65,12 +62,20 @@ async def recover(probe: Callable[[str], Awaitable[int]]) -> str:
     return best[0] if len(best) == 1 else ""
 
 
-@cases
-@pytest.mark.parametrize("slot", [-1, 0], ids=["any slot", "the victim's slot"])
-async def test_a_secret_is_not_recovered_from_the_kv_cache(
-    config: Any, of_victim: Any, of_attacker: Any, safe: bool, slot: int
-) -> None:
-    """With llama.cpp and the bundled model."""
+@pytest.mark.parametrize(
+    ("case", "slot"),
+    [
+        ("keys", -1),
+        ("keys", 0),
+        ("salts, all", 0),
+        ("salts, no keys", -1),
+        ("no keys", -1),
+        ("one salt", 0),
+    ],
+)
+async def test_a_secret_is_not_recovered_from_the_kv_cache(case: str, slot: int) -> None:
+    """With llama.cpp and the bundled model, in any slot and in the victim's."""
+    config, of_victim, of_attacker, safe = CASES[case]
     app = create_app(Config(ctx_size=2048, threads=1, **config))
     async with client_of_app(app) as client:
         await cached(client, f"{KNOWN}{SECRET}9", VICTIM, id_slot=slot, **of_victim)
@@ -85,10 +90,9 @@ async def test_a_secret_is_not_recovered_from_the_kv_cache(
         assert again > len(KNOWN) // 4
 
 
-@cases
-async def test_a_secret_is_not_recovered_from_ram(
-    config: Any, of_victim: Any, of_attacker: Any, safe: bool
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+async def test_a_secret_is_not_recovered_from_ram(case: str) -> None:
+    config, of_victim, of_attacker, safe = CASES[case]
     backend = ScriptedBackend(n_slots=1, n_ctx=250)
     async with client_and_service(backend, **config) as (client, service):
         cache = service.server.parts.generation().engine._scheduler.cache

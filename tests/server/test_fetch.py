@@ -226,6 +226,7 @@ async def test_a_server_that_breaks_off_is_a_refusal(site: Site, broken: bytes) 
     )
 
 
+@pytest.mark.system
 async def test_there_is_one_deadline_for_all(site: Site) -> None:
     site.answers["/a"] = b"HTTP/1.1 200 OK\r\n"
     site.is_open_ended = True

@@ -14,6 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.broken_strategies import SECRET
 from tests.support.scripted_server import read, serve
+from tests.support.waiting import patiently
 from trioserve.config import Config
 from trioserve.engine.loop import Loop
 from trioserve.errors import EngineError, UnavailableError
@@ -89,7 +90,7 @@ async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None
             with pytest.raises(EngineError):
                 await server.complete(prompt)
 
-        with trio.fail_after(60):
+        with patiently():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fail, "before")
                 await wait_all_tasks_blocked()
@@ -112,7 +113,7 @@ async def test_a_thread_that_dies_ends_what_waits_for_it() -> None:
 
     backend = ScriptedBackend()
     backend.on_decode = panic
-    with trio.fail_after(60):
+    with patiently():
         async with Server(Config(), load=scripted(backend)) as server:
             for _ in range(2):
                 with pytest.raises(EngineError):

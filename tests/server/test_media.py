@@ -18,6 +18,8 @@ from trioserve.server.media import MediaLoader, Wanted, size_of
 from trioserve.server.memory import MemoryBudget
 from trioserve.types import DecodedAudio, DecodedImage, DecodedVideo, MediaKind, MediaSource
 
+pytestmark = pytest.mark.system
+
 ALL = Wanted(kinds=frozenset({"image", "audio", "video"}))
 
 

@@ -16,6 +16,8 @@ from trioserve import Audio, Config, Image, MixedPrompt, Server, llama
 from trioserve.llama import LlamaBackend
 from trioserve.types import Prompt
 
+pytestmark = pytest.mark.system
+
 N = 12
 
 

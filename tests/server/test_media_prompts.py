@@ -70,6 +70,7 @@ class SlowLoader:
         return [DecodedImage(width=8, height=4, pixels=bytes(96), id="white") for _ in sources]
 
 
+@pytest.mark.system
 async def test_a_program_gives_bytes_and_paths(tmp_path: Path) -> None:
     (tmp_path / "red.png").write_bytes(PNG)
     chat = [user("See", Image(tmp_path / "red.png"), Image(PNG), "hear", Audio(wav_file(0.5)))]
@@ -96,6 +97,7 @@ async def test_markers_stand_for_media_in_a_rendered_chat() -> None:
         assert second.startswith(marker)
 
 
+@pytest.mark.system
 async def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     async with serve_seeing(WordProjector(hears=False)) as server:
         with pytest.raises(InvalidMediaError) as missing:
@@ -119,6 +121,7 @@ async def test_a_template_without_a_place_for_media() -> None:
         assert caught.value.param == "messages[0].content[0]"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("template", "config"),
     [
@@ -138,6 +141,7 @@ async def test_templates_of_each_kind(template: str, config: dict[str, Any]) -> 
         assert re.search(r"SEE\(IMAGE 8X4\)AND\(VIDEO OF \d+\)", answer.message.content)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("can_cut", [True, False])
 async def test_the_next_turn_about_an_image_computes_what_is_new(
     can_cut: bool, tmp_path: Path
@@ -202,6 +206,7 @@ async def test_what_is_decoded_is_counted() -> None:
         assert server.memory.n_held == 0
 
 
+@pytest.mark.system
 async def test_chunks_are_counted_in_place_of_what_was_decoded() -> None:
     projector = ScriptedProjector(n_cells=5, bytes_per_cell=1000)
     image = MixedPrompt([Image(PNG)])
@@ -227,6 +232,7 @@ async def test_nothing_is_loaded_for_a_full_queue() -> None:
             assert loader.n_loading == 0
 
 
+@pytest.mark.system
 async def test_media_that_do_not_fit() -> None:
     async with serve_seeing(ScriptedProjector(n_cells=3000)) as server:
         with pytest.raises(ContextLengthExceededError):

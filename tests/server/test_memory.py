@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import tracemalloc
 from contextlib import AsyncExitStack, ExitStack
@@ -12,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.scripted_server import assert_at_rest, serve
+from tests.support.waiting import patiently
 from trioserve.errors import MemoryFullError, PayloadTooLargeError
 from trioserve.server import memory
 from trioserve.server.concurrency import alongside
@@ -19,24 +19,21 @@ from trioserve.server.memory import BYTES_PER_TOKEN, MemoryBudget, weight_of
 from trioserve.testing import ScriptedBackend
 
 BODIES = {
-    "text": json.dumps({"messages": [{"role": "user", "content": "word " * 200_000}]}),
-    "wide text": json.dumps({"content": "word " * 200_000 + "😀"}, ensure_ascii=False),
-    "escaped wide text": json.dumps({"content": "word " * 200_000 + "😀"}),
-    "lists": "[" + "[],[]," * 100_000 + "0]",
-    "objects": "[" + "{},{}," * 100_000 + "0]",
-    "numbers": json.dumps(list(range(1000, 201_000))),
-    "small numbers": "[" + "1," * 300_000 + "1]",
-    "fractions": "[" + "1.5," * 200_000 + "1]",
-    "names": json.dumps({f"n{i}": "v" for i in range(100_000)}),
-    "pairs": json.dumps([{"a": i} for i in range(100_000)]),
-    "messages": json.dumps([{"role": "user", "content": "Hi"}] * 30_000),
+    "text": json.dumps({"messages": [{"role": "user", "content": "word " * 20_000}]}),
+    "wide text": json.dumps({"content": "word " * 20_000 + "😀"}, ensure_ascii=False),
+    "escaped wide text": json.dumps({"content": "word " * 20_000 + "😀"}),
+    "lists": "[" + "[],[]," * 10_000 + "0]",
+    "objects": "[" + "{},{}," * 10_000 + "0]",
+    "numbers": json.dumps(list(range(1000, 21_000))),
+    "small numbers": "[" + "1," * 30_000 + "1]",
+    "names": json.dumps({f"n{i}": "v" for i in range(10_000)}),
+    "messages": json.dumps([{"role": "user", "content": "Hi"}] * 3_000),
 }
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_is_not_heavier_than_estimated(name: str) -> None:
     body = BODIES[name].encode()
-    gc.collect()
     tracemalloc.start()
     value = json.loads(body)
     held, _ = tracemalloc.get_traced_memory()
@@ -119,8 +116,8 @@ async def test_what_was_freed_goes_back_to_the_system(monkeypatch: pytest.Monkey
             for _ in range(10):  # one trim is for all of them
                 with budget.hold() as held:
                     held.grow(1000)
-            with trio.fail_after(60):
-                while len(trimmed) <= n_trims:
+            with patiently():
+                while len(trimmed) == n_trims:
                     await trio.sleep(0.001)
 
 

@@ -188,33 +188,6 @@ async def _decodes(backend: ScriptedBackend, n: int) -> None:
     await reached.wait()
 
 
-async def test_a_deadline_around_a_stream_cancels_its_work(autojump_clock: MockClock) -> None:
-    backend = ScriptedBackend(lambda prompt: "x" * 500)
-    async with serve(backend) as server:
-        with trio.move_on_after(1) as scope, capture_logs() as logs:
-            async with server.stream("a") as stream:
-                await anext(stream)
-                await trio.sleep(2)
-        assert scope.cancelled_caught
-        await assert_at_rest(server)
-    assert logs[-1]["event"] == "request ended"
-    assert logs[-1]["cancelled"] == "caller"
-
-
-async def test_a_cancelled_neighbour_changes_nothing() -> None:
-    async with serve(ScriptedBackend(n_slots=3)) as server, trio.open_nursery() as nursery:
-        texts: dict[int, str] = {}
-
-        async def follow(name: int) -> None:
-            texts[name] = (await server.complete(f"neighbour number {name}")).text
-
-        nursery.start_soon(follow, 1)
-        nursery.start_soon(follow, 2)
-        async with server.stream("a text that nobody reads to its end") as stream:
-            await anext(stream)
-    assert texts == {1: "NEIGHBOUR NUMBER 1", 2: "NEIGHBOUR NUMBER 2"}
-
-
 async def _complete(server: Server) -> None:
     await server.complete("some text", max_tokens=4)
 
@@ -436,15 +409,6 @@ async def test_a_deadline_is_reported_as_one(stage: str, autojump_clock: MockClo
         await assert_at_rest(server)
 
 
-async def test_a_deadline_that_is_met_changes_nothing(autojump_clock: MockClock) -> None:
-    async with serve() as server:
-        assert (await server.complete("hi", timeout=3)).text == "HI"
-        messages = [{"role": "user", "content": "hi"}]
-        assert (await server.chat(messages, timeout=3)).finished is not None
-        await trio.sleep(10)
-        assert (await server.complete("hi")).text == "HI"
-
-
 # -- bad requests and bad luck
 
 
@@ -453,11 +417,8 @@ async def test_a_deadline_that_is_met_changes_nothing(autojump_clock: MockClock)
     [
         ({"max_tokens": -2}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
-        ({"top_k": 1.5}, "top_k"),
         ({"no_such_thing": 1}, "no_such_thing"),
         ({"stop": [1]}, "stop"),
-        ({"cache_prompt": 1}, "cache_prompt"),
-        ({"samplers": ["magic"]}, "samplers"),
         ({"logit_bias": [[1]]}, "logit_bias"),
         ({"id_slot": 99}, "id_slot"),
     ],

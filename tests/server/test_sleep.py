@@ -72,12 +72,6 @@ async def test_by_default_it_does_not(mock_clock: MockClock) -> None:
         assert not server.sleeping
 
 
-async def test_it_sleeps_even_if_nobody_ever_comes(mock_clock: MockClock) -> None:
-    async with ScriptedLoader().serve(sleep_idle_seconds=0.5) as server:
-        mock_clock.jump(0.6)
-        await until(server, ServerState.SLEEPING)
-
-
 @pytest.mark.parametrize("seconds", [0, -0.5, -2, math.inf])
 def test_what_is_no_time_to_sleep_after(seconds: float) -> None:
     with pytest.raises(ConfigError, match="sleep_idle_seconds"):

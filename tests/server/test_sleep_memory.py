@@ -73,6 +73,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is in /proc")
 def test_the_memory_of_a_model_is_free_while_it_sleeps() -> None:
     done = subprocess.run([sys.executable, "-c", _SLEEPER], capture_output=True, text=True)

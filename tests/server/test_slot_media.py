@@ -17,6 +17,8 @@ from trioserve import Audio, Config, Image, MixedPrompt, Server
 from trioserve.errors import InvalidRequestError
 from trioserve.server.slot_store import SlotFiles
 
+pytestmark = pytest.mark.system
+
 GREEDY = {"max_tokens": 8, "temperature": 0.0, "id_slot": 0}
 
 

@@ -11,6 +11,7 @@ import trio
 from tests.support.loop_probe import probing
 from tests.support.scripted_server import serve
 from tests.support.scripts import HI
+from tests.support.waiting import patiently, until
 from trioserve.errors import AbandonedError, ContextLengthExceededError, TemplateError
 from trioserve.server import Server
 from trioserve.server.workers import SMALL
@@ -57,12 +58,6 @@ def watched(**settings: int) -> tuple[Server, WatchedVocab]:
     return serve(backend), vocab
 
 
-async def until(event: threading.Event) -> None:
-    with trio.fail_after(60):
-        while not event.is_set():
-            await trio.sleep(0.001)
-
-
 @pytest.mark.parametrize("prompt", ["a" * 100_000, [97] * 100_000, ["a" * 1000] * 100 + [97]])
 async def test_a_prompt_far_too_long_is_not_tokenized(prompt: list[str | int] | str) -> None:
     server, vocab = watched(n_slots=1, n_ctx=64)
@@ -92,10 +87,10 @@ async def test_work_is_given_up_with_its_client() -> None:
     server, vocab = watched()
     async with server, trio.open_nursery() as nursery:
         nursery.start_soon(server.tokenize, "slow" + LONG)
-        await until(vocab.begun)
+        await until(vocab.begun.is_set)
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
-            await until(vocab.stopped)
+            await until(vocab.stopped.is_set)
             assert len(await server.tokenize(LONG)) == len(LONG)
 
 
@@ -105,7 +100,7 @@ async def test_prompts_do_not_wait_for_those_who_only_ask_for_tokens() -> None:
         for _ in range(20):
             nursery.start_soon(server.tokenize, "slow" + LONG)
         await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(60):
+        with patiently():
             await server.complete(LONG, max_tokens=1)
         nursery.cancel_scope.cancel()
 
@@ -115,7 +110,7 @@ async def test_closing_ends_the_work_and_waits_for_it() -> None:
     async with trio.open_nursery() as nursery:
         async with server:
             nursery.start_soon(server.tokenize, "slow" + LONG)
-            await until(vocab.begun)
+            await until(vocab.begun.is_set)
             nursery.cancel_scope.cancel()
         assert vocab.stopped.is_set()
 

@@ -21,6 +21,7 @@ from trioserve.config import Config
 SLOW = (Client.read_slowly, Client.read_nothing)
 
 
+@pytest.mark.system
 async def test_clients_find_no_fault(tmp_path: Path) -> None:
     config = Config(
         api_keys=catalogue.KEYS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 #: What an exception says, which is for the log alone.
@@ -29,13 +28,3 @@ class Raises:
         self._n_decodes += bool(n_decode)
         if self._n_decodes == 3:
             raise RuntimeError(SECRET)
-
-
-class Sleeps(Raises):
-    """Makes that tick last two seconds."""
-
-    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Sleep, when it is time."""
-        self._n_decodes += bool(n_decode)
-        if self._n_decodes == 3:
-            time.sleep(2)

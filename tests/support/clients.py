@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
@@ -143,16 +143,33 @@ class Busy:
 
 @asynccontextmanager
 async def busy(**config: Any) -> AsyncIterator[Busy]:
-    """Serve with one slot, which is taken."""
+    """Serve with one slot, which is taken by a stream that is read."""
 
     def script(prompt: str) -> str:
         return "x" * ENDLESS if "endless" in prompt else "Hello"
 
     backend = ScriptedBackend(script, n_slots=1, n_ctx=2 * ENDLESS)
     backend.on_decode = lambda backend: time.sleep(0.001)
+    has_left = trio.Event()
+
+    async def take_slot(server: Server, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        with trio.CancelScope() as scope:
+            async with server.stream("endless") as stream:
+                await anext(stream)
+                task_status.started(scope)
+                async for _ in stream:  # one that is not read gives way when its mailbox is full
+                    pass
+        has_left.set()
+
     async with (
         client_and_service(backend, **config) as (client, service),
-        AsyncExitStack() as holder,
+        trio.open_nursery() as nursery,
     ):
-        await anext(await holder.enter_async_context(service.server.stream("endless")))
-        yield Busy(client, service, holder.aclose)
+        taken = await nursery.start(take_slot, service.server)
+
+        async def free() -> None:
+            taken.cancel()
+            await has_left.wait()
+
+        yield Busy(client, service, free)
+        await free()

@@ -14,6 +14,7 @@ import hypercorn.trio
 import trio
 from quart_trio import QuartTrio
 
+from tests.support.waiting import patiently
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -95,7 +96,7 @@ async def chunks_of(
 
     async def next_chunk() -> str:
         nonlocal unread
-        with trio.fail_after(60):
+        with patiently():
             size = int(await until(b"\r\n"), 16)
             while len(unread) < size + 2:
                 unread += await stream.receive_some()
@@ -113,7 +114,7 @@ async def chunks_of(
 async def read_response(stream: trio.SocketStream) -> httpx.Response:
     """Read a response by hand."""
     data = b""
-    with trio.fail_after(60):
+    with patiently():
         async for part in stream:
             data += part
             head, _, body = data.partition(b"\r\n\r\n")

@@ -45,8 +45,3 @@ async def call(servers: McpServers, name: str, **arguments: Any) -> ToolResult:
 def pids_in(file: Path) -> list[int]:
     """The processes of a server that logs them, one for each of its starts."""
     return [int(line) for line in file.read_text().split()]
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is this process."""
-    return Path(f"/proc/{pid}").exists()

@@ -28,7 +28,6 @@ TOOLS = [
     tool("block"),
     tool("die"),
     tool("die_once", annotations={"readOnlyHint": True}),
-    tool("fail_once"),
     tool("content"),
     tool("environment"),
     tool("ask"),
@@ -43,7 +42,6 @@ TOOLS = [
 _cancelled: set[Any] = set()
 _seen: list[str] = []
 _answers: dict[Any, Any] = {}
-_state = {"failed": False}
 
 
 def write(data: bytes) -> None:
@@ -118,11 +116,6 @@ def call(name: str, arguments: dict[str, Any], id: Any, params: dict[str, Any]) 
                 FILE.touch()
                 os._exit(3)
             return text("alive")
-        case "fail_once":
-            if not _state["failed"]:
-                _state["failed"] = True
-                raise ValueError("not yet")
-            return text("now")
         case "content":
             return arguments["result"]
         case "environment":

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from tests.support.scripts import answering
+from tests.support.waiting import PATIENCE
 from trioserve.testing import ScriptedBackend
 
 #: More than any text of a test, in tokens.
@@ -53,8 +54,10 @@ class PacedScript:
     def _wait(self, backend: ScriptedBackend) -> None:
         n_read = sum(not wants_logits for *_, wants_logits in backend.batch.rows)
         time.sleep(self.seconds_a_token + self.seconds_a_prompt_token * n_read)
-        if self._held_at and any(self._has_come_to_it(tokens) for tokens in backend.sequences):
-            self._may_go_on.wait(60)
+        # Only what is decoded now: a sequence that is kept from before may end in the same way.
+        seqs = {seq for _, _, seq, _ in backend.batch.rows}
+        if self._held_at and any(self._has_come_to_it(backend.sequences[seq]) for seq in seqs):
+            self._may_go_on.wait(PATIENCE)
 
     def _has_come_to_it(self, tokens: list[int]) -> bool:
         return bytes(token & 0xFF for token in tokens[-len(self._held_at) :]) == self._held_at

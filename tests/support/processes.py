@@ -6,6 +6,8 @@ from pathlib import Path
 
 import trio
 
+from tests.support.waiting import patiently
+
 
 def all_processes() -> list[int]:
     """The processes that there are. Each may have ended by the time that it is looked at."""
@@ -57,7 +59,7 @@ def with_variable(name: str, value: str) -> list[int]:
 async def until(mark: str, n: int) -> float:
     """Wait until so many processes have a word in their command line; returns the seconds."""
     began = trio.current_time()
-    with trio.fail_after(60):
+    with patiently():
         while len(running(mark)) != n:
             await trio.sleep(0.002)
     return trio.current_time() - began

@@ -17,6 +17,7 @@ import trio
 import yaml
 
 from tests.support.deployment import DEPLOY
+from tests.support.waiting import patiently
 
 EXAMPLE = DEPLOY / "prometheus"
 
@@ -78,7 +79,7 @@ def _config(targets: Sequence[str]) -> Mapping[str, Any]:
 
 async def until_ready(client: httpx.AsyncClient, path: str) -> None:
     """Ask until the answer is 200."""
-    with trio.fail_after(60):
+    with patiently():
         while True:
             with suppress(httpx.ConnectError):
                 if (await client.get(path)).status_code == 200:

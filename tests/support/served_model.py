@@ -14,13 +14,14 @@ import httpx
 import trio
 
 from tests.support.http_server import serving
+from tests.support.waiting import PATIENCE
 from trioserve import llama
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.engine.backend import Vocab
 
 #: Longer than any answer takes, in seconds.
-_TIMEOUT = 60
+_TIMEOUT = PATIENCE
 
 
 @attrs.frozen

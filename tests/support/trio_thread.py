@@ -9,10 +9,12 @@ from typing import TypeVar
 
 import trio
 
+from tests.support.waiting import PATIENCE
+
 _T = TypeVar("_T")
 
 #: Longer than anything takes to start or to end, in seconds.
-_TIMEOUT = 60
+_TIMEOUT = PATIENCE
 
 
 class TrioThread:

@@ -19,7 +19,6 @@ import gguf
 import numpy as np
 
 _FOLDER = os.environ.get("LLAMA_CPP_SDIST", "")
-WHY_SKIPPED = "LLAMA_CPP_SDIST does not name llama.cpp's sources, as `make test-vocabularies` does"
 
 _ALIGNMENT = 32
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}

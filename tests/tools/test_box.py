@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mcp_servers import config_of, odd
-from trioserve.config.tools import BUILTIN_TOOLS, ToolsConfig
+from trioserve.config.tools import ToolsConfig
 from trioserve.errors import InvalidRequestError, UnknownToolError
 from trioserve.tools.box import ToolBox, open_box
 from trioserve.tools.tool import ToolCallContext
@@ -32,11 +32,6 @@ async def test_tools_are_found_and_called_by_name(tmp_path: Path) -> None:
         assert result.text == "line\n"
         with pytest.raises(UnknownToolError, match="does not support stream = true"):
             box.find("read_file", streams=True)
-
-
-async def test_tools_are_in_the_order_of_the_reference(tmp_path: Path) -> None:
-    async with open_box(config(tmp_path, "all")) as box:
-        assert list(box.tools) == [name for name in BUILTIN_TOOLS if name in box.tools]
 
 
 async def test_tools_are_selected_by_names_and_globs(tmp_path: Path) -> None:
@@ -68,6 +63,7 @@ async def test_of_two_tools_with_one_name_the_first_counts(tmp_path: Path) -> No
         assert both.abilities() == [*box.abilities(), *other.abilities()]
 
 
+@pytest.mark.system
 async def test_the_tools_of_mcp_servers_are_there_once_they_are_listed() -> None:
     async with open_box(config_of(odd=odd())) as box:
         await box.listed()

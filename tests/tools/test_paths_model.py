@@ -89,7 +89,7 @@ def found_by_fence(inside: Path, path: str) -> str | None:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="there is no /proc")
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tree=_trees, path=_paths)
 def test_what_is_opened_is_what_the_kernel_finds_inside(
     tmp_path: Path, tree: list[tuple[str, str, str]], path: str
@@ -106,7 +106,7 @@ def test_what_is_opened_is_what_the_kernel_finds_inside(
         assert ours is None or ours.startswith(f"{inside}/")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tree=_trees, path=_paths)
 def test_nothing_is_written_outside(
     tmp_path: Path, tree: list[tuple[str, str, str]], path: str

@@ -18,6 +18,8 @@ import pytest
 
 import trioserve
 
+pytestmark = pytest.mark.system
+
 UI = Path(trioserve.__file__).parent / "ui"
 ROOT = UI.parent.parent
 BUILT = UI / "dist"

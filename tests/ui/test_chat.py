@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.support.browsing import Visitor
@@ -13,6 +14,8 @@ from tests.support.http_server import serving_script, slots_in_use
 from tests.support.paced_script import PacedScript
 from tests.support.trio_thread import TrioThread
 from trioserve.api.base.service import Service
+
+pytestmark = pytest.mark.system
 
 
 def test_an_answer_is_written_as_it_comes(chat: ChatPage, script: PacedScript) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.support.browsing import Visitor
@@ -12,6 +13,8 @@ from tests.support.chat_page import ChatPage
 from tests.support.http_server import serving_script
 from tests.support.paced_script import PacedScript
 from tests.support.trio_thread import TrioThread
+
+pytestmark = pytest.mark.system
 
 #: Each word is another one, so that a gap shows, and a repeat.
 STORY = " ".join(f"word{i}" for i in range(200))

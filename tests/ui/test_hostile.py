@@ -14,6 +14,8 @@ from tests.support.chat_page import ChatPage
 from tests.support.paced_script import PacedScript
 from tests.ui.hostile import HOSTILE, RUN, SLOW
 
+pytestmark = pytest.mark.system
+
 #: What the slowest text takes to be shown, in seconds.
 LONGEST = 20
 

@@ -20,6 +20,8 @@ from tests.support.trio_thread import TrioThread
 from tests.ui import showcase
 from trioserve.api.base.service import Service
 
+pytestmark = pytest.mark.system
+
 #: Screenshots are written there, if it is set: `make screenshots` does.
 FOLDER = os.environ.get("SCREENSHOTS")
 

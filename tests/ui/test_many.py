@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.support.chat_files import chat_of, write_chats
 from tests.support.chat_page import ChatPage
+
+pytestmark = pytest.mark.system
 
 N_CHATS = 200
 N_MESSAGES = 30

@@ -26,6 +26,8 @@ from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.types import SamplingParams
 
+pytestmark = pytest.mark.system
+
 NAME = f'"><img src=x onerror="{RUN}">.png'
 
 

@@ -29,6 +29,8 @@ from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.types import SamplingParams
 
+pytestmark = pytest.mark.system
+
 WEATHER = Path(__file__).parents[2] / "examples" / "mcp_weather.py"
 
 

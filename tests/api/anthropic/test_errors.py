@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 
 from tests.support.anthropic_api import ASK
 from tests.support.clients import client_and_service, client_of, named_events_in, use_anthropic
-from tests.support.http_server import serving
 from tests.support.scripts import answering
 from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.anthropic.request import MessagesRequest
-from trioserve.app import create_app
-from trioserve.config import Config
 from trioserve.errors import (
     DecodeError,
     KVCacheFullError,
+    ModelLoadingError,
     NotSupportedError,
     StalledReaderError,
     TemplateError,
@@ -31,72 +27,51 @@ from trioserve.testing import ScriptedBackend
 
 
 def error(kind: str, message: str) -> dict[str, Any]:
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message},
-        "request_id": "r1",
-    }
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "r1"}
 
 
 ID = {"X-Request-Id": "r1"}
 FAILED = "The inference engine failed. The log has more, under r1."
+LATE = json.dumps(ASK | {"timeout": 1e-9}).encode()
 BIG = json.dumps(ASK | {"messages": [{"role": "user", "content": "x" * 5000}]}).encode()
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "expected"),
-    [
-        (
-            "POST",
-            "/v1/messages",
-            b"{",
-            400,
-            error(
-                "invalid_request_error",
-                "The body is not valid JSON: Expecting property name enclosed in double quotes: "
-                "line 1 column 2 (char 1).",
-            ),
-        ),
-        (
-            "POST",
-            "/v1/messages/count_tokens",
-            b"{}",
-            400,
-            error("invalid_request_error", "'messages' is required."),
-        ),
-        (
-            "POST",
-            "/v1/messages/batches",
-            b"{}",
-            404,
-            error("not_found_error", "File Not Found"),
-        ),
-        (
-            "GET",
-            "/v1/messages",
-            b"",
-            405,
-            error("invalid_request_error", "This route does not take this method."),
-        ),
-        (
-            "POST",
-            "/v1/messages",
-            BIG * 3,
-            413,
-            error(
-                "request_too_large",
-                "The body is larger than max_body_size, which is 10000 bytes.",
-            ),
-        ),
-    ],
-)
-async def test_an_error(
-    method: str, path: str, body: bytes, status: int, expected: dict[str, Any]
-) -> None:
+ERRORS: list[tuple[str, str, bytes, int, str, str]] = [
+    (
+        *("POST", "/v1/messages", b"{", 400, "invalid_request_error"),
+        "The body is not valid JSON: Expecting property name enclosed in double quotes: "
+        "line 1 column 2 (char 1).",
+    ),
+    (
+        *("POST", "/v1/messages/count_tokens", b"{}", 400, "invalid_request_error"),
+        "'messages' is required.",
+    ),
+    ("POST", "/v1/messages/batches", b"{}", 404, "not_found_error", "File Not Found"),
+    (
+        *("GET", "/v1/messages", b"", 405, "invalid_request_error"),
+        "This route does not take this method.",
+    ),
+    (
+        *("POST", "/v1/messages", BIG * 3, 413, "request_too_large"),
+        "The body is larger than max_body_size, which is 10000 bytes.",
+    ),
+    (
+        *("POST", "/v1/messages", LATE, 504, "timeout_error"),
+        "The request's deadline has passed.",
+    ),
+]
+
+
+async def test_errors_have_anthropic_s_form() -> None:
     async with client_of(answering("Hi"), max_body_size=10_000) as client:
-        answer = await client.request(method, path, content=body, headers=ID)
-    assert answer.json() == expected
-    assert answer.status_code == status
+        for method, path, body, status, kind, message in ERRORS:
+            answer = await client.request(method, path, content=body, headers=ID)
+            assert (answer.status_code, answer.json()) == (status, error(kind, message))
+        # Other routes keep their form.
+        for path in ("/v1/chat/completions", "/v1/messagesx"):
+            answer = await client.post(path, json={})
+            assert set(answer.json()) == {"error"}
+            assert "request-id" not in answer.headers
 
 
 async def test_a_prompt_that_is_too_long() -> None:
@@ -123,37 +98,24 @@ async def test_a_key_that_is_missing_or_wrong() -> None:
             assert answer.status_code == 200
 
 
-async def test_a_failure_before_the_first_event_has_a_status() -> None:
-    backend = answering("Hello")
-    backend.fail_next = DecodeError("The batch is cursed.")
-    async with client_of(backend) as client:
-        answer = await client.post("/v1/messages", json=ASK | {"stream": True}, headers=ID)
-    assert answer.status_code == 500
-    assert answer.json() == error("api_error", FAILED)
-
-
-async def test_a_failure_ends_a_stream_that_has_begun() -> None:
+async def test_a_failure_has_a_status_or_ends_the_stream_that_has_begun() -> None:
     backend = answering("Hello you")
-
-    def fail_later(backend: ScriptedBackend) -> None:
-        if backend.n_decodes == 8:
-            raise DecodeError("The batch is cursed.")
-
-    backend.on_decode = fail_later
+    backend.fail_next = DecodeError("The batch is cursed.")
     async with client_of(backend, on_engine_failure="stay") as client:
-        answer = await client.post("/v1/messages", json=ASK | {"stream": True}, headers=ID)
-    assert answer.status_code == 200
-    *before, last = named_events_in(answer.text)
+        early = await client.post("/v1/messages", json=ASK | {"stream": True}, headers=ID)
+        n_before = backend.n_decodes
+
+        def fail_later(backend: ScriptedBackend) -> None:
+            if backend.n_decodes == n_before + 8:
+                raise DecodeError("The batch is cursed.")
+
+        backend.on_decode = fail_later
+        late = await client.post("/v1/messages", json=ASK | {"stream": True}, headers=ID)
+    assert (early.status_code, early.json()) == (500, error("api_error", FAILED))
+    assert late.status_code == 200
+    *before, last = named_events_in(late.text)
     assert [each["type"] for each in before[:3]] == ["message_start", "ping", "content_block_start"]
     assert last == error("api_error", FAILED)
-
-
-async def test_other_routes_keep_their_form() -> None:
-    async with client_of(answering("Hi")) as client:
-        for path in ("/v1/chat/completions", "/v1/messagesx"):
-            answer = await client.post(path, json={})
-            assert set(answer.json()) == {"error"}
-            assert "request-id" not in answer.headers
 
 
 async def test_errors_as_the_sdk_raises_them() -> None:
@@ -191,21 +153,6 @@ async def test_a_queue_that_is_full_and_a_server_that_closes() -> None:
         assert answer.json() == error("overloaded_error", "The server is shutting down")
 
 
-async def test_a_server_that_is_still_loading() -> None:
-    continue_final_message = threading.Event()
-
-    def load(config: Config, **kwargs: Any) -> ScriptedBackend:
-        continue_final_message.wait()
-        return ScriptedBackend()
-
-    app = create_app(Config(), load=load)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
-        answer = await client.post("/v1/messages", json=ASK, headers=ID)
-        continue_final_message.set()
-    assert answer.status_code == 503
-    assert answer.json() == error("overloaded_error", "Loading model")
-
-
 async def test_a_prefix_before_all_routes() -> None:
     async with client_of(answering("Hi"), api_prefix="/api") as client:
         answer = await client.post("/api/v1/messages", json={}, headers=ID)
@@ -214,15 +161,7 @@ async def test_a_prefix_before_all_routes() -> None:
         assert answer.status_code == 200
 
 
-async def test_a_request_that_has_no_time_left() -> None:
-    backend = answering("Hello you " * 50)
-    async with client_of(backend) as client:
-        answer = await client.post("/v1/messages", json=ASK | {"timeout": 1e-9}, headers=ID)
-    assert answer.status_code == 504
-    assert answer.json() == error("timeout_error", "The request's deadline has passed.")
-
-
-async def test_something_that_nobody_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(body: object) -> None:
         raise ZeroDivisionError
 
@@ -239,6 +178,7 @@ async def test_something_that_nobody_expected(monkeypatch: pytest.MonkeyPatch) -
         (NotSupportedError, 501, "api_error"),
         (StalledReaderError, 408, "timeout_error"),
         (TemplateError, 400, "invalid_request_error"),
+        (ModelLoadingError, 503, "overloaded_error"),
         (KVCacheFullError, 500, "api_error"),
     ],
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import attrs
 import pytest
@@ -186,9 +187,12 @@ def test_a_number_that_changes_each_time_does_not_change_the_prefix() -> None:
 
 
 def test_the_least_request() -> None:
-    request = MessagesRequest.parse({"messages": HI})
+    unknown = {"context_management": {}, "service_tier": "auto", "cache_control": {}}
+    request = MessagesRequest.parse({"messages": HI, **unknown})
     assert request.given_params() == {"max_tokens": MAX_TOKENS}
     assert request.thinking.enabled is None
+    thinking = CountTokensRequest.parse({"messages": HI, "thinking": {"type": "enabled"}}).thinking
+    assert thinking.budget == BUDGET_TOKENS
 
 
 def test_fields_that_all_routes_share() -> None:
@@ -200,17 +204,6 @@ def test_fields_that_all_routes_share() -> None:
     assert request.timeout == 5
 
 
-def test_thinking_without_a_number_has_llama_servers() -> None:
-    request = CountTokensRequest.parse({"messages": HI, "thinking": {"type": "enabled"}})
-    assert request.thinking.budget == BUDGET_TOKENS
-
-
-def test_fields_that_nobody_knows_are_ignored() -> None:
-    MessagesRequest.parse(
-        ASK | {"context_management": {}, "service_tier": "auto", "cache_control": {}}
-    )
-
-
 def image(**source: Any) -> dict[str, Any]:
     return {"type": "image", "source": source}
 
@@ -219,10 +212,31 @@ def document(**source: Any) -> dict[str, Any]:
     return {"type": "document", "source": source}
 
 
+def turn(role: str, content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}]}
+
+
 PNG = {"type": "base64", "media_type": "image/png"}
 PDF = {"type": "base64", "media_type": "application/pdf"}
 CONTENT = {"type": "content"}
-WRONG_FILES: list[tuple[dict[str, Any], str, str]] = [
+#: Fields of requests, and what the error says of them.
+Wrong: TypeAlias = list[tuple[dict[str, Any], str, str]]
+
+LEAVE_OUT = "is not supported; leave it out."
+UNSUPPORTED = "is not supported with this value; leave it out."
+NO_IMAGE = "must be the type of an image, such as image/png."
+
+
+def misplaced(kind: str, where: str) -> str:
+    return f"is '{kind}', which is not supported in {where}."
+
+
+#: Blocks that the user says.
+BLOCKS: Wrong = [
+    ({}, "type", "is required."),
+    ({"type": "text"}, "text", "is required."),
+    (part("Hi") | {"citations": [{}]}, "citations", LEAVE_OUT),
+    ({"type": "tool_use"}, "type", misplaced("tool_use", "a message of the user")),
     ({"type": "image"}, "source", "is required."),
     (image(), "source.type", "is required."),
     (
@@ -231,243 +245,146 @@ WRONG_FILES: list[tuple[dict[str, Any], str, str]] = [
         "is 'file', and no files are kept here; send the file itself.",
     ),
     (image(type="text", data="x"), "source.type", "is 'text'; it must be one of base64, url."),
-    (image(type="base64", media_type="image/png"), "source.data", "is required."),
-    (
-        image(type="base64", media_type="text/plain", data="aGk="),
-        "source.media_type",
-        "must be the type of an image, such as image/png.",
-    ),
-    (
-        image(**PNG, data="aG?="),
-        "source.data",
-        "is not valid base64.",
-    ),
+    (image(**PNG), "source.data", "is required."),
+    (image(type="base64", data="aGk="), "source.media_type", "is required."),
+    (image(type="base64", media_type="text/plain", data="aGk="), "source.media_type", NO_IMAGE),
+    (image(**PNG, data="aG?="), "source.data", "is not valid base64."),
     (
         image(**PNG, data="aGk=") | {"transformations": {"oversized_image": "error"}},
         "transformations",
-        "is not supported; leave it out.",
+        LEAVE_OUT,
     ),
-    (
-        document(type="url", url="YS5wZGY="),
-        "source.url",
-        "must be a URL of http, https or file.",
-    ),
+    (document(type="url", url="YS5wZGY="), "source.url", "must be a URL of http, https or file."),
     (
         document(type="pdf"),
         "source.type",
         "is 'pdf'; it must be one of base64, text, content, url.",
     ),
     (document(**PDF, data="/w=="), "source.data", "is neither a PDF nor a text."),
-    (
-        document(type="text", data="x") | {"citations": {"enabled": True}},
-        "citations",
-        "is not supported; leave it out.",
-    ),
+    (document(type="text", data="x") | {"citations": {"enabled": True}}, "citations", LEAVE_OUT),
     (document(type="text", data="x") | {"title": 5}, "title", "must be a string."),
     (
         document(**CONTENT, content=[document(**CONTENT, content=[])]),
         "source.content[0].type",
-        "is 'document', which is not supported in a document.",
+        misplaced("document", "a document"),
     ),
+    (
+        RESULT | {"content": [{"type": "tool_reference"}]},
+        "content[0].type",
+        misplaced("tool_reference", "the result of a tool"),
+    ),
+    ({"type": "tool_result"}, "tool_use_id", "is required."),
+    (RESULT | {"is_error": 1}, "is_error", "must be true or false."),
+    (FOUND | {"source": None}, "source", "is required."),
+    (
+        FOUND | {"content": [{"type": "image"}]},
+        "content[0].type",
+        misplaced("image", "the result of a search"),
+    ),
+    (FOUND | {"citations": {"enabled": True}}, "citations", LEAVE_OUT),
 ]
-
-
+#: Blocks of the assistant.
+SAID: Wrong = [
+    (
+        {"type": "server_tool_use"},
+        "type",
+        misplaced("server_tool_use", "a message of the assistant"),
+    ),
+    (USE | {"input": "{}"}, "input", "must be an object."),
+    ({"type": "redacted_thinking", "data": "trioserve.%"}, "data", "must be as it was received."),
+]
 M = "messages[0]"
-C = "messages[0].content[0]"
+FIELDS: Wrong = [
+    ({"messages": None}, "messages", "is required."),
+    ({"messages": "Hi"}, "messages", "must be a list of objects."),
+    ({"messages": []}, "messages", "must not be empty."),
+    ({"messages": [{}]}, f"{M}.role", "is required."),
+    (turn("tool", ""), f"{M}.role", 'must be "user", "assistant" or "system".'),
+    ({"messages": [{"role": "user"}]}, f"{M}.content", "is required."),
+    (turn("user", 5), f"{M}.content", "must be a string or a list of blocks."),
+    (
+        turn("system", [{"type": "image"}]),
+        f"{M}.content[0].type",
+        misplaced("image", "a message of the system"),
+    ),
+    (
+        {"messages": [*HI, assistant(USE)]},
+        "messages[1].content[0]",
+        "needs a 'tool_result' after it.",
+    ),
+    ({"system": 5}, "system", "must be a string or a list of blocks."),
+    ({"system": [{"type": "image"}]}, "system[0].type", misplaced("image", "a system prompt")),
+    ({"max_tokens": -2}, "max_tokens", "must be between -1 and 2147483647."),
+    ({"stop_sequences": "x"}, "stop_sequences", "must be a list of strings."),
+    ({"temperature": "hot"}, "temperature", "must be a number."),
+    ({"tools": [{}]}, "tools[0].name", "is required."),
+    (
+        {"tools": [{"name": "", "input_schema": {}}]},
+        "tools[0].name",
+        "must be a string, and not empty.",
+    ),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required."),
+    (
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        "tools[0].type",
+        "is 'web_search_20250305': this server has no tools of its own.",
+    ),
+    ({"tools": [WEATHER | {"defer_loading": True}]}, "tools[0].defer_loading", UNSUPPORTED),
+    ({"tool_choice": "any"}, "tool_choice", "must be an object."),
+    (
+        {"tool_choice": {"type": "required"}},
+        "tool_choice.type",
+        'must be "auto", "any", "tool" or "none".',
+    ),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "is required."),
+    (
+        {"thinking": {"type": "between_tools"}},
+        "thinking.type",
+        'must be "enabled", "disabled" or "adaptive".',
+    ),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": -1}},
+        "thinking.budget_tokens",
+        "must be between 0 and 2147483647.",
+    ),
+    (
+        {"thinking": {"type": "adaptive", "display": "secret"}},
+        "thinking.display",
+        'must be "summarized" or "omitted".',
+    ),
+    (
+        {"output_config": {"format": {"type": "text"}}},
+        "output_config.format.type",
+        'must be "json_schema".',
+    ),
+    ({"output_format": {"type": "json_schema"}}, "output_format.schema", "is required."),
+]
+NO_EFFECT = {
+    "container": "c1",
+    "diagnostics": {"previous_message_id": "msg_1"},
+    "inference_geo": "us",
+    "mcp_servers": [{}],
+    "n": 2,
+    "speed": "fast",
+    "timings_per_token": True,
+    "user_profile_id": "u1",
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"messages": None}, "messages", "'messages' is required."),
-        ({"messages": "Hi"}, "messages", "'messages' must be a list of objects."),
-        ({"messages": []}, "messages", "'messages' must not be empty."),
-        ({"messages": [{}]}, f"{M}.role", f"'{M}.role' is required."),
-        (
-            {"messages": [{"role": "tool", "content": ""}]},
-            f"{M}.role",
-            f'\'{M}.role\' must be "user", "assistant" or "system".',
-        ),
-        ({"messages": [{"role": "user"}]}, f"{M}.content", f"'{M}.content' is required."),
-        (
-            {"messages": [{"role": "user", "content": 5}]},
-            f"{M}.content",
-            f"'{M}.content' must be a string or a list of blocks.",
-        ),
-        ({"messages": [user({})]}, f"{C}.type", f"'{C}.type' is required."),
-        ({"messages": [user({"type": "text"})]}, f"{C}.text", f"'{C}.text' is required."),
-        (
-            {"messages": [user(part("Hi") | {"citations": [{}]})]},
-            f"{C}.citations",
-            f"'{C}.citations' is not supported; leave it out.",
-        ),
-        *(
-            (
-                {"messages": [user({"type": kind})]},
-                f"{C}.type",
-                f"'{C}.type' is '{kind}', which is not supported in a message of the user.",
-            )
-            for kind in ("mid_conversation", "container_upload", "tool_use")
-        ),
-        (
-            {"messages": [assistant({"type": "server_tool_use"})]},
-            f"{C}.type",
-            f"'{C}.type' is 'server_tool_use', "
-            "which is not supported in a message of the assistant.",
-        ),
-        (
-            {"messages": [user(RESULT | {"content": [{"type": "tool_reference"}]})]},
-            f"{C}.content[0].type",
-            f"'{C}.content[0].type' is 'tool_reference', which is not supported in the result of a "
-            "tool.",
-        ),
-        (
-            {"messages": [user(FOUND | {"source": None})]},
-            f"{C}.source",
-            f"'{C}.source' is required.",
-        ),
-        (
-            {"messages": [user(FOUND | {"content": [{"type": "image"}]})]},
-            f"{C}.content[0].type",
-            f"'{C}.content[0].type' is 'image', which is not supported in the result of a search.",
-        ),
-        (
-            {"messages": [user(FOUND | {"citations": {"enabled": True}})]},
-            f"{C}.citations",
-            f"'{C}.citations' is not supported; leave it out.",
-        ),
-        (
-            {"messages": [{"role": "system", "content": [{"type": "image"}]}]},
-            f"{C}.type",
-            f"'{C}.type' is 'image', which is not supported in a message of the system.",
-        ),
-        *(
-            ({"messages": [user(block)]}, f"{C}.{param}", f"'{C}.{param}' {problem}")
-            for block, param, problem in WRONG_FILES
-        ),
-        (
-            {"messages": [user(RESULT | {"content": [image(type="base64", data="?")]})]},
-            f"{C}.content[0].source.media_type",
-            f"'{C}.content[0].source.media_type' is required.",
-        ),
-        (
-            {"messages": [user({"type": "tool_result"})]},
-            f"{C}.tool_use_id",
-            f"'{C}.tool_use_id' is required.",
-        ),
-        (
-            {"messages": [user(RESULT | {"is_error": 1})]},
-            f"{C}.is_error",
-            f"'{C}.is_error' must be true or false.",
-        ),
-        (
-            {"messages": [assistant(USE | {"input": "{}"}), *HI]},
-            f"{C}.input",
-            f"'{C}.input' must be an object.",
-        ),
-        (
-            {"messages": [*HI, assistant(USE)]},
-            "messages[1].content[0]",
-            "'messages[1].content[0]' needs a 'tool_result' after it.",
-        ),
-        (
-            {"messages": [assistant({"type": "redacted_thinking", "data": "trioserve.%"})]},
-            f"{C}.data",
-            f"'{C}.data' must be as it was received.",
-        ),
-        ({"system": 5}, "system", "'system' must be a string or a list of blocks."),
-        (
-            {"system": [{"type": "image"}]},
-            "system[0].type",
-            "'system[0].type' is 'image', which is not supported in a system prompt.",
-        ),
-        ({"max_tokens": -2}, "max_tokens", "'max_tokens' must be between -1 and 2147483647."),
-        ({"stop_sequences": "x"}, "stop_sequences", "'stop_sequences' must be a list of strings."),
-        ({"temperature": "hot"}, "temperature", "'temperature' must be a number."),
-        ({"tools": [{}]}, "tools[0].name", "'tools[0].name' is required."),
-        (
-            {"tools": [{"name": "", "input_schema": {}}]},
-            "tools[0].name",
-            "'tools[0].name' must be a string, and not empty.",
-        ),
-        (
-            {"tools": [{"name": "f"}]},
-            "tools[0].input_schema",
-            "'tools[0].input_schema' is required.",
-        ),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            "tools[0].type",
-            "'tools[0].type' is 'web_search_20250305': this server has no tools of its own.",
-        ),
-        (
-            {"tools": [WEATHER | {"defer_loading": True}]},
-            "tools[0].defer_loading",
-            "'tools[0].defer_loading' is not supported with this value; leave it out.",
-        ),
-        (
-            {"tool_choice": "any"},
-            "tool_choice",
-            "'tool_choice' must be an object.",
-        ),
-        (
-            {"tool_choice": {"type": "required"}},
-            "tool_choice.type",
-            '\'tool_choice.type\' must be "auto", "any", "tool" or "none".',
-        ),
-        (
-            {"tool_choice": {"type": "tool"}},
-            "tool_choice.name",
-            "'tool_choice.name' is required.",
-        ),
-        (
-            {"thinking": {"type": "between_tools"}},
-            "thinking.type",
-            '\'thinking.type\' must be "enabled", "disabled" or "adaptive".',
-        ),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": -1}},
-            "thinking.budget_tokens",
-            "'thinking.budget_tokens' must be between 0 and 2147483647.",
-        ),
-        (
-            {"thinking": {"type": "adaptive", "display": "secret"}},
-            "thinking.display",
-            '\'thinking.display\' must be "summarized" or "omitted".',
-        ),
-        (
-            {"output_config": {"format": {"type": "text"}}},
-            "output_config.format.type",
-            "'output_config.format.type' must be \"json_schema\".",
-        ),
-        (
-            {"output_format": {"type": "json_schema"}},
-            "output_format.schema",
-            "'output_format.schema' is required.",
-        ),
-        *(
-            (
-                {name: value},
-                name,
-                f"'{name}' is not supported with this value; leave it out.",
-            )
-            for name, value in {
-                "container": "c1",
-                "diagnostics": {"previous_message_id": "msg_1"},
-                "inference_geo": "us",
-                "mcp_servers": [{}],
-                "n": 2,
-                "speed": "fast",
-                "timings_per_token": True,
-                "user_profile_id": "u1",
-            }.items()
-        ),
-    ],
-)
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, message: str) -> None:
+def wrong() -> Iterator[tuple[dict[str, Any], str, str]]:
+    for role, blocks in ((user, BLOCKS), (assistant, SAID)):
+        for block, name, problem in blocks:
+            yield {"messages": [role(block), *HI]}, f"{M}.content[0].{name}", problem
+    yield from FIELDS
+    for name, value in NO_EFFECT.items():
+        yield {name: value}, name, UNSUPPORTED
+
+
+@pytest.mark.parametrize(("fields", "param", "problem"), [*wrong()])
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, problem: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         MessagesRequest.parse(ASK | fields)
-    assert (caught.value.message, caught.value.param) == (message, param)
+    assert (caught.value.message, caught.value.param) == (f"'{param}' {problem}", param)
 
 
 FILES = [

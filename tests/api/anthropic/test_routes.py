@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import anthropic
 import pydantic
-import pytest
 import trio
 
 from tests.support.anthropic_api import ASK, WEATHER, post
 from tests.support.clients import client_of, named_events_in, use_anthropic
 from tests.support.http_server import serving, serving_script, slots_in_use
 from tests.support.scripts import HI, TEMPLATE, answering, noting
+from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.testing import ScriptedBackend
@@ -27,68 +26,44 @@ def call(city: str) -> str:
 # -- messages
 
 
-async def test_a_whole_message() -> None:
-    async with client_of(answering("Hello you")) as client:
-        answer = await client.post("/v1/messages", json=ASK)
-    data = answer.json()
-    assert answer.headers["request-id"] == answer.headers["x-request-id"]
-    assert data.pop("id").startswith("msg_")
-    n_prompt = data["usage"].pop("input_tokens")
-    assert n_prompt > 0
-    assert data == {
-        "type": "message",
-        "role": "assistant",
-        "model": "scripted",
-        "content": [{"type": "text", "text": "Hello you"}],
-        "stop_reason": "end_turn",
-        "stop_sequence": None,
-        "usage": {
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 10,
-        },
-    }
-
-
-async def test_the_events_of_a_stream() -> None:
-    async with client_of(answering("Hey")) as client:
-        answer = await client.post("/v1/messages", json=ASK | {"stream": True})
-    assert answer.headers["Content-Type"] == "text/event-stream"
-    begin, ping, start, *deltas, stop, end, last = named_events_in(answer.text)
-    message = begin.pop("message")
+async def test_a_whole_message_and_the_events_of_a_stream() -> None:
+    async with client_of(answering("Hello you"), cache_prompt=False) as client:
+        whole = await client.post("/v1/messages", json=ASK)
+        streamed = await client.post("/v1/messages", json=ASK | {"stream": True})
+    assert whole.headers["request-id"] == whole.headers["x-request-id"]
+    assert streamed.headers["Content-Type"] == "text/event-stream"
+    data = whole.json()
+    begin, ping, start, *deltas, stop, end, last = named_events_in(streamed.text)
+    begun = begin.pop("message")
     assert begin == {"type": "message_start"}
-    assert message.pop("id").startswith("msg_")
-    n_prompt = message["usage"]["input_tokens"]
-    assert message == {
-        "type": "message",
-        "role": "assistant",
-        "model": "scripted",
+    for message in (data, begun):
+        assert message.pop("id").startswith("msg_")
+    n_prompt = data["usage"]["input_tokens"]
+    assert n_prompt > 0
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    usage = {"input_tokens": n_prompt, **cached, "output_tokens": 10}
+    ended = {"stop_reason": "end_turn", "stop_sequence": None}
+    head = {"type": "message", "role": "assistant", "model": "scripted"}
+    assert data == {
+        **head,
+        "content": [{"type": "text", "text": "Hello you"}],
+        **ended,
+        "usage": usage,
+    }
+    assert begun == {
+        **head,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {
-            "input_tokens": n_prompt,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 0,
-        },
+        "usage": {**usage, "output_tokens": 0},
     }
     assert ping == {"type": "ping"}
     block = {"type": "text", "text": ""}
     assert start == {"type": "content_block_start", "index": 0, "content_block": block}
-    assert "".join(each["delta"]["text"] for each in deltas) == "Hey"
+    assert "".join(each["delta"]["text"] for each in deltas) == "Hello you"
     assert {each["delta"]["type"] for each in deltas} == {"text_delta"}
     assert stop == {"type": "content_block_stop", "index": 0}
-    assert end == {
-        "type": "message_delta",
-        "delta": {"stop_reason": "end_turn", "stop_sequence": None},
-        "usage": {
-            "input_tokens": n_prompt,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 4,
-        },
-    }
+    assert end == {"type": "message_delta", "delta": ended, "usage": usage}
     assert last == {"type": "message_stop"}
 
 
@@ -117,18 +92,19 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-async def test_a_stream_adds_up_to_the_whole_message(name: str) -> None:
+async def test_a_stream_adds_up_to_the_whole_message() -> None:
     def use(client: anthropic.Anthropic) -> None:
-        for display in ("summarized", "omitted"):
-            thinking = {"type": "adaptive", "display": display}
-            asked = ASK | {"tools": [WEATHER], "thinking": thinking}
-            whole = client.messages.create(**asked)
-            with client.messages.stream(**asked) as stream:
-                streamed = stream.get_final_message()
-            for message in (whole, streamed):
-                assert message.id.startswith("msg_")
-            assert same(whole) == same(streamed)
+        for name in ANSWERS:
+            for display in ("summarized", "omitted"):
+                thinking = {"type": "adaptive", "display": display}
+                messages = [{"role": "user", "content": name}]
+                asked = ASK | {"messages": messages, "tools": [WEATHER], "thinking": thinking}
+                whole = client.messages.create(**asked)
+                with client.messages.stream(**asked) as stream:
+                    streamed = stream.get_final_message()
+                for message in (whole, streamed):
+                    assert message.id.startswith("msg_")
+                assert same(whole) == same(streamed), name
 
     def same(message: Any) -> Any:
         data = message.to_dict(exclude_none=True)
@@ -140,46 +116,36 @@ async def test_a_stream_adds_up_to_the_whole_message(name: str) -> None:
             block.pop("parsed_output", None)
         return {key: value for key, value in data.items() if key != "id"}
 
-    await use_anthropic(answering(ANSWERS[name]), use)
+    await use_anthropic(answering(lambda prompt: ANSWERS[asked_in(prompt)]), use)
 
 
-@pytest.mark.parametrize(
-    ("text", "fields", "reason", "word"),
-    [
-        ("Hello you", {}, "end_turn", None),
-        ("Hello you", {"stop_sequences": ["x", " y", ""]}, "stop_sequence", " y"),
-        ("Hello you", {"max_tokens": 5}, "max_tokens", None),
-        (call("Paris"), {"tools": [WEATHER]}, "tool_use", None),
-        (call("Paris"), {"tools": [WEATHER], "max_tokens": 70}, "max_tokens", None),
-        (call("Paris"), {}, "end_turn", None),
-    ],
-)
-async def test_why_it_stopped(
-    text: str, fields: dict[str, Any], reason: str, word: str | None
-) -> None:
+def asked_in(prompt: str) -> str:
+    """What the user says at the end of a prompt."""
+    return prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+
+
+CALLS: dict[str, Any] = {"tools": [WEATHER], "messages": [{"role": "user", "content": "a call"}]}
+
+
+async def test_why_it_stopped() -> None:
+    cases: list[tuple[dict[str, Any], str, str | None]] = [
+        ({}, "end_turn", None),
+        ({"stop_sequences": ["x", " y", ""]}, "stop_sequence", " y"),
+        ({"max_tokens": 5}, "max_tokens", None),
+        (CALLS, "tool_use", None),
+        (CALLS | {"max_tokens": 70}, "max_tokens", None),
+        (CALLS | {"tools": []}, "end_turn", None),
+    ]
+
     def use(client: anthropic.Anthropic) -> None:
-        asked = ASK | fields
-        with client.messages.stream(**asked) as stream:
-            streamed = stream.get_final_message()
-        for message in (client.messages.create(**asked), streamed):
-            assert message.stop_reason == reason
-            assert message.stop_sequence == word
+        for fields, reason, word in cases:
+            asked = ASK | fields
+            with client.messages.stream(**asked) as stream:
+                streamed = stream.get_final_message()
+            for message in (client.messages.create(**asked), streamed):
+                assert (message.stop_reason, message.stop_sequence) == (reason, word), fields
 
-    await use_anthropic(answering(text), use)
-
-
-async def test_the_context_ends_a_message() -> None:
-    backend = ScriptedBackend(lambda prompt: "Hello " * 99, n_ctx=256, chat_template=TEMPLATE)
-    data = await post(backend, max_tokens=-1)
-    assert data["stop_reason"] == "model_context_window_exceeded"
-    assert data["usage"]["input_tokens"] + data["usage"]["output_tokens"] == 256
-
-
-async def test_no_tokens_only_fill_the_cache() -> None:
-    data = await post(answering("Hello"), max_tokens=0)
-    assert data["content"] == []
-    assert data["stop_reason"] == "max_tokens"
-    assert data["usage"]["output_tokens"] == 0
+    await use_anthropic(answering(lambda prompt: ANSWERS.get(asked_in(prompt), "Hello you")), use)
 
 
 # -- the SDK
@@ -189,14 +155,8 @@ async def test_the_sdk() -> None:
     def use(client: anthropic.Anthropic) -> None:
         message = client.messages.create(**ASK, system="Be brief.", metadata={"user_id": "me"})
         assert message.content[0].text == "Hello you"
-        text = ""
-        for event in client.messages.create(**ASK, stream=True):
-            if event.type == "content_block_delta" and event.delta.type == "text_delta":
-                text += event.delta.text
-        assert text == "Hello you"
         with client.messages.stream(**ASK) as stream:
-            assert "".join(stream.text_stream) == "Hello you"
-            assert stream.get_final_text() == "Hello you"
+            assert "".join(stream.text_stream) == stream.get_final_text() == "Hello you"
             assert stream.request_id
         beta = client.beta.messages.create(**ASK, betas=["context-1m-2025-08-07"])
         assert beta.content[0].text == "Hello you"
@@ -219,38 +179,6 @@ async def test_the_sdk_with_thinking() -> None:
         )
 
     await use_anthropic(answering(ANSWERS["thinking"]), use)
-
-
-async def test_a_loop_of_tools() -> None:
-    """The SDK asks, calls, and asks again with the results, until there is an answer."""
-    prompts: list[str] = []
-
-    def script(prompt: str) -> str:
-        prompts.append(prompt)
-        done = "<tool_response>" in prompt
-        return "Rain in Paris, sun in Rome." if done else call("Paris") + "\n" + call("Rome")
-
-    def use(client: anthropic.Anthropic) -> None:
-        messages: list[Any] = list(HI)
-        while True:
-            with client.messages.stream(**ASK | {"messages": messages}, tools=[WEATHER]) as stream:
-                seen = [each.snapshot for each in stream if each.type == "input_json"]
-                message = stream.get_final_message()
-            if message.stop_reason != "tool_use":
-                break
-            assert seen[-1] == {"city": "Rome"}
-            results = [
-                {"type": "tool_result", "tool_use_id": block.id, "content": block.input["city"]}
-                for block in message.content
-            ]
-            answer = {"role": "assistant", "content": message.content}
-            messages += [answer, {"role": "user", "content": results}]
-        assert message.content[0].text == "Rain in Paris, sun in Rome."
-
-    backend = ScriptedBackend(script, n_ctx=4096, chat_template=TEMPLATE)
-    await use_anthropic(backend, use)
-    assert "<tool_response>\nParis\n" in prompts[-1]
-    assert "<tool_response>\nRome\n" in prompts[-1]
 
 
 class Weather(pydantic.BaseModel):
@@ -304,6 +232,8 @@ async def test_the_bundled_model_thinks_and_calls_as_it_must() -> None:
             whole = client.messages.create(**asked)
             with client.messages.stream(**asked) as stream:
                 streamed = stream.get_final_message()
+            unasked = client.messages.create(**ASK, extra_body={"temperature": 0})
+        assert [block.type for block in unasked.content] == ["text"]
         for message in (whole, streamed):
             thought, block = message.content
             assert 0 < len(thought.thinking.split()) <= 3
@@ -313,10 +243,6 @@ async def test_the_bundled_model_thinks_and_calls_as_it_must() -> None:
         assert whole.content[0].thinking == streamed.content[0].thinking
         assert whole.content[1].input == streamed.content[1].input
 
-    await with_bundled(use)
-
-
-async def with_bundled(use: Callable[[str], None]) -> None:
     app = create_app(Config(parallel=1, ctx_size=2048, threads=1))
     async with serving(app) as url:
         await app.extensions["trioserve"].wait_loaded()
@@ -336,9 +262,23 @@ async def test_leaving_a_stream_frees_its_slot() -> None:
 
     async with serving_script(backend) as (url, service):
         await trio.to_thread.run_sync(use, url)
-        with trio.fail_after(60):
+        with patiently():
             while await slots_in_use(service):
                 await trio.lowlevel.checkpoint()
+
+
+async def test_no_tokens_only_fill_the_cache_and_the_context_ends_a_message() -> None:
+    backend = ScriptedBackend(lambda prompt: "Hello " * 99, n_ctx=256, chat_template=TEMPLATE)
+    async with client_of(backend) as client:
+        none, full = [
+            (await client.post("/v1/messages", json=ASK | {"max_tokens": n})).json()
+            for n in (0, -1)
+        ]
+    assert (none["content"], none["stop_reason"]) == ([], "max_tokens")
+    assert none["usage"]["output_tokens"] == 0
+    assert full["stop_reason"] == "model_context_window_exceeded"
+    counts = ("input_tokens", "cache_read_input_tokens", "output_tokens")
+    assert sum(full["usage"][name] for name in counts) == 256
 
 
 async def test_a_local_page_may_use_the_sdk() -> None:
@@ -354,14 +294,6 @@ async def test_a_local_page_may_use_the_sdk() -> None:
 # -- the prompt
 
 
-async def prompt_of(path: str, body: dict[str, Any]) -> str:
-    backend, prompts = noting("Yes")
-    async with client_of(backend) as client:
-        answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return prompts[-1]
-
-
 FUNCTION = {
     "type": "function",
     "function": {
@@ -373,85 +305,67 @@ FUNCTION = {
 CALLED = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ({}, {"messages": HI}),
-        (
-            {"system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
-            {"messages": [{"role": "system", "content": "Be brief."}, *HI]},
-        ),
-        (
-            {
-                "tools": [WEATHER],
-                "messages": [
-                    *HI,
-                    {
-                        "role": "assistant",
-                        "content": [
-                            {"type": "thinking", "thinking": "Hm.", "signature": "x"},
-                            {"type": "text", "text": "Wait."},
-                            {"type": "tool_use", "id": "t1", "name": "weather", "input": {}},
-                        ],
-                    },
-                    {
-                        "role": "user",
-                        "content": [
-                            {
-                                "type": "tool_result",
-                                "tool_use_id": "t1",
-                                "content": [{"type": "text", "text": "Rain"}],
-                            },
-                            {"type": "text", "text": "And now?"},
-                        ],
-                    },
-                ],
-            },
-            {
-                "tools": [FUNCTION],
-                "messages": [
-                    *HI,
-                    {
-                        "role": "assistant",
-                        "content": "Wait.",
-                        "reasoning_content": "Hm.",
-                        "tool_calls": [CALLED],
-                    },
-                    {"role": "tool", "tool_call_id": "t1", "content": "Rain"},
-                    {"role": "user", "content": "And now?"},
-                ],
-            },
-        ),
-        (
-            {"tools": [WEATHER], "tool_choice": {"type": "none"}},
-            {"messages": HI, "tools": [FUNCTION], "tool_choice": "none"},
-        ),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 2000}},
-            {"messages": HI, "chat_template_kwargs": {"enable_thinking": True}},
-        ),
-        (
-            {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}},
-            {"messages": HI, "reasoning_effort": "none"},
-        ),
-        (
-            {"messages": [*HI, {"role": "assistant", "content": "Well, "}]},
-            {"messages": [*HI, {"role": "assistant", "content": "Well, "}]},
-        ),
-    ],
-)
-async def test_a_prompt_is_that_of_the_same_chat(
-    theirs: dict[str, Any], ours: dict[str, Any]
-) -> None:
-    anthropic_prompt = await prompt_of("/v1/messages", ASK | theirs)
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {}}
+RAIN = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Rain"}]}
+BEGUN = [*HI, {"role": "assistant", "content": "Well, "}]
+#: Requests for a message, and the requests for a chat that have the same prompt.
+SAME_PROMPT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"messages": HI}),
+    (
+        {"system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"messages": [{"role": "system", "content": "Be brief."}, *HI]},
+    ),
+    (
+        {
+            "tools": [WEATHER],
+            "messages": [
+                *HI,
+                {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "Wait."}, USE]},
+                {"role": "user", "content": [RAIN, {"type": "text", "text": "And now?"}]},
+            ],
+        },
+        {
+            "tools": [FUNCTION],
+            "messages": [
+                *HI,
+                {
+                    "role": "assistant",
+                    "content": "Wait.",
+                    "reasoning_content": "Hm.",
+                    "tool_calls": [CALLED],
+                },
+                {"role": "tool", "tool_call_id": "t1", "content": "Rain"},
+                {"role": "user", "content": "And now?"},
+            ],
+        },
+    ),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "none"}},
+        {"messages": HI, "tools": [FUNCTION], "tool_choice": "none"},
+    ),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 2000}},
+        {"messages": HI, "chat_template_kwargs": {"enable_thinking": True}},
+    ),
+    (
+        {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}},
+        {"messages": HI, "reasoning_effort": "none"},
+    ),
+    ({"messages": BEGUN}, {"messages": BEGUN}),
+]
+
+
+async def test_a_prompt_is_that_of_the_same_chat() -> None:
+    backend, prompts = noting("Yes")
     unasked = {"chat_template_kwargs": {"enable_thinking": False}}
-    assert anthropic_prompt == await prompt_of("/v1/chat/completions", unasked | ours)
-
-
-async def test_an_answer_begins_with_text_unless_thinking_is_asked_for() -> None:
-    def use(url: str) -> None:
-        with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as client:
-            message = client.messages.create(**ASK, extra_body={"temperature": 0})
-            assert [block.type for block in message.content] == ["text"]
-
-    await with_bundled(use)
+    async with client_of(backend) as client:
+        for theirs, ours in SAME_PROMPT:
+            for path, body in (
+                ("/v1/messages", ASK | theirs),
+                ("/v1/chat/completions", unasked | ours),
+            ):
+                answer = await client.post(path, json=body)
+                assert answer.status_code == 200, answer.text
+            assert prompts[-2] == prompts[-1], theirs
+    assert len(prompts) == 2 * len(SAME_PROMPT)

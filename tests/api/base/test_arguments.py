@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import jiter
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.support.json_values import JSON
 from trioserve.api.base.arguments import read_arguments
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(max_size=3), JSON), st.data())
 def test_arguments_cut_short_are_read_as_the_sdk_reads_them(
     value: dict[str, Any], data: st.DataObject

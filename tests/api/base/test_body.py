@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trioserve.api.base.body import parse_object
 from trioserve.errors import InvalidRequestError
@@ -22,16 +22,8 @@ JSON = st.recursive(
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"nojson",
-        b"[1]",
-        b"null",
-        b'{"a": NaN}',
-        b'{"a": -Infinity}',
-        b'{"a": "\\ud800"}',
-        b'{"\\uDC00": 1}',
-        b'{"a": "\xff"}',
-        b'{"a": 1' + b"0" * 5000 + b"}",
+        *(b"", b"nojson", b"[1]", b"null", b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": "\xff"}'),
+        *(b'{"a": "\\ud800"}', b'{"\\uDC00": 1}', b'{"a": 1' + b"0" * 5000 + b"}"),
         b'{"a":' * 100_000,
     ],
 )
@@ -50,6 +42,7 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
         assert isinstance(parse_object(data), dict)
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_what_json_writes_is_read_back(value: dict[str, Any]) -> None:
     try:

@@ -10,7 +10,7 @@ from tests.support.scripts import HI
 from trioserve.api.base.chat_request import ChatRequest, Continuation, TemplateRequest
 from trioserve.api.base.fields import structure
 from trioserve.api.openai.request import CompletionRequest
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -63,19 +63,6 @@ def test_progress_is_asked_of_the_engine_only_for_streams() -> None:
     assert "return_progress" not in chat(return_progress=True).given_params()
     assert chat(return_progress=True, stream=True).given_params() == {"return_progress": True}
     assert chat(timings_per_token=True, stream=True).given_params() == {"return_progress": True}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("best_of", 2),
-        ("functions", [{}]),
-    ],
-)
-def test_what_would_have_no_effect_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(UnsupportedFieldError) as caught:
-        chat(**{name: value})
-    assert caught.value.param == name
 
 
 BEGUN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]

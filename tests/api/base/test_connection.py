@@ -8,7 +8,6 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script, slots_in_use
 from tests.support.scripts import endless
+from tests.support.waiting import patiently, until
 from trioserve.api.base import connection
+from trioserve.api.base.service import Service
 from trioserve.testing import ScriptedBackend
 
 
@@ -27,26 +28,23 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"prompt": "go", **fields}).encode()
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait, at most 10 seconds, for something on the other side of a socket or thread."""
-    with trio.fail_after(60):
-        while True:
-            value = condition()
-            if not isinstance(value, bool):
-                value = await value
-            if value:
-                return
-            await trio.sleep(0.005)
+async def until_in_use(service: Service, n: int) -> None:
+    """Wait until so many slots are in use."""
+
+    async def reached() -> bool:
+        return await slots_in_use(service) == n
+
+    await until(reached)
 
 
 async def read_all(stream: trio.SocketStream) -> bytes:
-    with trio.fail_after(60):
+    with patiently():
         return b"".join([part async for part in stream])
 
 
 async def until_broken(stream: trio.SocketStream) -> None:
     """Wait until the other side has closed a connection that nobody reads here."""
-    with trio.fail_after(60):
+    with patiently():
         try:
             while True:
                 await stream.send_all(b"x")
@@ -60,40 +58,27 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_connection_close_closes_the_connection() -> None:
-    async with serving_script() as (url, _), connected(url) as stream:
-        await stream.send_all(post("/tokenize", b'{"content": "a"}', "Connection: close"))
-        answer = await read_all(stream)  # returns only because the server closes
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert answer.endswith(b'{"tokens":[97]}')
-
-
-async def test_keep_alive_serves_one_request_after_another() -> None:
+async def test_keep_alive_serves_one_request_after_another_until_a_close() -> None:
     async with serving_script() as (url, _), connected(url) as stream:
         for _ in range(3):
             await stream.send_all(post("/tokenize", b'{"content": "a"}'))
             answer = b""
             while not answer.endswith(b'{"tokens":[97]}'):
                 answer += await stream.receive_some()
+        await stream.send_all(post("/tokenize", b'{"content": "a"}', "Connection: close"))
+        answer = await read_all(stream)  # returns only because the server closes
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b'{"tokens":[97]}')
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+@pytest.mark.parametrize(("path", "streaming"), [("/completion", True), ("/v1/completions", False)])
 async def test_a_client_that_goes_away_frees_its_slot(path: str, streaming: bool) -> None:
     async with serving_script(endless()) as (url, service):
         with capture_logs() as logs:
             async with connected(url) as stream:
                 await stream.send_all(post(path, body(stream=streaming)))
-
-                async def running() -> bool:
-                    return await slots_in_use(service) == 1
-
-                await until(running)
-
-            async def free() -> bool:
-                return await slots_in_use(service) == 0
-
-            await until(free)
+                await until_in_use(service, 1)
+            await until_in_use(service, 0)
             await until(lambda: any(line["event"] == "request ended" for line in logs))
         assert [line["cancelled"] for line in logs if "cancelled" in line] == ["disconnect"]
 
@@ -101,24 +86,18 @@ async def test_a_client_that_goes_away_frees_its_slot(path: str, streaming: bool
 async def test_a_client_that_goes_away_while_queued_is_forgotten() -> None:
     async with serving_script(endless()) as (url, service):  # two slots
 
-        async def waiting() -> int:
-            return len((await service.server.status()).waiting)
+        async def until_waiting(n: int) -> None:
+            with patiently():
+                while len((await service.server.status()).waiting) != n:
+                    await trio.sleep(0.005)
 
         async with connected(url) as one, connected(url) as two:
             await one.send_all(post("/completion", body()))
             await two.send_all(post("/completion", body()))
             async with connected(url) as three:
                 await three.send_all(post("/completion", body()))
-
-                async def queued() -> bool:
-                    return await waiting() == 1
-
-                await until(queued)
-
-            async def gone() -> bool:
-                return await waiting() == 0
-
-            await until(gone)
+                await until_waiting(1)
+            await until_waiting(0)
             assert await slots_in_use(service) == 2
 
 
@@ -129,7 +108,7 @@ async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
         )
         await stream.send_all(head)
         answer = b""
-        with trio.fail_after(60):
+        with patiently():
             while b"1000 bytes" not in answer:
                 answer += await stream.receive_some()
         assert answer.startswith(b"HTTP/1.1 413")
@@ -151,9 +130,7 @@ async def test_a_client_that_sends_too_much_still_reads_why(chunked: bool) -> No
         yield large
 
     content = parts() if chunked else large
-    async with (
-        client_of(max_body_size=100_000) as client,
-    ):
+    async with client_of(max_body_size=100_000) as client:
         answer = await client.post("/completion", content=content)
         assert answer.status_code == 413
         assert "100000 bytes" in answer.json()["error"]["message"]
@@ -161,6 +138,7 @@ async def test_a_client_that_sends_too_much_still_reads_why(chunked: bool) -> No
         assert (await client.get("/health")).status_code == 200
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("unread_tokens", [16, 2**20])  # the mailbox shows it, or the socket
 async def test_a_client_that_stops_reading_is_cut_off(unread_tokens: int) -> None:
     def quick(backend: ScriptedBackend) -> None:
@@ -174,31 +152,26 @@ async def test_a_client_that_stops_reading_is_cut_off(unread_tokens: int) -> Non
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 await stream.send_all(post("/completion", body(stream=True)))
                 await until(lambda: any(line["event"] == "request ended" for line in logs))
-
-                async def free() -> bool:
-                    return await slots_in_use(service) == 0
-
-                await until(free)
+                await until_in_use(service, 0)
                 # The server has closed its side, though nothing was read.
                 await until_broken(stream)
         ends = [line for line in logs if line["event"] == "request ended"]
         assert [line["cancelled"] for line in ends] == ["stalled_reader"]
 
 
+@pytest.mark.system
 async def test_a_client_that_leaves_a_finished_response_unread_is_cut_off() -> None:
     text = "x" * 20_000_000
     async with serving_script(stall_timeout=0.1) as (url, _), connected(url) as stream:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with capture_logs() as logs:
-            await stream.send_all(post("/apply-template", json.dumps(_messages(text)).encode()))
+            content = {"messages": [{"role": "user", "content": text}]}
+            await stream.send_all(post("/apply-template", json.dumps(content).encode()))
             await until(lambda: any(line["event"] == "client stopped reading" for line in logs))
             await until_broken(stream)
 
 
-def _messages(text: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}]}
-
-
+@pytest.mark.system
 async def test_nothing_is_left_open_after_many_requests() -> None:
     async with serving_script(endless()) as (url, service):
 
@@ -223,16 +196,12 @@ async def test_nothing_is_left_open_after_many_requests() -> None:
 
         await one(0)
         before = open_descriptors()
-        for _ in range(20):
+        for _ in range(4):
             async with trio.open_nursery() as nursery:
                 for i in range(50):
                     nursery.start_soon(one, i % 6)
         await until(lambda: open_descriptors() <= before)
-
-        async def free() -> bool:
-            return await slots_in_use(service) == 0
-
-        await until(free)
+        await until_in_use(service, 0)
 
 
 def test_abort_of_another_server_does_nothing_and_says_so() -> None:
@@ -257,7 +226,7 @@ async def test_a_send_that_takes_too_long_is_aborted(monkeypatch: pytest.MonkeyP
             await closed.wait()
 
     sender = connection.Sender(send, 0.01, lambda: told.append(closed.is_set()))
-    with trio.fail_after(60):
+    with patiently():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sender.watch)
             nursery.start_soon(sender, {})
@@ -280,7 +249,7 @@ async def test_a_send_in_progress_is_given_some_time_when_cancelled(
                     await trio.lowlevel.checkpoint()
 
         sender = connection.Sender(send, 1000, nothing)
-        with trio.fail_after(60):
+        with patiently():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sender.watch)
                 nursery.start_soon(sender, {})
@@ -367,6 +336,7 @@ async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockCl
     assert sent == [b"start", b"a", b"long", b"beat"]
 
 
+@pytest.mark.system
 async def test_a_silent_stream_is_kept_alive() -> None:
     def slow(backend: ScriptedBackend) -> None:
         time.sleep(0.2 if backend.n_decodes == 2 else 0)
@@ -377,6 +347,6 @@ async def test_a_silent_stream_is_kept_alive() -> None:
     ):
         await stream.send_all(post("/completion", body(stream=True)))
         answer = b""
-        with trio.fail_after(60):
+        with patiently():
             while b"\r\n:\n\n\r\n" not in answer:
                 answer += await stream.receive_some()

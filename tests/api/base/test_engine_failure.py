@@ -43,11 +43,8 @@ def backend() -> ScriptedBackend:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/completion", {"prompt": "a"}),
         ("/completion", {"prompt": ["a", "b"]}),
         ("/v1/completions", {"prompt": "a"}),
-        ("/v1/completions", {"prompt": "a", "n": 3}),
-        ("/v1/chat/completions", {"messages": HI}),
         ("/v1/chat/completions", {"messages": HI, "n": 2}),
         ("/v1/responses", {"input": "Hi"}),
         ("/v1/messages", {"messages": HI, "max_tokens": 99}),

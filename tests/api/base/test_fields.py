@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trioserve.api.base.fields import field, integer, structure
 from trioserve.errors import InvalidRequestError
@@ -72,6 +72,7 @@ def test_the_error_names_the_field(body: dict[str, Any], param: str) -> None:
     assert f"'{param}'" in caught.value.message
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from([a.name for a in attrs.fields(Outer)]), JSON))
 def test_structure_takes_it_or_names_a_field(body: dict[str, Any]) -> None:
     try:

@@ -53,108 +53,50 @@ NEEDED: dict[Any, tuple[str, ...]] = {
     ResponsesRequest: ("input",),
 }
 
+#: A class, a field, what one of its lists may hold, and how many of them.
+LISTS: list[tuple[Any, str, Any, int]] = [
+    (LlamaCompletionRequest, "stop", "a", limits.MAX_STOPS),
+    (MessagesRequest, "stop_sequences", "a", limits.MAX_STOPS),
+    (LlamaCompletionRequest, "logit_bias", [5, 1], limits.MAX_BIASES),
+    (LlamaCompletionRequest, "logit_bias", ["a", 1], limits.MAX_TEXT_BIASES),
+    (LlamaCompletionRequest, "samplers", "top_k", limits.MAX_SAMPLERS),
+    (LlamaCompletionRequest, "lora", {"id": 0}, limits.MAX_ADAPTERS),
+    (LlamaCompletionRequest, "response_fields", "content", limits.MAX_RESPONSE_FIELDS),
+    (LlamaCompletionRequest, "prompt", "a", limits.MAX_PROMPTS),
+    (InfillRequest, "input_extra", {"text": "a"}, limits.MAX_EXTRA_FILES),
+    (TokenizeRequest, "content", 1, limits.MAX_TOKENS),
+    (DetokenizeRequest, "tokens", 1, limits.MAX_TOKENS),
+    (EmbeddingsRequest, "input", "a", limits.MAX_INPUTS),
+    (OllamaEmbedRequest, "input", "a", limits.MAX_INPUTS),
+    (RerankRequest, "documents", "a", limits.MAX_INPUTS),
+    (ChatRequest, "messages", HI[0], MAX_MESSAGES),
+    (MessagesRequest, "messages", HI[0], MAX_MESSAGES),
+    (OllamaChatRequest, "messages", HI[0], MAX_MESSAGES),
+    (ResponsesRequest, "input", OUR_ITEM, MAX_MESSAGES),
+    (ChatRequest, "tools", TOOL, MAX_TOOLS),
+    (OllamaChatRequest, "tools", TOOL, MAX_TOOLS),
+    (MessagesRequest, "tools", THEIR_TOOL, MAX_TOOLS),
+    (ResponsesRequest, "tools", {"type": "function", "name": "f"}, MAX_TOOLS),
+]
+STOP, BIAS, BREAKER = limits.MAX_STOP_CHARS, limits.MAX_BIAS_CHARS, "a" * limits.MAX_BREAKER_CHARS
+N_SAMPLERS, N_BREAKERS = limits.MAX_SAMPLERS, limits.MAX_BREAKERS
+KWARGS = limits.MAX_TEMPLATE_KWARGS
 #: A class, a field, the most that it may hold, and one more than that.
-BOUNDS = [
+BOUNDS: list[tuple[Any, str, Any, Any]] = [
+    *((cls, name, [item] * n, [item] * (n + 1)) for cls, name, item, n in LISTS),
     (LlamaCompletionRequest, "n_probs", limits.MAX_PROBS, limits.MAX_PROBS + 1),
-    (LlamaCompletionRequest, "stop", ["a"] * limits.MAX_STOPS, ["a"] * (limits.MAX_STOPS + 1)),
-    (
-        LlamaCompletionRequest,
-        "stop",
-        "a" * limits.MAX_STOP_CHARS,
-        ["b", "a" * (limits.MAX_STOP_CHARS + 1)],
-    ),
-    (
-        MessagesRequest,
-        "stop_sequences",
-        ["a"] * limits.MAX_STOPS,
-        ["a"] * (limits.MAX_STOPS + 1),
-    ),
-    (
-        LlamaCompletionRequest,
-        "logit_bias",
-        [[5, 1]] * limits.MAX_BIASES,
-        [[5, 1]] * (limits.MAX_BIASES + 1),
-    ),
-    (
-        LlamaCompletionRequest,
-        "logit_bias",
-        [["a", 1]] * limits.MAX_TEXT_BIASES,
-        [["a", 1]] * (limits.MAX_TEXT_BIASES + 1),
-    ),
-    (
-        LlamaCompletionRequest,
-        "logit_bias",
-        {"a" * limits.MAX_BIAS_CHARS: 1},
-        {"a" * (limits.MAX_BIAS_CHARS + 1): 1},
-    ),
-    (
-        LlamaCompletionRequest,
-        "samplers",
-        ["top_k"] * limits.MAX_SAMPLERS,
-        ["top_k"] * (limits.MAX_SAMPLERS + 1),
-    ),
-    (
-        LlamaCompletionRequest,
-        "samplers",
-        "k" * limits.MAX_SAMPLERS,
-        "k" * (limits.MAX_SAMPLERS + 1),
-    ),
+    (LlamaCompletionRequest, "stop", "a" * STOP, ["b", "a" * (STOP + 1)]),
+    (LlamaCompletionRequest, "logit_bias", {"a" * BIAS: 1}, {"a" * (BIAS + 1): 1}),
+    (LlamaCompletionRequest, "samplers", "k" * N_SAMPLERS, "k" * (N_SAMPLERS + 1)),
     (
         LlamaCompletionRequest,
         "dry_sequence_breakers",
-        ["a" * limits.MAX_BREAKER_CHARS] * limits.MAX_BREAKERS,
-        ["a"] * (limits.MAX_BREAKERS + 1),
-    ),
-    (
-        LlamaCompletionRequest,
-        "lora",
-        [{"id": 0}] * limits.MAX_ADAPTERS,
-        [{"id": 0}] * (limits.MAX_ADAPTERS + 1),
-    ),
-    (
-        LlamaCompletionRequest,
-        "response_fields",
-        ["content"] * limits.MAX_RESPONSE_FIELDS,
-        ["content"] * (limits.MAX_RESPONSE_FIELDS + 1),
-    ),
-    (
-        LlamaCompletionRequest,
-        "prompt",
-        ["a"] * limits.MAX_PROMPTS,
-        ["a"] * (limits.MAX_PROMPTS + 1),
+        [BREAKER] * N_BREAKERS,
+        ["a"] * (N_BREAKERS + 1),
     ),
     (LlamaCompletionRequest, "sse_ping_interval", limits.MIN_PING_INTERVAL, 1e-9),
-    (
-        InfillRequest,
-        "input_extra",
-        [{"text": "a"}] * limits.MAX_EXTRA_FILES,
-        [{"text": "a"}] * (limits.MAX_EXTRA_FILES + 1),
-    ),
     (TokenizeRequest, "content", "a" * limits.MAX_TEXT, ["a" * limits.MAX_TEXT, 1, "a"]),
-    (TokenizeRequest, "content", [1] * limits.MAX_TOKENS, [1] * (limits.MAX_TOKENS + 1)),
-    (DetokenizeRequest, "tokens", [1] * limits.MAX_TOKENS, [1] * (limits.MAX_TOKENS + 1)),
-    (EmbeddingsRequest, "input", ["a"] * limits.MAX_INPUTS, ["a"] * (limits.MAX_INPUTS + 1)),
-    (RerankRequest, "documents", ["a"] * limits.MAX_INPUTS, ["a"] * (limits.MAX_INPUTS + 1)),
-    (ChatRequest, "messages", HI * MAX_MESSAGES, HI * (MAX_MESSAGES + 1)),
-    (MessagesRequest, "messages", HI * MAX_MESSAGES, HI * (MAX_MESSAGES + 1)),
-    (OllamaChatRequest, "messages", HI * MAX_MESSAGES, HI * (MAX_MESSAGES + 1)),
-    (OllamaChatRequest, "tools", [TOOL] * MAX_TOOLS, [TOOL] * (MAX_TOOLS + 1)),
-    (OllamaEmbedRequest, "input", ["a"] * limits.MAX_INPUTS, ["a"] * (limits.MAX_INPUTS + 1)),
-    (ResponsesRequest, "input", [OUR_ITEM] * MAX_MESSAGES, [OUR_ITEM] * (MAX_MESSAGES + 1)),
-    (ChatRequest, "tools", [TOOL] * MAX_TOOLS, [TOOL] * (MAX_TOOLS + 1)),
-    (MessagesRequest, "tools", [THEIR_TOOL] * MAX_TOOLS, [THEIR_TOOL] * (MAX_TOOLS + 1)),
-    (
-        ResponsesRequest,
-        "tools",
-        [{"type": "function", "name": "f"}] * MAX_TOOLS,
-        [{"type": "function", "name": "f"}] * (MAX_TOOLS + 1),
-    ),
-    (
-        ChatRequest,
-        "chat_template_kwargs",
-        {"a": "b" * (limits.MAX_TEMPLATE_KWARGS - 8)},
-        {"a": ["b"] * limits.MAX_TEMPLATE_KWARGS},
-    ),
+    (ChatRequest, "chat_template_kwargs", {"a": "b" * (KWARGS - 8)}, {"a": ["b"] * KWARGS}),
 ]
 
 
@@ -207,28 +149,24 @@ def test_the_arguments_of_a_call_are_so_long() -> None:
         parse(ResponsesRequest, {"input": [OUR_ITEM, call]})
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("/v1/completions", {"prompt": "a", "logprobs": 6}, "logprobs"),
-        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 6}, "top_logprobs"),
-        ("/v1/chat/completions", {**CHAT, "n_probs": 6}, "n_probs"),
-        (
-            "/v1/responses",
-            {"input": "a", "include": ["message.output_text.logprobs"], "top_logprobs": 6},
-            "top_logprobs",
-        ),
-    ],
-)
-async def test_a_flag_says_how_many_logprobs_there_may_be(
-    path: str, fields: dict[str, Any], param: str
-) -> None:
+async def test_a_flag_says_how_many_logprobs_there_may_be() -> None:
+    include = ["message.output_text.logprobs"]
     async with client_of(answering("Hello"), max_logprobs=5) as client:
-        answer = await client.post(path, json=fields)
-        wanted = error_body(f"'{param}' must be at most 5, which --max-logprobs sets.", param)
-        assert (answer.status_code, answer.json()) == (400, wanted)
-        fewer = fields | {param: 5}
-        assert (await client.post(path, json=fewer)).status_code == 200
+        for path, fields, param in (
+            ("/v1/completions", {"prompt": "a", "logprobs": 6}, "logprobs"),
+            ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 6}, "top_logprobs"),
+            ("/v1/chat/completions", {**CHAT, "n_probs": 6}, "n_probs"),
+            (
+                "/v1/responses",
+                {"input": "a", "include": include, "top_logprobs": 6},
+                "top_logprobs",
+            ),
+        ):
+            answer = await client.post(path, json=fields)
+            wanted = error_body(f"'{param}' must be at most 5, which --max-logprobs sets.", param)
+            assert (answer.status_code, answer.json()) == (400, wanted)
+            fewer = fields | {param: 5}
+            assert (await client.post(path, json=fewer)).status_code == 200
 
 
 async def test_other_routes_and_defaults_are_not_refused() -> None:

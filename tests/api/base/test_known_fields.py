@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from tests.support.clients import client_of
+from tests.support.clients import client_of, error_body, events_in
 from tests.support.scripts import HI
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import fields_of
@@ -43,34 +42,29 @@ def test_every_field_of_openai_s_client_is_known(cls: Any, theirs: Any, neutral:
     assert set(theirs.__annotations__) - names_of(cls) - {*neutral} - {*ACCEPTED} == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("audio", {"voice": "alloy", "format": "wav"}),
-        ("best_of", 2),
-        ("function_call", {"name": "f"}),
-        ("functions", [{"name": "f"}]),
-        ("modalities", ["text", "audio"]),
-        ("moderation", {"model": "omni"}),
-        ("suffix", "b"),
-        ("web_search_options", {}),
-        ("backend_sampling", True),
-        ("n_cache_reuse", 5),
-        ("image_data", [{"data": "aGk=", "id": 1}]),
-    ],
-)
-async def test_what_would_have_no_effect_is_refused(name: str, value: Any) -> None:
+NOT_SUPPORTED: dict[str, Any] = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "best_of": 2,
+    "function_call": {"name": "f"},
+    "functions": [{"name": "f"}],
+    "modalities": ["text", "audio"],
+    "moderation": {"model": "omni"},
+    "suffix": "b",
+    "web_search_options": {},
+    "backend_sampling": True,
+    "n_cache_reuse": 5,
+    "image_data": [{"data": "aGk=", "id": 1}],
+}
+
+
+async def test_what_would_have_no_effect_is_refused() -> None:
     async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:
-        answer = await client.post("/v1/chat/completions", json={"messages": HI, name: value})
-        null = await client.post("/v1/chat/completions", json={"messages": HI, name: None})
-    assert answer.status_code == 400
-    assert answer.json()["error"] == {
-        "code": 400,
-        "message": f"'{name}' is not supported with this value; leave it out.",
-        "type": "invalid_request_error",
-        "param": name,
-    }
-    assert null.status_code == 200
+        for name, value in NOT_SUPPORTED.items():
+            answer = await client.post("/v1/chat/completions", json={"messages": HI, name: value})
+            message = f"'{name}' is not supported with this value; leave it out."
+            assert (answer.status_code, answer.json()) == (400, error_body(message, name))
+        body = {"messages": HI, **dict.fromkeys(NOT_SUPPORTED)}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
 async def test_what_one_machine_has_no_use_for_is_taken() -> None:
@@ -94,30 +88,22 @@ async def test_what_one_machine_has_no_use_for_is_taken() -> None:
     assert answer.json()["model"] == "scripted"
 
 
-@pytest.mark.parametrize(
-    ("fields", "prompt"),
-    [
-        ({}, "Hi||||"),
-        ({"verbosity": "low"}, "Hi|low||"),
-        ({"reasoning_effort": "high"}, "Hi||high|"),
-        ({"reasoning_effort": "none"}, "Hi|||False"),
-    ],
-)
-async def test_the_template_reads_the_levels(fields: dict[str, Any], prompt: str) -> None:
-    backend = ScriptedBackend(chat_template=TEMPLATE)
-    async with client_of(backend) as client:
-        answer = await client.post("/apply-template", json={"messages": HI} | fields)
-        counted = await client.post(
-            "/v1/chat/completions/input_tokens", json={"messages": HI} | fields
-        )
-        rendered = answer.json()["prompt"]
-        said = await client.post("/v1/chat/completions", json={"messages": HI} | fields)
-    assert rendered.split("|")[:3] == prompt.split("|")[:3]
-    assert said.json()["choices"][0]["message"]["content"] == rendered.upper()
-    assert counted.json() == {
-        "input_tokens": len(rendered),
-        "object": "response.input_tokens",
-    }
+async def test_the_template_reads_the_levels() -> None:
+    async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:
+        for fields, prompt in (
+            ({}, "Hi||||"),
+            ({"verbosity": "low"}, "Hi|low||"),
+            ({"reasoning_effort": "high"}, "Hi||high|"),
+            ({"reasoning_effort": "none"}, "Hi|||False"),
+        ):
+            body = {"messages": HI} | fields
+            rendered = (await client.post("/apply-template", json=body)).json()["prompt"]
+            counted = await client.post("/v1/chat/completions/input_tokens", json=body)
+            said = await client.post("/v1/chat/completions", json=body)
+            assert rendered.split("|")[:3] == prompt.split("|")[:3]
+            assert said.json()["choices"][0]["message"]["content"] == rendered.upper()
+            wanted = {"input_tokens": len(rendered), "object": "response.input_tokens"}
+            assert counted.json() == wanted
 
 
 async def test_a_chat_may_ask_for_candidates_as_llama_server_has_it() -> None:
@@ -128,31 +114,22 @@ async def test_a_chat_may_ask_for_candidates_as_llama_server_has_it() -> None:
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, "So HI"),
-        ({"echo": False}, "HI"),
-        ({"continue_final_message": True}, "HI"),
-        ({"continue_final_message": True, "echo": True}, "So HI"),
-    ],
-)
-@pytest.mark.parametrize("stream", [True, False])
-async def test_what_was_begun_is_echoed(
-    fields: dict[str, Any], expected: str, stream: bool
-) -> None:
+async def test_what_was_begun_is_echoed() -> None:
     backend = ScriptedBackend(lambda prompt: "HI", chat_template=TEMPLATE)
-    body = {"messages": [*HI, {"role": "assistant", "content": "So "}], "stream": stream} | fields
+    begun = {"messages": [*HI, {"role": "assistant", "content": "So "}]}
     async with client_of(backend) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
-    if not stream:
-        assert answer.json()["choices"][0]["message"]["content"] == expected
-        return
-    text = ""
-    for event in answer.text.split("\n\n")[:-2]:
-        (choice,) = httpx.Response(200, text=event.removeprefix("data: ")).json()["choices"]
-        text += choice["delta"].get("content") or ""
-    assert text == expected
+        for fields, expected in (
+            ({}, "So HI"),
+            ({"echo": False}, "HI"),
+            ({"continue_final_message": True}, "HI"),
+            ({"continue_final_message": True, "echo": True}, "So HI"),
+        ):
+            body = begun | fields
+            whole = (await client.post("/v1/chat/completions", json=body)).json()
+            assert whole["choices"][0]["message"]["content"] == expected
+            answer = await client.post("/v1/chat/completions", json=body | {"stream": True})
+            deltas = [event["choices"][0]["delta"] for event in events_in(answer.text)]
+            assert "".join(delta.get("content") or "" for delta in deltas) == expected
 
 
 async def test_no_tokens_are_made_when_none_are_wanted() -> None:

@@ -43,7 +43,6 @@ class Guesser:
     ("path", "body"),
     [
         ("/completion", {"prompt": "x"}),
-        ("/v1/completions", {"prompt": "x"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
         ("/v1/responses", {"input": "x"}),
     ],

@@ -7,11 +7,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
-import trio
+import pytest
 
 from tests.support.clients import client_and_service
 from tests.support.http_server import connected, serving_script
 from tests.support.scripts import CHAT, endless
+from tests.support.waiting import until
 from trioserve.api.base.service import Service
 
 PREFER = {"Prefer": "respond-async, wait=1"}
@@ -19,9 +20,7 @@ MB = 2**20
 
 
 async def until_held(service: Service, at_least: int, at_most: int) -> None:
-    with trio.fail_after(60):
-        while not at_least <= service.memory.n_held <= at_most:
-            await trio.sleep(0.01)
+    await until(lambda: at_least <= service.memory.n_held <= at_most)
 
 
 def chat_of(n_bytes: int) -> dict[str, Any]:
@@ -67,6 +66,7 @@ async def test_a_body_that_nobody_reads_is_not_kept() -> None:
         assert service.memory.n_held == 0
 
 
+@pytest.mark.system
 async def test_chats_that_wait_for_nobody_are_bounded() -> None:
     async with client_and_service(endless(), max_request_memory=4 * MB) as (client, service):
         statuses, locations = [], []
@@ -85,6 +85,7 @@ async def test_chats_that_wait_for_nobody_are_bounded() -> None:
         await until_held(service, 0, 0)
 
 
+@pytest.mark.system
 async def test_one_key_leaves_room_for_another() -> None:
     settings = {"api_keys": ("one", "two"), "max_request_memory": 6 * MB}
     async with client_and_service(endless(), **settings) as (client, service):

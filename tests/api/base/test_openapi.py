@@ -41,10 +41,15 @@ def test_every_route_with_a_body_says_what_it_takes() -> None:
     assert silent == set(), "add @takes(...) of trioserve.api.base.openapi to the handler"
 
 
+def taken() -> set[Any]:
+    """The classes of the bodies of all routes."""
+    found = {getattr(handler, "takes", None) for _, _, handler in openapi.routes(APP)} - {None}
+    assert found
+    return found
+
+
 def test_every_field_of_a_request_class_is_in_it() -> None:
-    taken = {getattr(handler, "takes", None) for _, _, handler in openapi.routes(APP)} - {None}
-    assert taken
-    for cls in set[Any]().union(*(json_schema.classes_in(one) for one in taken)):
+    for cls in set[Any]().union(*(json_schema.classes_in(one) for one in taken())):
         properties = DESCRIBED["components"]["schemas"][cls.__name__]["properties"]
         for each in fields_of(cls):
             if each.whole is None:
@@ -55,8 +60,7 @@ def test_every_field_of_a_request_class_is_in_it() -> None:
 
 
 def test_every_reader_has_a_schema() -> None:
-    taken = {getattr(handler, "takes", None) for _, _, handler in openapi.routes(APP)} - {None}
-    for cls in taken:
+    for cls in taken():
         for each in fields_of(cls):
             if each.whole is None:
                 assert getattr(each.read, "json_schema", None) is not None, (cls, each.name)
@@ -146,9 +150,7 @@ def test_the_schema_of_a_class() -> None:
 
 @pytest.mark.parametrize("keys", [(), ("key",)])
 async def test_it_is_served(keys: tuple[str, ...]) -> None:
-    async with (
-        client_of(api_keys=keys, api_prefix="/llm") as client,
-    ):
+    async with client_of(api_keys=keys, api_prefix="/llm") as client:
         if keys:
             assert (await client.get("/llm/openapi.json")).status_code == 401
             client.headers["x-api-key"] = "key"

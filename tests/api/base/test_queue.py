@@ -17,6 +17,7 @@ from trio.testing import MockClock
 from tests.support.clients import busy, client_and_service, client_of
 from tests.support.http_server import connected, post, serving_script
 from tests.support.scripts import CHAT, ENDLESS, HI
+from tests.support.waiting import patiently, until
 from trioserve.api.base import keepalive
 from trioserve.api.base.keepalive import PING, Waiting, comment_on
 from trioserve.server import RequestContext, Server, queue
@@ -38,16 +39,9 @@ ROUTES = [
 ]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another task does after it has answered."""
-    with trio.fail_after(60):
-        while not condition():
-            await trio.lowlevel.checkpoint()
-
-
 async def until_queued(server: Server, n: int = 1) -> list[WaitingStatus]:
     """Wait until so many tasks are in the queue, and give their places."""
-    with trio.fail_after(60):
+    with patiently():
         while len(waiting := (await server.status()).waiting) != n:
             await trio.lowlevel.checkpoint()
     return list(waiting)
@@ -172,7 +166,7 @@ async def test_a_stream_tells_its_place(path: str, fields: dict[str, Any]) -> No
     ):
         await stream.send_all(post(path, body))
         answer = b""
-        with trio.fail_after(60):
+        with patiently():
             while b": queued, position 1\n\n" not in answer:
                 answer += await stream.receive_some()
         assert answer.startswith(b"HTTP/1.1 200")
@@ -196,7 +190,7 @@ async def test_the_sdk_passes_over_comments(monkeypatch: pytest.MonkeyPatch) -> 
         async def free_the_slot() -> None:
             (waiting,) = await until_queued(where.service.server)
             assert waiting.priority == 3
-            with trio.fail_after(60):
+            with patiently():
                 await commented.wait()
             await where.free()
 
@@ -337,7 +331,7 @@ async def test_the_time_begins_before_the_body() -> None:
         await stream.send_all(whole[: -len(body)])
         await trio.sleep(0.1)
         await stream.send_all(body)
-        with trio.fail_after(60):
+        with patiently():
             assert b"504" in await stream.receive_some()
 
 

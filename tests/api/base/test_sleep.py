@@ -14,6 +14,7 @@ from tests.support.http_server import serving
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.scripts import CHAT
+from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.server.keeper import ServerState
@@ -53,39 +54,40 @@ async def test_what_looks_at_it_does_not_wake_it() -> None:
     assert loader.n_begun == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/completion", {"prompt": "a"}),
-        ("/completion", {"prompt": "a", "stream": True}),
-        ("/v1/completions", {"prompt": "a"}),
-        ("/v1/chat/completions", CHAT),
-        ("/v1/chat/completions", {**CHAT, "stream": True}),
-        ("/v1/responses", {"input": "a"}),
-        ("/v1/messages", {**CHAT, "max_tokens": 5}),
-        ("/api/chat", CHAT),
-        ("/api/chat", {}),
-        ("/api/generate", {"prompt": "a"}),
-        ("/tokenize", {"content": "a", "with_pieces": True}),
-        ("/detokenize", {"tokens": [97]}),
-        ("/apply-template", CHAT),
-        ("/v1/chat/completions/input_tokens", CHAT),
-        ("/v1/responses/input_tokens", {"input": "a"}),
-        ("/v1/messages/count_tokens", CHAT),
-        ("/slots/0?action=erase", {}),
-        ("/lora-adapters", [{"id": 0, "scale": 0.5}]),
-        ("/lora-adapters", None),
-    ],
-)
-async def test_what_needs_the_model_wakes_it(path: str, body: Any, tmp_path: Path) -> None:
+WAKING: list[tuple[str, Any]] = [
+    ("/completion", {"prompt": "a"}),
+    ("/completion", {"prompt": "a", "stream": True}),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ("/v1/responses", {"input": "a"}),
+    ("/v1/messages", {**CHAT, "max_tokens": 5}),
+    ("/api/chat", CHAT),
+    ("/api/chat", {}),
+    ("/api/generate", {"prompt": "a"}),
+    ("/tokenize", {"content": "a", "with_pieces": True}),
+    ("/detokenize", {"tokens": [97]}),
+    ("/apply-template", CHAT),
+    ("/v1/chat/completions/input_tokens", CHAT),
+    ("/v1/responses/input_tokens", {"input": "a"}),
+    ("/v1/messages/count_tokens", CHAT),
+    ("/slots/0?action=erase", {}),
+    ("/lora-adapters", [{"id": 0, "scale": 0.5}]),
+    ("/lora-adapters", None),
+]
+
+
+async def test_what_needs_the_model_wakes_it(tmp_path: Path) -> None:
     loader = ScriptedLoader(make_backend)
     async with sleeper(loader, slot_save_path=str(tmp_path)) as (client, server):
-        method = "GET" if body is None else "POST"
-        answer = await client.request(method, path, json=body)
-        assert answer.status_code == 200, answer.text
-        assert not server.sleeping
-        assert (await client.get("/props")).json()["is_sleeping"] is False
-    assert len(loader.backends) == 2
+        for n, (path, body) in enumerate(WAKING, 2):
+            method = "GET" if body is None else "POST"
+            answer = await client.request(method, path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert not server.sleeping
+            assert len(loader.backends) == n, path
+            assert (await client.get("/props")).json()["is_sleeping"] is False
+            await server.sleep()
 
 
 async def test_embeddings_wake_it() -> None:
@@ -108,42 +110,37 @@ async def test_embeddings_wake_it() -> None:
     assert len(loads) == 3
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/completion", {"prompt": "a", "temperature": "hot"}),
-        ("/completion", {"prompt": "a", "keep_alive": "5 minutes"}),
-        ("/completion", {"prompt": "a", "n": 3}),
-        ("/v1/chat/completions", {"messages": 5}),
-        ("/v1/embeddings", {"input": "a"}),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),  # its vocabulary cannot
-        ("/tokenize", {"content": 5}),
-    ],
-)
-async def test_what_is_wrong_does_not_wake_it(path: str, body: Any) -> None:
+async def test_what_is_wrong_does_not_wake_it() -> None:
+    async with sleeper(ScriptedLoader()) as (client, server):
+        for path, body in (
+            ("/completion", {"prompt": "a", "temperature": "hot"}),
+            ("/completion", {"prompt": "a", "keep_alive": "5 minutes"}),
+            ("/completion", {"prompt": "a", "n": 3}),
+            ("/v1/chat/completions", {"messages": 5}),
+            ("/v1/embeddings", {"input": "a"}),
+            ("/infill", {"input_prefix": "a", "input_suffix": "b"}),  # its vocabulary cannot
+            ("/tokenize", {"content": 5}),
+        ):
+            answer = await client.post(path, json=body)
+            assert answer.status_code in (400, 501), answer.text
+            assert server.sleeping
+
+
+async def test_a_request_says_how_long_it_stays_awake() -> None:
     loader = ScriptedLoader()
+    waits: tuple[tuple[Any, bool], ...] = ((0, False), ("0s", True), (0.05, True), ("50ms", False))
     async with sleeper(loader) as (client, server):
-        answer = await client.post(path, json=body)
-        assert answer.status_code in (400, 501), answer.text
-        assert server.sleeping
+        for n, (keep_alive, stream) in enumerate(waits, 2):
+            body = {"prompt": "a", "stream": stream, "keep_alive": keep_alive}
+            answer = await client.post("/completion", json=body)
+            assert answer.status_code == 200
+            assert '"content":"A"' in answer.text
+            with patiently():
+                await server.state.wait_value(ServerState.SLEEPING)
+            assert len(loader.backends) == n
 
 
-@pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.05, "50ms"])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_says_how_long_it_stays_awake(
-    keep_alive: float | str, *, stream: bool
-) -> None:
-    loader = ScriptedLoader()
-    async with sleeper(loader) as (client, server):
-        body = {"prompt": "a", "stream": stream, "keep_alive": keep_alive}
-        answer = await client.post("/completion", json=body)
-        assert answer.status_code == 200
-        assert '"content":"A"' in answer.text
-        with trio.fail_after(60):
-            await server.state.wait_value(ServerState.SLEEPING)
-    assert len(loader.backends) == 2
-
-
+@pytest.mark.system
 async def test_a_client_that_leaves_while_it_wakes() -> None:
     loader = ScriptedLoader()
     async with sleeper(loader) as (client, _):
@@ -193,15 +190,6 @@ async def test_a_stream_that_has_ended_does_not_keep_it_awake() -> None:
         stream = await client.get(answer.headers["Location"])
         assert "data: [DONE]" in stream.text
         assert "error" not in stream.text
-    assert len(loader.backends) == 2
-
-
-async def test_it_falls_asleep_by_itself() -> None:
-    loader = ScriptedLoader()
-    async with sleeper(loader, sleep_idle_seconds=0.05) as (client, server):
-        await client.post("/completion", json={"prompt": "a"})
-        with trio.fail_after(60):
-            await server.state.wait_value(ServerState.SLEEPING)
     assert len(loader.backends) == 2
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import trio
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from trio.testing import MockClock
 
 from trioserve.api.base import sse
@@ -124,17 +124,13 @@ async def test_a_place_that_nobody_asked_for_is_told_at_a_ping(autojump_clock: M
     assert parts == [b"2nd", b"0:a ", b"0:finished end"]
 
 
-@pytest.mark.parametrize("delay", [0, 20])
-async def test_who_has_a_slot_soon_is_told_nothing(autojump_clock: MockClock, delay: float) -> None:
+@pytest.mark.parametrize(("delay", "places"), [(0, [b"1st"]), (20, [])])
+async def test_an_error_before_the_first_event_is_raised(
+    autojump_clock: MockClock, delay: float, places: list[bytes]
+) -> None:
     stream: Any = FakeStream((delay, DecodeError("no")))
     with pytest.raises(DecodeError):  # nothing was sent, so it has a status
-        await write(sse.feed_of(stream), places=[b"1st"] if not delay else [], tell_place=True)
-
-
-async def test_an_error_before_the_first_event_is_raised(autojump_clock: MockClock) -> None:
-    stream: Any = FakeStream((1, DecodeError("no")))
-    with pytest.raises(DecodeError):
-        await write(sse.feed_of(stream))
+        await write(sse.feed_of(stream), places=places, tell_place=True)
 
 
 async def test_an_error_later_is_an_event(autojump_clock: MockClock) -> None:
@@ -162,6 +158,7 @@ async def test_an_error_of_one_ends_all(autojump_clock: MockClock) -> None:
     assert trio.current_time() == pytest.approx(3)
 
 
+@settings(max_examples=50)
 @given(
     st.recursive(
         st.none()

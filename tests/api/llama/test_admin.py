@@ -8,24 +8,23 @@ from functools import partial
 from typing import Any
 
 import httpx
-import pytest
 import trio
 from quart import Quart
 from structlog.testing import capture_logs
 
-from tests.support.clients import client_and_service, client_of
+from tests.support.clients import client_and_service, client_of, error_body
+from tests.support.waiting import patiently
 from trioserve.api.base import auth, cors, errors, request
 from trioserve.api.base.request import json_response
 from trioserve.errors import QueueFullError
 from trioserve.testing import ScriptedBackend
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/ready", "/health/live"])
-async def test_health(path: str) -> None:
+async def test_health() -> None:
     async with client_of() as client:
-        answer = await client.get(path)
-        assert answer.status_code == 200
-        assert answer.json() == {"status": "ok"}
+        for path in ("/health", "/v1/health", "/health/ready", "/health/live"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
 async def test_properties_can_be_set_where_that_is_allowed() -> None:
@@ -68,7 +67,7 @@ async def test_an_engine_in_a_tick_that_does_not_end() -> None:
         assert (await client.get("/health/live")).status_code == 200  # at rest
         nursery.start_soon(partial(client.post, "/completion", json={"prompt": "a"}))
         await trio.to_thread.run_sync(in_tick.wait)
-        with trio.fail_after(60):
+        with patiently():
             while (answer := await client.get("/health/live")).status_code == 200:
                 await trio.sleep(0.01)
             assert answer.status_code == 503
@@ -89,7 +88,8 @@ async def test_a_broken_engine_is_neither_ready_nor_live() -> None:
     backend.on_decode = tick
     config = {"on_engine_failure": "stay", "metrics_endpoint": True}
     async with client_of(backend, **config) as client:
-        assert (await client.post("/completion", json={"prompt": "a"})).status_code == 500
+        with capture_logs():  # tracebacks take long to write
+            assert (await client.post("/completion", json={"prompt": "a"})).status_code == 500
         for path in ("/health", "/v1/health", "/health/ready", "/health/live"):
             answer = await client.get(path)
             assert answer.status_code == 503
@@ -98,22 +98,30 @@ async def test_a_broken_engine_is_neither_ready_nor_live() -> None:
             assert (await client.get(path)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/models", "/v1/models"])
-async def test_models(path: str) -> None:
-    async with client_of() as client:
-        data = (await client.get(path)).json()
-    assert data["object"] == "list"
-    (model,) = data["data"]
-    assert model["id"] == "scripted"
-    assert model["object"] == "model"
-    assert model["meta"]["n_vocab"] == 257
-    assert data["models"][0]["name"] == "scripted"
+async def test_models() -> None:
+    async with client_of(alias="one/a, two", tags=("small", "quick")) as client:
+        data = (await client.get("/v1/models")).json()
+        assert (await client.get("/models")).json() == data
+        assert data["object"] == "list"
+        (model,) = data["data"]
+        assert model["id"] == "scripted"
+        assert model["object"] == "model"
+        assert model["meta"]["n_vocab"] == 257
+        assert model["aliases"] == ["one/a", "two"]
+        assert model["tags"] == ["small", "quick"]
+        assert data["models"][0]["name"] == "scripted"
+        for prefix in ("/models", "/v1/models"):
+            for name in ("scripted", "one/a", "one%2Fa", "two"):
+                assert (await client.get(f"{prefix}/{name}")).json() == model
+            answer = await client.get(f"{prefix}/three")
+            message = "There is no model 'three' here. The model is 'scripted'."
+            wanted = error_body(message, "model", status=404, type="not_found_error")
+            assert (answer.status_code, answer.json()) == (404, wanted)
 
 
 async def test_props() -> None:
     async with client_of(parallel=2, n_predict=9) as client:
         data = (await client.get("/props")).json()
-        refused = await client.post("/props", json={})
     assert data["total_slots"] == 2
     assert data["is_sleeping"] is False
     assert data["modalities"] == {"vision": False, "video": False, "audio": False}
@@ -123,7 +131,6 @@ async def test_props() -> None:
     assert params["n_predict"] == 9
     assert params["temperature"] == 0.8
     assert params["seed"] == 2**32 - 1
-    assert refused.status_code == 501
 
 
 async def test_slots() -> None:
@@ -209,27 +216,24 @@ def test_a_key_is_compared_with_all() -> None:
 # -- origins
 
 
-@pytest.mark.parametrize(
-    ("origin", "local"),
-    [
-        ("http://localhost:3000", True),
-        ("http://127.0.0.1:5", True),
-        ("https://[::1]", True),
-        ("http://localhost.evil.example", False),
-        ("https://evil.example", False),
-        ("null", False),
-        ("", False),
-        ("http://[", False),
-    ],
-)
-async def test_only_pages_of_this_machine_may_read_answers(origin: str, local: bool) -> None:
-    assert cors.is_local(origin) is local
+async def test_only_pages_of_this_machine_may_read_answers() -> None:
     async with client_of(api_keys=("key",)) as client:
-        answer = await client.options("/v1/chat/completions", headers={"Origin": origin})
-        assert answer.status_code == 200
-        allowed = answer.headers.get("Access-Control-Allow-Origin")
-        assert allowed == (origin if local else None)
-        assert ("Access-Control-Allow-Headers" in answer.headers) is local
+        for origin, local in (
+            ("http://localhost:3000", True),
+            ("http://127.0.0.1:5", True),
+            ("https://[::1]", True),
+            ("http://localhost.evil.example", False),
+            ("https://evil.example", False),
+            ("null", False),
+            ("", False),
+            ("http://[", False),
+        ):
+            assert cors.is_local(origin) is local
+            answer = await client.options("/v1/chat/completions", headers={"Origin": origin})
+            assert answer.status_code == 200
+            allowed = answer.headers.get("Access-Control-Allow-Origin")
+            assert allowed == (origin if local else None)
+            assert ("Access-Control-Allow-Headers" in answer.headers) is local
 
 
 # -- request ids and errors
@@ -298,26 +302,3 @@ async def test_what_nobody_expected_is_logged_under_the_id_of_the_request() -> N
         asyncio.run(run())
 
     await trio.to_thread.run_sync(use)
-
-
-async def test_several_names_and_tags() -> None:
-    async with client_of(alias="one, two", tags=("small", "quick")) as client:
-        (model,) = (await client.get("/v1/models")).json()["data"]
-        assert model["aliases"] == ["one", "two"]
-        assert model["tags"] == ["small", "quick"]
-
-
-@pytest.mark.parametrize("prefix", ["/models", "/v1/models"])
-async def test_one_model_by_its_name(prefix: str) -> None:
-    async with client_of(alias="one/a,two") as client:
-        (listed,) = (await client.get(prefix)).json()["data"]
-        for name in ("scripted", "one/a", "one%2Fa", "two"):
-            assert (await client.get(f"{prefix}/{name}")).json() == listed
-        answer = await client.get(f"{prefix}/three")
-    assert answer.status_code == 404
-    assert answer.json()["error"] == {
-        "code": 404,
-        "message": "There is no model 'three' here. The model is 'scripted'.",
-        "type": "not_found_error",
-        "param": "model",
-    }

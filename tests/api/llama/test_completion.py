@@ -26,14 +26,17 @@ async def test_text_to_tokens_and_back() -> None:
         assert await post("/detokenize") == {"content": ""}
         rendered = await post("/apply-template", messages=[{"role": "user", "content": "Hi"}])
         assert "user\nHi" in rendered["prompt"]
+        long = "x" * 100_000  # which is rendered in a thread
+        rendered = await post("/apply-template", messages=[{"role": "user", "content": long}])
+        assert f"user\n{long}" in rendered["prompt"]
 
 
-@pytest.mark.parametrize("path", ["/completion", "/completions"])
-async def test_a_whole_completion(path: str) -> None:
+async def test_a_whole_completion() -> None:
     body = {"prompt": "a\nbc", "n_predict": 3, "return_tokens": True, "n_probs": 1, "seed": 7}
     async with client_of() as client:
-        data = (await client.post(path, json=body)).json()
-    assert data["content"] == "A\nB"
+        data = (await client.post("/completion", json=body)).json()
+        other = (await client.post("/completions", json=body)).json()
+    assert data["content"] == other["content"] == "A\nB"
     assert data["tokens"] == list(b"A\nB")
     assert data["prompt"] == "a\nbc"
     assert data["has_new_line"] is True
@@ -63,11 +66,13 @@ async def test_probabilities_after_sampling_have_other_names() -> None:
     assert first["top_probs"][0]["prob"] == 1.0
 
 
-async def test_stop_words() -> None:
-    async with client_of() as client:
-        data = (await client.post("/completion", json={"prompt": "abcd", "stop": "C"})).json()
-    assert (data["content"], data["stop_type"], data["stopping_word"]) == ("AB", "word", "C")
-    assert data["tokens"] == []
+async def test_stop_words_and_defaults_of_the_configuration() -> None:
+    async with client_of(n_predict=2) as client:
+        data = (await client.post("/completion", json={"prompt": "abcd", "stop": "B"})).json()
+        assert (data["content"], data["stop_type"], data["stopping_word"]) == ("A", "word", "B")
+        assert data["tokens"] == []
+        data = (await client.post("/completion", json={"prompt": "abcd"})).json()
+        assert data["content"] == "AB"
 
 
 async def test_a_streamed_completion() -> None:
@@ -76,12 +81,8 @@ async def test_a_streamed_completion() -> None:
         answer = await client.post("/completion", json=body)
     *parts, last = events_in(answer.text, done=False)
     progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
-    assert progress[-1] == {
-        "total": 3,
-        "cache": 0,
-        "processed": 3,
-        "time_ms": progress[-1]["time_ms"],
-    }
+    wanted = {"total": 3, "cache": 0, "processed": 3, "time_ms": progress[-1]["time_ms"]}
+    assert progress[-1] == wanted
     assert "".join(part["content"] for part in parts) == "A\nB"
     assert all(part["stop"] is False and part["tokens_evaluated"] == 3 for part in parts)
     assert [token for part in parts for token in part["tokens"]][:3] == list(b"A\nB")
@@ -95,17 +96,20 @@ async def test_a_streamed_completion() -> None:
     assert last["timings"]["predicted_n"] == 4
 
 
-@pytest.mark.parametrize("ignore_eos", [True, False])
-async def test_what_ignore_eos_forbids_is_told(ignore_eos: bool) -> None:
-    body = {"prompt": "a", "n_predict": 1, "ignore_eos": ignore_eos, "logit_bias": [[65, 2]]}
-    async with client_of() as client:
-        data = (await client.post("/completion", json=body)).json()
+async def test_what_ignore_eos_forbids_is_told() -> None:
     forbidden = [{"bias": None, "token": token} for token in sorted(byte_vocab.end_of_generation)]
     assert forbidden
-    assert data["generation_settings"]["logit_bias"] == [
-        {"bias": 2.0, "token": 65},
-        *(forbidden if ignore_eos else []),
-    ]
+    async with client_of() as client:
+        for ignore_eos, told in ((True, forbidden), (False, [])):
+            body = {
+                "prompt": "a",
+                "n_predict": 1,
+                "ignore_eos": ignore_eos,
+                "logit_bias": [[65, 2]],
+            }
+            data = (await client.post("/completion", json=body)).json()
+            biases = data["generation_settings"]["logit_bias"]
+            assert biases == [{"bias": 2.0, "token": 65}, *told]
 
 
 async def test_with_candidates_an_event_is_a_token() -> None:
@@ -134,15 +138,8 @@ async def test_several_prompts_give_a_list() -> None:
     assert texts == {0: "AB", 1: "CD"}
 
 
-async def test_defaults_come_from_the_configuration() -> None:
-    async with client_of(n_predict=2) as client:
-        data = (await client.post("/completion", json={"prompt": "abcd"})).json()
-    assert data["content"] == "AB"
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
+async def test_bad_requests_name_the_field() -> None:
+    requests: list[tuple[str, dict[str, Any], str]] = [
         ("/completion", {}, "prompt"),
         ("/completion", {"prompt": [999]}, "prompt"),
         ("/completion", {"prompt": ""}, "prompt"),
@@ -158,26 +155,17 @@ async def test_defaults_come_from_the_configuration() -> None:
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens"),
         ("/apply-template", {}, "messages"),
-    ],
-)
-async def test_bad_requests_name_the_field(path: str, body: Any, param: str) -> None:
+    ]
     async with client_of() as client:
-        answer = await client.post(path, json=body)
+        for path, body, param in requests:
+            answer = await client.post(path, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, 400)
+            assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        error = (await client.post("/completion", json={"prompt": "x" * 3000})).json()["error"]
+        assert error["type"] == "exceed_context_size_error"
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (3000, 1024)
         assert (await client.get("/health")).status_code == 200
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["code"] == 400
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] == param
-
-
-async def test_a_prompt_that_is_too_long() -> None:
-    async with client_of() as client:
-        answer = await client.post("/completion", json={"prompt": "x" * 3000})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["type"] == "exceed_context_size_error"
-    assert (error["n_prompt_tokens"], error["n_ctx"]) == (3000, 1024)
 
 
 async def test_text_biases_are_tokenized() -> None:

@@ -22,9 +22,8 @@ def thinking(text: str, **settings: Any) -> ScriptedBackend:
     return ScriptedBackend(lambda _: text, n_ctx=8192, chat_template=TEMPLATE, **settings)
 
 
-async def answer(backend: ScriptedBackend, fields: dict[str, Any], **settings: Any) -> Any:
-    async with client_and_service(backend, **settings) as (client, _):
-        response = await client.post("/v1/chat/completions", json={"messages": HI, **fields})
+async def answer(client: httpx.AsyncClient, fields: dict[str, Any]) -> Any:
+    response = await client.post("/v1/chat/completions", json={"messages": HI, **fields})
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["message"]
 
@@ -56,31 +55,36 @@ LONG = "<think>One. Two. Three.</think>Four."
 
 
 @pytest.mark.parametrize(
-    ("fields", "settings", "reasoning"),
+    ("settings", "requests"),
     [
-        ({}, {}, "One. Two. Three."),
-        ({"reasoning_budget_tokens": 4}, {}, "One."),
-        ({"thinking_budget_tokens": 4}, {}, "One."),
-        ({"thinking_budget_tokens": 9, "reasoning_budget_tokens": 4}, {}, "One."),
-        ({"reasoning_budget_tokens": 4}, {"reasoning_budget": 1}, "One."),
-        ({"reasoning_budget_tokens": -1}, {"reasoning_budget": 4}, "One."),
-        ({}, {"reasoning_budget": 0}, None),
-        ({}, {"reasoning_budget": 4, "reasoning_budget_message": " Well."}, "One. Well."),
         (
-            {"reasoning_budget_tokens": 4, "reasoning_budget_message": " So."},
-            {"reasoning_budget_message": " Well."},
-            "One. So.",
+            {},
+            [
+                ({}, "One. Two. Three."),
+                ({"thinking_budget_tokens": 4}, "One."),
+                ({"thinking_budget_tokens": 9, "reasoning_budget_tokens": 4}, "One."),
+            ],
+        ),
+        ({"reasoning_budget": 1}, [({"reasoning_budget_tokens": 4}, "One.")]),
+        ({"reasoning_budget": 4}, [({"reasoning_budget_tokens": -1}, "One.")]),
+        ({"reasoning_budget": 0}, [({}, None)]),
+        (
+            {"reasoning_budget": 4, "reasoning_budget_message": " Well."},
+            [({}, "One. Well."), ({"reasoning_budget_message": " So."}, "One. So.")],
         ),
     ],
 )
 async def test_a_budget_ends_reasoning(
-    fields: dict[str, Any], settings: dict[str, Any], reasoning: str | None
+    settings: dict[str, Any], requests: list[tuple[dict[str, Any], str | None]]
 ) -> None:
-    message = await answer(thinking(LONG), fields, **settings)
-    assert message.get("reasoning_content") == reasoning
-    # The script goes on with what it wanted to say.
-    rest = "One. Two. Three."[len((reasoning or "").removesuffix(" Well.").removesuffix(" So.")) :]
-    assert message["content"] == (f"{rest}</think>Four." if rest else "Four.")
+    async with client_and_service(thinking(LONG), **settings) as (client, _):
+        for fields, reasoning in requests:
+            message = await answer(client, fields)
+            assert message.get("reasoning_content") == reasoning
+            # The script goes on with what it wanted to say.
+            said = (reasoning or "").removesuffix(" Well.").removesuffix(" So.")
+            rest = "One. Two. Three."[len(said) :]
+            assert message["content"] == (f"{rest}</think>Four." if rest else "Four.")
 
 
 async def test_a_wrong_value_is_refused() -> None:
@@ -102,19 +106,19 @@ async def test_a_wrong_value_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "fields", "content"),
+    ("format_", "requests"),
     [
-        ({}, {}, "Four."),
-        ({"reasoning_format": "none"}, {}, LONG),
-        ({"reasoning_format": "none"}, {"reasoning_format": "deepseek"}, "Four."),
-        ({"reasoning_format": "deepseek-legacy"}, {}, LONG),
+        ("auto", [({}, "Four.")]),
+        ("none", [({}, LONG), ({"reasoning_format": "deepseek"}, "Four.")]),
+        ("deepseek-legacy", [({}, LONG)]),
     ],
 )
 async def test_the_format_of_the_server(
-    settings: dict[str, Any], fields: dict[str, Any], content: str
+    format_: str, requests: list[tuple[dict[str, Any], str]]
 ) -> None:
-    message = await answer(thinking(LONG), fields, **settings)
-    assert message["content"] == content
+    async with client_and_service(thinking(LONG), reasoning_format=format_) as (client, _):
+        for fields, content in requests:
+            assert (await answer(client, fields))["content"] == content
 
 
 # -- what the template is told
@@ -123,23 +127,22 @@ ASKED = "First think between <think> and </think>, then answer."
 
 
 @pytest.mark.parametrize(
-    ("settings", "fields", "thinks"),
+    ("settings", "requests"),
     [
-        ({}, {}, True),
-        ({"reasoning": "on"}, {}, True),
-        ({"reasoning": "off"}, {}, False),
-        ({"reasoning": "off"}, {"enable_thinking": True}, True),
-        ({}, {"enable_thinking": False}, False),
-        ({"chat_template_kwargs": '{"enable_thinking": false}'}, {}, False),
+        ({}, [({}, True), ({"enable_thinking": False}, False)]),
+        ({"reasoning": "on"}, [({}, True)]),
+        ({"reasoning": "off"}, [({}, False), ({"enable_thinking": True}, True)]),
+        ({"chat_template_kwargs": '{"enable_thinking": false}'}, [({}, False)]),
     ],
 )
 async def test_whether_the_model_is_to_think(
-    settings: dict[str, Any], fields: dict[str, Any], thinks: bool
+    settings: dict[str, Any], requests: list[tuple[dict[str, Any], bool]]
 ) -> None:
     async with client_and_service(thinking("x"), **settings) as (client, _):
-        body = {"messages": HI, "chat_template_kwargs": fields}
-        response = await client.post("/apply-template", json=body)
-    assert (ASKED in response.json()["prompt"]) == thinks
+        for fields, thinks in requests:
+            body = {"messages": HI, "chat_template_kwargs": fields}
+            response = await client.post("/apply-template", json=body)
+            assert (ASKED in response.json()["prompt"]) == thinks
 
 
 async def test_a_last_message_of_the_assistants_can_be_one_like_any_other() -> None:
@@ -159,7 +162,8 @@ OBJECT = {"response_format": {"type": "json_object"}}
 
 @pytest.mark.parametrize("text", ['{"a": 1}', '<think>Hm {</think>{"a": 1}'])
 async def test_structured_output_comes_after_reasoning(text: str) -> None:
-    message = await answer(thinking(text), OBJECT)
+    async with client_and_service(thinking(text)) as (client, _):
+        message = await answer(client, OBJECT)
     assert json.loads(message["content"]) == {"a": 1}
 
 
@@ -189,38 +193,31 @@ async def drained(client: httpx.AsyncClient, id_: str, chunks: AsyncIterator[Any
     return [chunk async for chunk in chunks][-1]
 
 
-async def test_reasoning_is_ended() -> None:
+@pytest.mark.parametrize("n", [1, 2])
+async def test_reasoning_is_ended(n: int) -> None:
     async with (
         client_and_service(thinking(ENDLESS)) as (client, _),
-        streamed(client, **ORDERED) as chunks,
+        streamed(client, n=n, **ORDERED) as chunks,
     ):
         first = await anext(chunks)
         done = await control(client, id=first["id"], action="reasoning_end")
         rest = [chunk async for chunk in chunks]
     assert done == {"success": True}
     assert set(joined(rest, "reasoning_content")) == {"m"}
-    assert [c["choices"][0]["finish_reason"] for c in rest][-1] == "stop"
-
-
-async def test_all_choices_end_their_reasoning() -> None:
-    async with (
-        client_and_service(thinking(ENDLESS)) as (client, _),
-        streamed(client, n=2, **ORDERED) as chunks,
-    ):
-        first = await anext(chunks)
-        done = await control(client, id=first["id"], action="reasoning_end")
-        choices = [chunk["choices"][0] async for chunk in chunks]
-    assert done == {"success": True}
+    choices = [chunk["choices"][0] for chunk in rest]
     ends = {c["index"]: c["finish_reason"] for c in choices if c["finish_reason"]}
-    assert ends == {0: "stop", 1: "stop"}
+    assert ends == dict.fromkeys(range(n), "stop")
 
 
-async def test_it_has_to_be_allowed() -> None:
+async def test_it_has_to_be_allowed_but_for_a_cancel() -> None:
     refused = {"success": False, "message": "reasoning control not enabled for this completion"}
-    async with client_and_service(thinking(ENDLESS)) as (client, _), streamed(client) as chunks:
-        first = await anext(chunks)
-        assert await control(client, id=first["id"], action="reasoning_end") == refused
-        await drained(client, first["id"], chunks)
+    async with client_and_service(thinking(ENDLESS)) as (client, service):
+        async with streamed(client) as chunks:
+            first = await anext(chunks)
+            assert await control(client, id=first["id"], action="reasoning_end") == refused
+            last = await drained(client, first["id"], chunks)
+        assert last["error"]["message"] == "The request was cancelled."
+        assert await slots_in_use(service) == 0
     plain = ScriptedBackend(lambda _: "x" * 4000, n_ctx=8192)  # no reasoning in its template
     async with (
         client_and_service(plain) as (client, _),
@@ -229,15 +226,6 @@ async def test_it_has_to_be_allowed() -> None:
         first = await anext(chunks)
         assert await control(client, id=first["id"], action="reasoning_end") == refused
         await drained(client, first["id"], chunks)
-
-
-async def test_an_answer_is_cancelled() -> None:
-    async with client_and_service(thinking(ENDLESS)) as (client, service):
-        async with streamed(client) as chunks:
-            first = await anext(chunks)
-            last = await drained(client, first["id"], chunks)
-        assert last["error"]["message"] == "The request was cancelled."
-        assert await slots_in_use(service) == 0
 
 
 async def test_what_has_ended_is_not_found() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import openai
-import pytest
 
 from tests.support import fim_model
 from tests.support.clients import client_of, use_openai
@@ -98,25 +97,21 @@ async def test_a_stream_and_copies() -> None:
     assert sum(event["stop"] for event in events) == 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input_prefix": None}, "input_prefix"),
-        ({"input_suffix": 5}, "input_suffix"),
-        ({"prompt": 5}, "prompt"),
-        ({"input_extra": {}}, "input_extra"),
-        ({"input_extra": [{"filename": "a"}]}, "input_extra"),
-        ({"input_extra": [{"text": "a", "filename": 5}]}, "input_extra"),
-        ({"input_prefix": [999]}, "input_prefix"),
-        ({"suffix": "b"}, "suffix"),
-    ],
-)
-async def test_bad_requests_name_the_field(fields: dict[str, Any], param: str) -> None:
-    body = {"input_prefix": "a", "input_suffix": "b"} | fields
+async def test_bad_requests_name_the_field() -> None:
     async with gap_client(Prompts()) as client:
-        answer = await client.post("/infill", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
+        for fields, param in (
+            ({"input_prefix": None}, "input_prefix"),
+            ({"input_suffix": 5}, "input_suffix"),
+            ({"prompt": 5}, "prompt"),
+            ({"input_extra": {}}, "input_extra"),
+            ({"input_extra": [{"filename": "a"}]}, "input_extra"),
+            ({"input_extra": [{"text": "a", "filename": 5}]}, "input_extra"),
+            ({"input_prefix": [999]}, "input_prefix"),
+            ({"suffix": "b"}, "suffix"),
+        ):
+            body = {"input_prefix": "a", "input_suffix": "b"} | fields
+            answer = await client.post("/infill", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 async def test_a_vocabulary_without_the_tokens() -> None:

@@ -6,12 +6,15 @@ from base64 import b64encode
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.clients import client_of
 from tests.support.media_files import image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import noting
 from trioserve.testing import ScriptedBackend, ScriptedProjector
+
+pytestmark = pytest.mark.system
 
 PNG = b64encode(image_file(size=(8, 4))).decode()
 WAV = b64encode(wav_file(0.5)).decode()

@@ -36,22 +36,22 @@ def opened(model: Path, **config: Any) -> AbstractAsyncContextManager[httpx.Asyn
     return client_of_app(create_app(Config(model=str(model), reranking=True, threads=1, **config)))
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
-async def test_the_form_of_jina_and_cohere(client: httpx.AsyncClient, path: str) -> None:
+ROUTES = ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
+
+
+async def test_the_form_of_jina_and_cohere(client: httpx.AsyncClient) -> None:
     body = {"model": "m", "query": "cat", "documents": DOCUMENTS}
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200
-    written = answer.json()
-    results = written.pop("results")
-    assert written == {
-        "model": "m",
-        "object": "list",
-        "usage": {"prompt_tokens": 20, "total_tokens": 20},
-    }
-    assert sorted(result["index"] for result in results) == [0, 1, 2]
-    assert all(set(result) == {"index", "relevance_score"} for result in results)
-    scores = [result["relevance_score"] for result in results]
-    assert scores == sorted(scores, reverse=True)
+    for path in ROUTES:
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 200
+        written = answer.json()
+        results = written.pop("results")
+        usage = {"prompt_tokens": 20, "total_tokens": 20}
+        assert written == {"model": "m", "object": "list", "usage": usage}
+        assert sorted(result["index"] for result in results) == [0, 1, 2]
+        assert all(set(result) == {"index", "relevance_score"} for result in results)
+        scores = [result["relevance_score"] for result in results]
+        assert scores == sorted(scores, reverse=True)
 
 
 async def test_the_best_ones_with_their_text(client: httpx.AsyncClient) -> None:
@@ -82,17 +82,13 @@ async def test_the_form_of_tei(client: httpx.AsyncClient) -> None:
         assert share["score"] == pytest.approx(1 / (1 + math.exp(-result["score"])))
 
 
-@pytest.mark.parametrize(
-    ("body", "message", "param"),
-    [
+async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
+    one, either = {"query": "a", "documents": ["a"]}, "Either 'documents' or 'texts' is required."
+    requests: list[tuple[dict[str, Any], str, str]] = [
         ({"documents": ["a"]}, "'query' is required.", "query"),
         ({"query": 5, "documents": ["a"]}, "'query' must be a string.", "query"),
-        ({"query": "a"}, "Either 'documents' or 'texts' is required.", "documents"),
-        (
-            {"query": "a", "documents": ["a"], "texts": ["b"]},
-            "Either 'documents' or 'texts' is required.",
-            "documents",
-        ),
+        ({"query": "a"}, either, "documents"),
+        (one | {"texts": ["b"]}, either, "documents"),
         (
             {"query": "a", "documents": []},
             "'documents' must be a list of strings, and not empty.",
@@ -108,13 +104,9 @@ async def test_the_form_of_tei(client: httpx.AsyncClient) -> None:
             "'documents' must be a list of strings, or of objects with a 'text'.",
             "documents",
         ),
+        (one | {"top_n": -1}, "'top_n' must be between 0 and 2147483647.", "top_n"),
         (
-            {"query": "a", "documents": ["a"], "top_n": -1},
-            "'top_n' must be between 0 and 2147483647.",
-            "top_n",
-        ),
-        (
-            {"query": "a", "documents": ["a"], "return_text": True},
+            one | {"return_text": True},
             "'return_text' does not go with 'documents'.",
             "return_text",
         ),
@@ -128,13 +120,10 @@ async def test_the_form_of_tei(client: httpx.AsyncClient) -> None:
             "'truncate' is not supported: documents are ranked whole.",
             "truncate",
         ),
-    ],
-)
-async def test_what_is_wrong_is_named(
-    client: httpx.AsyncClient, body: dict[str, Any], message: str, param: str
-) -> None:
-    answer = await client.post("/v1/rerank", json=body)
-    assert (answer.status_code, answer.json()) == (400, error_body(message, param))
+    ]
+    for body, message, param in requests:
+        answer = await client.post("/v1/rerank", json=body)
+        assert (answer.status_code, answer.json()) == (400, error_body(message, param))
 
 
 async def test_a_document_that_is_too_long(client: httpx.AsyncClient) -> None:
@@ -163,7 +152,7 @@ async def test_servers_that_do_not_rank(client: httpx.AsyncClient) -> None:
         "This server does not support reranking. Start it with `--reranking`", None, status=501
     )
     async with client_of() as other:
-        for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"):
+        for path in ROUTES:
             answer = await other.post(path, json={})
             assert (answer.status_code, answer.json()) == (501, wanted)
     answer = await client.post("/v1/embeddings", json={"input": "cat"})

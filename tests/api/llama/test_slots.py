@@ -11,9 +11,10 @@ import httpx
 import pytest
 import trio
 
-from tests.support.clients import client_and_service, client_of, client_of_app
+from tests.support.clients import client_and_service, client_of, client_of_app, error_body
 from tests.support.lora_files import make_lora
 from tests.support.media_files import image_file
+from tests.support.waiting import patiently
 from trioserve import Image, MixedPrompt
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
@@ -71,6 +72,7 @@ async def test_an_idle_slot_tells_of_its_last_request(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.system
 async def test_a_slot_tells_that_it_waits_for_an_image(tmp_path: Path) -> None:
     projector = ScriptedProjector()
     projector.gate.clear()
@@ -80,7 +82,7 @@ async def test_a_slot_tells_that_it_waits_for_an_image(tmp_path: Path) -> None:
         service.server.stream(MixedPrompt([Image(image_file()), "?"])) as stream,
     ):
         try:
-            with trio.fail_after(30):
+            with patiently():
                 while not (await client.get("/slots")).json()[0]["encoding"]:
                     await trio.lowlevel.checkpoint()
         finally:
@@ -137,13 +139,11 @@ async def test_a_file_that_is_damaged(tmp_path: Path, monkeypatch: pytest.Monkey
         await act(client, 0, "save")
         path, body = tmp_path / "one.bin", {"filename": "one.bin"}
         whole = path.read_bytes()
+        no_fit = "The saved state does not fit this model's context: "
         for content, why in (
             (whole[:100], "the file is cut short."),
-            (whole[: len(whole) // 2], "The saved state does not fit this model's context: "),
-            (
-                whole[:-1],
-                "The saved state does not fit this model's context: there are bytes after",
-            ),
+            (whole[: len(whole) // 2], no_fit),
+            (whole[:-1], f"{no_fit}there are bytes after"),
             (
                 whole[:24] + b"\xff\xff\xff\x7f" + whole[28 : whole.rindex(b'{"lora"')],
                 "the file is from a model with another vocabulary",  # one of llama-server's
@@ -165,23 +165,19 @@ async def test_a_file_that_is_damaged(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (await act(client, 1, "restore"))["n_restored"] > 0
 
 
-async def test_erase(tmp_path: Path) -> None:
+async def test_a_slot_without_text(tmp_path: Path) -> None:
     async with served(slot_save_path=str(tmp_path), cache_ram=0) as client:
         assert await act(client, 0, "erase") == {"id_slot": 0, "n_erased": 0}
+        saved = await act(client, 1, "save")  # of a slot that has done nothing
+        restored = await act(client, 2, "restore")
+        assert saved["n_saved"] == restored["n_restored"] == 0
+        assert restored["n_read"] == saved["n_written"]
         first = (await client.post("/completion", json=GREEDY)).json()
         n_held = first["tokens_evaluated"] + 7
         assert await act(client, 0, "erase") == {"id_slot": 0, "n_erased": n_held}
         assert await act(client, 0, "erase") == {"id_slot": 0, "n_erased": 0}
         again = (await client.post("/completion", json=GREEDY)).json()
         assert again["timings"]["cache_n"] == 0
-
-
-async def test_a_slot_that_has_done_nothing(tmp_path: Path) -> None:
-    async with served(slot_save_path=str(tmp_path)) as client:
-        saved = await act(client, 1, "save")
-        assert saved["n_saved"] == 0
-        restored = await act(client, 2, "restore")
-        assert (restored["n_restored"], restored["n_read"]) == (0, saved["n_written"])
 
 
 async def test_what_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
@@ -237,36 +233,30 @@ async def error_of(client: httpx.AsyncClient, path: str, **kwargs: Any) -> dict[
     return error
 
 
-@pytest.mark.parametrize("action", ["save", "restore", "erase", "fly"])
-async def test_without_a_directory(action: str) -> None:
+async def test_without_a_directory() -> None:
+    message = "This server does not support slots action. Start it with `--slot-save-path`"
     async with client_of() as client:
-        error = await error_of(client, f"/slots/0?action={action}", json={"filename": "a"})
-    assert error == {
-        "code": 501,
-        "message": "This server does not support slots action. Start it with `--slot-save-path`",
-        "type": "not_supported_error",
-        "param": None,
-    }
+        for action in ("save", "restore", "erase", "fly"):
+            answer = await client.post(f"/slots/0?action={action}", json={"filename": "a"})
+            assert (answer.status_code, answer.json()) == (
+                501,
+                error_body(message, None, status=501),
+            )
 
 
-@pytest.mark.parametrize(
-    ("path", "message", "param"),
-    [
-        ("/slots/x?action=save", "Invalid slot ID", "id_slot"),
-        ("/slots/-1?action=save", "Invalid slot ID", "id_slot"),
-        ("/slots/2?action=save", "Invalid slot ID", "id_slot"),
-        ("/slots/2?action=erase", "Invalid slot ID", "id_slot"),
-        (f"/slots/{'9' * 5000}?action=erase", "Invalid slot ID", "id_slot"),
-        ("/slots/0?action=fly", "Invalid action", "action"),
-        ("/slots/0", "Invalid action", "action"),
-    ],
-)
-async def test_a_slot_or_an_action_that_is_none(
-    tmp_path: Path, path: str, message: str, param: str
-) -> None:
+async def test_a_slot_or_an_action_that_is_none(tmp_path: Path) -> None:
     async with scripted(tmp_path) as (client, _):
-        error = await error_of(client, path, json={"filename": "a"})
-    assert (error["code"], error["message"], error["param"]) == (400, message, param)
+        for path, message, param in (
+            ("/slots/x?action=save", "Invalid slot ID", "id_slot"),
+            ("/slots/-1?action=save", "Invalid slot ID", "id_slot"),
+            ("/slots/2?action=save", "Invalid slot ID", "id_slot"),
+            ("/slots/2?action=erase", "Invalid slot ID", "id_slot"),
+            (f"/slots/{'9' * 5000}?action=erase", "Invalid slot ID", "id_slot"),
+            ("/slots/0?action=fly", "Invalid action", "action"),
+            ("/slots/0", "Invalid action", "action"),
+        ):
+            error = await error_of(client, path, json={"filename": "a"})
+            assert (error["code"], error["message"], error["param"]) == (400, message, param)
 
 
 NO_NAMES = [
@@ -286,39 +276,23 @@ NO_NAMES = [
         "a\0",
         "é" * 128,
     ),
-    *(
-        "*",
-        "?",
-        '"',
-        "<",
-        ">",
-        "|",
-        "\x7f",
-        "\x85",
-        "\u2215",
-        "\u2216",
-        "\uff0e",
-        "\ufeff",
-        "\ufffd",
-    ),
+    *("*", "?", '"', "<", ">", "|", "\x7f", "\x85"),
+    *("\u2215", "\u2216", "\uff0e", "\ufeff", "\ufffd"),
 ]
 
 
-@pytest.mark.parametrize("action", ["save", "restore"])
-async def test_a_name_that_is_none(tmp_path: Path, action: str) -> None:
+async def test_a_name_that_is_none(tmp_path: Path) -> None:
     async with scripted(tmp_path) as (client, _):
-        for name in NO_NAMES:
-            error = await error_of(client, f"/slots/0?action={action}", json={"filename": name})
-            assert (error["code"], error["param"]) == (400, "filename"), name
-            assert error["message"] == "Invalid filename"
+        for action in ("save", "restore"):
+            for name in NO_NAMES:
+                path = f"/slots/0?action={action}"
+                error = await error_of(client, path, json={"filename": name})
+                assert (error["code"], error["param"]) == (400, "filename"), name
+                assert error["message"] == "Invalid filename"
+        for body in ({}, {"filename": 5}, {"filename": None}):
+            error = await error_of(client, "/slots/0?action=save", json=body)
+            assert (error["code"], error["param"]) == (400, "filename")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("body", [{}, {"filename": 5}, {"filename": None}])
-async def test_a_body_without_a_name(tmp_path: Path, body: dict[str, Any]) -> None:
-    async with scripted(tmp_path) as (client, _):
-        error = await error_of(client, "/slots/0?action=save", json=body)
-    assert (error["code"], error["param"]) == (400, "filename")
 
 
 async def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
@@ -336,9 +310,8 @@ async def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         directory.rmdir()
         error = await error_of(client, "/slots/0?action=save", json={"filename": "a"})
         assert (error["code"], error["type"]) == (500, "server_error")
-        assert re.fullmatch(
-            r"Unable to save slot\. The log has more, under \w+\.", error["message"]
-        )
+        wanted = r"Unable to save slot\. The log has more, under \w+\."
+        assert re.fullmatch(wanted, error["message"])
 
 
 def test_a_cache_without_room() -> None:
@@ -410,23 +383,19 @@ def test_every_cut_and_every_other_file_is_refused(tmp_path: Path) -> None:
                 backend.read_state(path, ())
 
 
-def test_a_file_of_llama_cpp_has_no_note(tmp_path: Path) -> None:
+def test_files_that_others_wrote(tmp_path: Path) -> None:
     path, whole = saved_state(tmp_path)
-    path.write_bytes(whole[: whole.rindex(b'{"lora"')])
+    note = whole.rindex(b'{"lora"')
+    words = 4 + 3  # a mark, a version, a length, the tokens, and no media
+    state = whole[12 + 4 * words : note]
     with load(Config(ctx_size=256, threads=1)) as backend:
+        path.write_bytes(whole[:note])  # as llama-server's, without a note
         saved, _ = backend.read_state(path, ((0, 0.5),))
         assert (saved.keys, saved.root.adapters) == ((5, 6, 7), ((0, 0.5),))
         backend.state_set(1, saved.state)
         assert backend.seq_pos_max(1) == 2
-
-
-def test_a_list_of_tokens_as_older_versions_wrote_it(tmp_path: Path) -> None:
-    path, whole = saved_state(tmp_path)
-    words = 4 + 3  # a mark, a version, a length, the tokens, and no media
-    state = whole[12 + 4 * words : whole.rindex(b'{"lora"')]
-    plain = whole[:8] + (3).to_bytes(4, "little") + whole[24:36] + state
-    path.write_bytes(plain)
-    with load(Config(ctx_size=256, threads=1)) as backend:
+        # A list of tokens as older versions wrote it:
+        path.write_bytes(whole[:8] + (3).to_bytes(4, "little") + whole[24:36] + state)
         saved, _ = backend.read_state(path, ())
         assert saved.keys == (5, 6, 7)
 
@@ -434,20 +403,15 @@ def test_a_list_of_tokens_as_older_versions_wrote_it(tmp_path: Path) -> None:
 def test_the_adapters_of_a_file_are_found_by_name(tmp_path: Path) -> None:
     path = tmp_path / "state"
     a, b = AdapterInfo(path="/x/a.gguf"), AdapterInfo(path="/x/b.gguf")
-    saved = SlotState(
-        keys=(5,), root=CacheRoot(((1, 0.5),), "whose", "salt"), state=b"prefix__state"
-    )
-    state_file.write(path, saved, [a, b])
+    root, state = CacheRoot(((1, 0.5),), "whose", "salt"), b"prefix__state"
+    state_file.write(path, SlotState(keys=(5,), root=root, state=state), [a, b])
     read, _ = state_file.read(path, b"prefix__", [b], (), max_tokens=10)
-    assert read == SlotState(
-        keys=(5,), root=CacheRoot(((0, 0.5),), "whose", "salt"), state=b"prefix__state"
-    )
+    root = CacheRoot(((0, 0.5),), "whose", "salt")
+    assert read == SlotState(keys=(5,), root=root, state=state)
     with pytest.raises(InvalidRequestError, match=r"b\.gguf"):
         state_file.read(path, b"prefix__", [a], (), max_tokens=10)
     with pytest.raises(InvalidRequestError, match="more than the -4 tokens"):
-        state_file.read(
-            path, b"prefix__", [b], (), max_tokens=-4
-        )  # five words: a list of one token
+        state_file.read(path, b"prefix__", [b], (), max_tokens=-4)  # five words: one token
 
 
 async def test_what_was_computed_with_an_adapter_is_used_with_it_alone(tmp_path: Path) -> None:

@@ -75,31 +75,25 @@ async def test_a_text_that_is_too_long_is_cut(model: Bert) -> None:
         assert older.status_code == 400
 
 
-async def test_no_text_only_loads_the_model(model: Bert) -> None:
+async def test_what_is_wrong_is_named_and_no_text_only_loads_the_model(model: Bert) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"input": 5}, "input"),
+        ({"input": ["a", 5]}, "input"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"options": {"num_gpu": 3}}, "options.num_gpu"),
+        ({"options": {"num_ctx": 10**6}}, "options.num_ctx"),
+    ]
     async with client_of_model(model.path) as client:
+        for fields, param in wrong:
+            answer = await client.post("/api/embed", json={"input": "a"} | fields)
+            assert answer.status_code == 400
+            assert f"'{param}'" in answer.json()["error"]
         for empty in ("", []):
             data = await vectors(client, input=empty)
             assert data["embeddings"] == []
             assert data["prompt_eval_count"] == 0
         answer = await client.post("/api/embeddings", json={"prompt": ""})
         assert answer.json() == {"embedding": []}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": 5}, "input"),
-        ({"input": ["a", 5]}, "input"),
-        ({"dimensions": 0}, "dimensions"),
-        ({"options": {"num_gpu": 3}}, "options.num_gpu"),
-        ({"options": {"num_ctx": 10**6}}, "options.num_ctx"),
-    ],
-)
-async def test_what_is_wrong_is_named(model: Bert, fields: dict[str, Any], param: str) -> None:
-    async with client_of_model(model.path) as client:
-        answer = await client.post("/api/embed", json={"input": "a"} | fields)
-    assert answer.status_code == 400
-    assert f"'{param}'" in answer.json()["error"]
 
 
 async def test_pooling_of_none_has_no_vector_for_a_text(model: Bert) -> None:

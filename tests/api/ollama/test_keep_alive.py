@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-import trio
 
 from tests.support.clients import sleeper
 from tests.support.ollama_api import ASK
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
+from tests.support.waiting import patiently
 from trioserve.config import Config
 from trioserve.server import Server
 from trioserve.server.keeper import ServerState
@@ -25,7 +25,7 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_asleep(server: Server) -> None:
-    with trio.fail_after(60):
+    with patiently():
         await server.state.wait_value(ServerState.SLEEPING)
 
 
@@ -35,23 +35,20 @@ async def expiry(client: httpx.AsyncClient) -> str | None:
     return models[0]["expires_at"] if models else None
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/api/chat", {}),
-        ("/api/chat", {"stream": False}),
-        ("/api/generate", {"prompt": "Hi", "raw": True}),
-    ],
-)
-async def test_a_model_is_freed_after_a_request(path: str, fields: dict[str, Any]) -> None:
+async def test_a_model_is_freed_after_a_request() -> None:
     loader = ScriptedLoader()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/api/chat", {"keep_alive": 0}),
+        ("/api/chat", {"keep_alive": "0s", "stream": False}),
+        ("/api/generate", {"keep_alive": 0, "prompt": "Hi", "raw": True}),
+    ]
     async with sleeper(loader) as (client, server):
-        for keep_alive in (0, "0s"):
-            answer = await client.post(path, json=ASK | fields | {"keep_alive": keep_alive})
+        for path, fields in asked:
+            answer = await client.post(path, json=ASK | fields)
             assert answer.status_code == 200, answer.text
             await until_asleep(server)
             assert await expiry(client) is None
-    assert loader.n_begun == 3
+    assert loader.n_begun == 1 + len(asked)
 
 
 async def test_when_the_model_is_freed_is_told() -> None:
@@ -80,20 +77,16 @@ async def test_a_model_is_loaded_and_unloaded_without_text(path: str, body: Any)
     assert loader.n_begun == 2  # what sleeps is not loaded to be unloaded
 
 
-@pytest.mark.parametrize("keep_alive", ["soon", True, []])
-async def test_what_is_no_length_of_time(keep_alive: Any) -> None:
+async def test_a_request_that_is_refused_does_not_wake_the_model() -> None:
     async with sleeper(ScriptedLoader()) as (client, server):
-        for path in ("/api/chat", "/api/generate", "/api/embed"):
-            body = ASK | {"prompt": "a", "input": "a", "keep_alive": keep_alive}
-            answer = await client.post(path, json=body)
-            assert answer.status_code in (400, 501)
-            assert server.sleeping
-        answer = await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
-        assert "'keep_alive'" in answer.json()["error"]
-
-
-async def test_a_request_that_is_refused_wakes_nobody() -> None:
-    async with sleeper(ScriptedLoader()) as (client, server):
+        for keep_alive in ("soon", True, []):
+            for path in ("/api/chat", "/api/generate", "/api/embed"):
+                body = ASK | {"prompt": "a", "input": "a", "keep_alive": keep_alive}
+                answer = await client.post(path, json=body)
+                assert answer.status_code in (400, 501)
+                assert server.sleeping
+            answer = await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
+            assert "'keep_alive'" in answer.json()["error"]
         for fields in ({"options": {"num_ctx": 10**6}}, {"think": "high"}, {"format": 5}):
             answer = await client.post("/api/chat", json=ASK | fields)
             assert answer.status_code == 400

@@ -21,6 +21,7 @@ def shown(*images: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "What?", "images": list(images)}]
 
 
+@pytest.mark.system
 async def test_images_from_files_bytes_and_base64(tmp_path: Path) -> None:
     backend, prompts = noting("A cat.", projector=WordProjector())
     file = tmp_path / "cat.png"
@@ -45,10 +46,9 @@ async def test_images_from_files_bytes_and_base64(tmp_path: Path) -> None:
     [
         (WordProjector(), ["vision", "audio"]),
         (WordProjector(hears=False), ["vision"]),
-        (None, []),
     ],
 )
-async def test_what_the_model_takes(projector: WordProjector | None, more: list[str]) -> None:
+async def test_what_the_model_takes(projector: WordProjector, more: list[str]) -> None:
     def use(client: ollama.Client) -> None:
         assert client.show("scripted").capabilities == ["completion", "tools", "thinking", *more]
 

@@ -100,16 +100,7 @@ def test_calls_without_ids_get_some_and_so_do_their_results() -> None:
             result(),
         ]
     )
-    assert ids_in(messages) == [
-        "call00001",
-        "call00002",
-        "call00003",
-        "call00002",
-        "call00001",
-        "call00003",
-        "call00004",
-        "call00004",
-    ]
+    assert ids_in(messages) == [f"call0000{n}" for n in (1, 2, 3, 2, 1, 3, 4, 4)]
     assert [one.get("name") for one in messages if one["role"] == "tool"] == ["b", "a", "b", "a"]
     arguments = messages[1]["tool_calls"][0]["function"]["arguments"]
     assert arguments == '{"city": "Rome"}'

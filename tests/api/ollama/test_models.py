@@ -17,7 +17,6 @@ from trioserve._version import __version__
 from trioserve.api.ollama import describe
 from trioserve.api.ollama.describe import Described, Loaded, human_number, quantization_name
 from trioserve.models import BUNDLED
-from trioserve.testing import ScriptedBackend
 
 GEMMA = Described(
     name="gemma",
@@ -112,38 +111,24 @@ def test_a_model_is_shown() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (3_000_000, "3M"),
-        (268_100_000, "268.1M"),
-        (7e9, "7B"),
-        (1500, "1.5K"),
-    ],
-)
-def test_numbers_of_parameters(n: float, text: str) -> None:
-    assert human_number(int(n)) == text
+def test_numbers_of_parameters() -> None:
+    numbers = [0, 999, 1500, 3_000_000, 268_100_000, 7 * 10**9]
+    assert [human_number(n) for n in numbers] == ["0", "999", "1.5K", "3M", "268.1M", "7B"]
 
 
-@pytest.mark.parametrize(
-    ("ftype", "name"),
-    [
-        ("Q4_K - Medium", "Q4_K_M"),
-        ("Q3_K - Large", "Q3_K_L"),
-        ("Q2_K - Medium", "Q2_K"),
-        ("Q2_K - Small", "Q2_K_S"),
-        ("Q8_0", "Q8_0"),
-        ("all F32", "F32"),
-        ("MXFP4 MoE", "MXFP4"),
-        ("IQ2_XXS - 2.0625 bpw", "IQ2_XXS"),
-        ("Q4_K - Medium (guessed)", "Q4_K_M"),
-        ("", ""),
-    ],
-)
-def test_types_of_files_have_their_usual_names(ftype: str, name: str) -> None:
-    assert quantization_name(ftype) == name
+def test_types_of_files_have_their_usual_names() -> None:
+    names = {
+        "Q4_K - Medium": "Q4_K_M",
+        "Q2_K - Medium": "Q2_K",
+        "Q2_K - Small": "Q2_K_S",
+        "Q8_0": "Q8_0",
+        "all F32": "F32",
+        "MXFP4 MoE": "MXFP4",
+        "IQ2_XXS - 2.0625 bpw": "IQ2_XXS",
+        "Q4_K - Medium (guessed)": "Q4_K_M",
+        "": "",
+    }
+    assert {ftype: quantization_name(ftype) for ftype in names} == names
 
 
 async def test_the_client_sees_the_one_model() -> None:
@@ -155,53 +140,7 @@ async def test_the_client_sees_the_one_model() -> None:
         assert running.context_length == 4096
         assert running.expires_at is not None
         assert running.expires_at.year - datetime.datetime.now().year > 20  # "Forever"
-
-    await use_ollama(answering("Hi"), use)
-
-
-@pytest.mark.parametrize("name", ["scripted", "scripted:latest", "other", "other:latest"])
-async def test_names_and_the_tag_latest(name: str) -> None:
-    async with client_of(answering("Hi"), alias="scripted,other") as client:
-        for field in ("model", "name"):
-            answer = await client.post("/api/show", json={field: name})
-            assert answer.status_code == 200
-        answer = await client.request("DELETE", "/api/delete", json={"model": name})
-        assert answer.status_code == 501
-        assert "'trioserve rm'" in answer.json()["error"]
-        for wrong in ("scripted:7b", "third", ""):
-            answer = await client.post("/api/show", json={"model": wrong})
-            assert answer.status_code == 404
-            expected = f"Model {wrong!r} not found; the model here is 'scripted'."
-            assert answer.json() == {"error": expected}
-
-
-@pytest.mark.parametrize(
-    ("backend", "capabilities"),
-    [
-        (answering("Hi"), ["completion", "tools", "thinking"]),
-        (
-            answering("Hi", chat_template="{% for m in messages %}{{ m.content }}{% endfor %}"),
-            ["completion"],
-        ),
-    ],
-)
-async def test_what_the_model_can_do(backend: ScriptedBackend, capabilities: list[str]) -> None:
-    def use(client: ollama.Client) -> None:
-        assert client.show("scripted").capabilities == capabilities
-
-    await use_ollama(backend, use)
-
-
-async def test_what_cannot_be_shown_is_refused() -> None:
-    async with client_of(answering("Hi")) as client:
-        for name, value in (("verbose", True), ("system", "x"), ("options", {"seed": 1})):
-            answer = await client.post("/api/show", json={"model": "scripted", name: value})
-            assert answer.status_code == 400
-            assert f"'{name}'" in answer.json()["error"]
-
-
-async def test_pulling_is_refused() -> None:
-    def use(client: ollama.Client) -> None:
+        assert client.show("scripted").capabilities == ["completion", "tools", "thinking"]
         with pytest.raises(ollama.ResponseError, match="'trioserve pull'") as caught:
             client.pull("gemma")
         assert caught.value.status_code == 501
@@ -209,12 +148,30 @@ async def test_pulling_is_refused() -> None:
     await use_ollama(answering("Hi"), use)
 
 
-async def test_the_version_is_one_that_clients_talk_to() -> None:
-    async with client_of(answering("Hi")) as client:
+async def test_names_the_tag_latest_and_the_version() -> None:
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    async with client_of(answering("Hi", chat_template=plain), alias="scripted,other") as client:
+        for name in ("scripted", "scripted:latest", "other", "other:latest"):
+            for field in ("model", "name"):
+                answer = await client.post("/api/show", json={field: name})
+                assert answer.status_code == 200
+                assert answer.json()["capabilities"] == ["completion"]
+            answer = await client.request("DELETE", "/api/delete", json={"model": name})
+            assert answer.status_code == 501
+            assert "'trioserve rm'" in answer.json()["error"]
+        for wrong in ("scripted:7b", "third", ""):
+            answer = await client.post("/api/show", json={"model": wrong})
+            assert answer.status_code == 404
+            expected = f"Model {wrong!r} not found; the model here is 'scripted'."
+            assert answer.json() == {"error": expected}
+        for field, value in (("verbose", True), ("system", "x"), ("options", {"seed": 1})):
+            answer = await client.post("/api/show", json={"model": "scripted", field: value})
+            assert answer.status_code == 400
+            assert f"'{field}'" in answer.json()["error"]
         answer = await client.get("/api/version")
         assert answer.json() == {"version": describe.OLLAMA_VERSION, "trioserve": __version__}
-        assert (await client.head("/api/version")).status_code == 200
-        assert (await client.head("/api/tags")).status_code == 200
+        for path in ("/api/version", "/api/tags"):
+            assert (await client.head(path)).status_code == 200
 
 
 def test_a_real_model() -> None:

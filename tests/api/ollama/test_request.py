@@ -91,31 +91,37 @@ def test_options_win_and_null_is_nothing() -> None:
     assert OllamaChatRequest.parse(body).given_params() == {"seed": 2, "stop": ("y",), "top_k": 3}
 
 
-@pytest.mark.parametrize(("given", "limit"), [(5, 5), (0, -1), (-1, -1), (-2, -1)])
-def test_the_number_of_tokens(given: int, limit: int) -> None:
-    request = OllamaGenerateRequest.parse({"options": {"num_predict": given}})
-    assert request.given_params() == {"max_tokens": limit}
+def test_the_number_of_tokens() -> None:
+    for n, limit in ((5, 5), (0, -1), (-2, -1)):
+        request = OllamaGenerateRequest.parse({"options": {"num_predict": n}})
+        assert request.given_params() == {"max_tokens": limit}
 
 
-@pytest.mark.parametrize("name", FIXED)
-def test_an_option_that_is_a_flag_is_refused(name: str) -> None:
-    flag, _ = FIXED[name]
-    with pytest.raises(UnsupportedFieldError, match=flag or "leave it out") as caught:
-        OllamaChatRequest.parse({"options": {name: 3}})
-    assert caught.value.param == f"options.{name}"
-    assert f"'options.{name}'" in caught.value.message
-    OllamaChatRequest.parse({"options": {name: None}})
+def test_an_option_that_is_a_flag_is_refused() -> None:
+    for name, (flag, _) in FIXED.items():
+        with pytest.raises(UnsupportedFieldError, match=flag or "leave it out") as caught:
+            OllamaChatRequest.parse({"options": {name: 3}})
+        assert caught.value.param == f"options.{name}"
+        assert f"'options.{name}'" in caught.value.message
+        OllamaChatRequest.parse({"options": {name: None}})
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"num_gpu": -1, "main_gpu": 0, "num_thread": 0, "use_mmap": True, "use_mlock": False},
-        {"numa": False, "embedding_only": False, "low_vram": False, "logits_all": False},
-        {"vocab_only": False, "penalize_newline": True, "tfs_z": 1.0, "nobody_knows_this": 7},
-    ],
-)
-def test_an_option_that_asks_for_nothing_is_taken(given: dict[str, Any]) -> None:
+def test_an_option_that_asks_for_nothing_is_taken() -> None:
+    given = {
+        "num_gpu": -1,
+        "main_gpu": 0,
+        "num_thread": 0,
+        "use_mmap": True,
+        "use_mlock": False,
+        "numa": False,
+        "embedding_only": False,
+        "low_vram": False,
+        "logits_all": False,
+        "vocab_only": False,
+        "penalize_newline": True,
+        "tfs_z": 1.0,
+        "unknown": 7,
+    }
     assert OllamaChatRequest.parse({"options": given}).given_params() == {}
 
 
@@ -157,16 +163,6 @@ def test_what_is_wrong_is_named(cls: Any, body: dict[str, Any], param: str) -> N
     assert f"'{param}'" in caught.value.message
 
 
-def test_a_prompt_with_an_image_is_a_chat() -> None:
-    body = {"prompt": "What?", "system": "Be brief.", "images": ["aGk="]}
-    source = MediaSource(kind="image", data=b"hi", param="images[0]")
-    content = [{"type": "media", "media": source}, {"type": "text", "text": "What?"}]
-    assert OllamaGenerateRequest.parse(body).messages == (
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": content},
-    )
-
-
 def test_what_ollama_s_clients_send_for_nothing_is_taken() -> None:
     OllamaChatRequest.parse({"messages": HI, "tools": [], "format": "", "options": {}})
     OllamaGenerateRequest.parse(
@@ -184,36 +180,30 @@ def test_the_format_of_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("think", "expected"),
+    ("think", "kwargs", "params"),
     [
-        (None, ChatParams(template_kwargs={"a": 1})),
-        (True, ChatParams(template_kwargs={"a": 1, "enable_thinking": True})),
-        (
-            "high",
-            ChatParams(
-                template_kwargs={"a": 1, "enable_thinking": True, "reasoning_effort": "high"}
-            ),
-        ),
-        (
-            False,
-            ChatParams(
-                template_kwargs={"a": 1, "enable_thinking": False},
-                reasoning_budget=0,
-                reasoning_message="",
-            ),
-        ),
+        (None, {}, {}),
+        (True, {"enable_thinking": True}, {}),
+        ("high", {"enable_thinking": True, "reasoning_effort": "high"}, {}),
+        (False, {"enable_thinking": False}, {"reasoning_budget": 0, "reasoning_message": ""}),
     ],
 )
-def test_thinking(think: Any, expected: ChatParams) -> None:
+def test_thinking(think: Any, kwargs: dict[str, Any], params: dict[str, Any]) -> None:
     request = OllamaChatRequest.parse({"think": think, "chat_template_kwargs": {"a": 1}})
-    assert request.thinking_params == expected
+    assert request.thinking_params == ChatParams(template_kwargs={"a": 1, **kwargs}, **params)
 
 
 def test_a_prompt_is_a_chat() -> None:
-    request = OllamaGenerateRequest.parse({"prompt": "Hi", "system": "Be brief."})
-    assert request.messages == ({"role": "system", "content": "Be brief."}, *HI)
+    body: dict[str, Any] = {"prompt": "Hi", "system": "Be brief."}
+    request = OllamaGenerateRequest.parse(body)
+    system = {"role": "system", "content": "Be brief."}
+    assert request.messages == (system, *HI)
     assert request.stream
-    assert not OllamaGenerateRequest.parse({"prompt": "Hi", "stream": False}).stream
+    assert not OllamaGenerateRequest.parse({**body, "stream": False}).stream
+    source = MediaSource(kind="image", data=b"hi", param="images[0]")
+    content = [{"type": "media", "media": source}, {"type": "text", "text": "Hi"}]
+    shown = OllamaGenerateRequest.parse({**body, "images": ["aGk="]})
+    assert shown.messages == (system, {"role": "user", "content": content})
 
 
 # -- whatever is wrong
@@ -243,8 +233,7 @@ VALID: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("cls", [OllamaChatRequest, OllamaGenerateRequest])
-@given(st.data())
+@given(st.sampled_from([OllamaChatRequest, OllamaGenerateRequest]), st.data())
 def test_whatever_is_wrong_is_told(cls: Any, data: st.DataObject) -> None:
     body = json.loads(json.dumps(VALID))
     cls.parse(body)

@@ -17,6 +17,7 @@ from tests.support.clients import client_and_service, client_of
 from tests.support.http_server import slots_in_use
 from tests.support.ollama_api import ASK, WEATHER, lines_in, use_ollama
 from tests.support.scripts import HI, answering, endless, noting
+from tests.support.waiting import patiently
 from trioserve.api.base.service import Service
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import ByteVocab
@@ -66,78 +67,71 @@ async def post(backend: ScriptedBackend, path: str, body: dict[str, Any]) -> dic
 # -- chat
 
 
-async def test_a_whole_chat() -> None:
-    data = await post(answering("Hello you"), "/api/chat", ASK)
-    check_times(data)
-    assert data.pop("prompt_eval_count") > 2
-    assert data == {
-        "model": "scripted",
-        "message": {"role": "assistant", "content": "Hello you"},
-        "done": True,
-        "done_reason": "stop",
-        "eval_count": 10,
-    }
-
-
-async def test_the_lines_of_a_stream() -> None:
-    async with client_of(answering("Hey")) as client:
+async def test_a_whole_chat_and_the_lines_of_a_stream() -> None:
+    async with client_of(answering("Hello you")) as client:
+        whole = await ask(client, "/api/chat", ASK)
         answer = await client.post("/api/chat", json=ASK)
     assert answer.headers["Content-Type"] == "application/x-ndjson"
     *parts, last = lines_in(answer.text)
-    check_times(last)
-    assert last.pop("prompt_eval_count") > 2
-    assert last == {
-        "model": "scripted",
-        "message": {"role": "assistant", "content": ""},
-        "done": True,
-        "done_reason": "stop",
-        "eval_count": 4,
-    }
-    assert "".join(part["message"]["content"] for part in parts) == "Hey"
+    for end, said in ((whole, "Hello you"), (last, "")):
+        check_times(end)
+        assert end.pop("prompt_eval_count") > 2
+        assert end == {
+            "model": "scripted",
+            "message": {"role": "assistant", "content": said},
+            "done": True,
+            "done_reason": "stop",
+            "eval_count": 10,
+        }
+    assert "".join(part["message"]["content"] for part in parts) == "Hello you"
     for part in parts:
         assert part.pop("created_at")
         assert part["message"].pop("content")
         assert part == {"model": "scripted", "message": {"role": "assistant"}, "done": False}
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-async def test_a_stream_adds_up_to_the_whole_answer(name: str) -> None:
+async def test_a_stream_adds_up_to_the_whole_answer() -> None:
     def use(client: ollama.Client) -> None:
-        asked = ASK | {"tools": [WEATHER]}
-        whole = client.chat(**asked)
-        *parts, last = client.chat(**asked, stream=True)
-        messages = [part.message for part in (*parts, last)]
-        assert "".join(one.content for one in messages) == whole.message.content
-        thinking = "".join(one.thinking or "" for one in messages)
-        assert thinking == (whole.message.thinking or "")
-        calls = [each for one in messages for each in one.tool_calls or ()]
-        assert calls == (whole.message.tool_calls or [])
-        assert [each.function.arguments["city"] for each in calls] == [
-            city for city in ("Paris", "Rome") if city in ANSWERS[name]
-        ]
-        assert (last.done, last.done_reason) == (whole.done, whole.done_reason) == (True, "stop")
-        assert last.eval_count == whole.eval_count
-        assert last.prompt_eval_count == whole.prompt_eval_count
-        assert not any(part.done for part in parts)
+        for name, said in ANSWERS.items():
+            asked = ASK | {"tools": [WEATHER], "messages": [{"role": "user", "content": name}]}
+            whole = client.chat(**asked)
+            *parts, last = client.chat(**asked, stream=True)
+            messages = [part.message for part in (*parts, last)]
+            assert "".join(one.content for one in messages) == whole.message.content
+            thinking = "".join(one.thinking or "" for one in messages)
+            assert thinking == (whole.message.thinking or "")
+            calls = [each for one in messages for each in one.tool_calls or ()]
+            assert calls == (whole.message.tool_calls or [])
+            assert [each.function.arguments["city"] for each in calls] == [
+                city for city in ("Paris", "Rome") if city in said
+            ]
+            ends = [(one.done, one.done_reason) for one in (last, whole)]
+            assert ends == [(True, "stop")] * 2
+            assert last.eval_count == whole.eval_count
+            assert last.prompt_eval_count == whole.prompt_eval_count
+            assert not any(part.done for part in parts)
 
-    await use_ollama(answering(ANSWERS[name]), use)
+    def script(prompt: str) -> str:
+        last = prompt.rpartition("<|im_start|>user\n")[2]
+        return ANSWERS[last.partition("<|im_end|>")[0]]
+
+    await use_ollama(answering(script), use)
 
 
-@pytest.mark.parametrize(
-    ("options", "said", "reason"),
-    [
+async def test_options_end_the_answer() -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({}, "Hello you", "stop"),
         ({"stop": ["x", " y"]}, "Hello", "stop"),
         ({"num_predict": 5}, "Hello", "length"),
         ({"num_predict": -2}, "Hello you", "stop"),
-    ],
-)
-async def test_options_end_the_answer(options: dict[str, Any], said: str, reason: str) -> None:
+    ]
+
     def use(client: ollama.Client) -> None:
-        chat = client.chat(**ASK, options=options)
-        generated = client.generate("scripted", "Hi", options=options)
-        assert (chat.message.content, chat.done_reason) == (said, reason)
-        assert (generated.response, generated.done_reason) == (said, reason)
+        for options, said, reason in cases:
+            chat = client.chat(**ASK, options=options)
+            generated = client.generate("scripted", "Hi", options=options)
+            assert (chat.message.content, chat.done_reason) == (said, reason)
+            assert (generated.response, generated.done_reason) == (said, reason)
 
     await use_ollama(answering("Hello you"), use)
 
@@ -155,14 +149,8 @@ async def test_a_call_that_was_cut_short_has_what_was_complete() -> None:
     assert cut["done_reason"] == "length"
 
 
-async def test_a_loop_of_tools() -> None:
-    """The client asks, calls, and asks again with the results, until there is an answer."""
-    prompts: list[str] = []
-
-    def script(prompt: str) -> str:
-        prompts.append(prompt)
-        done = "<tool_response>" in prompt
-        return "Rain in Paris, sun in Rome." if done else call("Paris") + "\n" + call("Rome")
+async def test_the_results_of_tools_go_back() -> None:
+    backend, prompts = noting(f"{call('Paris')}\n{call('Rome')}")
 
     def weather(city: str) -> str:
         """Tell the weather.
@@ -173,25 +161,17 @@ async def test_a_loop_of_tools() -> None:
         return f"Weather of {city}"
 
     def use(client: ollama.Client) -> None:
-        messages: list[Any] = list(HI)
-        while True:
-            message = client.chat("scripted", messages, tools=[weather]).message
-            messages.append(message)
-            if not message.tool_calls:
-                break
-            messages += [
-                {
-                    "role": "tool",
-                    "tool_name": each.function.name,
-                    "content": weather(**each.function.arguments),
-                }
-                for each in message.tool_calls
-            ]
-        assert message.content == "Rain in Paris, sun in Rome."
+        made = client.chat("scripted", HI, tools=[weather]).message
+        calls = [each.function for each in made.tool_calls or ()]
+        results = [
+            {"role": "tool", "tool_name": each.name, "content": weather(**each.arguments)}
+            for each in calls
+        ]
+        client.chat("scripted", [*HI, made, *results], tools=[weather])
 
-    await use_ollama(answering(script), use)
-    assert "<tool_response>\nWeather of Paris\n" in prompts[-1]
-    assert "<tool_response>\nWeather of Rome\n" in prompts[-1]
+    await use_ollama(backend, use)
+    for city in ("Paris", "Rome"):
+        assert f"<tool_response>\nWeather of {city}\n" in prompts[-1]
 
 
 async def test_structured_output() -> None:
@@ -222,58 +202,46 @@ async def test_the_last_message_is_continued() -> None:
     assert prompts[-1].endswith("Hel")
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_the_probabilities_of_tokens(stream: bool) -> None:
+async def test_the_probabilities_of_tokens() -> None:
     asked = ASK | {"logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
     async with client_of(answering("Hey you")) as client:
-        answer = await client.post("/api/chat", json={**asked, "stream": stream})
+        for stream in (True, False):
+            answer = await client.post("/api/chat", json={**asked, "stream": stream})
+            found = logprobs_in(f"{answer.text.rstrip()}\n")
+            assert [each["token"] for each in found] == ["H", "e", "y"]
+            for each in found:
+                assert each["logprob"] <= 0
+                assert each["bytes"] == list(each["token"].encode())
+                assert len(each["top_logprobs"]) == 1  # a script is sure of everything
         plain = await client.post("/api/chat", json=asked | {"top_logprobs": None})
-    found = [each for part in lines_in(f"{answer.text.rstrip()}\n") for each in _logprobs(part)]
-    assert [each["token"] for each in found] == ["H", "e", "y"]
-    for each in found:
-        assert each["logprob"] <= 0
-        assert each["bytes"] == list(each["token"].encode())
-        assert len(each["top_logprobs"]) == 1  # a script is sure of everything
-    assert [each["top_logprobs"] for part in lines_in(plain.text) for each in _logprobs(part)] == [
-        []
-    ] * 3
+    assert [each["top_logprobs"] for each in logprobs_in(plain.text)] == [[]] * 3
 
 
-def _logprobs(part: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(part.get("logprobs", ()))
+def logprobs_in(text: str) -> list[dict[str, Any]]:
+    return [each for part in lines_in(text) for each in part.get("logprobs", ())]
 
 
 # -- generate
 
 
 async def test_a_prompt_is_answered_as_a_chat() -> None:
-    backend, prompts = noting("<think>\nHm.\n</think>\n\nHello you")
+    backend, prompts = noting(ANSWERS["thinking"])
     messages = [{"role": "system", "content": "Be brief."}, *HI]
+    body = {"prompt": "Hi", "system": "Be brief."}
     async with client_of(backend) as client:
-        data = await ask(client, "/api/generate", {"prompt": "Hi", "system": "Be brief."})
+        data = await ask(client, "/api/generate", body)
         await ask(client, "/api/chat", {"messages": messages})
-    assert prompts[0] == prompts[1]
-    check_times(data)
-    assert data.pop("prompt_eval_count") == len(prompts[0])
-    assert data.pop("eval_count") > 9
-    assert data == {
-        "model": "scripted",
-        "response": "Hello you",
-        "thinking": "Hm.",
-        "done": True,
-        "done_reason": "stop",
-    }
-
-
-async def test_the_lines_of_a_generated_stream() -> None:
-    def use(client: ollama.Client) -> None:
-        *parts, last = client.generate("scripted", "Hi", stream=True)
-        assert "".join(part.thinking or "" for part in parts) == "Let me see."
-        assert "".join(part.response for part in parts) == "It rains."
-        assert last.done and last.response == ""
-        assert last.eval_count and last.eval_duration
-
-    await use_ollama(answering(ANSWERS["thinking"]), use)
+        *parts, last = lines_in((await client.post("/api/generate", json=body)).text)
+    assert prompts[0] == prompts[1] == prompts[2]
+    for end in (data, last):
+        check_times(end)
+        assert end.pop("prompt_eval_count") == len(prompts[0])
+        assert end.pop("eval_count") > 9
+    done = {"model": "scripted", "done": True, "done_reason": "stop"}
+    assert data == {**done, "response": "It rains.", "thinking": "Let me see."}
+    assert last == {**done, "response": ""}
+    assert "".join(part.get("thinking") or "" for part in parts) == "Let me see."
+    assert "".join(part["response"] for part in parts) == "It rains."
 
 
 async def test_a_raw_prompt_is_continued_as_it_is() -> None:
@@ -305,57 +273,54 @@ async def test_the_gap_before_a_suffix() -> None:
     assert prompts == ["\x01before\x02after\x03", "\x01\x02after\x03"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "empty"),
-    [
-        ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
-        ("/api/chat", {}, {"message": {"role": "assistant", "content": ""}}),
-        ("/api/generate", {"prompt": ""}, {"response": ""}),
-    ],
-)
-async def test_nothing_to_answer_loads_the_model(
-    path: str, body: dict[str, Any], empty: dict[str, Any]
-) -> None:
+async def test_nothing_to_answer_loads_the_model() -> None:
     backend = answering("Hello")
+    nothing = {"message": {"role": "assistant", "content": ""}}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("/api/chat", {"messages": []}, nothing),
+        ("/api/chat", {}, nothing),
+        ("/api/generate", {"prompt": ""}, {"response": ""}),
+    ]
     async with client_of(backend) as client:
-        answer = await client.post(path, json=body | {"model": "scripted"})
-    data = answer.json()
-    assert data.pop("created_at")
-    assert data == {"model": "scripted", **empty, "done": True, "done_reason": "load"}
+        for path, body, empty in cases:
+            data = (await client.post(path, json=body | {"model": "scripted"})).json()
+            assert data.pop("created_at")
+            assert data == {"model": "scripted", **empty, "done": True, "done_reason": "load"}
     assert backend.n_decodes == 0
 
 
 # -- what the model and the server cannot do
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"options": {"num_ctx": 4097}},
-            "'options.num_ctx' is 4097, and a request has a context of 4096 tokens here; the flag "
-            "--ctx-size sets it.",
-        ),
-        (
-            {"shift": True},
-            "'shift' is not supported with this value; the flag --context-shift sets it for all "
-            "requests.",
-        ),
-        (
-            {"options": {"num_thread": 4}},
-            "'options.num_thread' is not supported with this value; the flag --threads sets it for "
-            "all requests.",
-        ),
-        ({"options": {"top_p": -1}}, None),
-    ],
-)
-async def test_a_field_that_cannot_be_honoured(fields: dict[str, Any], message: str) -> None:
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"options": {"num_ctx": 4097}},
+        "'options.num_ctx' is 4097, and a request has a context of 4096 tokens here; the flag "
+        "--ctx-size sets it.",
+    ),
+    (
+        {"shift": True},
+        "'shift' is not supported with this value; the flag --context-shift sets it for all "
+        "requests.",
+    ),
+    (
+        {"options": {"num_thread": 4}},
+        "'options.num_thread' is not supported with this value; the flag --threads sets it for "
+        "all requests.",
+    ),
+]
+
+
+async def test_a_field_that_cannot_be_honoured() -> None:
     async with client_of(answering("Hi")) as client:
         for path, body in (("/api/chat", ASK), ("/api/generate", {"prompt": "Hi"})):
-            answer = await client.post(path, json=body | fields)
+            for fields, message in UNSUPPORTED:
+                answer = await client.post(path, json=body | fields)
+                assert (answer.status_code, answer.json()) == (400, {"error": message})
+            answer = await client.post(path, json=body | {"options": {"top_p": -1}})
             assert answer.status_code == 400
             assert set(answer.json()) == {"error"}
-            assert answer.json()["error"] == message or "'top_p'" in answer.json()["error"]
+            assert "'top_p'" in answer.json()["error"]
         fine = {"options": {"num_ctx": 4096}, "shift": False}
         assert (await client.post("/api/chat", json=ASK | fine)).status_code == 200
 
@@ -391,6 +356,7 @@ async def test_thinking_is_switched_on_and_off() -> None:
 # -- life
 
 
+@pytest.mark.system
 async def test_silence_is_filled_with_empty_parts() -> None:
     go_on = threading.Event()
     backend = answering("Hi")
@@ -416,16 +382,17 @@ async def test_silence_is_filled_with_empty_parts() -> None:
         }
 
 
-@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("path", "body"), [("/api/chat", ASK), ("/api/generate", {"prompt": "Hi", "raw": True})]
+    ("path", "body"),
+    [
+        ("/api/chat", {**ASK, "stream": False}),
+        ("/api/generate", {"prompt": "Hi", "raw": True, "stream": True}),
+    ],
 )
-async def test_a_client_that_leaves_frees_its_slot(
-    path: str, body: dict[str, Any], stream: bool
-) -> None:
+async def test_a_client_that_leaves_frees_its_slot(path: str, body: dict[str, Any]) -> None:
     async with client_and_service(endless()) as (client, service):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_read, client, path, body | {"stream": stream})
+            nursery.start_soon(_read, client, path, body)
             await _until_in_use(service, 1)
             nursery.cancel_scope.cancel()
         await _until_in_use(service, 0)
@@ -438,6 +405,6 @@ async def _read(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> N
 
 
 async def _until_in_use(service: Service, n_slots: int) -> None:
-    with trio.fail_after(60):
+    with patiently():
         while await slots_in_use(service) != n_slots:
             await trio.sleep(0.01)

@@ -17,10 +17,13 @@ from tests.support.clients import client_and_service, client_of, error_body, eve
 from tests.support.media_files import wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering
+from tests.support.waiting import patiently, until
 from trioserve.api.base.service import Service
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.testing import ScriptedBackend
+
+pytestmark = pytest.mark.system
 
 WAV = wav_file(seconds=1.0)
 FILE = {"file": ("any.wav", WAV)}
@@ -40,9 +43,7 @@ async def whisper(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Servi
 
 async def none_held(service: Service) -> None:
     """Wait until requests hold no memory any more: their answers arrive before they have ended."""
-    with trio.fail_after(60):
-        while service.server.memory.n_held:
-            await trio.sleep(0.01)
+    await until(lambda: not service.server.memory.n_held)
 
 
 async def test_openais_sdk_transcribes() -> None:
@@ -117,7 +118,7 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
     async with whisper() as (client, service):
         with trio.move_on_after(1):
             await client.post(ROUTE, data={"prompt": "hang"}, files=FILE)
-        with trio.fail_after(60):  # as soon as the server knows
+        with patiently():  # as soon as the server knows
             assert (await client.post(ROUTE, files=FILE)).status_code == 200
         await none_held(service)
 

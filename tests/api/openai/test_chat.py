@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
-import trio
 
 from tests.support.clients import client_of, events_in, use_openai
-from tests.support.scripts import HI, answering
+from tests.support.scripts import HI, answering, noting
 from trioserve.chat.template.render import CHATML
 from trioserve.errors import DecodeError
 from trioserve.testing import ScriptedBackend
@@ -22,22 +22,19 @@ CALL = 'Well. <tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n
 # -- chat
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
-async def test_a_whole_chat(path: str) -> None:
+async def test_a_whole_chat() -> None:
     async with client_of(answering("Hello you")) as client:
-        answer = await client.post(path, json={"messages": HI, "max_tokens": 5})
-    assert answer.status_code == 200
+        body = {"messages": HI, "max_tokens": 5}
+        answer = await client.post("/v1/chat/completions", json=body)
+        other = await client.post("/chat/completions", json=body)
+    assert other.status_code == answer.status_code == 200
     data = answer.json()
+    assert other.json()["choices"] == data["choices"]
     assert data["object"] == "chat.completion"
     assert data["model"] == "scripted"
     assert data["id"].startswith("chatcmpl-")
-    assert data["choices"] == [
-        {
-            "finish_reason": "length",
-            "index": 0,
-            "message": {"role": "assistant", "content": "Hello"},
-        }
-    ]
+    message = {"role": "assistant", "content": "Hello"}
+    assert data["choices"] == [{"finish_reason": "length", "index": 0, "message": message}]
     usage = data["usage"]
     assert usage["completion_tokens"] == 5
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
@@ -47,8 +44,11 @@ async def test_a_whole_chat(path: str) -> None:
 
 
 async def test_a_streamed_chat() -> None:
+    body = {"messages": HI, "stream": True}
     async with client_of(answering("Hello you")) as client:
-        answer = await client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
+        answer = await client.post("/v1/chat/completions", json=body)
+        body["stream_options"] = {"include_usage": True}
+        counted = await client.post("/v1/chat/completions", json=body)
     assert answer.headers["Content-Type"] == "text/event-stream"
     assert answer.headers["Cache-Control"] == "no-cache"
     assert answer.headers["X-Accel-Buffering"] == "no"
@@ -63,17 +63,10 @@ async def test_a_streamed_chat() -> None:
     assert last["timings"]["predicted_n"] == 10  # with the token that ended it
     assert all("usage" not in event for event in (first, *middle, last))
     assert len({event["id"] for event in (first, *middle, last)}) == 1
-
-
-async def test_usage_has_a_chunk_of_its_own() -> None:
-    body = {"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
-    async with client_of(answering("Yo")) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
-    *_, finish, usage = events_in(answer.text)
+    *_, finish, usage = events_in(counted.text)
     assert finish["choices"][0]["finish_reason"] == "stop"
     assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == 3
-    assert usage["timings"]["predicted_n"] == 3
+    assert usage["usage"]["completion_tokens"] == usage["timings"]["predicted_n"] == 10
 
 
 async def test_logprobs_progress_and_timings_in_a_stream() -> None:
@@ -108,19 +101,20 @@ async def test_logprobs_progress_and_timings_in_a_stream() -> None:
     assert with_text[-1]["timings"]["prompt_n"] == progress[-1]["total"]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_tool_calls(stream: bool) -> None:
-    body = {"messages": HI, "tools": [WEATHER], "stream": stream}
+async def test_tool_calls() -> None:
+    body = {"messages": HI, "tools": [WEATHER]}
     async with client_of(answering(CALL)) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
-    if not stream:
-        choice = answer.json()["choices"][0]
-        assert choice["finish_reason"] == "tool_calls"
-        (call,) = choice["message"]["tool_calls"]
-        assert call["type"] == "function"
-        assert call["function"]["name"] == "weather"
-        assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
-        return
+        whole = await client.post("/v1/chat/completions", json=body)
+        answer = await client.post("/v1/chat/completions", json=body | {"stream": True})
+        none = await client.post("/v1/chat/completions", json=body | {"tool_choice": "none"})
+        unparsed = body | {"parse_tool_calls": False}
+        left = await client.post("/v1/chat/completions", json=unparsed)
+    (choice,) = whole.json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
     events = events_in(answer.text)
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
     calls = [
@@ -130,15 +124,11 @@ async def test_tool_calls(stream: bool) -> None:
     assert calls[0]["id"]
     arguments = "".join(call["function"]["arguments"] for call in calls)
     assert json.loads(arguments) == {"city": "Paris"}
-
-
-async def test_calls_are_text_when_none_may_be_called() -> None:
-    body = {"messages": HI, "tools": [WEATHER], "tool_choice": "none"}
-    async with client_of(answering(CALL)) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
-    choice = answer.json()["choices"][0]
-    assert choice["finish_reason"] == "stop"
-    assert choice["message"]["content"] == CALL
+    # Calls are text when none may be made, and when they are not to be parsed.
+    said = {"role": "assistant", "content": CALL}
+    for other in (none, left):
+        (choice,) = other.json()["choices"]
+        assert (choice["finish_reason"], choice["message"]) == ("stop", said)
 
 
 ID = {"X-Request-Id": "r1"}
@@ -156,36 +146,6 @@ async def test_a_failure_before_the_first_token_has_a_status() -> None:
         assert answer.json()["error"]["message"] == FAILED
         again = await client.post("/v1/chat/completions", json={"messages": HI})
         assert again.status_code == 200
-
-
-async def test_a_failure_in_the_middle_is_the_last_event() -> None:
-    gate = trio.Event()
-    backend = answering("Hello")
-
-    def on_decode(backend: ScriptedBackend) -> None:
-        if any(backend.sequences):
-            trio.from_thread.run(gate.wait, trio_token=token)
-            backend.fail_next = DecodeError("The batch is cursed.")
-
-    token = trio.lowlevel.current_trio_token()
-    backend.on_decode = on_decode
-    body = {"prompt": "a", "stream": True}
-    async with (
-        client_of(backend) as client,
-        client.stream("POST", "/v1/completions", json=body, headers=ID) as answer,
-    ):
-        assert answer.status_code == 200
-        lines = answer.aiter_lines()
-        first = await anext(lines)
-        gate.set()
-        rest = [line async for line in lines if line]
-    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "H"
-    assert json.loads(rest[-1].removeprefix("data: "))["error"] == {
-        "code": 500,
-        "message": FAILED,
-        "type": "server_error",
-        "param": None,
-    }
 
 
 # -- text
@@ -210,78 +170,61 @@ async def test_a_whole_completion() -> None:
 async def test_several_prompts_run_at_the_same_time() -> None:
     body = {"prompt": ["ab", [120, 121], "q"], "max_tokens": 3}
     async with client_of(ScriptedBackend()) as client:
-        answer = await client.post("/v1/completions", json=body)
-    data = answer.json()
+        data = (await client.post("/v1/completions", json=body)).json()
+        for stream in (True, False):
+            bad = {"prompt": ["ab", "x" * 2000, "c"], "stream": stream}
+            answer = await client.post("/v1/completions", json=bad)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["type"] == "exceed_context_size_error"
     assert [choice["text"] for choice in data["choices"]] == ["AB", "XY", "Q"]
     assert [choice["index"] for choice in data["choices"]] == [0, 1, 2]
     assert data["usage"]["prompt_tokens"] == 5
 
 
-@pytest.mark.parametrize("include_usage", [True, False])
-async def test_several_prompts_in_one_stream(include_usage: bool) -> None:
-    body = {
-        "prompt": ["ab", "xy"],
-        "stream": True,
-        "echo": True,
-        "stream_options": {"include_usage": include_usage},
-    }
+async def test_several_prompts_in_one_stream() -> None:
+    body: dict[str, Any] = {"prompt": ["ab", "xy"], "stream": True, "echo": True}
     async with client_of(ScriptedBackend()) as client:
-        answer = await client.post("/v1/completions", json=body)
-    events = events_in(answer.text)
-    texts = ["", ""]
-    for event in events:
-        for choice in event["choices"]:
-            texts[choice["index"]] += choice["text"]
-    assert texts == ["abAB", "xyXY"]
-    with_usage = [event for event in events if "usage" in event]
-    if include_usage:
-        assert [event["choices"] for event in with_usage] == [[]]
-        assert with_usage[0]["usage"]["prompt_tokens"] == 4
-    else:
-        assert [event["usage"]["prompt_tokens"] for event in with_usage] == [2, 2]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_one_bad_prompt_among_several(stream: bool) -> None:
-    body = {"prompt": ["ab", "x" * 2000, "c"], "stream": stream}
-    async with client_of(ScriptedBackend()) as client:
-        answer = await client.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "exceed_context_size_error"
+        plain = await client.post("/v1/completions", json=body)
+        body["stream_options"] = {"include_usage": True}
+        counted = await client.post("/v1/completions", json=body)
+    with_usage = []
+    for answer in (plain, counted):
+        texts = ["", ""]
+        events = events_in(answer.text)
+        for event in events:
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert texts == ["abAB", "xyXY"]
+        with_usage.append([event for event in events if "usage" in event])
+    own, (last,) = with_usage
+    assert [event["usage"]["prompt_tokens"] for event in own] == [2, 2]
+    assert (last["choices"], last["usage"]["prompt_tokens"]) == ([], 4)
 
 
 # -- messages that the client has begun
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_the_model_goes_on_with_what_the_assistant_has_said(stream: bool) -> None:
-    prompts: list[str] = []
-
-    def answer(prompt: str) -> str:
-        prompts.append(prompt)
-        return " of Paris"
-
-    backend = ScriptedBackend(answer, n_ctx=4096, chat_template=CHATML)
+async def test_the_model_goes_on_with_what_the_assistant_has_said() -> None:
+    backend, prompts = noting(" of Paris", chat_template=CHATML)
     messages = [*HI, {"role": "assistant", "content": "The city"}]
     async with client_of(backend) as client:
-        body = {"messages": messages, "stream": stream}
-        answered = await client.post("/v1/chat/completions", json=body)
-        if stream:
-            deltas = [event["choices"][0]["delta"] for event in events_in(answered.text)]
-            text = "".join(delta.get("content") or "" for delta in deltas)
-        else:
-            text = answered.json()["choices"][0]["message"]["content"]
-        assert text == "The city of Paris"  # as llama-server has it
+
+        async def ask(**body: Any) -> httpx.Response:
+            return await client.post("/v1/chat/completions", json={"messages": messages, **body})
+
+        said = (await ask()).json()["choices"][0]["message"]["content"]
+        streamed = events_in((await ask(stream=True)).text)
+        deltas = [event["choices"][0]["delta"] for event in streamed]
+        assert said == "The city of Paris"  # as llama-server has it
+        assert "".join(delta.get("content") or "" for delta in deltas) == said
         assert prompts[0].endswith("<|im_start|>assistant\nThe city")
         rendered = await client.post("/apply-template", json={"messages": messages})
-        assert rendered.json()["prompt"] == prompts[0]
-        closed = {"messages": messages, "continue_final_message": False}
-        await client.post("/v1/chat/completions", json=closed)
-        assert prompts[1].endswith("The city<|im_end|>\n<|im_start|>assistant\n")
-        headless = {"messages": HI, "add_generation_prompt": False}
-        await client.post("/v1/chat/completions", json=headless)
-        assert prompts[2].endswith("Hi<|im_end|>\n")
-        refused = await client.post("/v1/chat/completions", json={"messages": messages[1:]})
+        assert rendered.json()["prompt"] == prompts[0] == prompts[1]
+        await ask(continue_final_message=False)
+        assert prompts[2].endswith("The city<|im_end|>\n<|im_start|>assistant\n")
+        await ask(messages=HI, add_generation_prompt=False)
+        assert prompts[3].endswith("Hi<|im_end|>\n")
+        refused = await ask(messages=messages[1:])
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "messages"
 
@@ -290,6 +233,9 @@ async def test_the_model_goes_on_with_what_the_assistant_has_said(stream: bool) 
 
 
 async def test_the_sdk() -> None:
+    def script(prompt: str) -> str:
+        return CALL if "weather" in prompt else "Hello you"
+
     def use(client: openai.OpenAI) -> None:
         chat = client.chat.completions.create(model="m", messages=HI)
         assert chat.choices[0].message.content == "Hello you"
@@ -302,24 +248,29 @@ async def test_the_sdk() -> None:
         assert text == "Hello you"
         assert chunk.usage is not None
         assert chunk.usage.completion_tokens == 10
+        with client.chat.completions.stream(model="m", messages=HI, tools=[WEATHER]) as stream:
+            stream.until_done()
+            message = stream.get_final_completion().choices[0].message
+        assert message.tool_calls is not None
+        assert message.tool_calls[0].function.name == "weather"
         assert client.completions.create(model="m", prompt="a").choices[0].text
         assert [model.id for model in client.models.list()] == ["scripted"]
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="m", messages=HI, max_tokens=-7)
         assert caught.value.param == "max_tokens"
 
-    await use_openai(answering("Hello you"), use)
+    await use_openai(answering(script), use)
 
 
-async def test_the_sdk_with_tools() -> None:
-    def use(client: openai.OpenAI) -> None:
-        with client.chat.completions.stream(model="m", messages=HI, tools=[WEATHER]) as stream:
-            stream.until_done()
-            message = stream.get_final_completion().choices[0].message
-        assert message.tool_calls is not None
-        assert message.tool_calls[0].function.name == "weather"
-
-    await use_openai(answering(CALL), use)
+NO_SCHEMA = {"type": "json_schema", "json_schema": {"schema": 1}}
+BAD_SHAPES: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "yaml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": NO_SCHEMA}, "response_format"),
+    ({"json_schema": "text"}, "json_schema"),
+    ({"grammar": 1}, "grammar"),
+    ({"grammar": "root ::= 'a'", "json_schema": {}}, "json_schema"),
+]
 
 
 async def test_an_answer_of_a_given_shape() -> None:
@@ -339,33 +290,15 @@ async def test_an_answer_of_a_given_shape() -> None:
             assert answer.json()["choices"][0]["message"]["content"] == '{"a": 1}'
         answer = await client.post("/completion", json={"prompt": "go", "json_schema": schema})
         assert answer.json()["content"] == '{"a": 1}'
+        for fields, param in BAD_SHAPES:
+            answer = await client.post("/completion", json={"prompt": "go", **fields})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "yaml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
-            "response_format",
-        ),
-        ({"json_schema": "text"}, "json_schema"),
-        ({"grammar": 1}, "grammar"),
-        ({"grammar": "root ::= 'a'", "json_schema": {}}, "json_schema"),
-    ],
-)
-async def test_a_bad_shape_is_named(fields: dict[str, Any], param: str) -> None:
-    async with client_of() as client:
-        answer = await client.post("/completion", json={"prompt": "go", **fields})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == param
-
-
-@pytest.mark.parametrize("settings", [{"skip_chat_parsing": True}, {}])
-async def test_calls_can_be_left_in_the_content(settings: dict[str, Any]) -> None:
-    body = {"messages": HI, "tools": [WEATHER], "parse_tool_calls": bool(settings)}
-    async with client_of(answering(CALL), **settings) as client:
+async def test_a_flag_leaves_calls_in_the_content() -> None:
+    body = {"messages": HI, "tools": [WEATHER], "parse_tool_calls": True}
+    async with client_of(answering(CALL), skip_chat_parsing=True) as client:
         answer = await client.post("/v1/chat/completions", json=body)
         message = answer.json()["choices"][0]["message"]
         assert message["content"] == CALL
@@ -375,22 +308,14 @@ async def test_calls_can_be_left_in_the_content(settings: dict[str, Any]) -> Non
 # -- without Jinja
 
 
-@pytest.mark.parametrize(
-    "body", [{"tools": [WEATHER]}, {"tool_choice": "none"}, {"tools": [WEATHER], "stream": True}]
-)
-async def test_without_jinja_there_are_no_tools(body: dict[str, Any]) -> None:
-    async with client_of(answering("Hello you"), jinja=False) as client:
-        answer = await client.post("/v1/chat/completions", json={"messages": HI} | body)
-        plain = await client.post("/v1/chat/completions", json={"messages": HI})
-    assert answer.status_code == 400
-    assert "--no-jinja" in answer.json()["error"]["message"]
-    assert plain.json()["choices"][0]["message"]["content"] == "Hello you"
-
-
-async def test_without_jinja_output_is_content() -> None:
+async def test_without_jinja_output_is_content_and_there_are_no_tools() -> None:
     said = "<think>\nhm\n</think>\n\nYes"
     async with client_of(answering(said), jinja=False, chat_template="chatml") as client:
         answer = await client.post("/v1/chat/completions", json={"messages": HI})
         prompt = await client.post("/apply-template", json={"messages": HI})
+        for body in ({"tools": [WEATHER]}, {"tool_choice": "none"}):
+            refused = await client.post("/v1/chat/completions", json={"messages": HI, **body})
+            assert refused.status_code == 400
+            assert "--no-jinja" in refused.json()["error"]["message"]
     assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": said}
     assert prompt.json()["prompt"].startswith("<|im_start|>user\n")

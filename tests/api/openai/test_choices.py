@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import structlog
@@ -55,16 +56,15 @@ async def test_the_choices_of_a_chat() -> None:
     }
 
 
-@pytest.mark.parametrize("include_usage", [True, False])
-async def test_the_choices_of_a_streamed_chat(include_usage: bool) -> None:
-    body = {
-        "messages": HI,
-        "n": 2,
-        "stream": True,
-        "stream_options": {"include_usage": include_usage},
-    }
+async def test_the_choices_of_a_streamed_chat() -> None:
     async with client_of(three_slots()) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
+        for include_usage in (True, False):
+            options = {"stream": True, "stream_options": {"include_usage": include_usage}}
+            body = {"messages": HI, "n": 2, **options}
+            check_stream(await client.post("/v1/chat/completions", json=body), include_usage)
+
+
+def check_stream(answer: httpx.Response, include_usage: bool) -> None:
     events = events_in(answer.text)
     assert [event["choices"][0]["index"] for event in events[:2]] == [0, 1]  # for OpenAI's client
     assert answer.text.endswith("data: [DONE]\n\n")
@@ -84,8 +84,6 @@ async def test_the_choices_of_a_streamed_chat(include_usage: bool) -> None:
 
 
 async def test_openai_s_client_sees_all_choices() -> None:
-    backend = ScriptedBackend(lambda prompt: "Yes", n_slots=3)
-
     def use(client: openai.OpenAI) -> None:
         chat = client.chat.completions.create(model="m", messages=HI, n=2)
         assert [choice.message.content for choice in chat.choices] == ["Yes", "Yes"]
@@ -99,9 +97,10 @@ async def test_openai_s_client_sees_all_choices() -> None:
             client.chat.completions.create(model="m", messages=HI, n=4)
         assert caught.value.param == "n"
 
-    await use_openai(backend, use)
+    await use_openai(three_slots(), use)
 
 
+@pytest.mark.system
 async def test_all_choices_end_with_the_connection() -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 900, n_slots=3)
     body = json.dumps({"messages": HI, "n": 3, "stream": True}).encode()
@@ -192,36 +191,34 @@ def test_the_best_are_those_with_the_most_probable_tokens() -> None:
     assert best_of([a, b], 1, 1) == [a, b]
 
 
-@pytest.mark.parametrize("logprobs", [None, 1])
-async def test_best_of_reports_no_more_than_was_asked_for(logprobs: int | None) -> None:
-    body = {"prompt": "ab", "best_of": 3, "logprobs": logprobs}
-    async with client_of(ScriptedBackend(n_slots=3)) as client:
-        data = (await client.post("/v1/completions", json=body)).json()
-    (choice,) = data["choices"]
-    assert choice["text"] == "AB"
-    assert (choice["logprobs"] is None) == (logprobs is None)
-    assert data["usage"]["completion_tokens"] == 9  # of all that were made
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"n": 4}, "n"),
-        ({"n_cmpl": 4}, "n"),
-        ({"n": 0}, "n"),
-        ({"n": "two"}, "n"),
-        ({"n_cmpl": -1}, "n_cmpl"),
-        ({"best_of": 4}, "best_of"),
-        ({"best_of": 1, "n": 2}, "best_of"),
-        ({"best_of": 2, "stream": True}, "best_of"),
-        ({"best_of": 2, "post_sampling_probs": True}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-        ({"echo": True, "suffix": "b"}, "echo"),
-        ({"suffix": "b"}, "suffix"),  # the vocabulary has no tokens for it
-    ],
-)
-async def test_bad_numbers_name_the_field(fields: dict[str, Any], param: str) -> None:
+async def test_best_of_reports_no_more_than_was_asked_for() -> None:
     async with client_of(three_slots()) as client:
-        answer = await client.post("/v1/completions", json={"prompt": "a"} | fields)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
+        for logprobs in (None, 1):
+            body = {"prompt": "ab", "best_of": 3, "logprobs": logprobs}
+            data = (await client.post("/v1/completions", json=body)).json()
+            (choice,) = data["choices"]
+            assert choice["text"] == "Yes"
+            assert (choice["logprobs"] is None) == (logprobs is None)
+            assert data["usage"]["completion_tokens"] == 12  # of all that were made
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"n": 4}, "n"),
+    ({"n_cmpl": 4}, "n"),
+    ({"n": 0}, "n"),
+    ({"n_cmpl": -1}, "n_cmpl"),
+    ({"best_of": 4}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 2, "post_sampling_probs": True}, "best_of"),
+    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"echo": True, "suffix": "b"}, "echo"),
+    ({"suffix": "b"}, "suffix"),  # the vocabulary has no tokens for it
+]
+
+
+async def test_bad_numbers_name_the_field() -> None:
+    async with client_of(three_slots()) as client:
+        for fields, param in BAD:
+            answer = await client.post("/v1/completions", json={"prompt": "a"} | fields)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), fields

@@ -21,6 +21,7 @@ from tests.support.http_server import serving
 from tests.support.media_files import image_file
 from tests.support.media_models import write_pair
 from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.waiting import until
 from trioserve.app import create_app
 from trioserve.chat.markers import media_marker
 from trioserve.config import Config
@@ -61,44 +62,28 @@ async def test_the_openai_sdk(model: Bert) -> None:
         await trio.to_thread.run_sync(ask)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "the cat",
-        [CLS, 5, 6, SEP],
-        [[CLS, 5, 6, SEP]],
-        [[CLS, 5, 6, SEP], "mat"],
-        ["the cat", 3],
-        {"prompt_string": "the cat"},
-        [{"content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]}],
-        {"content": [{"type": "text", "text": "the cat"}]},
-    ],
-)
-async def test_forms_of_an_input(model: Bert, value: Any) -> None:
+SAME_AS_THE_CAT: list[Any] = [
+    [CLS, 5, 6, SEP],
+    [[CLS, 5, 6, SEP], "mat"],
+    {"prompt_string": "the cat"},
+    [{"content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]}],
+]
+
+
+async def test_forms_of_an_input(model: Bert) -> None:
     async with client_of_model(model.path, flash_attn="off") as client:
-        body = (await client.post("/v1/embeddings", json={"input": value})).json()
         same = (await client.post("/v1/embeddings", json={"input": "the cat"})).json()
+        assert same["model"] == "mean.gguf"
         wanted = same["data"][0]["embedding"]
-        if value == ["the cat", 3]:  # one text, with a second SEP
-            assert body["usage"]["prompt_tokens"] == 5 and len(body["data"]) == 1
-        else:
-            assert body["data"][0]["embedding"] == pytest.approx(wanted, abs=1e-4)
-        assert body["model"] == "mean.gguf"
+        for value in SAME_AS_THE_CAT:
+            body = (await client.post("/v1/embeddings", json={"input": value})).json()
+            assert body["data"][0]["embedding"] == pytest.approx(wanted, abs=1e-4), value
+        mixed = (await client.post("/v1/embeddings", json={"input": ["the cat", 3]})).json()
+        # One text, with a second SEP.
+        assert mixed["usage"]["prompt_tokens"] == 5 and len(mixed["data"]) == 1
 
 
-async def test_base64_is_the_same_numbers(model: Bert) -> None:
-    async with client_of_model(model.path) as client:
-        answers = [
-            (await client.post("/v1/embeddings", json={"input": "cat", "encoding_format": form}))
-            for form in ("float", "base64")
-        ]
-        plain, packed = (answer.json()["data"][0] for answer in answers)
-        assert packed["encoding_format"] == "base64"
-        decoded = np.frombuffer(base64.b64decode(packed["embedding"]), "<f4")
-        np.testing.assert_array_equal(decoded, np.array(plain["embedding"], np.float32))
-
-
-async def test_llama_servers_own_form(model: Bert) -> None:
+async def test_llama_servers_own_form_and_base64(model: Bert) -> None:
     async with client_of_model(model.path) as client:
         wanted = (await client.post("/v1/embeddings", json={"input": ["cat", "dog"]})).json()
         for path, name in (
@@ -111,6 +96,14 @@ async def test_llama_servers_own_form(model: Bert) -> None:
             assert [one["index"] for one in answer.json()] == [0, 1]
             for own, one in zip(answer.json(), wanted["data"], strict=True):
                 assert own["embedding"] == [pytest.approx(one["embedding"], abs=1e-6)]
+        answers = [
+            await client.post("/v1/embeddings", json={"input": "cat", "encoding_format": form})
+            for form in ("float", "base64")
+        ]
+        plain, packed = (answer.json()["data"][0] for answer in answers)
+        assert packed["encoding_format"] == "base64"
+        decoded = np.frombuffer(base64.b64decode(packed["embedding"]), "<f4")
+        np.testing.assert_array_equal(decoded, np.array(plain["embedding"], np.float32))
         raw = (
             await client.post("/embedding", json={"content": "cat", "embd_normalize": -1})
         ).json()
@@ -152,52 +145,50 @@ _FORMS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message", "param"),
-    [
+MADE_OF = "made of parts of the types text, image_url, input_audio and video_url."
+NO_IMAGES = (
+    "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+)
+INPUT: list[tuple[Any, str, str]] = [
+    (5, f"'input' must be {_FORMS}.", "input"),
+    ([None], f"'input' must be {_FORMS}.", "input"),
+    ([], f"'input' must be {_FORMS}, and not empty.", "input"),
+    ([[]], "A text in 'input' has no tokens.", "input"),
+    (
+        {"prompt_string": "a", "multimodal_data": ["eA=="]},
+        "'input.prompt_string' has 0 media markers, and there are 1 media.",
+        "input.prompt_string",
+    ),
+    (
+        [{"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}],
+        "'input[0].content[1].image_url' is missing.",
+        "input[0].content[1].image_url",
+    ),
+    (
+        {"content": [{"type": "image_url", "image_url": "eA=="}]},
+        NO_IMAGES,
+        "input.content[0].image_url",
+    ),
+    ({"content": [{"type": "tool"}]}, f"'input' must be {MADE_OF}", "input"),
+    ([2, 9999], "'input' has an unknown token, 9999: token ids run from 0 to 95.", "input"),
+]
+#: Of other fields, with what follows their name in the message.
+FIELDS = [
+    ("encoding_format", "x", "must be 'float' or 'base64'."),
+    ("dimensions", 0, "must be at least 1."),
+    ("dimensions", 33, "is 33, and the model's embeddings have 32."),
+    ("priority", 101, "must be between -100 and 100."),
+    ("embd_normalize", -2, "must be -1, 0 or a positive integer."),
+]
+
+
+async def test_what_is_wrong_is_named(model: Bert) -> None:
+    cases: list[tuple[str, Any, str, str]] = [
         ("/v1/embeddings", {}, "'input' or 'content' must be provided.", "input"),
-        ("/v1/embeddings", {"input": 5}, f"'input' must be {_FORMS}.", "input"),
-        ("/v1/embeddings", {"input": [None]}, f"'input' must be {_FORMS}.", "input"),
-        ("/v1/embeddings", {"input": [True]}, f"'input' must be {_FORMS}.", "input"),
-        ("/v1/embeddings", {"input": []}, f"'input' must be {_FORMS}, and not empty.", "input"),
-        ("/v1/embeddings", {"input": [[]]}, "A text in 'input' has no tokens.", "input"),
-        (
-            "/v1/embeddings",
-            {"input": {"prompt_string": "a", "multimodal_data": ["eA=="]}},
-            "'input.prompt_string' has 0 media markers, and there are 1 media.",
-            "input.prompt_string",
-        ),
-        (
-            "/v1/embeddings",
-            {"input": [{"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
-            "'input[0].content[1].image_url' is missing.",
-            "input[0].content[1].image_url",
-        ),
-        (
-            "/v1/embeddings",
-            {"input": {"content": [{"type": "image_url", "image_url": "eA=="}]}},
-            "image input is not supported - hint: if this is unexpected, you may need to provide "
-            "the mmproj",
-            "input.content[0].image_url",
-        ),
-        (
-            "/v1/embeddings",
-            {"input": {"content": [{"type": "tool"}]}},
-            "'input' must be made of parts of the types text, image_url, input_audio and "
-            "video_url.",
-            "input",
-        ),
-        (
-            "/v1/embeddings",
-            {"input": [2, 9999]},
-            "'input' has an unknown token, 9999: token ids run from 0 to 95.",
-            "input",
-        ),
-        (
-            "/v1/embeddings",
-            {"input": "a", "encoding_format": "x"},
-            "'encoding_format' must be 'float' or 'base64'.",
-            "encoding_format",
+        *(("/v1/embeddings", {"input": value}, *problem) for value, *problem in INPUT),
+        *(
+            ("/v1/embeddings", {"input": "a", name: value}, f"'{name}' {problem}", name)
+            for name, value, problem in FIELDS
         ),
         (
             "/embeddings",
@@ -205,38 +196,16 @@ _FORMS = (
             "'encoding_format' base64 is for OpenAI's form, with 'input'.",
             "encoding_format",
         ),
-        (
-            "/v1/embeddings",
-            {"input": "a", "dimensions": 0},
-            "'dimensions' must be at least 1.",
-            "dimensions",
-        ),
-        (
-            "/v1/embeddings",
-            {"input": "a", "dimensions": 33},
-            "'dimensions' is 33, and the model's embeddings have 32.",
-            "dimensions",
-        ),
-        (
-            "/v1/embeddings",
-            {"input": "a", "priority": 101},
-            "'priority' must be between -100 and 100.",
-            "priority",
-        ),
-        (
-            "/v1/embeddings",
-            {"input": "a", "embd_normalize": -2},
-            "'embd_normalize' must be -1, 0 or a positive integer.",
-            "embd_normalize",
-        ),
-    ],
-)
-async def test_what_is_wrong_is_named(
-    model: Bert, path: str, body: dict[str, Any], message: str, param: str
-) -> None:
+    ]
     async with client_of_model(model.path) as client:
-        answer = await client.post(path, json=body)
-        assert (answer.status_code, answer.json()) == (400, error_body(message, param))
+        for path, body, message, param in cases:
+            answer = await client.post(path, json=body)
+            assert (answer.status_code, answer.json()) == (400, error_body(message, param))
+        late = {"X-Request-Timeout": "0.000001"}
+        for path in ("/v1/embeddings", "/embedding"):
+            answer = await client.post(path, json={"input": "a"}, headers=late)
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "deadline_exceeded"
 
 
 async def test_a_text_that_is_too_long_names_the_flag(model: Bert) -> None:
@@ -252,15 +221,6 @@ async def test_a_text_that_is_too_long_names_the_flag(model: Bert) -> None:
             n_prompt_tokens=22,
             n_ctx=16,
         )
-
-
-async def test_a_deadline_that_has_passed(model: Bert) -> None:
-    async with client_of_model(model.path) as client:
-        late = {"X-Request-Timeout": "0.000001"}
-        for path in ("/v1/embeddings", "/embedding"):
-            answer = await client.post(path, json={"input": "a"}, headers=late)
-            assert answer.status_code == 504
-            assert answer.json()["error"]["code"] == "deadline_exceeded"
 
 
 TEXT_ONLY = "This server does not support embeddings. Start it with `--embeddings`"
@@ -318,17 +278,14 @@ async def test_a_client_that_leaves_frees_the_engine() -> None:
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(partial(client.post, "/embeddings", json=body))
-            with trio.fail_after(60):
-                while not backend.batches:
-                    await trio.sleep(0.005)
+            await until(lambda: backend.batches)
             nursery.cancel_scope.cancel()
-        with trio.fail_after(60):
-            while len(service.server.parts.dispatcher):
-                await trio.sleep(0.005)
+        await until(lambda: not len(service.server.parts.dispatcher))
         assert (await service.server.status()).slots[0].state == "idle"
         assert len(backend.batches) < 2000
 
 
+@pytest.mark.system
 async def test_images_in_all_forms(tmp_path: Path) -> None:
     pair = write_pair(tmp_path, "mlp")
     image = base64.b64encode(image_file(size=(60, 60))).decode()

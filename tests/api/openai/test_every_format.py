@@ -1,4 +1,4 @@
-"""Every format over HTTP: streaming equals not streaming, and all of the message arrives."""
+"""Formats over HTTP: streaming equals not streaming, and all of the message arrives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from tests.support.clients import client_and_service, use_openai
-from tests.support.message_writers import WRITERS, Writer
+from tests.support.message_writers import WRITERS
 from tests.support.scripts import HI
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.testing import ScriptedBackend
@@ -45,17 +45,25 @@ def gathered(events: list[dict[str, Any]]) -> tuple[dict[str, Any], str, dict[st
     return message, finish, usage
 
 
-@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
-@pytest.mark.parametrize("with_calls", [True, False], ids=["calls", "words"])
-async def test_streaming_equals_not_streaming(writer: Writer, with_calls: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "with_calls"),
+    [
+        ("hermes-think", True),
+        ("glm-4", True),  # the prompt begins the thoughts
+        ("plain", True),  # calls that come alone
+        ("gigachat-3", True),  # one call at most
+        ("harmony", True),  # channels
+        ("kimi-k3", False),
+    ],
+)
+async def test_streaming_equals_not_streaming(name: str, with_calls: bool) -> None:
+    writer = WRITERS[name]
     calls = [("f", {"a": "b c"}), ("f", {"a": 1})][: writer.most] if with_calls else []
     text = writer.write("Hm, a.", "" if writer.bare and calls else "Well, é.", calls)
     backend = ScriptedBackend(lambda prompt: text, n_ctx=8192)
     # Its output ends with the prompt that the format goes on from.
     template = "{{ messages[0].content }}{% raw %}" + writer.prompt + "{% endraw %}"
-    async with (
-        client_and_service(backend, chat_template=template) as (client, service),
-    ):
+    async with client_and_service(backend, chat_template=template) as (client, service):
         use_format(service.server.model.template, writer.format)
         body = {"messages": HI, "tools": TOOLS, "parallel_tool_calls": True}
         answer = await client.post("/v1/chat/completions", json=body)

@@ -15,6 +15,8 @@ from tests.support.projectors import WordProjector
 from tests.support.scripts import noting
 from trioserve.testing import ScriptedBackend
 
+pytestmark = pytest.mark.system
+
 PNG = b64encode(image_file(size=(8, 4))).decode()
 WAV = b64encode(wav_file(0.5)).decode()
 PATH = "messages[0].content[1]"
@@ -37,17 +39,35 @@ def seeing(**projector: bool) -> tuple[ScriptedBackend, list[str]]:
     return noting("A cat.", projector=WordProjector(**projector))
 
 
-async def test_a_chat_with_an_image_and_sound() -> None:
+async def test_chats_with_images_and_sound() -> None:
     backend, prompts = seeing()
-    messages = user("What", "is this:", image(), "and", sound(), "?")
     async with client_of(backend) as client:
-        answer = await client.post("/v1/chat/completions", json={"messages": messages})
-        count = await client.post("/v1/chat/completions/input_tokens", json={"messages": messages})
-    data = answer.json()
-    assert data["choices"][0]["message"]["content"] == "A cat."
-    (prompt,) = prompts
-    assert "What\nis this:(image 8x4)and(sound 0.5s)?" in prompt
-    assert count.json()["input_tokens"] == data["usage"]["prompt_tokens"]
+
+        async def ask(*messages: Any, path: str = "", **fields: Any) -> Any:
+            body = {"messages": messages, **fields}
+            answer = await client.post(f"/v1/chat/completions{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        messages = user("What", "is this:", image(), "and", sound(), "?")
+        data, count = await ask(*messages), await ask(*messages, path="/input_tokens")
+        assert data["choices"][0]["message"]["content"] == "A cat."
+        assert "What\nis this:(image 8x4)and(sound 0.5s)?" in prompts[-1]
+        assert count["input_tokens"] == data["usage"]["prompt_tokens"]
+        # The marker is text, if a user writes it.
+        marker = (await client.get("/props")).json()["media_marker"]
+        await ask(*user(marker, image()))
+        assert f"{marker}(image 8x4)" in prompts[-1]
+        # The same image may be there several times.
+        said = {"role": "assistant", "content": "x"}
+        again = await ask(*user(image()), said, *user("And", image(), "?"), n=2)
+        assert len(again["choices"]) == 2
+        assert prompts[-1].count("(image 8x4)") == 2
+        # A message with an image is continued.
+        said = {"role": "assistant", "content": [image(), {"type": "text", "text": "It is"}]}
+        begun = await ask(*user("Draw it"), said)
+        assert begun["choices"][0]["message"]["content"] == "It isA cat."
+        assert prompts[-1].endswith("(image 8x4)It is")
 
 
 async def test_the_sdk_sends_an_image_and_streams() -> None:
@@ -60,37 +80,6 @@ async def test_the_sdk_sends_an_image_and_streams() -> None:
 
     await use_openai(backend, use)
     assert "(image 8x4)" in prompts[0]
-
-
-async def test_a_marker_of_a_user_stays_text() -> None:
-    backend, prompts = seeing()
-    async with client_of(backend) as client:
-        marker = (await client.get("/props")).json()["media_marker"]
-        messages = user(marker, image())
-        answer = await client.post("/v1/chat/completions", json={"messages": messages})
-    assert answer.status_code == 200
-    assert f"{marker}(image 8x4)" in prompts[0]
-
-
-async def test_the_same_image_several_times() -> None:
-    backend, prompts = seeing()
-    messages = [*user(image()), {"role": "assistant", "content": "x"}, *user("And", image(), "?")]
-    async with client_of(backend) as client:
-        body = {"messages": messages, "n": 2}
-        answer = await client.post("/v1/chat/completions", json=body)
-    assert len(answer.json()["choices"]) == 2
-    assert prompts[0].count("(image 8x4)") == 2
-
-
-async def test_a_message_with_an_image_is_continued() -> None:
-    backend, prompts = seeing()
-    said = {"role": "assistant", "content": [image(), {"type": "text", "text": "It is"}]}
-    async with client_of(backend) as client:
-        answer = await client.post(
-            "/v1/chat/completions", json={"messages": [*user("Draw it"), said]}
-        )
-    assert answer.json()["choices"][0]["message"]["content"] == "It isA cat."
-    assert prompts[0].endswith("(image 8x4)It is")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.fake_fleet import routed
 from tests.support.http_server import connected, post, serving_script
@@ -15,6 +16,8 @@ from tests.support.processes import until
 from tests.support.run_stream import CHATS, RUN, STREAM, reading
 from tests.support.scripts import answering
 from trioserve.testing import ScriptedBackend
+
+pytestmark = pytest.mark.system
 
 ALL = {"trioserve_run_tools": {"approval": "all"}}
 
@@ -49,19 +52,6 @@ async def test_a_client_that_leaves_ends_the_commands(tmp_path: Path) -> None:
             seconds.append(await until(mark, 0))
         assert min(seconds) < 0.1
         await service.n_answering.wait_value(0)
-
-
-async def test_a_stream_that_is_deleted_ends_the_commands(tmp_path: Path) -> None:
-    mark = f"2001.{os.getpid()}"
-    async with (
-        serving_script(sleeping(mark), **with_commands(tmp_path)) as (url, _),
-        httpx.AsyncClient(base_url=url) as client,
-        reading(url, "X-Conversation-Id: a", **ALL) as events,
-    ):
-        await events.until("started")
-        await until(mark, 4)
-        await client.delete("/v1/stream", params={"conv_id": "a"})
-        await until(mark, 0)
 
 
 async def test_a_command_that_is_approved_and_stopped_behind_a_router(tmp_path: Path) -> None:

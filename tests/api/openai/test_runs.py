@@ -18,6 +18,7 @@ from tests.support.http_server import chunks_of, connected, post, slots_in_use
 from tests.support.run_stream import CHATS, RUN, STREAM, Reading, reading
 from tests.support.scripts import BASE, HI, answering, endless, noting
 from tests.support.served_tools import client_of_tools
+from tests.support.waiting import patiently
 from trioserve.tools.functions import tool_of
 from trioserve.tools.tool import ToolCallContext
 
@@ -66,18 +67,6 @@ def text(chunks: list[Any], field: str = "content") -> str:
     return "".join(delta.get(field) or "" for delta in deltas)
 
 
-def message_with(*calls: tuple[str, Any], content: str | None = None, **rest: Any) -> Any:
-    return {
-        "role": "assistant",
-        "content": content,
-        **rest,
-        "tool_calls": [
-            {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for id_, name, arguments in calls
-        ],
-    }
-
-
 # -- what comes back
 
 
@@ -91,27 +80,14 @@ async def test_a_stream_tells_all_that_happens() -> None:
     call_id = events[1]["call_id"]
     assert events[3].pop("seconds") >= 0
     messages = events[-1].pop("messages")
+    made = {"tool": "weather", "kind": "function", "display_name": "weather", "writes": False}
+    result = {"content": "sunny in Paris", "is_error": False, "diff": None, "stopped": False}
+    arguments = '{"city": "Paris"}'
     assert events == [
         {"type": "step", "step": 1},
-        {
-            "type": "call",
-            "call_id": call_id,
-            "step": 1,
-            "tool": "weather",
-            "kind": "function",
-            "display_name": "weather",
-            "arguments": '{"city": "Paris"}',
-            "writes": False,
-        },
+        {"type": "call", "call_id": call_id, "step": 1, **made, "arguments": arguments},
         {"type": "started", "call_id": call_id},
-        {
-            "type": "result",
-            "call_id": call_id,
-            "content": "sunny in Paris",
-            "is_error": False,
-            "diff": None,
-            "stopped": False,
-        },
+        {"type": "result", "call_id": call_id, **result},
         {"type": "step", "step": 2},
         {"type": "end", "reason": "answer", "steps": 2},
     ]
@@ -127,51 +103,30 @@ async def test_a_stream_tells_all_that_happens() -> None:
 
 async def test_a_whole_answer_has_the_messages_beside() -> None:
     async with client_of_tools(asking(PARIS), WEATHER) as (client, _):
-        answer = (await client.post(CHATS, json=RUN)).json()
-    assert answer["choices"] == [
-        {
-            "index": 0,
-            "finish_reason": "stop",
-            "message": {"role": "assistant", "content": "It is sunny."},
-        }
-    ]
+        answer = (await client.post(CHATS, json={**RUN, "logprobs": True})).json()
+        messages = [*HI, *answer["trioserve_messages"], {"role": "user", "content": "And now?"}]
+        again = (await client.post(CHATS, json={**RUN, "messages": messages})).json()
+        *_, end = await streamed(client, stream_options={"include_usage": True})
+    tokens = [each["token"] for each in answer["choices"][0].pop("logprobs")["content"]]
+    assert "".join(tokens).startswith("It is sunny.")  # those of the last answer
+    message = {"role": "assistant", "content": "It is sunny."}
+    assert answer["choices"] == [{"index": 0, "finish_reason": "stop", "message": message}]
     first, result, last = answer["trioserve_messages"]
-    assert first["tool_calls"][0]["function"] == {
-        "name": "weather",
-        "arguments": '{"city": "Paris"}',
-    }
+    paris = {"name": "weather", "arguments": '{"city": "Paris"}'}
+    assert first["tool_calls"][0]["function"] == paris
     assert result["content"] == "sunny in Paris"
     assert last["content"] == "It is sunny."
     usage = answer["usage"]
     assert usage["completion_tokens"] == answer["timings"]["predicted_n"] > len(PARIS)
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
-
-
-async def test_messages_that_are_sent_back_hit_the_cache() -> None:
-    async with client_of_tools(asking(PARIS), WEATHER) as (client, _):
-        answer = (await client.post(CHATS, json=RUN)).json()
-        messages = [*HI, *answer["trioserve_messages"], {"role": "user", "content": "And now?"}]
-        again = (await client.post(CHATS, json={**RUN, "messages": messages})).json()
-    known = answer["usage"]["total_tokens"] - answer["usage"]["completion_tokens"]
+    # Messages that are sent back hit the cache.
+    known = usage["total_tokens"] - usage["completion_tokens"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= known
-
-
-async def test_the_usage_of_a_stream_is_that_of_all_steps() -> None:
-    async with client_of_tools(asking(PARIS), WEATHER) as (client, _):
-        whole = (await client.post(CHATS, json=RUN)).json()["usage"]
-        *_, last = await streamed(client, stream_options={"include_usage": True})
-    assert last["choices"] == []
-    usage = last["usage"]
-    for each in (usage, whole):
-        del each["prompt_tokens_details"]  # the second one finds a cache
-    assert usage == whole
-
-
-async def test_candidates_are_those_of_the_last_answer() -> None:
-    async with client_of_tools(asking(PARIS), WEATHER) as (client, _):
-        answer = (await client.post(CHATS, json={**RUN, "logprobs": True})).json()
-    tokens = [each["token"] for each in answer["choices"][0]["logprobs"]["content"]]
-    assert "".join(tokens).startswith("It is sunny.")
+    # A stream tells the same usage, of all steps.
+    assert end["choices"] == []
+    for each in (usage, end["usage"]):
+        del each["prompt_tokens_details"]  # the later one finds a cache
+    assert end["usage"] == usage
 
 
 async def test_what_else_may_be_told_of_an_answer_is_told() -> None:
@@ -199,41 +154,34 @@ TOOLS = [{"type": "function", "function": {"name": "mine", "parameters": {"type"
 FIELD = "trioserve_run_tools"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({FIELD: 1}, FIELD, "true, false or an object"),
-        ({FIELD: {"tools": "weather"}}, f"{FIELD}.tools", "list of strings"),
-        ({FIELD: {"tools": ["nothing"]}}, f"{FIELD}.tools", "'nothing'"),
-        ({FIELD: {"max_steps": 0}}, f"{FIELD}.max_steps", "at least 1"),
-        ({FIELD: {"max_steps": 17}}, f"{FIELD}.max_steps", "--tool-max-steps"),
-        ({FIELD: {"approval": "maybe"}}, f"{FIELD}.approval", '"none"'),
-        ({FIELD: {"approval": "ask"}}, f"{FIELD}.approval", "'stream'"),
-        ({FIELD: {"cwd": 1}}, f"{FIELD}.cwd", "a string"),
-        ({FIELD: {"runtime": []}}, f"{FIELD}.runtime", "a string"),
-        ({FIELD: {"aproval": "all"}}, f"{FIELD}.aproval", "there are tools, max_steps"),
-        ({"n": 2}, "n", "must be 1"),
-        ({"parse_tool_calls": False}, "parse_tool_calls", "needs"),
-        ({"tools": [{**TOOLS[0], "function": {"name": "weather"}}]}, "tools", "'weather'"),
-        (
-            {"messages": [*HI, {"role": "assistant", "content": "Well"}]},
-            "messages",
-            "is continued",
-        ),
-    ],
-)
-async def test_what_makes_no_sense_is_refused(
-    fields: dict[str, Any], param: str, message: str
-) -> None:
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({FIELD: 1}, FIELD, "true, false or an object"),
+    ({FIELD: {"tools": "weather"}}, f"{FIELD}.tools", "list of strings"),
+    ({FIELD: {"tools": ["nothing"]}}, f"{FIELD}.tools", "'nothing'"),
+    ({FIELD: {"max_steps": 0}}, f"{FIELD}.max_steps", "at least 1"),
+    ({FIELD: {"max_steps": 17}}, f"{FIELD}.max_steps", "--tool-max-steps"),
+    ({FIELD: {"approval": "maybe"}}, f"{FIELD}.approval", '"none"'),
+    ({FIELD: {"approval": "ask"}}, f"{FIELD}.approval", "'stream'"),
+    ({FIELD: {"cwd": 1}}, f"{FIELD}.cwd", "a string"),
+    ({FIELD: {"aproval": "all"}}, f"{FIELD}.aproval", "there are tools, max_steps"),
+    ({"n": 2}, "n", "must be 1"),
+    ({"parse_tool_calls": False}, "parse_tool_calls", "needs"),
+    ({"tools": [{**TOOLS[0], "function": {"name": "weather"}}]}, "tools", "'weather'"),
+    ({"messages": [*HI, {"role": "assistant", "content": "Well"}]}, "messages", "is continued"),
+]
+
+
+async def test_what_makes_no_sense_is_refused() -> None:
     async with client_of_tools(asking(PARIS), WEATHER) as (client, _):
-        answer = await client.post(CHATS, json={**RUN, **fields})
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert message in error["message"]
+        for fields, param, message in REFUSED:
+            answer = await client.post(CHATS, json={**RUN, **fields})
+            assert answer.status_code == 400, fields
+            error = answer.json()["error"]
+            assert (error["param"], error["type"]) == (param, "invalid_request_error")
+            assert message in error["message"]
 
 
-async def test_a_server_without_tools_says_how_it_gets_some() -> None:
+async def test_without_tools_and_on_other_routes_none_are_run() -> None:
     async with client_of(answering("Hi")) as client:
         answer = await client.post(CHATS, json=RUN)
         assert answer.status_code == 400
@@ -241,37 +189,28 @@ async def test_a_server_without_tools_says_how_it_gets_some() -> None:
         for nothing in (False, None):
             plain = await client.post(CHATS, json={**RUN, FIELD: nothing})
             assert "trioserve_messages" not in plain.json()
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/completions", "/completion", "/v1/messages", "/api/chat", "/api/generate"],
-)
-async def test_other_routes_run_no_tools(path: str) -> None:
-    async with client_of(answering("Hi")) as client:
-        answer = await client.post(path, json={**BASE, FIELD: True})
-        assert answer.status_code == 400
-        assert FIELD in answer.text
-        assert (await client.post(path, json={**BASE, FIELD: False})).status_code != 400
+        others = ("/v1/completions", "/completion", "/v1/messages", "/api/chat", "/api/generate")
+        for path in others:
+            answer = await client.post(path, json={**BASE, FIELD: True})
+            assert answer.status_code == 400
+            assert FIELD in answer.text
+            assert (await client.post(path, json={**BASE, FIELD: False})).status_code != 400
 
 
 async def test_the_model_is_offered_what_was_chosen() -> None:
     backend, prompts = noting("Hello")
     async with client_of_tools(backend, WEATHER, ERASE) as (client, _):
-        for chosen in (["weather"], ["w*"], ["*"], []):
-            answer = await client.post(
-                CHATS, json={**RUN, FIELD: {"tools": chosen}, "tools": TOOLS}
-            )
+        for chosen, offered in (
+            (["weather"], {"weather", "mine"}),
+            (["w*"], {"weather", "mine"}),
+            (["*"], {"weather", "erase", "mine"}),
+            ([], {"mine"}),
+        ):
+            body = {**RUN, FIELD: {"tools": chosen}, "tools": TOOLS}
+            answer = await client.post(CHATS, json=body)
             assert answer.json()["choices"][0]["message"]["content"] == "Hello"
-    offered = [
-        {name for name in ("weather", "erase", "mine") if f'"{name}"' in each} for each in prompts
-    ]
-    assert offered == [
-        {"weather", "mine"},
-        {"weather", "mine"},
-        {"weather", "erase", "mine"},
-        {"mine"},
-    ]
+            names = ("weather", "erase", "mine")
+            assert {name for name in names if f'"{name}"' in prompts[-1]} == offered
 
 
 async def test_tools_count_in_the_prompt() -> None:
@@ -293,11 +232,8 @@ async def test_max_steps_ends_the_answer() -> None:
     *_, end = told(chunks)
     assert (end["reason"], end["steps"], len(end["messages"])) == ("max_steps", 2, 4)
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert whole["choices"][0] == {
-        "index": 0,
-        "finish_reason": "length",
-        "message": {"role": "assistant", "content": ""},
-    }
+    nothing = {"role": "assistant", "content": ""}
+    assert whole["choices"] == [{"index": 0, "finish_reason": "length", "message": nothing}]
     assert [message["role"] for message in whole["trioserve_messages"]] == ["assistant", "tool"]
 
 
@@ -372,38 +308,28 @@ async def test_without_a_stream_nothing_is_written_unless_all_may_be() -> None:
     assert allowed["trioserve_messages"][1]["content"] == "done"
 
 
-async def test_only_the_key_that_asked_may_decide() -> None:
-    keys = ("one", "two")
-    async with (
-        client_of_tools(asking(call("erase", path="a")), ERASE, api_keys=keys) as (
-            client,
-            _,
-        ),
-        reading(str(client.base_url), "Authorization: Bearer one") as events,
-    ):
+KEY = "Authorization: Bearer"
+
+
+async def test_only_the_key_that_asked_may_decide_about_what_is_there() -> None:
+    tools = client_of_tools(asking(call("erase", path="a")), ERASE, api_keys=("one", "two"))
+    async with tools as (client, _), reading(str(client.base_url), f"{KEY} one") as events:
         id_, needed = await events.until("approval")
-        decision = {"call_id": needed["call_id"], "approve": True}
-        for key, status in (("two", 404), ("three", 401), ("one", 200)):
+
+        async def act(action: str, body: Any, id_: str = id_, key: str = "one") -> httpx.Response:
             headers = {"Authorization": f"Bearer {key}"}
-            path = f"{CHATS}/{id_}/approve"
-            answer = await client.post(path, json=decision, headers=headers)
-            assert answer.status_code == status
+            return await client.post(f"{CHATS}/{id_}/{action}", json=body, headers=headers)
 
-
-async def test_what_is_not_there_cannot_be_decided() -> None:
-    async with (
-        client_of_tools(asking(call("erase", path="a")), ERASE) as (client, _),
-        reading(str(client.base_url)) as events,
-    ):
-        id_, _ = await events.until("approval")
         for action, rest in (("approve", {"approve": True}), ("stop", {})):
-            for where, call_id in ((id_, "call_none"), ("chatcmpl-none", "call_none")):
-                path = f"{CHATS}/{where}/{action}"
-                answer = await client.post(path, json={"call_id": call_id, **rest})
-                assert answer.status_code == 404
-            incomplete = await client.post(f"{CHATS}/{id_}/{action}", json=rest)
+            unknown = {"call_id": "call_none", **rest}
+            for where in (id_, "chatcmpl-none"):
+                assert (await act(action, unknown, where)).status_code == 404
+            incomplete = await act(action, rest)
             assert incomplete.status_code == 400
             assert incomplete.json()["error"]["param"] == "call_id"
+        decision = {"call_id": needed["call_id"], "approve": True}
+        for key, status in (("two", 404), ("three", 401), ("one", 200)):
+            assert (await act("approve", decision, key=key)).status_code == status
 
 
 # -- tools that take their time
@@ -454,7 +380,7 @@ async def test_a_client_that_leaves_cancels_the_tool() -> None:
             await events.until("started")
             await waiter.started.wait()
             assert await slots_in_use(service) == 0
-        with trio.fail_after(60):
+        with patiently():
             await waiter.cancelled.wait()
             await service.n_answering.wait_value(0)
 
@@ -474,6 +400,7 @@ async def test_an_answer_is_cancelled_while_a_tool_runs() -> None:
     assert waiter.cancelled.is_set()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("unread_tokens", [16, 2**20])  # the mailbox shows it, or the socket
 async def test_a_client_that_stops_reading_is_cut_off(unread_tokens: int) -> None:
     limits = {"unread_tokens": unread_tokens, "stall_timeout": 0.2}
@@ -486,36 +413,12 @@ async def test_a_client_that_stops_reading_is_cut_off(unread_tokens: int) -> Non
         ):
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await stream.send_all(post(CHATS, body))
-            with trio.fail_after(60):
+            with patiently():
                 await service.n_answering.wait_value(1)
                 await service.n_answering.wait_value(0)
             assert await slots_in_use(service) == 0
     ends = [line["cancelled"] for line in logs if line["event"] == "request ended"]
     assert ends == ["stalled_reader"]
-
-
-async def test_the_reasoning_of_a_step_is_ended() -> None:
-    backend = answering(lambda _: f"<think>\n{'Hm. ' * 200}</think>\n\nWell.", n_ctx=8192)
-    backend.on_decode = lambda _: time.sleep(0.002)
-    async with (
-        client_of_tools(backend, WEATHER) as (client, _),
-        reading(str(client.base_url), reasoning_control=True) as events,
-    ):
-        while not (chunk := await events())["choices"][0]["delta"].get("reasoning_content"):
-            pass
-        asked = {"id": chunk["id"], "action": "reasoning_end"}
-        answer = await client.post(f"{CHATS}/control", json=asked)
-        assert answer.json() == {"success": True}
-        _, end = await events.until("end")
-    assert len(end["messages"][0]["reasoning_content"]) < len("Hm. " * 200) - 1
-
-
-async def test_the_deadline_is_that_of_the_tools_too() -> None:
-    waiter = Waiter()
-    async with client_of_tools(asking(call("wait")), tool_of(waiter.wait)) as (client, _):
-        answer = await client.post(CHATS, json={**RUN, "timeout": 1})
-    assert answer.json()["error"]["code"] == "deadline_exceeded"
-    assert waiter.cancelled.is_set()
 
 
 async def test_a_silent_tool_is_bridged_by_pings() -> None:
@@ -555,5 +458,5 @@ async def test_a_stream_that_is_deleted_cancels_its_tools() -> None:
     ):
         await events.until("output")
         await client.delete("/v1/stream", params={"conv_id": "a"})
-        with trio.fail_after(60):
+        with patiently():
             await waiter.cancelled.wait()

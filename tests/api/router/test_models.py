@@ -103,23 +103,20 @@ async def test_what_a_model_takes_is_known_before_it_is_loaded(
         assert one["architecture"]["input_modalities"] == expected["sees"]
 
 
-async def test_a_hidden_model_is_not_listed() -> None:
-    async with routed(TWO) as router:
-        entries = router.fleet.catalog.entries
-        router.fleet.catalog.entries = {
-            **entries,
-            "two": attrs.evolve(entries["two"], hidden=True),
-        }
-        listed = (await router.client.get("/models")).json()["data"]
-        assert [one["id"] for one in listed] == ["one"]
-
-
 async def test_one_model() -> None:
     async with routed(TWO) as router:
         for path in ("/models/one", "/v1/models/one", "/v1/models/ONE"):
             assert (await router.client.get(path)).json()["id"] == "one"
         missing = await router.client.get("/v1/models/a/b")
         assert missing.status_code == 404
+        # Those that are hidden are not listed:
+        entries = router.fleet.catalog.entries
+        hidden = attrs.evolve(entries["two"], hidden=True)
+        router.fleet.catalog.entries = {**entries, "two": hidden}
+        listed = (await router.client.get("/models")).json()["data"]
+        assert [one["id"] for one in listed] == ["one"]
+        await router.client.get("/models?reload=1")
+        assert router.fleet.calls == [("reload", "*")]
 
 
 async def test_openai_and_anthropic_read_the_list() -> None:
@@ -139,12 +136,6 @@ async def test_openai_and_anthropic_read_the_list() -> None:
         await trio.to_thread.run_sync(ask, router.url)
 
 
-async def test_reloading_the_list() -> None:
-    async with routed(TWO) as router:
-        await router.client.get("/models?reload=1")
-        assert router.fleet.calls == [("reload", "*")]
-
-
 async def test_loading_and_unloading() -> None:
     async with routed({"one": Path("/none"), "two": None}) as router:
         client = router.client
@@ -157,23 +148,17 @@ async def test_loading_and_unloading() -> None:
         assert (await client.post("/models/unload", json={"model": "two"})).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/models/load", {"model": "none"}, 404),
-        ("/models/load", {}, 400),
-        ("/models/load", {"model": 5}, 400),
-        ("/models/unload", {"model": "none"}, 400),
-        ("/models/unload", {"model": ""}, 400),
-    ],
-)
-async def test_models_that_cannot_be_loaded(
-    path: str, body: dict[str, object], status: int
-) -> None:
+async def test_models_that_cannot_be_loaded() -> None:
     async with routed(TWO) as router:
-        answer = await router.client.post(path, json=body)
-        assert answer.status_code == status
-        assert answer.json()["error"]["param"] == "model"
+        for path, body, status in (
+            ("/models/load", {"model": "none"}, 404),
+            ("/models/load", {}, 400),
+            ("/models/load", {"model": 5}, 400),
+            ("/models/unload", {"model": "none"}, 400),
+            ("/models/unload", {"model": ""}, 400),
+        ):
+            answer = await router.client.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, "model")
 
 
 async def test_events() -> None:

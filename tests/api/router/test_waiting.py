@@ -18,6 +18,7 @@ from tests.support.clients import events_in, named_events_in
 from tests.support.fake_fleet import Routed, routed
 from tests.support.http_server import child_app, chunks_of, post
 from tests.support.scripts import CHAT, answering
+from tests.support.waiting import until
 from trioserve.errors import ModelLoadError
 from trioserve.router.states import Status, Waiting
 
@@ -32,6 +33,7 @@ def streaming(
     return chunks_of(router.url, post(path, json.dumps(body).encode()))
 
 
+@pytest.mark.system
 async def test_a_stream_tells_where_it_stands(tmp_path: Any) -> None:
     async with routed({"one": None}) as router:
         fleet = router.fleet
@@ -51,6 +53,7 @@ async def test_a_stream_tells_where_it_stands(tmp_path: Any) -> None:
         assert "".join(delta.get("content") or "" for delta in deltas) == "Hello"
 
 
+@pytest.mark.system
 async def test_a_stream_that_does_not_ask_gets_pings() -> None:
     async with routed({"one": None}) as router:
         router.fleet.news = [Waiting(position=0, status=Status.LOADING, progress=0.25)]
@@ -92,45 +95,34 @@ async def test_what_the_child_refuses_after_the_answer_has_begun(tmp_path: Any) 
         assert event["error"]["param"] == "messages"
 
 
-@pytest.mark.parametrize("autoload", ["false", "0"])
-async def test_a_request_may_do_without_loading(autoload: str) -> None:
+async def test_a_request_may_do_without_loading() -> None:
     async with routed({"one": None}) as router:
-        answer = await router.client.post(f"/completion?autoload={autoload}", json={})
-        assert answer.status_code == 400
-        assert "not loaded" in answer.json()["error"]["message"]
-
-
-async def test_the_router_may_do_without_loading() -> None:
-    async with routed({"one": None}, models_autoload=False) as router:
-        answer = await router.client.post("/completion", json={})
-        assert answer.status_code == 400
-
-
-async def test_autoload_that_is_no_switch() -> None:
-    async with routed({"one": None}) as router:
+        for autoload in ("false", "0"):
+            answer = await router.client.post(f"/completion?autoload={autoload}", json={})
+            assert answer.status_code == 400
+            assert "not loaded" in answer.json()["error"]["message"]
         answer = await router.client.post("/completion?autoload=maybe", json={})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "autoload"
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "autoload")
+    async with routed({"one": None}, models_autoload=False) as router:
+        assert (await router.client.post("/completion", json={})).status_code == 400
 
 
 # -- deadlines
 
 
-@pytest.mark.parametrize(
-    ("fields", "headers"), [({"timeout": 0.05}, {}), ({}, {"X-Request-Timeout": "0.05"})]
-)
-async def test_a_deadline_holds_while_the_model_loads(
-    fields: dict[str, Any], headers: dict[str, str]
-) -> None:
+async def test_a_deadline_holds_while_the_model_loads() -> None:
     async with routed({"one": None}) as router:
-        for body in (CHAT, STREAM):
-            answer = await router.client.post(
-                "/v1/chat/completions", json={**body, **fields}, headers=headers
-            )
+        for body, headers in (
+            ({**CHAT, "timeout": 0.05}, {}),
+            ({**STREAM, "timeout": 0.05}, {}),
+            (CHAT, {"X-Request-Timeout": "0.05"}),
+        ):
+            answer = await router.client.post("/v1/chat/completions", json=body, headers=headers)
             assert answer.status_code == 504
             assert answer.json()["error"]["code"] == "deadline_exceeded"
 
 
+@pytest.mark.system
 async def test_a_deadline_after_the_answer_has_begun() -> None:
     async with routed({"one": None}) as router:
         answer = await router.client.post("/v1/chat/completions", json={**TELLING, "timeout": 0.3})
@@ -168,9 +160,7 @@ async def dying(tmp_path: Path) -> AsyncIterator[Dying]:
 
 async def until_waiting(router: Routed) -> None:
     """Wait until a request was refused by the dead child, and has left its place there."""
-    with trio.fail_after(60):
-        while not router.service.n_forwarded or router.fleet.users:
-            await trio.sleep(0.001)
+    await until(lambda: not (not router.service.n_forwarded or router.fleet.users))
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM])

@@ -86,7 +86,7 @@ class Readers(RuleBasedStateMachine):
             assert self.ring.end == len(self.whole)
 
 
-Readers.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Readers.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestReaders = Readers.TestCase
 
 

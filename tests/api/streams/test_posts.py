@@ -23,6 +23,7 @@ from tests.support.event_source import (
 )
 from tests.support.http_server import chunks_of, connected, post, slots_in_use
 from tests.support.scripts import CHAT, HI, answering, endless
+from tests.support.waiting import patiently, until
 from trioserve.api.base.service import Service
 from trioserve.api.sessions.session import Session
 from trioserve.api.streams import reading
@@ -42,19 +43,17 @@ def at(offset: int = 0, conversation: str = "chat-1") -> str:
 
 
 async def until_idle(service: Service) -> None:
-    with trio.fail_after(60):
+    with patiently():
         while await slots_in_use(service):
             await trio.lowlevel.checkpoint()
 
 
 async def until_nothing_is_held(service: Service) -> None:
-    with trio.fail_after(60):
-        while service.memory.n_held:
-            await trio.sleep(0.01)
+    await until(lambda: not service.memory.n_held)
 
 
 async def until_closed(service: Service, conversation: str = "chat-1") -> Session:
-    with trio.fail_after(30):
+    with patiently():
         while (session := service.streams.find("", conversation)) is None:
             await trio.sleep(0.01)
         while not session.ring.closed:
@@ -205,6 +204,7 @@ async def test_the_client_has_one_request_in_the_log_and_in_its_limits() -> None
         assert again.headers["x-ratelimit-remaining-requests"] == "8"
 
 
+@pytest.mark.system
 async def test_memory_is_held_while_the_request_runs() -> None:
     backend, gate = gated("Hello")
     long = {**CHAT, "ignored": "x" * 500_000}
@@ -292,7 +292,7 @@ async def test_one_conversation_posted_again_and_again_under_load() -> None:
             for _ in range(40):
                 nursery.start_soon(ask)
                 await trio.lowlevel.checkpoint()
-            with trio.fail_after(60):
+            with patiently():
                 while len(service.streams.lookup("", ["chat-1"])) != 1 or (
                     await slots_in_use(service) != 1
                 ):
@@ -302,6 +302,7 @@ async def test_one_conversation_posted_again_and_again_under_load() -> None:
         assert list(service.streams) == []
 
 
+@pytest.mark.system
 async def test_a_deadline_ends_a_stream() -> None:
     async with client_of(endless()) as client:
         answer = await client.post(CHATS, json={**STREAM, "timeout": 0.2}, headers=NAMED)
@@ -309,6 +310,7 @@ async def test_a_deadline_ends_a_stream() -> None:
         assert (await client.get(at())).content == answer.content
 
 
+@pytest.mark.system
 async def test_the_end_of_the_server_ends_a_stream() -> None:
     async with client_and_service(endless(), drain_timeout=0.2) as (client, service):
         async with client.stream("POST", CHATS, json=STREAM, headers=NAMED) as response:
@@ -353,6 +355,7 @@ async def test_an_error_is_an_error() -> None:
         await until_nothing_is_held(service)
 
 
+@pytest.mark.system
 async def test_an_error_that_nobody_waited_for_is_kept() -> None:
     async with busy() as where:
         client = where.client
@@ -374,13 +377,11 @@ async def test_a_stream_that_waits_is_stopped() -> None:
             answers.append(await where.client.post(CHATS, json=STREAM, headers=NAMED))
 
         nursery.start_soon(ask)
-        with trio.fail_after(60):
+        with patiently():
             while not (await where.service.server.status()).waiting:
                 await trio.sleep(0.01)
         assert (await where.client.delete(at())).status_code == 204
-        with trio.fail_after(60):
-            while not answers:
-                await trio.sleep(0.01)
+        await until(lambda: answers)
         assert answers[0].status_code == 409
         assert answers[0].json()["error"]["code"] == "stream_stopped"
         assert (await where.service.server.status()).waiting == ()
@@ -452,7 +453,7 @@ async def test_five_hundred_streams_at_once() -> None:
                 nursery.start_soon(ask, n)
         assert len(list(service.streams)) == 500
         gate.set()
-        with trio.fail_after(60):
+        with patiently():
             while not all(session.ring.closed for session in service.streams):
                 allocated = sum(sys.getsizeof(each.ring._bytes) for each in service.streams)
                 assert allocated < 1.2 * bound + 500 * 100
@@ -494,6 +495,7 @@ async def test_generation_does_not_wait_for_an_event_source() -> None:
         assert b"data: [DONE]" in (await client.get(accepted.headers["Location"])).content
 
 
+@pytest.mark.system
 async def test_an_event_source_whose_connection_is_cut_ten_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -508,7 +510,7 @@ async def test_an_event_source_whose_connection_is_cut_ten_times(
             for n in range(10):
                 n_events = len(source.data)
                 gate.allow(20)
-                with trio.fail_after(60):
+                with patiently():
                     while len(connections) <= n or len(source.data) == n_events:
                         await trio.sleep(0.001)
                 connections[n]()
@@ -531,6 +533,7 @@ async def test_both_names() -> None:
             assert (await client.get(url)).status_code == 404
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("prefer", "status"),
     [

@@ -38,8 +38,11 @@ from trioserve.types import Grammar
 # -- grammar and parser agree
 
 
-@pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("name", sorted(WRITERS))
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [*((name, True) for name in sorted(WRITERS)), *((name, False) for name in NOTATIONS)],
+)
 def test_what_is_required_is_read(backend: LlamaBackend, name: str, parallel: bool) -> None:
     writer = WRITERS[name]
     tail = tail_of(writer)
@@ -55,6 +58,7 @@ def test_what_is_required_is_read(backend: LlamaBackend, name: str, parallel: bo
         assert read(text, writer.format, TOOLS, tail, split(text, seed)) == message
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_what_follows_a_marker_is_read(backend: LlamaBackend, name: str) -> None:
     writer = WRITERS[name]
@@ -75,6 +79,7 @@ def test_what_follows_a_marker_is_read(backend: LlamaBackend, name: str) -> None
             assert read(text, writer.format, TOOLS, tail, split(text, seed)) == message
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_what_models_write_is_allowed(backend: LlamaBackend, name: str) -> None:
     """The grammar has room for what the writers of the format make."""
@@ -119,6 +124,7 @@ def test_without_a_marker_one_call_can_be_told_by_its_first_character(
         assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) is fits
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_an_answer_is_calls_or_json(backend: LlamaBackend, name: str) -> None:
     writer = WRITERS[name]
@@ -136,7 +142,8 @@ def test_an_answer_is_calls_or_json(backend: LlamaBackend, name: str) -> None:
         assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) is fits
 
 
-#: A format of every kind of notation.
+#: A format of every kind of value: JSON, text, text with its type, CDATA, elements, literals.
+KINDS = ("hermes", "qwen3-coder", "kimi-k3", "minicpm-5", "minimax-m3", "lfm2", "gemma-4")
 
 TREE: dict[str, Any] = {
     "type": "object",
@@ -146,7 +153,8 @@ TREE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.system
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(
     "schema",
     [
@@ -181,7 +189,7 @@ def test_schemas(backend: LlamaBackend, name: str, schema: Any) -> None:
         check_calls(message, tools, parallel=False)
 
 
-@pytest.mark.parametrize("name", sorted(set(NOTATIONS) - {"minimax-m3"}))
+@pytest.mark.parametrize("name", sorted({*KINDS, "harmony"} - {"minimax-m3"}))
 @pytest.mark.parametrize("parameters", [{}, {"type": "object"}, {"additionalProperties": True}])
 def test_arguments_that_are_not_declared(
     backend: LlamaBackend, name: str, parameters: dict[str, Any]
@@ -221,6 +229,7 @@ def test_json_may_hold_what_ends_it(backend: LlamaBackend, name: str) -> None:
 # -- control tokens
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("text_attribute", ["", 'string="true"'])
 def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: str) -> None:
     """These markers are control tokens of the bundled model, and text too."""
@@ -350,6 +359,7 @@ def schemas() -> st.SearchStrategy[Any]:
     return st.recursive(plain, around, max_leaves=3)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", NOTATIONS)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(schema=schemas(), seed=st.integers(0, 99))

@@ -17,7 +17,10 @@ from trioserve.llama import LlamaBackend
 from trioserve.types import Grammar
 
 
-@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "name", ["hermes", "qwen3-coder", "kimi-k3", "minimax-m3", "lfm2", "gemma-4"]
+)
 @pytest.mark.parametrize(
     ("parameters", "where"),
     [

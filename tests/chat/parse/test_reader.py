@@ -158,6 +158,20 @@ def test_elements_within_elements() -> None:
     assert message == Message("", "", (call("f", '{"l": [1, {"k": true}], "s": " x"}'),))
 
 
+def test_elements_of_text() -> None:
+    mark = "]<]minimax[>["
+    inner = "<s>1 <b>#<s>#</s>#</invoke>"
+    text = f'#<tool_call>\n#<invoke name="f">#{inner}\n#</tool_call>'.replace("#", mark)
+    message = parse(text, families.MINIMAX_M3, tools=[tool(s={"type": "string"})])
+    assert message == Message("", "", (call("f", json.dumps({"s": f"1 <b>{mark}<s>"})),))
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x" * 1000])
+def test_what_is_no_name_is_content(name: str) -> None:
+    text = f"<tool_call>{name}</tool_call>"
+    assert parse(text, families.GLM) == Message(text)
+
+
 # -- JSON
 
 
@@ -234,6 +248,12 @@ def test_mistral_writes_ids_too() -> None:
     text = 'Hm[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}'
     calls = (call("f", '{"a": 1}'), call("g", "{}", 1))
     assert parse(text, families.MISTRAL) == Message("Hm", "", calls)
+
+
+def test_a_call_may_have_no_arguments() -> None:
+    calls = (call("f", "{}"), call("g", "{}", 1))
+    text = "[TOOL_CALLS]f[ARGS][TOOL_CALLS]g[ARGS]{}"
+    assert parse(text, families.MISTRAL) == Message("", "", calls)
 
 
 def test_json_arguments_stream() -> None:

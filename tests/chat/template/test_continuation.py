@@ -50,8 +50,9 @@ def test_the_prompt_ends_with_the_final_message() -> None:
     assert render(USER, said("")) == HEAD
 
 
-@pytest.mark.parametrize("source", [CHATML, THINKING])
-@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}])
+@pytest.mark.parametrize(
+    ("source", "kwargs"), [(CHATML, {}), (THINKING, {}), (THINKING, {"enable_thinking": False})]
+)
 def test_reasoning_is_written_anew(source: str, kwargs: dict[str, Any]) -> None:
     def prompt(last: dict[str, Any], part: ContinueFinalMessage = "auto") -> str:
         return render(USER, last, part=part, source=source, format=PLAIN_THINK, **kwargs)

@@ -22,8 +22,8 @@ def render(source: str, **variables: object) -> str:
     template = ChatTemplate(source, now=lambda: datetime.datetime(2025, 3, 4))
     # Not `render`: that finds the capabilities first, which renders many times.
     messages = [dict(USER)]
-    # A tenth of the usual time, to be quick.
-    return template._run(messages, variables, [0], Limits(seconds=0.3))
+    # A part of the usual time, to be quick.
+    return template._run(messages, variables, [0], Limits(seconds=0.1))
 
 
 # -- it does what jinja2 does
@@ -161,7 +161,7 @@ HOSTILE = {
     + "y" * 10_000
     + "{% endfor %}{% endset %}",
     "own text, captured bit by bit": "{% set x %}{% for i in range(99999) %}"
-    + "{% if i %}y{% endif %}" * 5000
+    + "{% if i %}y{% endif %}" * 1000
     + "{% endfor %}{% endset %}",
     "format of a namespace": "{% set n = namespace(s='x' * 999999) %}{{ '"
     + "{0.s}" * 9999
@@ -209,13 +209,6 @@ def test_a_hostile_template_is_stopped(name: str) -> None:
     assert time.process_time() - began < 10
     if sys.platform == "linux":
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
-
-
-def test_the_usual_limits_stop_a_template_within_seconds() -> None:
-    began = time.process_time()
-    with pytest.raises(TemplateError, match="too much work"):
-        ChatTemplate(NESTED_LOOPS)._run([], {}, [], Limits())
-    assert time.process_time() - began < 30
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_show_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "it is not a GGUF file" in complaint(capsys, "show", str(path), code=1)
 
 
+@pytest.mark.system
 def test_a_reader_that_has_enough() -> None:
     command = f"{sys.executable} -m trioserve show --json | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

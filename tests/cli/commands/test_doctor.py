@@ -183,11 +183,6 @@ def test_what_is_left_out_of_the_models(diagnose, tmp_path: Path) -> None:
     assert others == "ok: 0 to choose from, and the bundled one"
 
 
-def test_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--prot", "1"]) == 2
-    assert "did you mean --port?" in capsys.readouterr().err
-
-
 def test_other_machines_are_asked(
     diagnose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,10 @@ from mcp.client.stdio import stdio_client
 from tests.support.http_server import serving_script, slots_in_use
 from tests.support.processes import all_processes, parent_of
 from tests.support.scripts import answering, endless
+from tests.support.waiting import patiently
 from trioserve.cli.main import main
+
+pytestmark = pytest.mark.system
 
 COMMAND = [sys.executable, "-m", "trioserve", "mcp"]
 
@@ -76,7 +79,7 @@ class Wire:
 
 @asynccontextmanager
 async def started(*argv: str) -> AsyncIterator[Wire]:
-    with trio.fail_after(60):
+    with patiently():
         process = await trio.lowlevel.open_process(
             [*COMMAND, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None
         )
@@ -99,7 +102,7 @@ async def test_a_model_of_its_own_and_the_end_of_its_input() -> None:
             assert (await wire.hear(number))["structuredContent"]["model"] == "bundled"
         assert children_of(wire.process.pid)
         assert wire.process.stdin is not None
-        with trio.fail_after(60):
+        with patiently():
             children = children_of(wire.process.pid)
             await wire.process.stdin.aclose()
             assert await wire.process.wait() == 0
@@ -120,7 +123,7 @@ async def test_a_call_that_is_cancelled_and_a_signal_while_another_runs() -> Non
         while not await slots_in_use(service):
             await trio.sleep(0.01)
         wire.process.send_signal(signal.SIGTERM)
-        with trio.fail_after(60):
+        with patiently():
             assert await wire.process.wait() == 0
         while await slots_in_use(service):
             await trio.sleep(0.01)
@@ -134,7 +137,7 @@ async def test_the_official_client_starts_it() -> None:
             args=[*COMMAND[1:], "--url", url, "--api-key", "secret"],
             env=dict(os.environ),
         )
-        with trio.fail_after(30):
+        with patiently():
             async with Client(stdio_client(parameters)) as client:
                 result = await client.call_tool("chat", {"prompt": "Hi"})
     assert result.structured_content is not None

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from trioserve.engine.cache.cells import CellLedger
 from trioserve.engine.cache.prefix_tree import PrefixTree
@@ -112,5 +118,6 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.freed_by(seq) == len(set(self.model[seq]) - others)
 
 
-TestTree = TreeMachine.TestCase
-TestLedger = LedgerMachine.TestCase
+@pytest.mark.parametrize("machine", [TreeMachine, LedgerMachine])
+def test_it_does_what_the_simplest_thing_does(machine: type[RuleBasedStateMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, deadline=None))

@@ -48,6 +48,7 @@ def test_a_text_that_repeats_itself() -> None:
     assert ask(drafter, "abcdefgh.abc") == "defg"
     assert ask(drafter, "abcdefgh.abcd", n=2) == "ef"
     assert ask(drafter, "abcdefgh.abcd?") == ""
+    assert ask(drafter, "ab", slot_id=1) == ""
 
 
 def test_a_text_in_a_loop_goes_round_as_often_as_there_is_room() -> None:

@@ -100,15 +100,6 @@ def test_a_text_with_an_image_comes_in_parts() -> None:
     assert len(task.prompt) == task.max_length == 2 + CELLS + 1
 
 
-@pytest.mark.parametrize("text", ["[image:x]", "[image:x]a", "a[image:x]", "[image:x][image:y]"])
-@pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
-def test_wherever_the_image_is(text: str, pooling: str) -> None:
-    one = Harness(pooling=pooling)
-    task = one.submit(1, text)
-    one.run()
-    one.check(task)
-
-
 def test_other_texts_go_on_while_an_image_is_encoded() -> None:
     one = Harness()
     picture, text = one.submit(1, "a[image:x]"), one.submit(2, *["abcd"] * 20)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from trioserve import llama
 from trioserve.config import Config
@@ -22,7 +29,7 @@ owners = st.sampled_from(["", "x"])
 
 
 class RollbackMachine(RuleBasedStateMachine):
-    """Slots count, alone and together; some go astray, end, or begin anew.
+    """Slots count, alone and together; some go astray, end, or begin again.
 
     The model is sure of how to count, so it is known what it guesses if it has read the text.
     """
@@ -94,8 +101,7 @@ class SplitRollbackMachine(RollbackMachine):
     unified = False
 
 
-quick = settings(max_examples=12, stateful_step_count=25, deadline=None)
-TestRollback = RollbackMachine.TestCase
-TestRollback.settings = quick
-TestSplitRollback = SplitRollbackMachine.TestCase
-TestSplitRollback.settings = quick
+@pytest.mark.parametrize("machine", [RollbackMachine, SplitRollbackMachine])
+def test_the_invariant_holds(machine: type[RollbackMachine]) -> None:
+    quick = settings(max_examples=8, stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(machine, settings=quick)

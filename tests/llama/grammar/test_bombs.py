@@ -18,6 +18,8 @@ from trioserve.errors import InvalidRequestError
 from trioserve.llama import LlamaBackend
 from trioserve.types import Grammar
 
+pytestmark = pytest.mark.system
+
 #: What each may take of a CPU here and in the trial. Most take less than 1.5, of which the trial's
 #: limit is 1.
 SECONDS = 3.0
@@ -195,9 +197,7 @@ with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
     ("kind", "source"),
     [
         ("json_schema", json.dumps(MANY_PATTERNS)),
-        ("json_schema", json.dumps(BOUNDED["a long constant"])),
         ("json_schema", json.dumps(BOUNDED["a long enum"])),
-        ("gbnf", GBNF["repeated rules"]),
         ("gbnf", GBNF["doubled rules"]),
     ],
 )

@@ -24,6 +24,7 @@ from trioserve.llama.grammar import compiler
 from trioserve.types import FinishReason, GenerationParams, Grammar
 
 
+@pytest.mark.system
 def test_a_regular_expression(backend: LlamaBackend) -> None:
     text, reason = generate(backend, Grammar("regex", "[a-f/]{3}x?"), sampling=GREEDY)
     assert reason is FinishReason.EOS and re.fullmatch("[a-f/]{3}x?", text)
@@ -67,6 +68,7 @@ def test_what_was_compiled_for_one_owner_is_not_found_by_another(backend: LlamaB
     assert backend.compile(grammar, "me") is mine
 
 
+@pytest.mark.system
 def test_what_is_remembered_is_bounded_in_bytes(
     backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,7 @@ def test_what_is_remembered_is_bounded_in_bytes(
     assert backend.compile(too_large) is not backend.compile(too_large)
 
 
+@pytest.mark.system
 def test_compiling_in_many_threads_at_once(backend: LlamaBackend) -> None:
     grammars = [schema(SCHEMAS[name]) for name in SCHEMAS] * 3
     with ThreadPoolExecutor(4) as pool:

@@ -45,6 +45,7 @@ GRAMMARS = [
 ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=range(len(GRAMMARS)))
 def test_forced_tokens_are_those_that_the_masks_leave(
     backend: LlamaBackend, grammar: Grammar

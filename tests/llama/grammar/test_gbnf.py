@@ -31,6 +31,7 @@ GBNFS = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("source", GBNFS)
 def test_gbnf(backend: LlamaBackend, source: str) -> None:
     for sampling in (GREEDY, SamplingParams(temperature=2.0, seed=1, top_k=0)):

@@ -21,18 +21,20 @@ from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar import json_schema
 from trioserve.types import FinishReason, Grammar, SamplingParams
 
+HOT = SamplingParams(temperature=1.5, seed=1, top_k=0, top_p=1.0, min_p=0.0)
+XTC = ("xtc", "top_n_sigma", "min_p")
 
-@pytest.mark.parametrize("name", SCHEMAS)
+
+@pytest.mark.system
 @pytest.mark.parametrize(
-    "sampling",
+    ("name", "sampling"),
     [
-        GREEDY,
-        SamplingParams(temperature=1.5, seed=1, top_k=0, top_p=1.0, min_p=0.0),
-        SamplingParams(seed=2, typical_p=0.9, repeat_penalty=1.1, dry_multiplier=0.5),
-        SamplingParams(seed=3, mirostat=2),
-        SamplingParams(seed=4, samplers=("xtc", "top_n_sigma", "min_p"), xtc_probability=1.0),
+        *((name, HOT) for name in SCHEMAS),
+        ("nested", GREEDY),
+        ("nested", SamplingParams(seed=2, typical_p=0.9, repeat_penalty=1.1, dry_multiplier=0.5)),
+        ("object", SamplingParams(seed=3, mirostat=2)),
+        ("object", SamplingParams(seed=4, samplers=XTC, xtc_probability=1.0)),
     ],
-    ids=["greedy", "hot", "typical", "mirostat", "xtc"],
 )
 def test_output_follows_the_schema(
     backend: LlamaBackend, name: str, sampling: SamplingParams
@@ -71,6 +73,7 @@ def test_references_and_recursion(backend: LlamaBackend) -> None:
 # -- what is refused
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
@@ -118,6 +121,7 @@ def test_text_that_is_no_schema(backend: LlamaBackend, text: str, problem: str) 
     assert problem in refusal(backend, grammar)
 
 
+@pytest.mark.system
 def test_long_chains_of_references_do_not_end_the_process(backend: LlamaBackend) -> None:
     n = 2400
     chain = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(n)}
@@ -132,6 +136,7 @@ def test_an_unknown_keyword_is_an_annotation(backend: LlamaBackend) -> None:
     backend.compile(schema(an_object(**{"not": {"type": "string", "maxLength": 3}})))
 
 
+@pytest.mark.system
 def test_the_place_of_an_error_is_found_in_bounded_time() -> None:
     asked = 0
 

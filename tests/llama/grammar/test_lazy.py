@@ -77,9 +77,10 @@ def generate(backend: LlamaBackend, grammar: Grammar, **params: Any) -> tuple[st
 HOT = SamplingParams(seed=1, temperature=1.5)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, HOT, SamplingParams(seed=2, typical_p=0.8)])
-@pytest.mark.parametrize("n_probs", [0, 3])
-@pytest.mark.parametrize("post", [False, True])
+@pytest.mark.parametrize(
+    ("sampling", "n_probs", "post"),
+    [(GREEDY, 0, False), (HOT, 3, False), (SamplingParams(seed=2, typical_p=0.8), 3, True)],
+)
 def test_after_reasoning_comes_what_the_grammar_says(
     backend: LlamaBackend, sampling: SamplingParams, n_probs: int, post: bool
 ) -> None:
@@ -255,6 +256,7 @@ def test_the_grammar_begins_anew_after_reasoning_that_began_like_it(backend: Lla
     matcher.close()
 
 
+@pytest.mark.system
 def test_a_marker_that_the_grammar_allows_is_its_own(backend: LlamaBackend) -> None:
     grammar = Grammar("regex", "[a-z]{3}", thinking=Thinking(start="tx", end="."))
     matcher = matcher_for(backend.compile(grammar))

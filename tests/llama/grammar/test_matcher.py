@@ -26,6 +26,7 @@ from trioserve.types import (
 # -- sampling
 
 
+@pytest.mark.system
 def test_the_end_comes_only_where_the_grammar_allows_it(backend: LlamaBackend) -> None:
     grammar = Grammar("regex", "a{3,6}")
     eager = tuple((token, 1000.0) for token in backend.vocab.end_of_generation)
@@ -45,6 +46,7 @@ def test_a_bias_that_leaves_nothing(backend: LlamaBackend) -> None:
     assert isinstance(end, Failed) and end.error.param == "logit_bias"
 
 
+@pytest.mark.system
 def test_probabilities_before_the_samplers_know_no_grammar(backend: LlamaBackend) -> None:
     grammar = Grammar("regex", "[xyz]{2}")
     bench = Bench(backend)
@@ -98,33 +100,6 @@ def test_neighbours_do_not_notice(backend: LlamaBackend) -> None:
     assert is_valid(json.loads(company.text[4]), SCHEMAS["nested"])
 
 
-def test_four_slots_and_more_tasks(backend: LlamaBackend) -> None:
-    bench = Bench(backend)
-    names = [name for name in SCHEMAS if name != "number"] * 2
-    for task_id, name in enumerate(names):
-        sampling = SamplingParams(seed=task_id, temperature=1.0)
-        bench.submit(task_id, schema(SCHEMAS[name]), sampling=sampling, max_tokens=400)
-    bench.run()
-    for task_id, name in enumerate(names):
-        assert bench.reason(task_id) is FinishReason.EOS
-        assert is_valid(json.loads(bench.text[task_id]), SCHEMAS[name])
-
-
-def test_a_preempted_task_goes_on_where_it_was(backend: LlamaBackend) -> None:
-    bench = Bench(backend)
-    bench.submit(1, schema(SCHEMAS["nested"]), sampling=GREEDY)
-    bench.run()
-    again = Bench(backend)
-    again.submit(1, schema(SCHEMAS["nested"]), sampling=GREEDY)
-    for _ in range(6):
-        again.tick()
-    (slot,) = [slot for slot in again.engine._scheduler.slots if slot.run is not None]
-    again.engine._scheduler.preempt(slot)
-    again.run()
-    assert is_valid(json.loads(again.text[1]), SCHEMAS["nested"])
-    assert again.text[1] == bench.text[1]
-
-
 def test_cancelling_in_the_middle(backend: LlamaBackend) -> None:
     bench = Bench(backend)
     for task_id in range(4):
@@ -138,6 +113,7 @@ def test_cancelling_in_the_middle(backend: LlamaBackend) -> None:
     assert generate(backend, Grammar("regex", "abc")) == ("abc", FinishReason.EOS)
 
 
+@pytest.mark.system
 def test_a_matcher_that_gives_up_fails_its_task_alone(
     backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +138,7 @@ def test_a_matcher_that_gives_up_fails_its_task_alone(
     assert backend.compile(bad) is not compiled  # others do not inherit its state
 
 
+@pytest.mark.system
 def test_a_grammar_that_takes_too_much_to_follow_is_the_fault_of_the_request(
     backend: LlamaBackend,
 ) -> None:

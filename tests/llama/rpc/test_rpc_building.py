@@ -78,6 +78,7 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "there is no C++ compiler; install one" in problem(sources, tmp_path / "out")
 
 
+@pytest.mark.system
 def test_what_the_compiler_says_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "c++"
     compiler.write_text("#!/bin/sh\necho broken >&2\nexit 1\n", encoding="utf-8")

@@ -64,6 +64,7 @@ def test_where_nothing_listens_it_is_tried_again(monkeypatch: pytest.MonkeyPatch
     assert len(attempts) == 3
 
 
+@pytest.mark.system
 def test_where_nothing_listens_that_is_said() -> None:
     with pytest.raises(ModelLoadError, match="here cannot be reached: Connection refused"):
         peers.greet("here", dead_end(), timeout=0.3)

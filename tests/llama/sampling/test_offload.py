@@ -85,6 +85,7 @@ def test_samplers_that_the_device_has_not_are_run_on_the_cpu(
     assert n_on_device(device) == 0
 
 
+@pytest.mark.system
 def test_what_needs_the_logits_is_sampled_on_the_cpu(here: Bench, device: Bench) -> None:
     for bench in (here, device):  # the same batches, so that rounding is the same
         constraint = bench.backend.compile(Grammar("regex", "[a-z ]{5,20}"))

@@ -57,6 +57,7 @@ def test_the_parts_of_a_model_are_added(tmp_path: Path) -> None:
         describe(tmp_path / "m-00001-of-00002.gguf")
 
 
+@pytest.mark.system
 def test_looking_at_a_file_loads_no_library() -> None:
     code = (
         "import sys; from pathlib import Path; from trioserve.models import BUNDLED; "

@@ -10,13 +10,14 @@ import trio
 import trustme
 
 from tests.hub.server import Hub, running_hub
+from tests.support.waiting import patiently
 from trioserve.errors import HubError, HubUnavailableError
 from trioserve.models.hub import HubReference, pull
 from trioserve.models.hub.http import open_client
 
 
 async def get(hub: Hub, url: str, token: str | None = None) -> int:
-    with trio.fail_after(60):
+    with patiently():
         async with open_client(hub.url, token) as client, client.get(url) as answer:
             return answer.status
 

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from tests.hub.server import Hub, sha256
+from tests.support.waiting import patiently
 from trioserve.errors import (
     DiskFullError,
     GatedModelError,
@@ -18,7 +19,6 @@ from trioserve.errors import (
     HubError,
     HubNotFoundError,
     HubUnavailableError,
-    UnknownQuantError,
 )
 from trioserve.models.hub import (
     HubModel,
@@ -52,7 +52,7 @@ def _full_hub(hub: Hub) -> None:
 async def pulled(
     quant: str | None = None, *, with_projector: bool = False, **options: object
 ) -> HubModel:
-    with trio.fail_after(60):
+    with patiently():
         return await pull(
             HubReference(REPO, quant),
             with_projector=with_projector,
@@ -176,6 +176,7 @@ async def test_an_error_in_between_loses_nothing(hub: Hub) -> None:
     assert starts(hub) == [0, *[300_000] * 5]
 
 
+@pytest.mark.system
 async def test_a_connection_that_falls_silent_is_made_again(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +292,7 @@ async def test_a_blob_that_was_cut_short_is_replaced(hub: Hub) -> None:
 # -- the same file for several
 
 
+@pytest.mark.system
 async def test_two_who_want_the_same_model_download_it_once(hub: Hub) -> None:
     hub.hold_after = 2**20 + 1000
     got: list[HubModel] = []
@@ -312,6 +314,7 @@ async def test_two_who_want_the_same_model_download_it_once(hub: Hub) -> None:
     assert waiting[-1].done == len(MODEL)
 
 
+@pytest.mark.system
 async def test_whoever_waits_takes_over_from_one_who_gives_up(hub: Hub) -> None:
     hub.hold_after = 2**20 + 1000
     scope = trio.CancelScope()
@@ -369,11 +372,6 @@ async def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path) -> None:
 
 
 # -- names that are wrong, and models that are not for everyone
-
-
-async def test_an_unknown_quantization(hub: Hub) -> None:
-    with pytest.raises(UnknownQuantError, match="it has Q4_K_M, BF16"):
-        await pulled("Q2_K")
 
 
 async def test_an_unknown_repository(hub: Hub) -> None:

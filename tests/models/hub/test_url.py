@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from tests.hub.server import Hub
+from tests.support.waiting import patiently
 from trioserve.errors import HubError, HubUnavailableError
 from trioserve.models.hub import Progress, url as urls
 
@@ -21,7 +22,7 @@ def ignore(progress: Progress) -> None:
 
 
 async def pulled(url: str, path: Path | None = None) -> Path:
-    with trio.fail_after(60):
+    with patiently():
         return await urls.pull(url, path, token=None, on_progress=ignore)
 
 
@@ -97,6 +98,7 @@ async def test_without_an_etag_nothing_is_continued(hub: Hub, address: str, tmp_
     assert (await pulled(address)).read_bytes() == NEWER
 
 
+@pytest.mark.system
 async def test_two_who_want_the_same_file_download_it_once(hub: Hub, address: str) -> None:
     got: list[Path] = []
 

@@ -6,7 +6,6 @@ import pytest
 import trio
 
 from trioserve.config import Config
-from trioserve.errors import DecodeError
 from trioserve.server import Server
 from trioserve.server.observers.log import RequestLog
 from trioserve.server.observers.metrics import Metrics
@@ -57,17 +56,6 @@ async def test_each_way_to_end_is_told_once() -> None:
     assert cancelled.cancelled is CancelReason.DISCONNECT
     assert isinstance(failed.error, ZeroDivisionError)
     assert failed.error_type == "server_error"
-
-
-async def test_a_request_that_the_engine_fails_has_the_type_of_its_error() -> None:
-    recorder = Recorder()
-    backend = ScriptedBackend()
-    async with Server(Config(), load=scripted(backend)) as server:
-        server.observers.append(recorder)
-        backend.fail_next = DecodeError("bad luck")
-        with pytest.raises(DecodeError):
-            await server.complete("a")
-    assert [end.error_type for end in recorder.ends] == [DecodeError.type]
 
 
 async def test_a_server_logs_and_counts_if_told_to() -> None:

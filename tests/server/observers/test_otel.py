@@ -277,7 +277,7 @@ class Receiver:
 @contextmanager
 def receiving() -> Iterator[Receiver]:
     receiver = Receiver()
-    thread = threading.Thread(target=receiver.server.serve_forever)
+    thread = threading.Thread(target=receiver.server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield receiver
@@ -316,7 +316,7 @@ async def test_it_is_sent_before_the_server_is_closed(monkeypatch: pytest.Monkey
 async def test_a_receiver_that_is_not_there_delays_the_end_a_little_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trioserve.server.observers.exporting.FAREWELL", 0.5)
+    monkeypatch.setattr("trioserve.server.observers.exporting.FAREWELL", 0.1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     with trio.fail_after(60), structlog.testing.capture_logs() as logs:
         async with Server(Config(otel=True), load=scripted(answering("abc"))) as server:

@@ -173,7 +173,10 @@ async def test_a_plain_function_is_called_in_a_thread() -> None:
     assert threads and threading.main_thread() not in threads
 
 
-async def test_a_server_that_sleeps_goes_on_telling(autojump_clock: MockClock) -> None:
+async def test_a_server_that_sleeps_goes_on_telling(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
     listener = Listener()
 
     def load(config: Config, **_progress: object) -> ScriptedBackend:

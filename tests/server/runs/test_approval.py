@@ -74,13 +74,6 @@ async def test_a_call_that_is_denied_does_not_run_and_the_model_is_told_why() ->
     assert run.answer.message.content == "I see."
 
 
-async def test_only_calls_that_write_are_asked_for() -> None:
-    backend, _ = saying([A_CALL, "Done."])
-    async with serve(backend) as server, server.stream_run(HI, [FakeTool()]) as run:
-        events = [event async for event in run]
-    assert not any(isinstance(event, ApprovalNeeded) for event in events)
-
-
 @pytest.mark.parametrize(("approve", "runs"), [("all", True), ("none", False), ("ask", False)])
 async def test_a_policy_decides_where_nobody_is_asked(approve: Any, runs: bool) -> None:
     backend, _ = saying([A_CALL, "Done."])

@@ -20,6 +20,8 @@ from tests.support.scripts import HI
 from tests.support.tool_calls import calls, saying
 from trioserve import ApprovalNeeded, Run, RunEvent, Server, ToolOutput, ToolReturned, ToolStarted
 
+pytestmark = pytest.mark.system
+
 #: Runs that are left at random. Beyond what the tests do: ``N_RUNS=500``.
 N_RUNS = int(os.environ.get("N_RUNS", "12"))
 

@@ -52,14 +52,6 @@ async def test_leaving_the_block_ends_tools_and_model() -> None:
         await assert_at_rest(server)
 
 
-async def test_leaving_while_a_person_is_asked() -> None:
-    backend, _ = saying([A_CALL])
-    async with serve(backend) as server:
-        async with server.stream_run(HI, [FakeTool(writes=True)]) as run:
-            await until(run, ApprovalNeeded)
-        await assert_at_rest(server)
-
-
 async def test_cancelling_anywhere_leaves_nothing() -> None:
     """At each of its awaits, the run is cancelled: no tool, slot or mailbox may be left."""
     both = calls(("work", {}), ("writing", {}))
@@ -255,7 +247,8 @@ async def test_a_run_ends_with_its_server() -> None:
     assert tool.n_running == 0
 
 
-async def test_the_model_may_sleep_while_a_tool_runs() -> None:
+async def test_the_model_may_sleep_while_a_tool_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
     backends = [saying([A_CALL])[0], saying(["Done."])[0]]
     loader = ScriptedLoader(lambda: backends[len(loader.backends)])
 

@@ -10,7 +10,6 @@ import attrs
 import pytest
 import trio
 
-from tests.support.mcp_servers import odd
 from tests.support.scripted_server import assert_at_rest, serve
 from tests.support.scripts import HI
 from tests.support.tool_calls import FakeTool, calls, saying
@@ -263,12 +262,11 @@ async def test_halves_of_surrogate_pairs_are_replaced() -> None:
     assert results(answer) == ["a?b"]
 
 
-@pytest.mark.parametrize("n_calls", [1, 3])
-async def test_results_that_are_too_long_are_cut(n_calls: int) -> None:
+async def test_results_that_are_too_long_are_cut() -> None:
     async def talk(arguments: Mapping[str, Any], context: ToolCallContext) -> str:
         return "long " * 10_000_000
 
-    backend, _ = saying([calls(*[("work", {})] * n_calls), "Done."], n_ctx=8192)
+    backend, _ = saying([calls(*[("work", {})] * 3), "Done."], n_ctx=8192)
     async with serve(backend) as server:
         answer = await server.run(HI, [FakeTool(work=talk)])
         n_first = len(answer.prompt) - sum(map(len, results(answer)))
@@ -377,12 +375,3 @@ async def test_the_tools_of_the_server_are_named_or_all_there_are() -> None:
         assert '"work"' not in prompts[2].partition("</tools>")[0]
         assert "There is no tool 'work'" in results(answer)[0]
     assert len(tools["work"].begun) == 1
-
-
-async def test_the_tools_of_an_mcp_server_are_there_from_the_start() -> None:
-    pytest.importorskip("mcp", reason="the extra trioserve[mcp] is not installed")
-    backend, _ = saying([calls(("odd_echo", {"text": "heard"})), "Done."], n_ctx=2**15)
-    servers = json.dumps({"mcpServers": {"odd": odd()}})
-    async with serve(backend, mcp_servers_json=servers) as server:
-        answer = await server.run(HI, ["odd_*"])
-    assert results(answer) == ["heard"]

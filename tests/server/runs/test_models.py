@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.support.media_files import image_file
@@ -34,6 +35,7 @@ async def test_the_bundled_model_asks_for_the_weather_and_answers() -> None:
     assert read_and_written - 4 <= last.cache_n <= read_and_written
 
 
+@pytest.mark.system
 async def test_a_file_is_loaded_once_for_all_steps(tmp_path: Path) -> None:
     picture = tmp_path / "red.png"
     picture.write_bytes(image_file(size=(8, 4)))

@@ -37,6 +37,8 @@ from trioserve.server.transcription import (
 from trioserve.testing import scripted
 from trioserve.types import MediaSource
 
+pytestmark = pytest.mark.system
+
 RATE = 16_000
 
 

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from tests.support import fake_whisper
 from tests.support.media_files import wav_file
+from tests.support.waiting import patiently, until
 from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,
@@ -37,6 +38,8 @@ from trioserve.server.transcription.whisper import WhisperTranscriber
 from trioserve.server.transcription.whisper_child import WhisperChild, WhisperSettings
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import DecodedAudio, MediaSource
+
+pytestmark = pytest.mark.system
 
 AUDIO = DecodedAudio(rate=16_000, samples=np.zeros(40_000, np.float32).tobytes(), id="any")
 
@@ -179,9 +182,7 @@ async def test_a_process_that_has_died_meanwhile_is_replaced() -> None:
         os.kill(pid, 9)
         child = transcriber._child
         assert child is not None
-        with trio.fail_after(60):
-            while child.is_alive:
-                await trio.sleep(0.01)
+        await until(lambda: not child.is_alive)
         assert pid_in(await transcribe(transcriber)) != pid
 
 
@@ -213,9 +214,7 @@ async def test_recordings_take_turns_and_few_may_wait(nursery: trio.Nursery) -> 
             with pytest.raises(QueueFullError, match="1 recording waits"):
                 await transcribe(transcriber)
             first += [event async for event in running]
-        with trio.fail_after(60):
-            while not waited:
-                await trio.sleep(0.01)
+        await until(lambda: waited)
         assert pid_in(waited[0]) == pid_in(first)
 
 
@@ -238,20 +237,20 @@ async def test_the_process_ends_with_the_one_that_has_started_it() -> None:
         stdin = child._process.stdin
         assert stdin is not None
         await stdin.aclose()  # as when the parent dies, in the middle of the work
-        with trio.fail_after(60):
+        with patiently():
             assert await child._process.wait() == 0
     finally:
         await child.kill()
 
 
-@pytest.mark.skipif("WHISPER" not in os.environ, reason="WHISPER=PYTHON:MODEL says what to run")
+@pytest.mark.needs("WHISPER")
 async def test_whisper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
     python, model = os.environ["WHISPER"].split(":")
     settings = WhisperSettings(model=model, python=python, offline=True)
     transcriber = WhisperTranscriber(settings, max_waiting=0)
     try:
-        with trio.fail_after(200):
+        with patiently():
             events = await transcribe(transcriber, words=True, language="en")
     finally:
         await transcriber.aclose()
@@ -292,9 +291,7 @@ async def test_a_process_that_is_starting_ends_with_the_transcriber(
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()  # until the process is ready
         await transcriber.aclose()
-        with trio.fail_after(60):
-            while not refused:
-                await trio.sleep(0.01)
+        await until(lambda: refused)
         assert transcriber._child is None
 
 

@@ -59,7 +59,7 @@ def arguments_of(tool: type[FileTool[Any]]) -> st.SearchStrategy[dict[str, Any]]
 
 
 @pytest.mark.parametrize("tool", [ReadFile, FindFiles, GrepFiles, WriteFile, EditFile])
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_arguments_are_answered(
     tmp_path: Path, tool: type[FileTool[Any]], data: st.DataObject

@@ -125,9 +125,9 @@ async def test_many_calls_and_cancels_leave_nothing(tmp_path: Path) -> None:
         for _ in range(500):
             name, arguments = rng.choice(calls)
             nursery.start_soon(call_and_leave, name, arguments, rng.randrange(200))
-    assert 0 < n_cancelled < 500
+    assert n_cancelled
     assert len(os.listdir("/proc/self/fd")) == n_open
     assert trio.lowlevel.current_statistics().tasks_living == n_tasks
     assert threading.active_count() < 20
-    assert not [name for name in os.listdir(tmp_path / "d0") if name.endswith(".tmp")]
-    assert not [name for name in os.listdir(tmp_path / "d0" / "new") if name != "f"]
+    assert not [*tmp_path.rglob("*.tmp")]
+    assert {path.name for path in tmp_path.glob("d0/new/*")} <= {"f"}

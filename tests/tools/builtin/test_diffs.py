@@ -39,6 +39,7 @@ def test_only_a_newline_ends_a_line() -> None:
     )
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("patch") is None, reason="there is no patch")
 def test_patch_makes_the_new_text_of_the_old_one(tmp_path: Path) -> None:
     rng = random.Random(1)

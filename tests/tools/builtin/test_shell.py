@@ -14,6 +14,8 @@ from trioserve.errors import InvalidRequestError, ToolRuntimeError
 from trioserve.tools.box import ToolBox, open_box
 from trioserve.tools.tool import ToolCallContext, ToolResult
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 async def box(tmp_path: Path) -> AsyncIterator[ToolBox]:

@@ -44,6 +44,7 @@ async def test_ignored_files_are_not_listed(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no Git")
 async def test_git_says_the_same(tmp_path: Path) -> None:
     folder = repository(tmp_path, FILES)

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from tests.support.http_server import serving
 from tests.support.mcp_servers import call, opened
+from tests.support.waiting import until
 from trioserve.tools.mcp import http
 from trioserve.tools.tool import ToolCallContext
 
@@ -103,12 +104,11 @@ async def test_a_cancelled_call_is_cancelled_there() -> None:
             start = trio.current_time()
             nursery.cancel_scope.cancel()
         assert trio.current_time() - start < 20
-        with trio.fail_after(60):
-            while server.n_running:
-                await trio.sleep(0.01)
+        await until(lambda: not server.n_running)
     assert server.n_cancelled == 1
 
 
+@pytest.mark.system
 async def test_a_call_does_not_wait_for_a_server_that_is_slow_to_hear_of_another() -> None:
     heard = trio.Event()
 
@@ -131,6 +131,7 @@ async def test_a_call_does_not_wait_for_a_server_that_is_slow_to_hear_of_another
         assert trio.current_time() - start < 20
 
 
+@pytest.mark.system
 async def test_progress_and_a_timeout() -> None:
     told: list[str] = []
     async with remote(Server()) as url, opened(a={"url": url, "timeout_ms": 800}) as servers:
@@ -152,6 +153,7 @@ async def _serve(
     stopped.set()
 
 
+@pytest.mark.system
 async def test_a_server_that_comes_back_is_used_again() -> None:
     stop, stopped, stop_again = trio.Event(), trio.Event(), trio.Event()
     async with trio.open_nursery() as nursery:

@@ -7,10 +7,14 @@ import random
 import threading
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.support.cancellation import CancelAtStep
-from tests.support.mcp_servers import call, is_running, odd, opened, pids_in
+from tests.support.mcp_servers import call, odd, opened, pids_in
+from tests.support.processes import is_alive
+
+pytestmark = pytest.mark.system
 
 
 def _descriptors() -> int:
@@ -53,7 +57,7 @@ async def test_500_random_calls_and_cancels(tmp_path: Path) -> None:
         assert (await call(servers, "a_echo", text="x")).text == "x"
     assert sum(outcomes.values()) == 500
     assert min(outcomes.values()) > 0, outcomes  # how many is up to the machine
-    assert not any(map(is_running, pids_in(pids)))
+    assert not any(map(is_alive, pids_in(pids)))
     assert (_descriptors(), _children()) == (descriptors, children)
     assert threading.active_count() <= threads + 10  # Trio keeps idle ones for a while
 
@@ -75,7 +79,7 @@ async def test_a_call_that_is_cancelled_at_any_step(tmp_path: Path) -> None:
             steps += 1
         assert (await call(servers, "a_echo", text="x")).text == "x"
     assert steps > 3
-    assert not any(map(is_running, pids_in(pids)))
+    assert not any(map(is_alive, pids_in(pids)))
     assert (_descriptors(), _children()) == (descriptors, children)
 
 
@@ -88,4 +92,4 @@ async def test_servers_that_are_closed_at_any_moment(tmp_path: Path) -> None:
                 await call(servers, "a_sleep", seconds=1000)
     assert (_descriptors(), _children()) == (descriptors, children)
     for file in tmp_path.iterdir():
-        assert not any(map(is_running, pids_in(file)))
+        assert not any(map(is_alive, pids_in(file)))

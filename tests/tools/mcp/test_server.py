@@ -1,63 +1,162 @@
-"""When MCP servers are started and stopped, with a clock that stands still."""
+"""When MCP servers are started and stopped, in virtual time.
+
+The servers are played by hand: real ones take real time, which a mocked clock does not know.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
+import attrs
+import mcp_types
+import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.mcp_servers import call, is_running, odd, opened, pids_in
-from trioserve.tools.mcp.server import COOLDOWN_SECONDS, IDLE_SECONDS
+from trioserve.errors import ToolServerError
+from trioserve.tools.mcp import server as module
+from trioserve.tools.mcp.entries import Entry, StdioEntry
+from trioserve.tools.mcp.server import COOLDOWN_SECONDS, IDLE_SECONDS, RETRY_SECONDS, McpServer
+from trioserve.tools.tool import ToolResult
+
+ECHO = mcp_types.Tool(name="echo", input_schema={"type": "object"})
 
 
-async def _until_it_has_ended(pid: int, clock: trio.testing.MockClock) -> None:
-    while is_running(pid):
-        await trio.to_thread.run_sync(lambda: None)
-        clock.jump(0.1)  # the time that a server has to end by itself
+@attrs.define
+class Program:
+    """A server: how often it was started, how many of it run, and why it cannot start now."""
+
+    n_starts: int = 0
+    n_running: int = 0
+    problem: str = ""
+    #: A call waits while this is not set.
+    may_answer: trio.Event = attrs.field(factory=trio.Event)
+
+    async def with_session(
+        self,
+        entry: Entry,
+        use: Callable[[Any], Awaitable[Any]],
+        on_list_changed: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Stands in for the function of that name."""
+        self.n_starts += 1
+        await trio.lowlevel.checkpoint()
+        if self.problem:
+            raise ToolServerError(self.problem)
+        self.n_running += 1
+        try:
+            return await use(self)
+        finally:
+            self.n_running -= 1
+
+    async def list_tools(self) -> Sequence[mcp_types.Tool]:
+        await trio.lowlevel.checkpoint()
+        return [ECHO]
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], on_output: Callable[[str], None]
+    ) -> ToolResult:
+        await self.may_answer.wait()
+        return ToolResult.of_text(arguments["text"])
+
+    async def is_responsive(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
 
 
-async def test_a_server_that_nobody_calls_is_stopped(
-    mock_clock: trio.testing.MockClock, tmp_path: Path
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Program:
+    program = Program()
+    program.may_answer.set()
+    monkeypatch.setattr(module, "with_session", program.with_session)
+    return program
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[McpServer]:
+    """A server of which no tool was called yet."""
+
+    async def on_tools(server: McpServer, tools: Sequence[mcp_types.Tool]) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        yield McpServer(StdioEntry(name="a", command="program"), on_tools, nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def echo(server: McpServer, text: str = "x") -> None:
+    """Call its tool."""
+    result = await server.call("echo", {"text": text}, lambda _: None, may_repeat=False)
+    assert result == ToolResult.of_text(text)
+
+
+async def test_it_is_stopped_when_it_was_idle_for_long_enough(
+    mock_clock: MockClock, program: Program
 ) -> None:
-    async with opened(a=odd("log", tmp_path / "pids")) as servers:
-        await call(servers, "a_echo")
+    async with opened() as server:
+        for _ in range(3):
+            await echo(server)
+            mock_clock.jump(IDLE_SECONDS - 1)
+            await wait_all_tasks_blocked()
+            assert (program.n_starts, program.n_running) == (1, 1)
+        mock_clock.jump(1)
+        await wait_all_tasks_blocked()
+        assert program.n_running == 0
+        await echo(server)
+        assert (program.n_starts, program.n_running) == (2, 1)
+    assert program.n_running == 0
+
+
+async def test_it_is_not_stopped_in_the_middle_of_a_call(
+    mock_clock: MockClock, program: Program
+) -> None:
+    program.may_answer = trio.Event()
+    async with opened() as server:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(echo, server)
+            await wait_all_tasks_blocked()
+            mock_clock.jump(10 * IDLE_SECONDS)
+            await wait_all_tasks_blocked()
+            program.may_answer.set()
         mock_clock.jump(IDLE_SECONDS - 1)
-        await call(servers, "a_echo")
-        mock_clock.jump(IDLE_SECONDS - 1)
-        await call(servers, "a_echo")
-        _, calling = pids_in(tmp_path / "pids")
-        assert is_running(calling)
-        mock_clock.jump(IDLE_SECONDS + 1)
-        await _until_it_has_ended(calling, mock_clock)
-        await call(servers, "a_echo")
-        assert len(pids_in(tmp_path / "pids")) == 3
+        await wait_all_tasks_blocked()
+        assert (program.n_starts, program.n_running) == (1, 1)
 
 
 async def test_a_call_just_when_it_is_stopped_starts_it_again(
-    mock_clock: trio.testing.MockClock, tmp_path: Path
+    mock_clock: MockClock, program: Program
 ) -> None:
-    async with opened(a=odd("log", tmp_path / "pids")) as servers:
-        await call(servers, "a_echo")
+    async with opened() as server:
+        await echo(server)
         mock_clock.jump(IDLE_SECONDS)
-        assert (await call(servers, "a_echo", text="x")).text == "x"
-        assert len(pids_in(tmp_path / "pids")) == 3
+        await echo(server)  # before the task that stops it has run
+        assert (program.n_starts, program.n_running) == (2, 1)
 
 
 async def test_a_start_that_fails_is_not_repeated_by_each_call(
-    mock_clock: trio.testing.MockClock, tmp_path: Path
+    mock_clock: MockClock, program: Program
 ) -> None:
-    program = tmp_path / "server"
-    program.write_text(f'#!/bin/sh\necho >> {tmp_path}/starts\nexec "$@"\n')
-    program.chmod(0o755)
-    entry = odd()
-    entry = {"command": str(program), "args": [entry["command"], *entry["args"]]}
-    async with opened(a=entry) as servers:
-        program.rename(tmp_path / "moved")
-        for _ in range(3):
-            assert "No such file" in (await call(servers, "a_echo")).answer["error"]
-        (tmp_path / "moved").rename(program)
-        assert "No such file" in (await call(servers, "a_echo")).answer["error"]
+    program.problem = "No such file"
+    async with opened() as server:
+        for seconds in (0, 1, COOLDOWN_SECONDS - 1.5):
+            mock_clock.jump(seconds)
+            with pytest.raises(ToolServerError, match="No such file"):
+                await echo(server)
+            program.problem = program.problem if seconds == 0 else ""  # it could be started now
+        assert program.n_starts == 1
         mock_clock.jump(COOLDOWN_SECONDS)
-        assert (await call(servers, "a_echo", text="x")).text == "x"
-    assert (tmp_path / "starts").read_text() == "\n\n"  # once to list, and once to call
+        await echo(server)
+        assert program.n_starts == 2
+
+
+async def test_listing_is_tried_again_at_longer_and_longer_intervals(
+    autojump_clock: MockClock, program: Program
+) -> None:
+    program.problem = "No such file"
+    times: list[float] = []
+    async with opened() as server:
+        began = trio.current_time()
+        await server.discover(lambda: times.append(trio.current_time() - began))
+    assert times == pytest.approx([sum(RETRY_SECONDS[:n]) for n in range(len(RETRY_SECONDS) + 1)])

@@ -17,8 +17,11 @@ import pytest
 import trio
 
 from tests.support.processes import with_variable
+from tests.support.waiting import patiently
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools.process import Limits, clean_environment, open_process, run
+
+pytestmark = pytest.mark.system
 
 ENV = clean_environment()
 
@@ -94,7 +97,7 @@ async def test_a_cancel_ends_all_at_once(temporary: Path) -> None:
 
 async def test_a_command_that_kills_its_supervisor_ends(temporary: Path) -> None:
     command = "(sleep 1000 &); setsid sleep 0.1 & kill -9 $PPID; sleep 1000"
-    with trio.fail_after(60):
+    with patiently():
         output = await run(["sh", "-c", command], timeout=20, max_output=10, env=ENV)
     assert output.exit_code == 128 + 9
     until(lambda: not with_folder(str(temporary)))
@@ -113,12 +116,12 @@ async def test_a_last_command_is_run(tmp_path: Path) -> None:
 async def test_a_supervisor_that_is_told_to_end_ends_the_program(number: signal.Signals) -> None:
     async with open_process(["sh", "-c", "echo $PPID; sleep 1000"], env=ENV) as process:
         os.kill(int(await process.stdout.receive_some()), number)
-        with trio.fail_after(60):
+        with patiently():
             assert await process.wait() == -signal.SIGKILL
 
 
 async def test_what_is_left_running_ends_with_the_command(temporary: Path) -> None:
-    with trio.fail_after(60):
+    with patiently():
         output = await run(["sh", "-c", f"({LEAVES_MANY}) & sleep 0.1"], timeout=20,
                            max_output=1000, env=ENV, limits=Limits())  # fmt: skip
     assert output.exit_code == 0

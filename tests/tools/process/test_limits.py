@@ -16,6 +16,8 @@ import pytest
 
 from trioserve.tools.process import Limits, Output, clean_environment, run
 
+pytestmark = pytest.mark.system
+
 ENV = clean_environment()
 
 #: A bomb that ends by itself: at most 2,000 processes, each of which forks two more.

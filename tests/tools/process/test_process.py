@@ -11,6 +11,8 @@ from tests.support.processes import is_alive
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools.process import clean_environment, open_process
 
+pytestmark = pytest.mark.system
+
 ENV = clean_environment()
 
 

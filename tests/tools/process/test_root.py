@@ -10,6 +10,8 @@ import pytest
 
 from trioserve.tools.process import CommandFence, Limits, Output, clean_environment, root, run
 
+pytestmark = pytest.mark.system
+
 _MAY_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 

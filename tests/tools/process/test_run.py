@@ -8,6 +8,8 @@ import pytest
 
 from trioserve.tools.process import Limits, Output, clean_environment, run
 
+pytestmark = pytest.mark.system
+
 ENV = clean_environment()
 
 
@@ -55,24 +57,3 @@ async def test_output_is_cut_at_the_limit_between_characters() -> None:
     assert output.truncated
     assert output.text == "".join(pieces) == "ä"
     assert (await run_sh("printf 'ä\\303'")).text == "ä�"
-
-
-async def test_a_program_that_goes_on_writing_is_ended() -> None:
-    output = await run_sh("yes")
-    assert len(output.data) == 1000
-    assert output.truncated
-    assert output.limit_reached == "output"
-    assert not output.timed_out
-
-
-async def test_too_many_processes_are_ended() -> None:
-    output = await run_sh(
-        "for i in $(seq 30); do sleep 1000 & done; wait", limits=Limits(processes=10)
-    )
-    assert output.limit_reached == "processes"
-
-
-@pytest.mark.parametrize("memory", [50_000_000])
-async def test_too_much_memory_is_ended(memory: int) -> None:
-    greedy = "python3 -c 'x = bytearray(100_000_000); import time; time.sleep(1000)'"
-    assert (await run_sh(greedy, limits=Limits(memory=memory))).limit_reached == "memory"

@@ -24,6 +24,8 @@ from trioserve.tools.box import ToolBox, open_box
 from trioserve.tools.runtime.isolate import WATCHED
 from trioserve.tools.tool import ToolCallContext, ToolResult
 
+pytestmark = pytest.mark.system
+
 RUNTIMES = ["docker:alpine", "podman-container:box", "ssh:user@host.example"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.support.message_writers import WRITERS, Writer
+from tests.support.message_writers import WRITERS
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.items import Event
 from trioserve.api.openai.responses.request import ResponsesRequest
@@ -116,10 +116,11 @@ def test_streamed_equals_whole(split: tuple[str, list[int]]) -> None:
     assert made.types == whole.types
 
 
-@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("name", ["glm-4", "gigachat-3", "plain-think", "harmony", "kimi-k3"])
 @given(seed=st.integers(0, 999))
 @settings(max_examples=10)
-def test_streamed_equals_whole_in_every_format(writer: Writer, seed: int) -> None:
+def test_streamed_equals_whole_in_other_formats(name: str, seed: int) -> None:
+    writer = WRITERS[name]
     calls = [("f", {"a": "b c"}), ("f", {"a": 1})][: writer.most]
     text = writer.write("Hm, a.", "" if writer.bare else "Well, é.", calls)
     dice = random.Random(seed)
@@ -191,6 +192,7 @@ def test_an_output_that_was_cut_is_incomplete() -> None:
     made = Made(TEXTS[2][:-12], [], FinishReason.LIMIT)
     response = made.response
     assert response["status"] == "incomplete"
+    assert made.builder.response["completed_at"] is None
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert [item["status"] for item in response["output"]] == ["completed"] * 3 + ["incomplete"]
     assert made.types[-1] == "incomplete"
@@ -241,7 +243,7 @@ def test_what_was_cut_off_takes_what_is_left() -> None:
     assert tokens_of([6, 6], ContentDelta("d\ufffd")) == [(2, [6, 6])]
 
 
-def test_arguments_that_were_written_anew_take_nothing() -> None:
+def test_arguments_that_were_rewritten_take_nothing() -> None:
     deltas = (ToolCallArguments(0, "{}"), ContentDelta("d"))
     assert tokens_of([2, 6], *deltas) == [(0, []), (1, [6])]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,36 +31,30 @@ def test_text_and_instructions() -> None:
     assert messages_of([], instructions="Be kind.") == [{"role": "system", "content": "Be kind."}]
 
 
+def parts(kind: str, *texts: str) -> list[dict[str, Any]]:
+    return [{"type": kind, "text": text} for text in texts]
+
+
 def test_messages_in_all_their_forms() -> None:
+    refusal = {"type": "refusal", "refusal": "I won't."}
+    said = {"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}
     items = [
         {"role": "developer", "content": "Be kind."},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "message", "role": "user", "content": parts("input_text", "Hi")},
         {
             "type": "message",
             "id": "msg_1",
             "role": "assistant",
             "status": "completed",
-            "content": [
-                {"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []},
-                {"type": "refusal", "refusal": "I won't."},
-            ],
+            "content": [said, refusal],
         },
-        {
-            "role": "user",
-            "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
-        },
+        {"role": "user", "content": parts("input_text", "a", "b")},
     ]
     assert messages_of(items) == [
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": "Hi"},
-        {
-            "role": "assistant",
-            "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "I won't."}],
-        },
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-        },
+        {"role": "assistant", "content": parts("text", "Hello", "I won't.")},
+        {"role": "user", "content": parts("text", "a", "b")},
     ]
 
 
@@ -69,20 +64,16 @@ def test_what_the_assistant_did_is_one_message() -> None:
         {
             "type": "reasoning",
             "id": "rs_1",
-            "summary": [{"type": "summary_text", "text": "in short"}],
-            "content": [{"type": "reasoning_text", "text": "Hm."}],
+            "summary": parts("summary_text", "in short"),
+            "content": parts("reasoning_text", "Hm."),
             "encrypted_content": "",
         },
         {"type": "message", "role": "assistant", "content": "Let me see."},
         {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a": 1}'},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "And again."}]},
+        {"type": "reasoning", "summary": parts("summary_text", "And again.")},
         {"type": "function_call", "call_id": "c2", "name": "weather", "arguments": ""},
         {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
-        {
-            "type": "function_call_output",
-            "call_id": "c2",
-            "output": [{"type": "input_text", "text": "rain"}],
-        },
+        {"type": "function_call_output", "call_id": "c2", "output": parts("input_text", "rain")},
         {"type": "reasoning", "summary": []},
     ]
     call = {"type": "function", "function": {"name": "weather"}}
@@ -130,7 +121,12 @@ def test_calls_that_the_server_has_made() -> None:
     failed = {"type": "mcp_tool_execution_error", "content": "gone"}
     items = [
         hi,
-        {"type": "reasoning", "summary": [], "content": [thought("Two.")], "trioserve_step": "a"},
+        {
+            "type": "reasoning",
+            "summary": [],
+            "content": parts("reasoning_text", "Two."),
+            "trioserve_step": "a",
+        },
         made("f", output="1", trioserve_step="a"),
         made("g", error=failed, trioserve_step="a"),
         made("h", output="3", trioserve_step="b"),
@@ -162,10 +158,6 @@ def test_without_the_names_of_steps_each_call_is_a_step() -> None:
     assert messages_of(items) == [called("f"), result("f", "1"), called("g"), result("g", "2")]
 
 
-def thought(text: str) -> dict[str, Any]:
-    return {"type": "reasoning_text", "text": text}
-
-
 def test_the_fields_that_a_chat_has_under_other_names() -> None:
     body = {
         "input": "Hi",
@@ -191,7 +183,7 @@ def test_the_fields_that_a_chat_has_under_other_names() -> None:
 
 
 def test_files_among_the_parts() -> None:
-    parts = [
+    given = [
         {"type": "input_text", "text": "Look:"},
         {"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "auto"},
         {"type": "input_image", "image_url": "https://example.org/a.png", "file_id": None},
@@ -202,20 +194,13 @@ def test_files_among_the_parts() -> None:
     ]
     path = "input[0].{}[{}].{}"
     items = [
-        {"role": "user", "content": parts},
+        {"role": "user", "content": given},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": ""},
-        {"type": "function_call_output", "call_id": "c", "output": parts[1:2]},
+        {"type": "function_call_output", "call_id": "c", "output": given[1:2]},
     ]
     shown, _, result = messages_of(items)
-    assert [part["type"] for part in shown["content"]] == [
-        "text",
-        "media",
-        "media",
-        "media",
-        "text",
-        "media",
-        "media",
-    ]
+    types = [part["type"] for part in shown["content"]]
+    assert types == ["text", "media", "media", "media", "text", "media", "media"]
     assert shown["content"][4]["text"] == "File: a.txt\n```\nha\n```"
     assert [part["media"] for part in shown["content"] if "media" in part] == [
         MediaSource(kind="image", data=b"hi", param=path.format("content", 1, "image_url")),
@@ -232,227 +217,181 @@ def test_files_among_the_parts() -> None:
     assert result["content"] == [{"type": "media", "media": source}]
 
 
-ITEM = "input[0]"
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({}, "input", "'input' is required."),
-    ({"input": 5}, "input", "'input' must be a string or a list of items."),
-    ({"input": []}, "input", "'input' must not be empty."),
-    ({"input": ["Hi"]}, ITEM, "'input[0]' must be an object."),
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+
+
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": [*tools]}}
+
+
+#: An item, where it is wrong, and what is said of that place; None: other tests know.
+ITEMS: list[tuple[Any, str, str | None]] = [
+    ("Hi", "", "must be an object."),
     (
-        {"input": [{"id": "msg_1"}]},
-        ITEM,
-        "'input[0]' refers to a stored item, and nothing is stored here; send the item itself.",
+        {"id": "msg_1"},
+        "",
+        "refers to a stored item, and nothing is stored here; send the item itself.",
     ),
     (
-        {"input": [{"type": "web_search_call"}]},
-        f"{ITEM}.type",
-        "'input[0].type' is 'web_search_call'; it must be one of message, function_call, "
-        "function_call_output, mcp_call, reasoning.",
+        {"type": "web_search_call"},
+        ".type",
+        "is 'web_search_call'; it must be one of message, function_call, function_call_output, "
+        "mcp_call, reasoning.",
     ),
+    (made("f", output=1), ".output", "must be a string."),
+    (made("f", error={"type": "x"}), ".error.message", "is required."),
+    ({"type": "mcp_call", "output": "1"}, ".id", "is required."),
     (
-        {"input": [{"type": "mcp_call", "id": "1", "name": "f", "output": 1}]},
-        f"{ITEM}.output",
-        "'input[0].output' must be a string.",
+        {"role": "tool", "content": ""},
+        ".role",
+        "must be one of user, system, developer, assistant.",
     ),
+    ({"role": "user"}, ".content", "is required."),
     (
-        {"input": [{"type": "mcp_call", "id": "1", "name": "f", "error": {"type": "x"}}]},
-        f"{ITEM}.error.message",
-        "'input[0].error.message' is required.",
+        {"role": "assistant", "content": [{"type": "input_image"}]},
+        ".content[0].type",
+        "is 'input_image'; it must be one of output_text, input_text, refusal.",
     ),
+    ({**CALL, "arguments": "[1"}, ".arguments", "must be the text of a JSON object."),
+    ({"type": "function_call_output", "output": "x"}, ".call_id", "is required."),
     (
-        {"input": [{"type": "mcp_call", "output": "1"}]},
-        f"{ITEM}.id",
-        "'input[0].id' is required.",
+        {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
+        ".encrypted_content",
+        "cannot be read here; send 'content'.",
     ),
-    (
-        {"input": [{"role": "tool", "content": ""}]},
-        f"{ITEM}.role",
-        "'input[0].role' must be one of user, system, developer, assistant.",
-    ),
-    ({"input": [{"role": "user"}]}, f"{ITEM}.content", "'input[0].content' is required."),
-    (
-        {"input": [{"role": "user", "content": [{"type": "computer_screenshot"}]}]},
-        f"{ITEM}.content[0].type",
-        "'input[0].content[0].type' is 'computer_screenshot'; it must be one of input_text, "
-        "input_image, input_audio, input_video, input_file.",
-    ),
-    (
-        {"input": [{"role": "assistant", "content": [{"type": "input_image"}]}]},
-        f"{ITEM}.content[0].type",
-        "'input[0].content[0].type' is 'input_image'; it must be one of output_text, input_text, "
-        "refusal.",
-    ),
-    *[
-        ({"input": [{"role": "user", "content": [part]}]}, f"{ITEM}.content[0].{param}", message)
-        for part, param, message in [
-            ({"type": "input_image", "detail": "auto"}, "image_url", None),
-            (
-                {"type": "input_image", "file_id": "file_1"},
-                "file_id",
-                "'input[0].content[0].file_id' is not supported: no files are kept here. Send "
-                "'image_url'.",
-            ),
-            ({"type": "input_image", "image_url": "data:image/png,hi"}, "image_url", None),
-            ({"type": "input_image", "image_url": "aG?="}, "image_url", None),
-            ({"type": "input_image", "image_url": "aGk=", "detail": "best"}, "detail", None),
-            ({"type": "input_file", "file_id": "file_1"}, "file_id", None),
-            ({"type": "input_file", "file_url": "a.pdf"}, "file_url", None),
-            ({"type": "input_file", "filename": "a.txt"}, "file_data", None),
-            ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio", None),
-        ]
-    ],
-    (
-        {"input": [{"role": "user", "content": [{"type": "input_text", "text": 1}]}]},
-        f"{ITEM}.content[0].text",
-        "'input[0].content[0].text' must be a string.",
-    ),
-    (
-        {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1"}]},
-        f"{ITEM}.arguments",
-        "'input[0].arguments' must be the text of a JSON object.",
-    ),
-    (
-        {"input": [{"type": "function_call_output", "output": "x"}]},
-        f"{ITEM}.call_id",
-        "'input[0].call_id' is required.",
-    ),
-    (
-        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]},
-        f"{ITEM}.encrypted_content",
-        "'input[0].encrypted_content' cannot be read here; send 'content'.",
-    ),
-    (
-        {"input": [{"type": "reasoning", "summary": "x"}]},
-        f"{ITEM}.summary",
-        "'input[0].summary' must be a list of parts.",
-    ),
-    ({"input": "Hi", "instructions": []}, "instructions", "'instructions' must be a string."),
-    (
-        {"input": "Hi", "tools": [{"type": "web_search"}]},
-        "tools[0].type",
-        "'tools[0].type' is 'web_search'; this server has no tools of its own, and takes those of "
-        'type "function".',
-    ),
-    ({"input": "Hi", "tools": [{"type": "function"}]}, "tools[0].name", None),
-    (
-        {"input": "Hi", "tool_choice": {"type": "file_search"}},
-        "tool_choice.type",
-        "'tool_choice.type' is 'file_search'; it must be \"function\" or \"allowed_tools\".",
-    ),
-    (
-        {"input": "Hi", "tool_choice": "any"},
-        "tool_choice",
-        '\'tool_choice\' must be "auto", "none", "required" or an object.',
-    ),
-    (
-        {"input": "Hi", "tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}},
-        "tool_choice.mode",
-        '\'tool_choice.mode\' must be "auto" or "required".',
-    ),
-    (
-        {"input": "Hi", "tools": [WEATHER], "tool_choice": {"type": "function"}},
-        "tool_choice.name",
-        "'tool_choice.name' must be the name of a function.",
-    ),
-    (
-        {"input": "Hi", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{}]}},
-        "tool_choice.tools[0].name",
-        "'tool_choice.tools[0].name' must be the name of a function.",
-    ),
-    ({"input": "Hi", "metadata": {"a": 1}}, "metadata", None),
-    ({"input": "Hi", "reasoning": {"effort": 1}}, "reasoning.effort", None),
-    ({"input": "Hi", "reasoning": {"summary": "detailed"}}, "reasoning.summary", None),
-    ({"input": "Hi", "text": {"format": {"type": "yaml"}}}, "text.format", None),
-    (
-        {"input": "Hi", "text": {"format": {"type": "json_object"}}, "json_schema": {}},
-        "text.format",
-        None,
-    ),
-    (
-        {"input": "Hi", "text": {"format": {}}, "response_format": {}},
-        "text.format",
-        "'text.format' and 'response_format' exclude each other.",
-    ),
-    ({"input": "Hi", "text": {"verbosity": 1}}, "text.verbosity", None),
-    ({"input": "Hi", "include": ["file_search_call.results"]}, "include[0]", None),
-    (
-        {"input": "Hi", "top_logprobs": 2},
-        "top_logprobs",
-        "'top_logprobs' needs 'message.output_text.logprobs' in 'include'.",
-    ),
-    ({"input": "Hi", "max_output_tokens": "7"}, "max_output_tokens", None),
-    ({"input": "Hi", "temperature": "hot"}, "temperature", "'temperature' must be a number."),
-    (
-        {"input": "Hi", "stream_options": {"include_obfuscation": True}},
-        "stream_options.include_obfuscation",
-        None,
-    ),
-    *[
-        (
-            {"input": "Hi", name: value},
-            name,
-            f"'{name}' is not supported with this value; leave it out.",
-        )
-        for name, value in {
-            "background": True,
-            "conversation": "conv_1",
-            "previous_response_id": "resp_1",
-            "prompt": {"id": "pmpt_1"},
-            "truncation": "auto",
-            "n": 2,
-        }.items()
-    ],
+    ({"type": "reasoning", "summary": "x"}, ".summary", "must be a list of parts."),
 ]
+#: The same of a part of what the user says.
+PARTS: list[tuple[Any, str, str | None]] = [
+    (
+        {"type": "computer_screenshot"},
+        "type",
+        "is 'computer_screenshot'; it must be one of input_text, input_image, input_audio, "
+        "input_video, input_file.",
+    ),
+    ({"type": "input_text", "text": 1}, "text", "must be a string."),
+    ({"type": "input_image", "detail": "auto"}, "image_url", None),
+    (
+        {"type": "input_image", "file_id": "file_1"},
+        "file_id",
+        "is not supported: no files are kept here. Send 'image_url'.",
+    ),
+    ({"type": "input_image", "image_url": "data:image/png,hi"}, "image_url", None),
+    ({"type": "input_image", "image_url": "aGk=", "detail": "best"}, "detail", None),
+    ({"type": "input_file", "file_id": "file_1"}, "file_id", None),
+    ({"type": "input_file", "file_url": "a.pdf"}, "file_url", None),
+    ({"type": "input_file", "filename": "a.txt"}, "file_data", None),
+    ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio", None),
+]
+#: The same of other fields.
+FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"input": 5}, "input", "must be a string or a list of items."),
+    ({"input": []}, "input", "must not be empty."),
+    ({"instructions": []}, "instructions", "must be a string."),
+    (
+        {"tools": [{"type": "web_search"}]},
+        "tools[0].type",
+        "is 'web_search'; this server has no tools of its own, and takes those of type "
+        '"function".',
+    ),
+    ({"tools": [{"type": "function"}]}, "tools[0].name", None),
+    (
+        {"tool_choice": {"type": "file_search"}},
+        "tool_choice.type",
+        'is \'file_search\'; it must be "function" or "allowed_tools".',
+    ),
+    ({"tool_choice": "any"}, "tool_choice", 'must be "auto", "none", "required" or an object.'),
+    (allowed("none"), "tool_choice.mode", 'must be "auto" or "required".'),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "function"}},
+        "tool_choice.name",
+        "must be the name of a function.",
+    ),
+    (allowed("auto", {}), "tool_choice.tools[0].name", "must be the name of a function."),
+    ({"metadata": {"a": 1}}, "metadata", None),
+    ({"reasoning": {"effort": 1}}, "reasoning.effort", None),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", None),
+    ({"text": {"format": {"type": "yaml"}}}, "text.format", None),
+    ({"text": {"format": {"type": "json_object"}}, "json_schema": {}}, "text.format", None),
+    (
+        {"text": {"format": {}}, "response_format": {}},
+        "text.format",
+        "and 'response_format' exclude each other.",
+    ),
+    ({"text": {"verbosity": 1}}, "text.verbosity", None),
+    ({"include": ["file_search_call.results"]}, "include[0]", None),
+    ({"top_logprobs": 2}, "top_logprobs", "needs 'message.output_text.logprobs' in 'include'."),
+    ({"max_output_tokens": "7"}, "max_output_tokens", None),
+    ({"temperature": "hot"}, "temperature", "must be a number."),
+    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", None),
+]
+NO_EFFECT = {
+    "background": True,
+    "conversation": "conv_1",
+    "previous_response_id": "resp_1",
+    "prompt": {"id": "pmpt_1"},
+    "truncation": "auto",
+    "n": 2,
+}
 
 
-@pytest.mark.parametrize(("body", "param", "message"), REFUSED)
-def test_what_is_wrong_is_named(body: dict[str, Any], param: str, message: str | None) -> None:
+def refused() -> Iterator[tuple[dict[str, Any], str, str | None]]:
+    """Bodies, the field that is wrong, and what is said of it."""
+    yield {}, "input", "is required."
+    for item, place, problem in ITEMS:
+        yield {"input": [item]}, f"input[0]{place}", problem
+    for part, name, problem in PARTS:
+        content = {"role": "user", "content": [part]}
+        yield {"input": [content]}, f"input[0].content[0].{name}", problem
+    for fields, param, problem in FIELDS:
+        yield {"input": "Hi", **fields}, param, problem
+    for name, value in NO_EFFECT.items():
+        problem = "is not supported with this value; leave it out."
+        yield {"input": "Hi", name: value}, name, problem
+
+
+@pytest.mark.parametrize(("body", "param", "problem"), [*refused()])
+def test_what_is_wrong_is_named(body: dict[str, Any], param: str, problem: str | None) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ResponsesRequest.parse(body)
     assert caught.value.param == param
     assert caught.value.status == 400
-    if message is not None:
-        assert caught.value.message == message
+    if problem is not None:
+        assert caught.value.message == f"'{param}' {problem}"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"store": True, "background": False, "truncation": "disabled", "service_tier": "auto"},
-        {"previous_response_id": None, "prompt": None, "conversation": None},
-        {"include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "user": "u"},
-        {"max_tool_calls": 3, "model": "gpt-4.1", "parallel_tool_calls": True},
-    ],
-)
-def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
+def test_what_changes_nothing_is_taken() -> None:
+    fields = {
+        "store": True,
+        "background": False,
+        "truncation": "disabled",
+        "service_tier": "auto",
+        "previous_response_id": None,
+        "prompt": None,
+        "conversation": None,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "user": "u",
+        "max_tool_calls": 3,
+        "model": "gpt-4.1",
+        "parallel_tool_calls": True,
+    }
     assert messages_of("Hi", **fields) == [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize(
     ("message", "param", "expected"),
     [
-        ("'messages' must not end.", "messages", ("'input' must not end.", "input")),
-        (
-            "messages[1]: The messages end.",
-            "messages[1]",
-            ("input[0]: The messages end.", "input[0]"),
-        ),
-        (
-            "'messages[1].tool_calls[0].id' is missing.",
-            "messages[1].tool_calls[0].id",
-            ("'input[0]' is missing.", "input[0]"),
-        ),
+        ("'messages' must.", "messages", ("'input' must.", "input")),
+        ("messages[1]: No.", "messages[1]", ("input[0]: No.", "input[0]")),
+        ("'messages[1].a[0].id' is.", "messages[1].a[0].id", ("'input[0]' is.", "input[0]")),
         (
             "'reasoning_effort' is.",
             "reasoning_effort",
             ("'reasoning.effort' is.", "reasoning.effort"),
         ),
         ("'top_k' is.", "top_k", ("'top_k' is.", "top_k")),
-        (
-            "'tools[1].function.description' is.",
-            "tools[1].function.description",
-            ("'tools[1].description' is.", "tools[1].description"),
-        ),
+        ("'tools[1].function.a' is.", "tools[1].function.a", ("'tools[1].a' is.", "tools[1].a")),
         ("The prompt has 9 tokens.", "prompt", ("The prompt has 9 tokens.", "input")),
     ],
 )
@@ -465,11 +404,8 @@ def test_errors_of_chats_name_items(message: str, param: str, expected: tuple[st
     assert (caught.value.message, caught.value.param) == expected
 
 
-async def test_a_call_that_nobody_answered_cannot_go_on() -> None:
-    items = [
-        {"role": "user", "content": "Hi"},
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-    ]
+async def test_a_call_without_an_answer_cannot_go_on() -> None:
+    items = [{"role": "user", "content": "Hi"}, CALL]
     request, chat = ResponsesRequest.parse({"input": items})
     backend = ScriptedBackend(chat_template=CHATML)
     async with Server(load=scripted(backend)) as server:

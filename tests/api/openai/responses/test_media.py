@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from functools import partial
 from typing import Any
 
 import openai
@@ -12,6 +13,8 @@ from tests.support.clients import use_openai
 from tests.support.media_files import image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering, noting
+
+pytestmark = pytest.mark.system
 
 PNG = b64encode(image_file(size=(8, 4))).decode()
 WAV = b64encode(wav_file(0.5)).decode()
@@ -39,6 +42,11 @@ async def test_a_response_to_an_image_sound_and_a_file() -> None:
         {"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}},
         file(f"data:text/plain;base64,{TEXT}"),
     )
+    called: Any = [
+        {"role": "user", "content": "Look."},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [image()]},
+    ]
 
     def use(client: openai.OpenAI) -> None:
         whole = client.responses.create(model="m", input=items)
@@ -48,48 +56,35 @@ async def test_a_response_to_an_image_sound_and_a_file() -> None:
         counted = client.responses.input_tokens.count(model="m", input=items)
         assert whole.usage is not None
         assert counted.input_tokens == whole.usage.input_tokens
+        assert client.responses.create(model="m", input=called).output_text == "A cat."
 
     await use_openai(backend, use)
+    *prompts, last = prompts
     said = "So?(image 8x4)(sound 0.5s)File: notes.txt\n```\nCats have nine lives.\n```"
-    assert all(said in prompt for prompt in prompts)
+    assert len(prompts) == 2 and all(said in prompt for prompt in prompts)
+    assert "(image 8x4)" in last
 
 
-async def test_a_function_returns_an_image() -> None:
-    backend, prompts = noting("A cat.", projector=WordProjector())
-    items: Any = [
-        {"role": "user", "content": "Look."},
-        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": [image()]},
-    ]
+WRONG = [
+    (image("data:text/html;base64,aGVsbG8="), "image_url"),
+    (image(b64encode(b"no image").decode()), "image_url"),
+    (image("https://example.org/cat.png"), "image_url"),
+    (file(b64encode(b"\xff\xfe\xfd").decode()), "file_data"),
+]
 
+
+@pytest.mark.parametrize(("sees", "cases"), [(False, [(image(), "image_url")]), (True, WRONG)])
+async def test_errors_are_those_of_the_sdk(sees: bool, cases: list[tuple[Any, str]]) -> None:
     def use(client: openai.OpenAI) -> None:
-        assert client.responses.create(model="m", input=items).output_text == "A cat."
-
-    await use_openai(backend, use)
-    assert "(image 8x4)" in prompts[0]
-
-
-@pytest.mark.parametrize(
-    ("part", "sees", "field"),
-    [
-        (image(), False, "image_url"),
-        (image("data:text/html;base64,aGVsbG8="), True, "image_url"),
-        (image(b64encode(b"no image").decode()), True, "image_url"),
-        (image("https://example.org/cat.png"), True, "image_url"),
-        (file(b64encode(b"\xff\xfe\xfd").decode()), True, "file_data"),
-    ],
-)
-async def test_errors_are_those_of_the_sdk(part: dict[str, Any], sees: bool, field: str) -> None:
-    items: Any = user(part)
-
-    def use(client: openai.OpenAI) -> None:
-        for send in (
-            lambda: client.responses.create(model="m", input=items),
-            lambda: client.responses.create(model="m", input=items, stream=True),
-            lambda: client.responses.input_tokens.count(model="m", input=items),
-        ):
-            with pytest.raises(openai.BadRequestError) as caught:
-                send()
-            assert caught.value.param == f"{PATH}.{field}"
+        for part, field in cases:
+            items: Any = user(part)
+            for send in (
+                partial(client.responses.create, input=items),
+                partial(client.responses.create, input=items, stream=True),
+                partial(client.responses.input_tokens.count, input=items),
+            ):
+                with pytest.raises(openai.BadRequestError) as caught:
+                    send(model="m")
+                assert caught.value.param == f"{PATH}.{field}"
 
     await use_openai(answering("A cat.", projector=WordProjector(sees=sees)), use)

@@ -50,9 +50,9 @@ def call(name: str, **arguments: Any) -> str:
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 
 
-def asking(*calls: str, thought: str = THOUGHT) -> ScriptedBackend:
+def asking(*calls: str) -> ScriptedBackend:
     """A model that thinks, makes calls, and answers when it has the results."""
-    made = f"{thought}Let me see. " + "\n".join(calls)
+    made = f"{THOUGHT}Let me see. " + "\n".join(calls)
     return answering(lambda prompt: "Sunny." if "<tool_response>" in prompt else made)
 
 
@@ -70,39 +70,11 @@ def types_of(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
-async def test_calls_are_items_with_their_results() -> None:
+async def test_calls_are_items_with_their_results_and_have_events() -> None:
     async with client_of_tools(both(), WEATHER) as (client, _):
-        response = (await client.post(RESPONSES, json=RUN)).json()
-    Response.model_validate(response)
-    assert response["status"] == "completed"
-    kinds = [item["type"] for item in response["output"]]
-    assert kinds == ["reasoning", "message", "mcp_call", "mcp_call", "message"]
-    _, _, good, bad, last = response["output"]
-    assert good["id"].startswith("mcp_call_")
-    step = good["trioserve_step"]
-    assert good == {
-        "id": good["id"],
-        "type": "mcp_call",
-        "server_label": "trioserve",
-        "name": "weather",
-        "arguments": '{"city": "Paris"}',
-        "approval_request_id": None,
-        "output": "sunny in Paris",
-        "error": None,
-        "status": "completed",
-        "trioserve_step": step,
-    }
-    assert (bad["status"], bad["output"]) == ("failed", None)
-    assert bad["error"]["type"] == "mcp_tool_execution_error"
-    assert "sunk" in bad["error"]["content"]
-    assert last["content"][0]["text"] == "Sunny."
-    assert [item["trioserve_step"] == step for item in response["output"]] == [True] * 4 + [False]
-
-
-async def test_a_stream_has_the_events_of_calls() -> None:
-    async with client_of_tools(both(), WEATHER) as (client, _):
-        events = await streamed(client)
         whole = (await client.post(RESPONSES, json=RUN)).json()
+        events = await streamed(client)
+    check_items(whole)
     known = pydantic.TypeAdapter[Any](ResponseStreamEvent)
     numbers = [event["sequence_number"] for event in events]
     assert numbers == list(range(len(events)))
@@ -131,6 +103,33 @@ async def test_a_stream_has_the_events_of_calls() -> None:
     assert theirs[-1] == events[-1]
 
 
+def check_items(response: dict[str, Any]) -> None:
+    Response.model_validate(response)
+    assert response["status"] == "completed"
+    kinds = [item["type"] for item in response["output"]]
+    assert kinds == ["reasoning", "message", "mcp_call", "mcp_call", "message"]
+    _, _, good, bad, last = response["output"]
+    assert good["id"].startswith("mcp_call_")
+    step = good["trioserve_step"]
+    assert good == {
+        "id": good["id"],
+        "type": "mcp_call",
+        "server_label": "trioserve",
+        "name": "weather",
+        "arguments": '{"city": "Paris"}',
+        "approval_request_id": None,
+        "output": "sunny in Paris",
+        "error": None,
+        "status": "completed",
+        "trioserve_step": step,
+    }
+    assert (bad["status"], bad["output"]) == ("failed", None)
+    assert bad["error"]["type"] == "mcp_tool_execution_error"
+    assert "sunk" in bad["error"]["content"]
+    assert last["content"][0]["text"] == "Sunny."
+    assert [item["trioserve_step"] == step for item in response["output"]] == [True] * 4 + [False]
+
+
 def stable(response: dict[str, Any]) -> Any:
     """What two responses to the same request have in common."""
     names = ("id", "trioserve_step")
@@ -139,20 +138,6 @@ def stable(response: dict[str, Any]) -> Any:
         for item in response["output"]
     ]
     return response["status"], items, response["usage"]["output_tokens"]
-
-
-async def test_items_that_are_sent_back_hit_the_cache() -> None:
-    calls = [call("weather", city=city) for city in ("Paris", "Rome")]
-    # The template shows the model no thoughts of earlier turns.
-    async with client_of_tools(asking(*calls, thought=""), WEATHER) as (client, _):
-        first = (await client.post(RESPONSES, json=RUN)).json()
-        question = {"role": "user", "content": "Weather?"}
-        more = {"role": "user", "content": "And now?"}
-        body = {**RUN, "input": [question, *first["output"], more]}
-        second = (await client.post(RESPONSES, json=body)).json()
-    assert second["status"] == "completed", second
-    known = first["usage"]["input_tokens"]
-    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= known
 
 
 async def test_tools_have_the_label_of_their_server() -> None:
@@ -205,47 +190,44 @@ async def test_calls_of_the_client_are_its_own() -> None:
     assert used >= response["usage"]["input_tokens"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [({"trioserve_run_tools": {"max_steps": 1}}, "max_steps"), ({"max_output_tokens": 100}, None)],
-)
-async def test_a_run_that_is_cut_off_is_incomplete(
-    fields: dict[str, Any], reason: str | None
-) -> None:
+async def test_a_run_that_is_cut_off_is_incomplete() -> None:
     async with client_of_tools(both(), WEATHER) as (client, _):
-        response = (await client.post(RESPONSES, json={**RUN, **fields})).json()
-        events = await streamed(client, **fields)
-        question = {"role": "user", "content": "Weather?"}
-        again = {**RUN, "input": [question, *response["output"], question]}
-        assert (await client.post(RESPONSES, json=again)).status_code == 200
-    assert response["status"] == "incomplete"
-    assert response["incomplete_details"] == {"reason": reason or "max_output_tokens"}
-    made = [item for item in response["output"] if item["type"] == "mcp_call"]
-    assert made
-    assert all((item["status"] == "incomplete") == (reason is None) for item in made)
-    assert events[-1]["type"] == "response.incomplete"
-    assert stable(events[-1]["response"]) == stable(response)
+        for fields, reason, is_cut in (
+            ({"trioserve_run_tools": {"max_steps": 1}}, "max_steps", False),
+            ({"max_output_tokens": 100}, "max_output_tokens", True),
+        ):
+            response = (await client.post(RESPONSES, json={**RUN, **fields})).json()
+            events = await streamed(client, **fields)
+            question = {"role": "user", "content": "Weather?"}
+            again = {**RUN, "input": [question, *response["output"], question]}
+            assert (await client.post(RESPONSES, json=again)).status_code == 200
+            assert response["status"] == "incomplete"
+            assert response["incomplete_details"] == {"reason": reason}
+            made = [item for item in response["output"] if item["type"] == "mcp_call"]
+            assert made
+            assert all((item["status"] == "incomplete") == is_cut for item in made)
+            assert events[-1]["type"] == "response.incomplete"
+            assert stable(events[-1]["response"]) == stable(response)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"max_tool_calls": 1}, "max_tool_calls", "trioserve_run_tools.max_steps"),
-        ({"input": [{"role": "assistant", "content": "Well"}]}, "input", "'input' must not end"),
-        ({"tools": [{**MINE, "name": "weather"}]}, "tools", "'weather'"),
-    ],
-)
-async def test_what_makes_no_sense_is_refused(
-    fields: dict[str, Any], param: str, message: str
-) -> None:
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"max_tool_calls": 1}, "max_tool_calls", "trioserve_run_tools.max_steps"),
+    ({"input": [{"role": "assistant", "content": "Well"}]}, "input", "'input' must not end"),
+    ({"tools": [{**MINE, "name": "weather"}]}, "tools", "'weather'"),
+]
+
+
+async def test_what_makes_no_sense_is_refused() -> None:
     async with client_of_tools(both(), WEATHER) as (client, _):
-        answer = await client.post(RESPONSES, json={**RUN, **fields})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["param"] == param
-    assert message in error["message"]
+        for fields, param, message in REFUSED:
+            answer = await client.post(RESPONSES, json={**RUN, **fields})
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["param"] == param
+            assert message in error["message"]
 
 
+@pytest.mark.system
 async def test_a_stream_whose_time_is_up_has_failed() -> None:
     async def wait() -> None:
         """Wait."""
