@@ -35,7 +35,7 @@ structlog.configure(
     ]
 )
 
-# The SDKs ask once which system this is, for which `platform` runs `uname`: not in any one test.
+# The SDKs ask once which system this is, and `platform` runs `uname` for that: not in any one test.
 platform.uname().processor  # noqa: B018
 
 # The same examples in each run, however slow the machine is. `make fuzz` draws others.
@@ -97,7 +97,7 @@ def _guard(event: str, arguments: tuple[object, ...]) -> None:
     if not _running.get_closest_marker("system"):
         _offences.append(f"A fast test starts a program: {arguments[:2]}. Mark it as `system`.")
     elif _has_mocked_clock(_running):
-        # Real programs take real time, of which a mocked clock lets any amount pass, or none.
+        # Real programs take real time. A mocked clock lets hours pass meanwhile, or none.
         _offences.append(f"A test with a mocked clock starts a program: {arguments[:2]}.")
     else:
         return

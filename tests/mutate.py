@@ -13,8 +13,11 @@ import argparse
 import ast
 import copy
 import json
+import linecache
+import operator
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +53,9 @@ _OTHER_OPERATOR: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.Mult,
     ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
+
+#: Statements and functions that do nothing but check, or log.
+_ONLY_SAYS = re.compile(r"(def |[\w.]*\.)_?check_integrity\(|_log\.")
 
 
 @attrs.frozen
@@ -97,12 +103,18 @@ def changed(node: ast.AST) -> tuple[str, ast.AST] | None:
 
 
 def sites(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes whose change changes what the code does: no annotations, assertions or logs."""
-    for _, value in ast.iter_fields(tree):
+    """The nodes whose change changes what the code does.
+
+    No annotations, logs and decorators of classes, and nothing that only checks: assertions, and
+    the methods `check_integrity`.
+    """
+    for field, value in ast.iter_fields(tree):
+        if field == "decorator_list":
+            continue
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST) or isinstance(node, ast.Assert):
                 continue
-            if isinstance(node, ast.Expr) and "_log." in ast.unparse(node):
+            if isinstance(node, ast.FunctionDef | ast.Expr) and _ONLY_SAYS.match(ast.unparse(node)):
                 continue
             if isinstance(node, ast.expr) and node in (
                 getattr(tree, "annotation", None),
@@ -133,6 +145,18 @@ def mutants_of(path: str) -> list[Mutant]:
     return found
 
 
+def drawn(mutants: list[Mutant], seed: int) -> list[Mutant]:
+    """Put mutants in random order, which does not change for those whose line stays as it is."""
+    seen: Counter[str] = Counter()
+    order = []
+    for mutant in mutants:
+        line = linecache.getline(str(ROOT / mutant.path), mutant.line).strip()
+        key = f"{seed} {mutant.path} {line} {mutant.change}"
+        seen[key] += 1
+        order.append((random.Random(f"{key} {seen[key]}").random(), mutant))
+    return [mutant for _, mutant in sorted(order, key=operator.itemgetter(0))]
+
+
 def mutated(mutant: Mutant, source: str) -> str:
     """The source of its module, with the change."""
     tree = ast.parse(source)
@@ -160,8 +184,11 @@ class Reach:
 
     def tests(self, mutant: Mutant, budget: float) -> list[str]:
         """The tests of a mutant in the order of their use."""
-        contexts = self._tests.get(mutant.path, {}).get(mutant.line, [])
-        names = sorted({context.rpartition("|")[0] for context in contexts if "|" in context})
+        lines = self._tests.get(mutant.path, {})
+        reached = lines.get(mutant.line, [])
+        if reached == [""]:  # it runs when the module is imported: any test may notice
+            reached = [context for contexts in lines.values() for context in contexts]
+        names = sorted({context.rpartition("|")[0] for context in reached if "|" in context})
         mirror = mutant.path.replace("trioserve/", "tests/", 1)
         mirror = f"{Path(mirror).parent}/test_{Path(mirror).name}"
         names.sort(key=lambda name: (not name.startswith(mirror), self._seconds[name]))
@@ -238,7 +265,7 @@ def main() -> None:
 
     files = [file for target in options.targets for file in sorted(python_files(ROOT / target))]
     population = [mutant for file in files for mutant in mutants_of(str(file.relative_to(ROOT)))]
-    sample = random.Random(options.seed).sample(population, min(options.count, len(population)))
+    sample = drawn(population, options.seed)[: options.count]
     killers: dict[str, str] = {}
     if options.report and options.report.exists():
         earlier = json.loads(options.report.read_text(encoding="utf-8"))
