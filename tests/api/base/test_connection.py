@@ -258,6 +258,53 @@ async def test_a_send_in_progress_is_given_some_time_when_cancelled(
         assert closed.is_set() is blocks
 
 
+async def test_a_send_that_was_cancelled_is_over(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    aborted: list[object] = []
+    monkeypatch.setattr(connection, "abort", aborted.append)
+
+    async def send(message: Any) -> None:
+        await trio.sleep_forever()
+
+    sender = connection.Sender(send, math.inf, nothing)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.watch)
+        nursery.start_soon(sender, {})
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert aborted == []
+    assert trio.current_time() < connection.GRACE
+
+
+async def test_a_send_that_ends_just_when_a_turn_is_over(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    aborted: list[object] = []
+    monkeypatch.setattr(connection, "abort", aborted.append)
+    may_end = trio.Event()
+
+    async def send(message: Any) -> None:
+        with trio.CancelScope(shield=True):
+            await may_end.wait()
+            mock_clock.jump(connection.GRACE / 10)  # Trio sees this before `watch` is woken
+
+    sender = connection.Sender(send, math.inf, nothing)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.watch)
+        nursery.start_soon(sender, {})
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(connection.GRACE / 10)
+            may_end.set()
+            for _ in range(20):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(connection.GRACE / 10)
+    assert aborted == []
+
+
 async def test_a_machine_that_stands_still_cuts_nobody_off(
     monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:

@@ -23,7 +23,7 @@ from tests.support.event_source import (
 )
 from tests.support.http_server import chunks_of, connected, post, slots_in_use
 from tests.support.scripts import CHAT, HI, answering, endless
-from tests.support.waiting import patiently, until
+from tests.support.waiting import PATIENCE, patiently, until
 from trioserve.api.base.service import Service
 from trioserve.api.sessions.session import Session
 from trioserve.api.streams import reading
@@ -438,7 +438,7 @@ async def test_five_hundred_streams_at_once() -> None:
     """All begin before one ends; what they keep stays within the bound, and each can be read."""
     bound, gate = 2 * 2**20, threading.Event()
     backend = answering("0123456789" * 5, n_slots=8, n_ctx=8 * 4096)
-    backend.on_decode = lambda backend: gate.wait(300)
+    backend.on_decode = lambda backend: gate.wait(PATIENCE)
     async with client_and_service(backend, stream_total_bytes=bound) as (client, service):
         async with trio.open_nursery() as nursery:
             limit = trio.CapacityLimiter(20)

@@ -166,11 +166,13 @@ class Sender:
         while self._since is not None:  # a beat is on its way
             await self._until_idle()
         self._since = self._last = trio.current_time()
-        await self._send(message)
-        self._since = None
-        if self._idle is not None:
-            self._idle.set()
-            self._idle = None
+        try:
+            await self._send(message)
+        finally:  # also when cancelled: `watch` would reset a connection that is idle
+            self._since = None
+            if self._idle is not None:
+                self._idle.set()
+                self._idle = None
 
     async def close(self, message: Any) -> None:
         """Send the last message, not to be interrupted; there are no beats after it."""
@@ -218,6 +220,7 @@ class Sender:
         for _ in range(_TURNS):
             with trio.move_on_after(GRACE / _TURNS, shield=True):
                 await self._until_idle()
+            if self._since is None:  # it may have ended just when the turn was over
                 return
         self.abort()
 
