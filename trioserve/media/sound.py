@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from io import BytesIO
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import av
 import av.logging
@@ -41,19 +41,26 @@ _DECODERS = (
 )  # fmt: skip
 
 
+#: Labels in a file need not be UTF-8. PyAV 19 takes them as they are, without being asked.
+_ANY_LABELS: dict[str, Any] = (
+    {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+)
+
+
 def open_container(data: bytes, name: str) -> InputContainer:
     """Open a file of a format, whatever else it may look like.
 
     Raises:
         Exception: of many kinds; the file cannot be read.
     """
-    return av.open(
+    container: InputContainer = av.open(
         BytesIO(data),
         mode="r",
         format=_READERS[name],
-        metadata_errors="ignore",
         container_options={"codec_whitelist": ",".join(_DECODERS), "protocol_whitelist": ""},
+        **_ANY_LABELS,
     )
+    return container
 
 
 def frames_of(
