@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -51,11 +52,12 @@ def test_a_prompt_that_is_cancelled_ends_its_decode() -> None:
     assert harness.text(2) == "TWO"
 
 
-def test_a_prompt_that_others_decode_beside() -> None:
+@pytest.mark.parametrize("n_tokens", [MIN_INTERRUPTED, len(LONG)])
+def test_a_prompt_that_others_decode_beside(n_tokens: int) -> None:
     harness, canceller = harness_with()
     harness.submit(1, "one", max_tokens=4)
     harness.tick()
-    harness.submit(2, LONG)
+    harness.submit(2, LONG[:n_tokens])
     canceller.due = [2]
     n_decoded = harness.backend.n_decoded
     harness.tick()
@@ -79,12 +81,16 @@ def test_what_is_not_the_larger_part_interrupts_nothing(cancelled: int) -> None:
     assert harness.text(2) == LONG.upper()
 
 
-def test_a_short_prompt_ends_soon_by_itself() -> None:
+@pytest.mark.parametrize(
+    ("n_tokens", "n_decoded"),
+    [(MIN_INTERRUPTED - 1, MIN_INTERRUPTED - 1), (MIN_INTERRUPTED + 1, 0)],
+)
+def test_a_short_prompt_ends_soon_by_itself(n_tokens: int, n_decoded: int) -> None:
     harness, canceller = harness_with()
-    harness.submit(1, "x" * (MIN_INTERRUPTED - 1))
+    harness.submit(1, "x" * n_tokens)
     canceller.due = [1]
     harness.tick()
-    assert harness.backend.n_decoded == MIN_INTERRUPTED - 1
+    assert harness.backend.n_decoded == n_decoded
 
 
 def test_others_lose_no_two_decodes_in_a_row() -> None:
@@ -125,3 +131,33 @@ def test_the_adapters_stay_known() -> None:
     harness.submit(2, "two", root)  # the backend asserts that they are not set again
     harness.run()
     assert harness.text(2) == "<0:1>TWO"
+
+
+def test_the_threads_are_those_for_the_tokens_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(ScriptedBackend(n_slots=2))
+    told: list[int] = []
+
+    def run(n_tokens: int, compute: Callable[[], None]) -> None:
+        assert n_tokens == len(harness.backend.batch.rows)
+        told.append(n_tokens)
+        compute()
+
+    monkeypatch.setattr(harness.engine._decoder.threads, "run", run)
+    harness.submit(1, "hello world")
+    harness.tick()
+    scheduler = harness.engine._scheduler
+    scheduler.propose([(scheduler.slots[0], b"ELLO")])
+    harness.tick()
+    harness.submit(2, "x" * 40)
+    harness.tick()
+    harness.tick()
+    assert told == [11, 5, 41, 2]
+
+
+def test_nothing_but_many_streams_is_no_prompt_to_cancel() -> None:
+    n_slots = MIN_INTERRUPTED + 1
+    harness = Harness(ScriptedBackend(n_slots=n_slots, n_batch=2 * n_slots))
+    for task_id in range(n_slots):
+        harness.submit(task_id, "one", max_tokens=3)
+    harness.run()
+    assert {harness.text(task_id) for task_id in range(n_slots)} == {"ONE"}

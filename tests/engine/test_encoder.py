@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from trioserve.engine import encoder as encoder_module
 from trioserve.engine.encoder import Encoded, Encoder
 from trioserve.testing import ScriptedProjector
 from trioserve.types import MediaChunk
@@ -124,6 +127,21 @@ def test_what_has_just_begun_begins_again_where_more_threads_are_sooner_at_its_e
     assert bench.projector.n_interrupted == 1
 
 
+@pytest.mark.parametrize(("elapsed", "n_interrupted"), [(24.0, 1), (25.0, 0), (40.0, 0)])
+def test_what_is_half_done_goes_on_where_twice_the_threads_come_too_late(
+    monkeypatch: pytest.MonkeyPatch, elapsed: float, n_interrupted: int
+) -> None:
+    times = iter([0.0, elapsed, elapsed, elapsed])
+    monkeypatch.setattr(encoder_module, "monotonic", lambda: next(times))
+    bench = Bench()
+    bench.encoder.set_threads(2)
+    bench.want(r1="a")
+    bench.encoder._work_per_cell = 100.0 / bench.chunk("a").n_cells  # 50 s, or 25 s with four
+    bench.projector.on_encode = lambda _chunk: bench.encoder.set_threads(4)
+    bench.encoder.encode_next()
+    assert bench.projector.n_interrupted == n_interrupted
+
+
 def test_an_encoding_comes_to_its_end_however_often_the_threads_change() -> None:
     bench = Bench()
     bench.encoder.set_threads(1)
@@ -189,3 +207,18 @@ def test_a_cancel_ends_what_the_thread_encodes() -> None:
     assert begun.wait(10)  # the next one begins
     assert projector.n_interrupted == 1
     encoder.close()
+
+
+def test_it_is_busy_from_a_wish_to_the_end_of_its_encoding() -> None:
+    bench, seen = Bench(), []
+    assert not bench.encoder.is_busy
+    bench.want(r1="a")
+    assert bench.encoder.is_busy
+
+    def leave(_chunk: MediaChunk) -> None:
+        bench.want()
+        seen.append(bench.encoder.is_busy)
+
+    bench.projector.on_encode = leave
+    assert bench.encode() == "" and seen == [True]
+    assert not bench.encoder.is_busy

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.support.engine_harness import Harness
 from tests.support.tick_costs import FlatCosts
 from trioserve.engine import DecodeMaximal, DraftRequest, Engine
 from trioserve.engine.adapter_turns import AdapterTurns
@@ -431,3 +432,129 @@ class NoSpareMachine(EngineMachine):
 def test_the_invariants_hold(machine: type[EngineMachine]) -> None:
     quick = settings(max_examples=25, stateful_step_count=30, deadline=None)
     run_state_machine_as_test(machine, settings=quick)
+
+
+@pytest.mark.parametrize(
+    ("leader", "follower", "n_shared", "waits"),
+    [
+        ({}, {}, 100, True),
+        ({"cache_prompt": False}, {}, 100, False),
+        ({}, {"cache_prompt": False}, 100, False),
+        ({}, {"root": CacheRoot(owner="x")}, 100, False),
+        ({}, {}, 33, True),
+        ({}, {}, 32, False),  # not worth a wait
+    ],
+)
+def test_one_waits_for_what_another_is_about_to_prefill(
+    leader: dict[str, object], follower: dict[str, object], n_shared: int, waits: bool
+) -> None:
+    harness = Harness(ScriptedBackend(n_slots=2, n_batch=16))
+    shared = "s" * n_shared
+    harness.submit(1, "s" * 100 + "one", **leader)
+    harness.submit(2, shared + "two", **follower)
+    harness.tick()
+    assert harness.admitted == ([1] if waits else [1, 2])
+    harness.run()
+    assert harness.admitted == [1, 2]
+    assert harness.text(2) == shared.upper() + "TWO"
+    assert harness.finish(2).timings.cache_n == (len(shared) if waits else 0)
+
+
+def test_nobody_waits_for_a_prompt_that_is_paused() -> None:
+    harness = Harness(ScriptedBackend(n_slots=2, n_batch=16))
+    harness.submit(1, "s" * 100)
+    harness.tick()
+    harness.engine.pause(1)
+    harness.submit(2, "s" * 100)
+    harness.tick()
+    assert harness.admitted == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "fits"),
+    [
+        ("b" * 48, {}, True),
+        ("b" * 49, {}, False),
+        ("a" * 40 + "b" * 48, {}, True),
+        ("a" * 40 + "b" * 49, {}, False),
+        ("a" * 40 + "b" * 48, {"cache_prompt": False}, False),
+        ("z" * 35 + "b" * 13, {}, True),
+        ("z" * 35 + "b" * 14, {}, False),  # the z are not in use, and make way
+    ],
+)
+def test_a_run_starts_when_it_fits_beside_the_others_with_one_token_more(
+    prompt: str, options: dict[str, object], fits: bool
+) -> None:
+    harness = Harness(ScriptedBackend(n_slots=2, n_seqs=3, n_ctx=100))
+    harness.submit(1, "z" * 35, max_tokens=1)
+    harness.run()
+    harness.submit(2, "a" * 50, max_tokens=3)
+    harness.tick()
+    harness.submit(3, prompt, max_tokens=1, **options)
+    harness.tick()
+    assert harness.admitted == ([1, 2, 3] if fits else [1, 2])
+    harness.run()
+    assert harness.admitted == [1, 2, 3] and harness.text(3) == prompt[0].upper()
+
+
+@pytest.mark.parametrize(("n_tokens", "held"), [(70, [30, 70]), (71, [71])])
+def test_what_nobody_uses_stays_as_long_as_there_is_room(n_tokens: int, held: list[int]) -> None:
+    harness = Harness(ScriptedBackend(n_slots=1, n_seqs=2, n_ctx=100, n_batch=100))
+    for task_id, prompt in enumerate(("a" * 30, "b" * n_tokens), 1):
+        harness.submit(task_id, prompt, max_tokens=1)
+        harness.run()
+    assert sorted(len(seq) for seq in harness.backend.sequences if seq) == held
+
+
+@pytest.mark.parametrize(("draft", "n_said"), [("ELL", 5), ("ELLO", 2)])
+def test_a_draft_that_does_not_fit_is_dropped_before_it_is_decoded(draft: str, n_said: int) -> None:
+    harness = Harness(ScriptedBackend(n_slots=2, n_ctx=21))
+    for task_id, prompt in enumerate(("hello wo", "other it"), 1):
+        harness.submit(task_id, prompt)
+    harness.tick()
+    slot, n_decodes = harness.engine._scheduler.slots[0], harness.backend.n_decodes
+    harness.engine._scheduler.propose([(slot, draft.encode())])
+    harness.tick()
+    assert (len(harness.text(1)), harness.backend.n_decodes) == (n_said, n_decodes + 1)
+
+
+def test_what_was_saved_and_restored_is_prefilled_no_more() -> None:
+    harness = Harness()
+    harness.submit(1, "hello world", max_tokens=1)
+    harness.run()
+    scheduler = harness.engine._scheduler
+    saved = scheduler.save(scheduler.slots[0], "")
+    assert bytes(saved.keys) == b"hello world"
+    assert scheduler.erase(scheduler.slots[0], "") == 11
+    assert scheduler.erase(scheduler.slots[0], "") == 0 and scheduler.cache.taken == 0
+    scheduler.restore(scheduler.slots[1], saved)
+    assert scheduler.slots[1].kept == list(b"hello world")
+    harness.submit(2, "hello world!", max_tokens=1)
+    harness.run()
+    assert harness.finish(2).timings.cache_n == 11
+
+
+@pytest.mark.parametrize("change", ["cancel", "pause"])
+def test_the_next_one_gets_the_slot_of_one_that_leaves(change: str) -> None:
+    harness = Harness(ScriptedBackend(n_slots=1))
+    for task_id in (1, 2):
+        harness.submit(task_id, "hello")
+    harness.tick()
+    getattr(harness.engine, change)(1)
+    harness.run()
+    assert harness.text(2) == "HELLO" and harness.text(1) == "H"
+    harness.engine.resume(1)
+    harness.run()
+    assert harness.text(1) == ("H" if change == "cancel" else "HELLO")
+
+
+def test_others_go_on_while_one_waits_for_the_slot_it_asks_for() -> None:
+    harness = Harness(ScriptedBackend(n_slots=2))
+    harness.submit(1, "hello")
+    harness.tick()
+    harness.submit(2, "me", id_slot=0)
+    harness.submit(3, "you")
+    harness.tick()
+    assert harness.admitted == [1, 3]
+    harness.run()
+    assert harness.admitted == [1, 3, 2] and harness.finish(2).slot_id == 0

@@ -15,6 +15,7 @@ from trioserve.engine.thread_governor import (
     LOST_CORES,
     MAX_PAUSE_S,
     MAX_WAIT_S,
+    OVERDUE,
     WINDOW,
     ThreadGovernor,
     Tick,
@@ -145,6 +146,66 @@ def test_trials_cost_little_of_the_first_seconds_beside_a_neighbour() -> None:
             machine.tick()
         n_ticks, seconds = n_ticks + 256, seconds + machine.now - start
     assert n_ticks / seconds > 0.62 * machine.speed(1)
+
+
+def test_the_first_trial_leaves_a_core_to_each_of_the_others() -> None:
+    machine = Machine(cores=8, noise=0)
+    machine.others = 4
+    used = list(dict.fromkeys(machine.run(1)))
+    assert used[:2] == [8, 4]
+
+
+def test_where_all_threads_are_too_many_one_more_is_tried() -> None:
+    machine = Machine(cores=8, noise=0)
+    machine.others = 4
+    machine.run(10)
+    machine.others = 3
+    machine.run(20)
+    assert machine.threads == 5
+
+
+def test_after_each_trial_that_fails_the_next_one_comes_after_twice_the_time() -> None:
+    machine = Machine(noise=0)
+    machine.others, machine.stall = 1, 0.0
+    trials, threads = [], 2
+    while len(trials) < 10:
+        before, threads = threads, machine.governor.choose(1)
+        if threads < before:
+            trials.append(machine.now)
+        machine.tick()
+    gaps = [after - before for before, after in itertools.pairwise(trials)]
+    for gap, wait in zip(gaps, (0.5, 1, 2, 4, 8, 16, 32, 60, 60), strict=True):
+        assert wait < gap < 1.1 * wait + 0.3
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.5])
+def test_fewer_threads_are_tried_again_once_ticks_have_lasted_for_so_long(lost: float) -> None:
+    """After a trial that has failed, as soon as there were half a second of ticks."""
+    governor = ThreadGovernor(range(1, 3), range(1, 3))
+    now = 0.0
+
+    def tick(n: int, seconds: float, lost: float) -> None:
+        nonlocal now
+        for _ in range(n):
+            now += seconds
+            governor.observe(Tick(1, seconds, seconds * (2 - lost), now))
+
+    tick(WINDOW, 1 / 32, 1.0)
+    assert governor.choose(1) == 1
+    tick(1, 1 / 16, 1.0)
+    tick(2 * WINDOW - 1, 1 / 32, lost)
+    assert (governor.choose(1), governor.limit(1)) == (2, None)
+    tick(1, 1 / 32, lost)
+    assert (governor.choose(1), governor.limit(1)) == (1 if lost else 2, OVERDUE / 32)
+
+
+def test_ticks_of_many_tokens_follow_and_do_not_try_more_threads_at_once() -> None:
+    machine = Machine(noise=0)
+    machine.others = 1
+    while machine.threads == 2:
+        machine.tick()
+    assert machine.governor.threads == (1, 1)
+    assert machine.run(1.1, 100)[:5] == [1, 1, 1, 1, 2]
 
 
 def test_one_that_was_there_first() -> None:
@@ -285,6 +346,8 @@ def test_a_trial_waits_for_ticks_of_its_size() -> None:
 def test_a_fixed_number_stays() -> None:
     governor = ThreadGovernor(range(3, 4), range(5, 6))
     assert not governor.adapts
+    assert ThreadGovernor(range(3, 5), range(5, 6)).adapts
+    assert ThreadGovernor(range(3, 4), range(5, 7)).adapts
     assert (governor.choose(1), governor.choose(HEAVY)) == governor.threads == (3, 5)
     machine = Machine(cores=8)
     machine.governor = ThreadGovernor(range(1, 9), range(5, 6))

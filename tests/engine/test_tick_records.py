@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
+
 from tests.support.engine_harness import Harness
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.engine import EmbeddingEngine
@@ -51,11 +53,14 @@ def test_drafts_are_in_it() -> None:
 def test_a_tick_whose_decode_fails_has_nothing_in_it() -> None:
     harness = Harness()
     records = watch(harness.engine)
-    harness.backend.fail_next = DecodeError("bad luck")
     harness.submit(1, "hello")
     harness.tick()
-    assert [one.n_tokens for one in records] == [0]
-    assert records[0].index == harness.engine.n_records == 1
+    harness.backend.fail_next = DecodeError("bad luck")
+    harness.tick()
+    assert [(one.n_slots, one.n_decode, one.n_prefill) for one in records] == [(1, 0, 5), (0, 0, 0)]
+    assert [one.index for one in records] == [1, 2] and harness.engine.n_records == 2
+    assert [round(one.ms, 6) for one in records] == [0.15, 0.11]
+    assert [one.began for one in records] == [0.0, pytest.approx(0.15e-3)]
 
 
 def test_nothing_is_recorded_when_nobody_watches() -> None:

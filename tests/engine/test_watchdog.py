@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -58,11 +59,19 @@ def test_what_takes_too_long_is_ended(watchdog: Watchdog, decode: Decode) -> Non
 
 
 def test_what_is_not_hopeless_is_looked_at_again(watchdog: Watchdog, decode: Decode) -> None:
-    answers = iter([False, False, True])
-    watch = watchdog.begin(SOON, lambda: next(answers))
+    answers, ends = iter([False, False, True]), []
+
+    def is_hopeless() -> bool:
+        assert watchdog._watch is not None
+        ends.append(watchdog._watch.end)
+        return next(answers)
+
+    watch = watchdog.begin(SOON, is_hopeless)
     assert decode.interrupted.wait(10)
     watchdog.end()
     assert watch.has_ended
+    pauses = [after - before for before, after in itertools.pairwise(ends)]
+    assert pauses == pytest.approx([2 * SOON, 4 * SOON])
     assert decode.n_interrupts == 1
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from contextvars import copy_context
+from typing import Any, cast
 
 import pytest
 
@@ -11,8 +13,10 @@ from tests.support.configs import read, refused
 from tests.support.scripted_server import serve
 from tests.support.scripts import CHAT
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, QueueFullError
+from trioserve.errors import InvalidRequestError, QueueFullError, ServerClosingError
 from trioserve.server import RequestContext, Server
+from trioserve.server.admission import Admission, let_finish
+from trioserve.server.dispatch import Dispatcher
 from trioserve.testing import ScriptedBackend
 
 KEYS = ("one", "two")
@@ -115,6 +119,46 @@ async def test_too_high_a_priority_is_a_400(
         answer = await client.post(path, json={**body, "priority": 9}, headers=headers)
     assert answer.status_code == 400
     assert "'priority'" in answer.json()["error"]["message"]
+
+
+def test_waits_are_told_from_how_long_requests_took() -> None:
+    dispatcher = cast(Any, None)
+    admission = Admission(Config(), dispatcher, 2)
+    assert admission.wait_s(3) is None and admission._retry_after() == 1
+    admission.observe(4000)
+    assert admission.wait_s(1) == 2 and admission.wait_s(3) == 6
+    admission.observe(14_000)
+    assert admission.wait_s(2) == pytest.approx(6) and admission._retry_after() == 3
+    admission.observe(1000)
+    assert admission.wait_s(2) == pytest.approx(5)
+
+
+def test_what_has_begun_may_end_while_the_server_drains() -> None:
+    def check() -> str:
+        try:
+            admission.check_open()
+            admission.check(1, "")
+        except (ServerClosingError, QueueFullError) as error:
+            return type(error).__name__
+        return "open"
+
+    def check_begun() -> str:
+        let_finish()
+        return check()
+
+    dispatcher = Dispatcher(cast(Any, None), cast(Any, None), unread_tokens=1, stall_timeout=1)
+    admission = Admission(Config(max_queue=0), dispatcher, 1)
+    said = []
+    for _ in range(2):
+        said.append((check(), copy_context().run(check_begun)))
+        dispatcher.open(1, 1)
+    admission.draining = True
+    said.append((check(), copy_context().run(check_begun)))
+    admission.closed, admission.draining = True, False
+    said.append((check(), copy_context().run(check_begun)))
+    closing = "ServerClosingError"
+    expected = [("open", "open"), ("QueueFullError", "open"), (closing, "open"), (closing, closing)]
+    assert said == expected
 
 
 def test_flags() -> None:

@@ -25,6 +25,7 @@ class Readers(RuleBasedStateMachine):
         self.ring = Ring(max_bytes, MARK)
         self.whole = b""
         self.ends = {0}
+        self.start = 0
         self.readers: list[tuple[int, bytearray]] = []  # where each began, and what it has got
 
     @precondition(lambda self: not self.ring.closed)
@@ -34,12 +35,18 @@ class Readers(RuleBasedStateMachine):
             self.whole += event + MARK
             self.ends.add(len(self.whole))
         self.ring.append(b"".join(event + MARK for event in events))
+        self.starts_after(len(self.whole) - self.max_bytes)
+
+    def starts_after(self, offset: int) -> None:
+        """Check that what was before an offset is gone, and no event that came after it."""
+        if offset > self.start:
+            self.start = min((end for end in self.ends if end >= offset), default=len(self.whole))
+        assert self.ring.start == self.start
 
     @rule(n_bytes=st.integers(0, 100))
     def drop(self, n_bytes: int) -> None:
-        before = self.ring.start
         self.ring.drop(n_bytes)
-        assert self.ring.start - before >= min(n_bytes, len(self.whole) - before)
+        self.starts_after(self.start + n_bytes)
 
     @rule()
     def close(self) -> None:
@@ -97,6 +104,16 @@ def test_the_oldest_events_are_dropped_whole() -> None:
     assert (ring.start, ring.read(6, 100)) == (6, b"bb\n\nc\n\n")
     with pytest.raises(OffsetError, match="Bytes 5 to 5 of the stream are no longer kept"):
         ring.read(5, 100)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "start"), [(0, 0), (1, 3), (3, 3), (4, 6), (6, 6), (7, 9), (9, 9), (99, 9)]
+)
+def test_no_more_events_are_dropped_than_asked_for(n_bytes: int, start: int) -> None:
+    ring = Ring(99, MARK)
+    ring.append(b"a\n\nb\n\nc\n\n")
+    ring.drop(n_bytes)
+    assert ring.start == start
 
 
 def test_an_event_that_is_larger_than_the_ring_is_not_kept() -> None:

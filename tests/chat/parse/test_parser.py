@@ -197,6 +197,8 @@ def test_an_unknown_member_after_the_arguments_is_content() -> None:
     [
         ('<tool_call>{"name": "f"', ""),
         ('<tool_call>{"name": "f", "argu', ""),
+        ('<tool_call>{"name": "f", "type": "func', ""),
+        (r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"', '{"a": 1}'),
         ('<tool_call>{"name": "f", "arguments": {"a": "b', '{"a": "b'),
         (r'<tool_call>{"name": "f", "arguments": {"a": "\u00', r'{"a": "\u00'),
         (r'<tool_call>{"name": "f", "arguments": "{\"a\"', r'"{\"a\"'),

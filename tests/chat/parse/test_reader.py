@@ -166,6 +166,47 @@ def test_elements_of_text() -> None:
     assert message == Message("", "", (call("f", json.dumps({"s": f"1 <b>{mark}<s>"})),))
 
 
+def nested(tag: str, depth: int, inner: str = "1") -> str:
+    return f"#<{tag}>" * depth + inner + f"#</{tag}>" * depth
+
+
+@pytest.mark.parametrize(
+    ("inner", "arguments"),
+    [
+        ("#<s>#</s>#<e>#</e>", '{"s": "", "e": ""}'),
+        ("#<ü>1#</ü>", '{"ü": 1}'),
+        ("#<a>\n#<item>x#</item>\n#</a>", '{"a": ["x"]}'),
+        (nested("a", 100), '{"a": ' * 100 + "1" + "}" * 100),
+        (f"#<{'t' * 400}>1#</{'t' * 400}>", f'{{"{"t" * 400}": 1}}'),
+    ],
+)
+def test_elements_become_json(inner: str, arguments: str) -> None:
+    text = f'#<tool_call>\n#<invoke name="f">{inner}#</invoke>\n#</tool_call>'
+    text = text.replace("#", "]<]minimax[>[")
+    message = parse(text, families.MINIMAX_M3, tools=[tool(s={"type": "string"})])
+    assert message == Message("", "", (call("f", arguments),))
+
+
+@pytest.mark.parametrize(
+    ("inner", "arguments", "rest"),
+    [
+        ("#<>1#</>", "{", ">1#</>"),
+        ("#</a>", "{", "/a>"),
+        ("#<a>#<item>1#</item>#<b>2#</b>#</a>", '{"a": [1', "2#</b>#</a>"),
+        (nested("a", 101), '{"a": ' * 101, "1" + "#</a>" * 101),
+        (f"#<{'t' * 401}>1", "{", f"{'t' * 401}>1"),
+        (f"#<{'t' * 500}", "{", "t" * 500),
+    ],
+)
+def test_elements_that_are_none_are_content(inner: str, arguments: str, rest: str) -> None:
+    mark = "]<]minimax[>["
+    text = f'#<tool_call>\n#<invoke name="f">{inner}'.replace("#", mark)
+    message = parse(text, families.MINIMAX_M3)
+    assert message.tool_calls == (call("f", arguments),)
+    assert message.content.endswith(rest.replace("#", mark))
+    assert make_parser(families.MINIMAX_M3).feed(text)[2:] == [ContentDelta(message.content)]
+
+
 @pytest.mark.parametrize("name", ["", "two words", "x" * 1000])
 def test_what_is_no_name_is_content(name: str) -> None:
     text = f"<tool_call>{name}</tool_call>"
@@ -242,6 +283,9 @@ def test_ids_are_as_the_template_wants_them() -> None:
         deltas = parser.feed('[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS][{"name": "f"}]')
         (start,) = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
         assert re.fullmatch(r"[a-zA-Z0-9]{9}", start.id)
+    parser = MessageParser(families.HARMONY, parse_tools=True, prompt_tail="<|start|>assistant")
+    (start,) = parser.feed(" to=functions.f<|message|>")
+    assert start.id.startswith("call_")
 
 
 def test_mistral_writes_ids_too() -> None:
@@ -254,6 +298,15 @@ def test_a_call_may_have_no_arguments() -> None:
     calls = (call("f", "{}"), call("g", "{}", 1))
     text = "[TOOL_CALLS]f[ARGS][TOOL_CALLS]g[ARGS]{}"
     assert parse(text, families.MISTRAL) == Message("", "", calls)
+
+
+def test_a_name_in_quotes() -> None:
+    text = '<|tools_prefix|>[{"f\\u0067": {"a": 1}}, {"g":{}}]<|tools_suffix|>'
+    calls = (call("fg", '{"a": 1}'), call("g", "{}", 1))
+    assert parse(text, families.APERTUS) == Message("", "", calls)
+    for broken in ("[{f: {}}]", '[{"": {}}]', r'[{"\ud800": {}}]', '[{"f'):
+        text = f"<|tools_prefix|>{broken}"
+        assert parse(text, families.APERTUS) == Message(text)
 
 
 def test_json_arguments_stream() -> None:
@@ -276,6 +329,11 @@ def test_json_arguments_stream() -> None:
         ("a=[1, [2], {'k': 'v', \"l\": []},]", {"a": [1, [2], {"k": "v", "l": []}]}),
         (r"a='it\'s \x41\u00e9\U0001f600\n\d'", {"a": "it's Aé😀\n\\d"}),
         ('a="it\'s"', {"a": "it's"}),
+        ("a={1.b-c: 1, 'd': 2,}, b=2", {"a": {"1.b-c": 1, "d": 2}, "b": 2}),
+        (r"a='\\\"\/\r\b\f\t\0\U0010ffff'", {"a": '\\"/\r\b\f\t\0\U0010ffff'}),
+        ("a=" + "[" * 100 + "]" * 100, {"a": json.loads("[" * 100 + "]" * 100)}),
+        ("a=" + "{k:" * 99 + "1" + "}" * 99, json.loads('{"a":' + '{"k":' * 99 + "1" + "}" * 100)),
+        ("k" * 400 + "=" + "1" * 400, {"k" * 400: int("1" * 400)}),
     ],
 )
 def test_literals_become_json(written: str, expected: object) -> None:
@@ -285,12 +343,65 @@ def test_literals_become_json(written: str, expected: object) -> None:
     assert json.loads(message.tool_calls[0].arguments) == expected
 
 
-@pytest.mark.parametrize("written", ["1", "a=b", "a=f()", "a=01", r"a='\xg1'", "a=" + "[" * 200])
+@pytest.mark.parametrize(
+    ("escape", "expected"),
+    [(r"\ud7ff", "\ud7ff"), (r"\ud800", r"\ud800"), (r"\udfff", r"\udfff"), (r"\ue000", "\ue000")],
+)
+def test_only_half_a_pair_stays_an_escape(escape: str, expected: str) -> None:
+    message = parse(f"<|tool_call_start|>[f(a='{escape}')]<|tool_call_end|>", families.LFM2)
+    assert message.tool_calls[0].arguments == f'{{"a": "{expected}"}}'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("1", "a=b", "a=f()", "a=01", r"a='\xg1'", r"a='\u00g9'", r"a='\U00110000'"),
+        *("a=1 b=2", "a=[1 2]", "a={k: 1 j: 2}", "a={k=1}", "=1"),
+        *("a=" + "[" * 101 + "]" * 101, "a=" + "{k:" * 100 + "1" + "}" * 100),
+        *("k" * 401 + "=1", "a=" + "1" * 401),
+    ],
+)
 def test_what_is_no_literal_is_content(written: str) -> None:
     text = f"<|tool_call_start|>[f({written})]<|tool_call_end|>"
     message = parse(text, families.LFM2)
     assert message.content.endswith(")]<|tool_call_end|>")
     assert message.tool_calls[0].name == "f"
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "arguments", "content"),
+    [
+        (families.LFM2, "<|tool_call_start|>[f(a=1, b='x", '{"a": 1, "b": "x', ""),
+        (families.LFM2, r"<|tool_call_start|>[f(a='\x41", '{"a": "A', ""),
+        (families.LFM2, r"<|tool_call_start|>[f(a='\x4", '{"a": "', r"\x4"),
+        (families.LFM2, "<|tool_call_start|>[f(a=[1,", '{"a": [1', ""),
+        (families.LFM2, "<|tool_call_start|>[f('a", '{"a', ""),
+        (families.GEMMA4, '<|tool_call>call:f{a:<|"|>x<|', '{"a": "x<|', ""),
+        (families.GEMMA4, r'<|tool_call>call:f{a:<|"|>x\n', r'{"a": "x\\n', ""),
+        (families.MINIMAX_M3, "<s>ab", '{"s": "ab', ""),
+        (families.MINIMAX_M3, "<s>ab#</", '{"s": "ab]<]minimax[>[</', ""),
+        (families.MINIMAX_M3, "<e>12", '{"e": 12', ""),
+        (families.MINIMAX_M3, "<e>#<k>1", '{"e": {"k": 1', ""),
+        (families.MINIMAX_M3, "<e>#<item>1#</item>\n", '{"e": [1', ""),
+    ],
+)
+def test_other_arguments_that_are_cut_off(
+    format: ChatFormat, text: str, arguments: str, content: str
+) -> None:
+    if format is families.MINIMAX_M3:
+        text = f'#<tool_call>\n#<invoke name="f">#{text}'.replace("#", "]<]minimax[>[")
+    message = parse(text, format, tools=[tool(s={"type": "string"})])
+    assert message == Message(content, "", (call("f", arguments),))
+
+
+def test_strings_of_literals_stream() -> None:
+    parser = make_parser(families.GEMMA4)
+    parser.feed("<|tool_call>call:f{a:")
+    assert parser.feed('<|"|>ab<|') == [ToolCallArguments(0, '"ab')]
+    assert parser.feed("c") == [ToolCallArguments(0, "<|c")]
+    parser = make_parser(families.LFM2)
+    parser.feed("<|tool_call_start|>[f(a='")
+    assert parser.feed(r"\x41") == [ToolCallArguments(0, "A")]
 
 
 # -- rows of messages
@@ -316,6 +427,9 @@ def test_harmony_streams() -> None:
         ContentDelta("Hi")
     ]
     assert parser.finish() == []
+    parser = make_parser(families.HARMONY, prompt_tail="<|start|>assistant")
+    text = "<|channel|>analysis<|message|>Hm<|end|><|channel|>final<|message|>Hi"
+    assert parser.feed(text) == [ReasoningDelta("Hm"), ContentDelta("Hi")]
 
 
 def test_harmony_that_the_prompt_has_begun() -> None:
@@ -324,6 +438,8 @@ def test_harmony_that_the_prompt_has_begun() -> None:
     assert message == Message("", " so")
     message = parse(" so<|return|>", families.HARMONY, prompt_tail=tail.format("final"))
     assert message == Message(" so")
+    parser = make_parser(families.HARMONY, prompt_tail="<|start|><|message|>")
+    assert parser.feed("Hi") == [ContentDelta("Hi")]
 
 
 @pytest.mark.parametrize("blanks", ["", "\n\n"])
@@ -339,6 +455,9 @@ def test_harmony_needs_no_start_marker_after_reasoning(start: str, blanks: str) 
     assert message == Message(f"{blanks}<|chan", "Hm")
 
 
+FINAL = "<|channel|>final<|message|>"
+
+
 def test_harmony_without_channels_is_content() -> None:
     tail = "<|start|>assistant"
     assert parse("Hello", families.HARMONY, prompt_tail=tail) == Message("Hello")
@@ -346,6 +465,26 @@ def test_harmony_without_channels_is_content() -> None:
     assert parse(long, families.HARMONY, prompt_tail=tail) == Message(long)
     odd = "<|channel|>odd<|message|>Hi"
     assert parse(odd, families.HARMONY, prompt_tail=tail) == Message(odd)
+    for junk in ("junk<|end|>", "junk", "x" * 501 + "<|message|>"):
+        message = parse(f"{FINAL}Hi<|start|>{junk}", families.HARMONY, prompt_tail=tail)
+        assert message == Message(f"Hi<|start|>{junk.removesuffix('<|end|>')}")
+
+
+def test_a_header_of_harmony_has_an_end() -> None:
+    header = FINAL.removesuffix("<|message|>")
+    for length, is_header in ((500, True), (501, False)):
+        text = f"{header:{length}}<|message|>Hi"
+        message = parse(text, families.HARMONY, prompt_tail="<|start|>assistant")
+        assert message == Message("Hi" if is_header else text)
+
+
+def test_what_follows_a_call_in_a_channel_is_content() -> None:
+    header = " to=functions.f<|channel|>commentary json<|message|>"
+    tail = "<|start|>assistant"
+    message = parse(f'{header}{{"a": 1}} \n x', families.HARMONY, prompt_tail=tail)
+    assert message == Message("x", "", (call("f", '{"a": 1}'),))
+    message = parse(f'{header}{{"a": oh', families.HARMONY, prompt_tail=tail)
+    assert message == Message("oh", "", (call("f", '{"a": '),))
 
 
 def test_calls_in_channels_are_content_unless_asked_for() -> None:

@@ -96,6 +96,36 @@ def test_there_are_so_many_checkpoints_and_no_more() -> None:
     assert held(ram) == [2, 3, 9]
 
 
+def test_of_those_too_the_useless_go_first() -> None:
+    ram = cache(max_checkpoints=2, useless={2})
+    for key in (1, 2, 3):
+        ram.put_checkpoint([key], ROOT, bytes(1))
+    assert held(ram) == [1, 3]
+
+
+def test_the_limit_may_be_reached() -> None:
+    ram = cache()
+    for key, size in ((1, 60), (2, 40)):
+        ram.put([key, key], ROOT, bytes(size))
+    assert held(ram) == [1, 2]
+    assert not ram.make_room(101) and held(ram) == [1, 2]
+    assert ram.make_room(1) and held(ram) == [2]
+    assert ram.make_room(100) and held(ram) == []
+
+
+def test_a_text_is_found_whole_or_else_its_beginning() -> None:
+    ram = cache()
+    for keys in ([1, 2, 3, 4], [1, 2], [1, 2, 3, 5]):
+        ram._add(Entry(keys, ROOT, b"x"))
+    assert [ram.find_whole(keys, ROOT) for keys in ([1, 2, 3], [1, 2, 9], [1, 2, 3, 5])] == [
+        (3, 0),
+        (2, 1),
+        (4, 2),
+    ]
+    assert ram.find_whole([9], ROOT) == ram.find([9], ROOT) == (0, -1)
+    assert ram.find_checkpoint([1], ROOT) == (0, -1)
+
+
 def test_a_longer_state_is_of_use_at_a_checkpoint() -> None:
     ram = cache()
     ram.put([1, 2, 3, 4], ROOT, bytes(10))

@@ -116,6 +116,16 @@ def test_where_rows_are_dear_a_free_drafter_is_watched_and_nothing_is_drafted() 
     assert len(drafter.asked) == 2  # once it was right, and at the end
 
 
+def test_while_drafts_have_lost_more_than_they_brought_nothing_is_drafted() -> None:
+    harness = start(ScriptedDrafter(rest_of))
+    harness.engine.drafts._balance.add(0, 1, 100.0)
+    harness.submit(1, "hello world")
+    harness.submit(2, "hello world")
+    harness.run()
+    assert harness.text(1) == harness.text(2) == "HELLO WORLD"
+    assert harness.finish(1).timings.draft_n == 0
+
+
 def test_a_drafter_that_takes_time_is_asked_less_and_less_often_where_it_does_not_pay() -> None:
     drafter = ScriptedDrafter(lambda text: "?", is_free=False)
     harness = start(drafter, n_ctx=4096, costs=SteepCosts())

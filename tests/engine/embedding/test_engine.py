@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.engine import EmbeddingEngine
+from trioserve.engine.embedding.run import EmbeddingRun
 from trioserve.errors import (
     DecodeError,
     EngineError,
@@ -77,6 +78,16 @@ def test_a_task_from_start_to_end() -> None:
     assert done.timings.prompt_n == 5 and done.timings.prompt_ms >= 0
     assert backend.held == {}
     assert one.prompt.tokens == (*one.texts[0].tokens, *one.texts[1].tokens)
+
+
+def test_timings_are_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+    monkeypatch.setattr("trioserve.engine.embedding.run.monotonic", lambda: now)
+    run = EmbeddingRun(task(1, 3))
+    assert run.waiting_status(1, 10.5).waited_s == 0.5
+    run.admitted_at, now = 10.25, 12.25
+    timings = run.timings()
+    assert (timings.queue_ms, timings.prompt_ms) == (250, 2000)
 
 
 def test_texts_of_several_requests_share_a_batch() -> None:

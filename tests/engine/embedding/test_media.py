@@ -136,6 +136,18 @@ def test_one_that_cannot_be_encoded_fails_those_that_need_it() -> None:
     one.check(again)
 
 
+def test_whoever_has_cancelled_hears_of_no_failure() -> None:
+    one = Harness()
+    one.projector.fail_next = EncodeError("broken")
+    one.submit(1, "[image:x]")
+    while one.tick():
+        pass
+    assert one.encoder.encode_next()
+    one.engine.cancel(1)
+    one.run()
+    assert one.ends == {}
+
+
 def test_a_cancelled_task_is_not_encoded() -> None:
     one = Harness()
     one.submit(1, "ab[image:x]")

@@ -25,6 +25,12 @@ def stream(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[list[str],
 def test_characters_come_whole() -> None:
     shown, _ = stream(["é".encode()[:1], "é".encode()[1:], b"!"])
     assert shown == ["", "é", "!", ""]
+    text = Detokenizer()
+    wholes = []
+    for byte in "aé€".encode():
+        text.feed(bytes([byte]))
+        wholes.append(text.is_whole)
+    assert wholes == [True, False, True, False, False, True]
 
 
 def test_what_never_becomes_a_character_is_replaced() -> None:

@@ -16,6 +16,7 @@ PIECES = st.lists(st.text(" \t\nab", max_size=5), max_size=12)
         ("return x", "return x"),  # the first line is the prompt's
         ("a\n    b\n    c", "a\n    b\n    c"),
         ("a\n    b\n  c", "a\n    b\n  "),
+        ("a\n   b", "a\n   "),
         ("a\n\t\t\t\tb", "a\n\t\t\t\tb"),
         ("a\n    b\n\n    c", "a\n    b\n"),
         ("a\n      b", "a\n      b"),

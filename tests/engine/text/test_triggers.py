@@ -80,6 +80,13 @@ def test_a_marker_inside_of_reasoning_is_none() -> None:
     assert gate.feed(b" no. <call>{") == b"{"
 
 
+def test_only_reasoning_that_may_come_is_missing() -> None:
+    gate = TriggerScanner(THINK, [["a"]])
+    assert (gate.missing, gate.fork().missing) == (b"<t>", b"<t>")
+    assert gate.feed(b"b") is None and gate.missing == b""
+    assert TriggerScanner(None, [["a"]]).missing == TriggerScanner(None, []).missing == b""
+
+
 def test_stages_follow_one_another() -> None:
     gate = TriggerScanner(None, [["a"], ["b", "cc"]])
     assert gate.feed(b"b cc") is None

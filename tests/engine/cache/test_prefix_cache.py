@@ -1,0 +1,138 @@
+"""Where a prompt starts: from which sequence, from RAM, or anew; and what has to go for it."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from trioserve.engine.cache.checkpoints import CheckpointRules
+from trioserve.engine.cache.prefix_cache import PrefixCache
+from trioserve.engine.cache.sequences import KVSequence
+from trioserve.testing import ScriptedBackend
+from trioserve.types import CacheRoot, SlotState
+
+ROOT = CacheRoot()
+END = [200, 201]  # of a prompt, of which no sequence has anything
+
+
+def keys_of(length: int) -> list[int]:
+    return [i % 150 for i in range(length)]
+
+
+class Cache(PrefixCache):
+    """A cache over a scripted backend, with sequences that are kept."""
+
+    def __init__(self, *lengths: int, ram: int = 2**20, max_idle: int | None = None) -> None:
+        self.backend = ScriptedBackend(n_slots=3)
+        super().__init__(self.backend, ram, max_idle=max_idle)
+        for length in lengths:
+            self.keep(keys_of(length))
+
+    def keep(self, keys: list[int]) -> None:
+        self.adopt(SlotState(keys=tuple(keys), root=ROOT, state=array("i", keys).tobytes()))
+
+    def begin(self, keys: list[int]) -> KVSequence:
+        seq = self.start(keys, ROOT, reuse=True)
+        self.check_integrity()
+        return seq
+
+    def go_on(self, seq: KVSequence, keys: list[int]) -> None:
+        self.backend.batch.clear()
+        self.backend.batch.extend(keys, len(seq.held), seq.id)
+        self.backend.decode()
+        self.append(seq, keys)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(seq.held) for seq in self.sequences]
+
+
+@pytest.mark.parametrize(
+    ("can_cut", "ram", "per_slot", "can_share"),
+    [(True, 0, 0, True), (False, 0, 1, False), (False, 1, 0, False), (False, 1, 1, True)],
+)
+def test_what_cannot_be_cut_is_shared_by_checkpoints_in_ram(
+    can_cut: bool, ram: int, per_slot: int, can_share: bool
+) -> None:
+    rules = CheckpointRules(per_slot=per_slot)
+    backend = ScriptedBackend(n_slots=1, can_cut=can_cut)
+    cache = PrefixCache(backend, ram, checkpoints=rules)
+    assert cache.can_share is can_share
+
+
+@pytest.mark.parametrize(
+    ("n_kept", "n_shared", "n_prompt", "lengths", "n_in_ram"),
+    [
+        (40, 32, 34, [40, 32, 0], 0),  # a copy
+        (32, 32, 34, [32, 0, 0], 0),  # it goes on where that ended
+        (32, 32, 32, [31, 0, 0], 0),  # but for the last cell
+        (40, 31, 33, [31, 0, 0], 0),  # too short for a copy
+        (62, 31, 33, [31, 0, 0], 0),
+        (63, 31, 33, [31, 0, 0], 1),  # what is lost of it goes to RAM
+        (40, 31, 311, [31, 0, 0], 0),
+        (40, 31, 312, [40, 0, 0], 0),  # too little to be worth it
+    ],
+)
+def test_where_a_prompt_starts(
+    n_kept: int, n_shared: int, n_prompt: int, lengths: list[int], n_in_ram: int
+) -> None:
+    cache = Cache(n_kept)
+    seq = cache.begin(keys_of(n_shared) + [200] * (n_prompt - n_shared))
+    assert (cache.lengths, len(cache.ram)) == (lengths, n_in_ram)
+    assert seq.running and seq.root == ROOT
+
+
+@pytest.mark.parametrize(("n_shared", "n_held"), [(31, 0), (32, 32), (63, 63)])
+def test_what_left_the_cache_comes_back_from_ram(n_shared: int, n_held: int) -> None:
+    cache = Cache(64)
+    assert cache.evict_one() and not cache.evict_one()
+    assert (cache.lengths, len(cache.ram), cache.taken) == ([0, 0, 0], 1, 0)
+    assert len(cache.begin(keys_of(n_shared) + END).held) == n_held
+    assert not cache.evict_one(), "it runs"
+
+
+@pytest.mark.parametrize(("length", "n_in_ram"), [(31, 0), (32, 1)])
+def test_a_short_sequence_is_not_copied_to_ram(length: int, n_in_ram: int) -> None:
+    cache = Cache(length)
+    cache.evict_one()
+    assert len(cache.ram) == n_in_ram
+
+
+@pytest.mark.parametrize(("length", "n_in_ram"), [(161, 0), (160, 1)])
+def test_nor_is_one_of_which_others_hold_nearly_all(length: int, n_in_ram: int) -> None:
+    cache = Cache(length)
+    seq = cache.begin(keys_of(length - 10) + END)
+    cache.go_on(seq, [200] * 10)
+    cache.release(seq)
+    cache.release(cache.begin([*keys_of(length), 1]))  # the other one was used later
+    assert cache.evict_one()
+    assert (cache.lengths, len(cache.ram)) == ([length, 0, 0], n_in_ram)
+
+
+@pytest.mark.parametrize(("n_shared", "n_held"), [(31, 0), (32, 32)])
+def test_where_all_others_run_the_one_that_is_kept_is_cut(n_shared: int, n_held: int) -> None:
+    cache = Cache(40)
+    for _ in range(2):
+        cache.begin(END)
+    seq = cache.begin(keys_of(n_shared) + END * 200)
+    assert (seq.id, len(seq.held)) == (0, n_held)
+
+
+def test_the_one_that_was_unused_for_longest_goes_first() -> None:
+    cache = Cache()
+    for first in (0, 1, 2):
+        cache.keep([first] * 40)
+    cache.release(cache.begin([0] * 41))
+    assert cache.begin(END).id == 1
+    assert cache.evict_one() and cache.lengths == [40, 0, 0]
+
+
+@pytest.mark.parametrize(("n_idle", "kept"), [(50, 50), (51, 0)])
+@pytest.mark.parametrize("ram", [0, 2**20])
+def test_idle_cells_beyond_a_limit_go_to_ram(n_idle: int, kept: int, ram: int) -> None:
+    cache = Cache(n_idle, max_idle=50, ram=ram)
+    cache.go_on(cache.begin(END), END * 30)  # what runs does not count
+    cache.begin(END)
+    assert cache.lengths[0] == (kept if ram else n_idle)
+    assert len(cache.ram) == bool(ram and not kept)

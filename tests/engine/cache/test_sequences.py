@@ -1,0 +1,144 @@
+"""What a sequence holds, where it ends, and how one gets the beginning of another."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from trioserve.engine.cache.sequences import KVSequence, Sequences
+from trioserve.testing import ScriptedBackend
+from trioserve.types import CacheRoot, MediaChunk
+
+ROOT = CacheRoot()
+#: Five cells at two positions.
+IMAGE = list(MediaChunk(kind="image", n_cells=5, n_positions=2, id="x", content=None).keys)
+
+
+@pytest.mark.parametrize(
+    ("held", "last"),
+    [
+        ([], [-1]),
+        ([0, 0, 0], [2]),
+        ([0, 0, *IMAGE[:3]], [2, 3, 4]),  # within a chunk, it may be anywhere
+        ([0, 0, *IMAGE], [2, 3, 4, 5, 6]),
+        ([0, 0, *IMAGE, 0], [4]),
+        ([*IMAGE, 0, *IMAGE, 0], [5]),
+        ([*IMAGE, 0, *IMAGE], [3, 4, 5, 6, 7]),
+    ],
+)
+def test_where_a_sequence_may_end(held: list[int], last: list[int]) -> None:
+    seq = KVSequence(0)
+    seq.fill(held)
+    assert [position for position in range(-2, 12) if seq.ends_at(position)] == last
+
+
+def test_cells_of_media_share_positions() -> None:
+    seq, grown = KVSequence(0), KVSequence(1)
+    seq.fill([0, *IMAGE, 0, *IMAGE, 0])
+    assert [seq.position(cell) for cell in (0, 1, 6, 7, 12, 13)] == [0, 1, 3, 4, 6, 7]
+    for part in ([0], IMAGE, [0], IMAGE, [0]):
+        grown.held += part
+        if part is IMAGE:
+            grown.note_media()
+    assert grown.folds == seq.folds == [(6, 3), (12, 6)]
+    seq.shorten(99)
+    seq.shorten(12)
+    assert (len(seq.held), seq.folds) == (12, [(6, 3), (12, 6)])
+    seq.shorten(7)
+    assert (len(seq.held), seq.folds, seq.position(7)) == (7, [(6, 3)], 4)
+    seq.fill([0, *IMAGE[:3]])
+    seq.shorten(4)
+    assert len(seq.held) == 4, "the chunk that is being decoded stays"
+    seq.fill([])
+    assert (seq.held, seq.folds) == ([], [])
+
+
+def sequences_of(*lengths: int, **shape: int | bool) -> tuple[Sequences, ScriptedBackend]:
+    backend = ScriptedBackend(**{"n_slots": 3, "n_ctx": 120, **shape})
+    sequences = Sequences(backend)
+    for seq, length in zip(sequences.all, lengths, strict=False):
+        keys = [seq.id * 50 + i for i in range(length)]
+        sequences.load(seq, keys, ROOT, array("i", keys).tobytes())
+    return sequences, backend
+
+
+def test_who_holds_the_beginning_of_a_prompt() -> None:
+    sequences, _ = sequences_of(0, 0)
+    part, image, _ = sequences.all
+    sequences.append(part, [1, 2])
+    sequences.append(image, [1, *IMAGE[:3]])
+    assert sequences.match_whole([1, 2, 3], ROOT) == (2, [part])
+    assert sequences.match([1, 3], ROOT) == (1, [part, image])
+    assert sequences.match([1, *IMAGE], ROOT) == (1, [image]), "not within a chunk"
+    assert sequences.match([1, 2], CacheRoot(owner="a")) == (0, [])
+    sequences.append_each([part, image], [3, IMAGE[3]])
+    assert (part.held, sequences.taken, sequences.taken_by({0})) == ([1, 2, 3], 8, 3)
+    sequences.append(image, IMAGE[4:])
+    assert image.position(6) == 3
+
+
+@pytest.mark.parametrize(
+    ("length", "can_cut", "waits"),
+    [(10, True, False), (11, True, True), (10, False, False), (11, False, False)],
+)
+def test_a_long_copy_in_a_split_cache_waits_for_a_decode(
+    length: int, can_cut: bool, waits: bool
+) -> None:
+    """Not where sequences cannot be cut: the copy would overwrite what is done to the target."""
+    sequences, backend = sequences_of(length, n_ctx_seq=40, can_cut=can_cut)
+    source, target, other = sequences.all
+    sequences.copy(source, target, 5)
+    assert target.held == source.held[: 5 if can_cut else length] == backend.sequences[1]
+    assert sequences.can_read(target) != waits and sequences.can_read(source)
+    assert sequences.loadable() == ([other] if waits else [source, target, other])
+    sequences.check_integrity()
+    if waits:
+        backend.batch.add(1, 0, 2, logits=False)
+        backend.decode()
+        sequences.append_each([other], [1])
+        assert sequences.can_read(target) and sequences.loadable() == sequences.all
+        sequences.check_integrity()
+
+
+def test_nothing_is_copied_from_what_is_not_there_yet() -> None:
+    sequences, _ = sequences_of(11, n_ctx_seq=40)
+    source, target, other = sequences.all
+    sequences.copy(source, target, 11)
+    sequences.copy(target, other, 5)
+    assert not sequences.can_read(other) and other.held == source.held[:5]
+
+
+def test_a_state_is_read_once_for_several_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences, backend = sequences_of(6, n_ctx_seq=40)
+    source, *targets = sequences.all
+    read: list[int] = []
+    state_get = backend.state_get
+    monkeypatch.setattr(backend, "state_get", lambda seq: read.append(seq) or state_get(seq))
+    for target in targets:
+        sequences.copy(source, target, 6)
+    assert read == [0]
+    for target in targets:
+        sequences.cut(target, 0)
+    sequences.cut(source, 4)  # now it is another one
+    sequences.copy(source, targets[0], 4)
+    assert read == [0, 0] and backend.sequences[1] == source.held == [0, 1, 2, 3]
+    backend.batch.add(9, 4, 0, logits=False)
+    backend.decode()
+    sequences.append(source, [9])
+    sequences.copy(source, targets[1], 5)
+    assert read == [0, 0, 0] and backend.sequences[2] == [0, 1, 2, 3, 9]
+
+
+def test_with_a_window_the_fuller_cache_counts() -> None:
+    sequences, _ = sequences_of(20, 5, window=8)
+    first, second, third = sequences.all
+    assert (sequences.taken, sequences.taken_by({0, 1}), sequences.taken_by({1})) == (25, 25, 5)
+    assert [sequences.shareable(length) for length in (0, 8, 9, 20)] == [0, 0, 1, 12]
+    sequences.cut(second, 0)
+    for target in (second, third):
+        sequences.copy(first, target, 20)
+    assert (sequences.taken, sequences.taken_by({0, 1}), sequences.taken_by({0})) == (24, 20, 20)
+    assert sequences.freed_by(first) == 0
+    second.running = True
+    assert sequences.idle() == [first, third]

@@ -1,0 +1,71 @@
+"""What is just allowed, and what is refused."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+
+from tests.support.scripted_media import prompt_of
+from trioserve.engine.task_check import check_media, check_task
+from trioserve.errors import (
+    ContextLengthExceededError,
+    EngineError,
+    InvalidMediaError,
+    InvalidRequestError,
+)
+from trioserve.testing import ScriptedBackend, ScriptedProjector
+from trioserve.types import AdapterInfo, CacheRoot, GenerationParams, Grammar, Prompt, Task
+
+Error = type[Exception] | None
+
+
+def outcome(error: Error) -> AbstractContextManager[object]:
+    return nullcontext() if error is None else pytest.raises(error)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "adapters", "error"),
+    [
+        ((), {}, (), InvalidRequestError),
+        ((0, 256), {}, (), None),
+        ((257,), {}, (), InvalidRequestError),
+        ((1,) * 19, {}, (), None),
+        ((1,) * 20, {}, (), ContextLengthExceededError),
+        ((1,), {"id_slot": 1}, (), None),
+        ((1,), {"id_slot": 2}, (), InvalidRequestError),
+        ((1,), {}, ((0, 1.0),), None),
+        ((1,), {}, ((0, 1.0), (1, 1.0)), InvalidRequestError),
+        ((1,), {"grammar": Grammar("regex", "a")}, (), EngineError),
+    ],
+)
+def test_a_task_fits_the_context_the_vocabulary_the_slots_and_the_adapters(
+    prompt: tuple[int, ...],
+    options: dict[str, object],
+    adapters: tuple[tuple[int, float], ...],
+    error: Error,
+) -> None:
+    backend = ScriptedBackend(n_slots=2, n_ctx=20, adapters=[AdapterInfo(path="0")])
+    task = Task(1, Prompt(prompt), GenerationParams(**options), root=CacheRoot(adapters))
+    with outcome(error):
+        check_task(task, backend)
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "n_cells", "max_chunk", "error"),
+    [
+        (False, 64, 0, None),
+        (False, 65, 0, InvalidMediaError),
+        (False, 16, 16, None),
+        (False, 17, 16, InvalidMediaError),
+        (False, 65, 100, InvalidMediaError),
+        (True, 65, 16, None),  # it is decoded in parts
+    ],
+)
+def test_a_chunk_that_is_decoded_whole_fits_what_is_decoded_at_once(
+    monkeypatch: pytest.MonkeyPatch, is_causal: bool, n_cells: int, max_chunk: int, error: Error
+) -> None:
+    monkeypatch.setattr(ScriptedProjector, "max_chunk", max_chunk)
+    projector = ScriptedProjector(n_cells=n_cells, is_causal=is_causal)
+    with outcome(error):
+        check_media(prompt_of("see [image:x]", projector), projector, 64, "prompt")

@@ -1,0 +1,302 @@
+"""From the engine's events to the mailboxes: what waits, who is paused, and who is cancelled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trioserve.errors import (
+    DeadlineExceededError,
+    EngineError,
+    RequestEndedError,
+    StalledReaderError,
+)
+from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Load, Mailbox, size_of
+from trioserve.types import (
+    Admitted,
+    CancelReason,
+    Chunk,
+    Chunks,
+    EngineEvent,
+    Failed,
+    Finished,
+    FinishReason,
+    Preempted,
+    Progress,
+    Timings,
+    TokenProb,
+    TokenProbs,
+)
+
+PROBS = TokenProbs(TokenProb(1, b"a", -1.0), (TokenProb(1, b"a", -1.0), TokenProb(2, b"b", -2.0)))
+
+
+class Engine:
+    """Keeps what it is told, and gives the events that it is given."""
+
+    def __init__(self) -> None:
+        self.failure: EngineError | None = None
+        self.told: list[tuple[str, int]] = []
+        self.events: list[EngineEvent | Chunks] = []
+        self.rings = trio.Event()
+        self.calls: list[Callable[[], None]] = []
+
+    def check_works(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def cancel(self, task_id: int) -> None:
+        self.told.append(("cancel", task_id))
+
+    def pause(self, task_id: int) -> None:
+        self.told.append(("pause", task_id))
+
+    def resume(self, task_id: int) -> None:
+        self.told.append(("resume", task_id))
+
+    def call(self, function: Callable[[], None]) -> None:
+        self.told.append(("call", 0))
+        self.calls.append(function)
+
+    def take(self) -> list[EngineEvent | Chunks]:
+        events, self.events = self.events, []
+        return events
+
+    async def wait(self) -> None:
+        await self.rings.wait()
+        self.rings = trio.Event()
+
+    async def say(self, *events: EngineEvent | Chunks) -> None:
+        self.events += events
+        self.rings.set()
+        await wait_all_tasks_blocked()
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def dispatcher(engine: Engine) -> Dispatcher:
+    bridge = cast(Any, engine)
+    return Dispatcher(cast(Any, engine), bridge, unread_tokens=4, stall_timeout=10)
+
+
+@asynccontextmanager
+async def running(dispatcher: Dispatcher) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dispatcher.run)
+        await wait_all_tasks_blocked()
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def end_of(task_id: int) -> Finished:
+    return Finished(task_id=task_id, reason=FinishReason.EOS, timings=Timings())
+
+
+def loads(dispatcher: Dispatcher) -> list[tuple[int, int]]:
+    every = (dispatcher.queued, dispatcher.queued_of("a"), dispatcher.queued_of("b"))
+    return [(load.n_requests, load.n_tokens) for load in every]
+
+
+async def test_what_waits_is_counted(engine: Engine, dispatcher: Dispatcher) -> None:
+    one, two = dispatcher.open(1, 10, client="a"), dispatcher.open(2, 7, client="b")
+    assert loads(dispatcher) == [(2, 17), (1, 10), (1, 7)]
+    async with running(dispatcher):
+        await engine.say(Admitted(1, 0.0), Admitted(1, 0.0))
+        assert loads(dispatcher) == [(1, 7), (0, 0), (1, 7)] and not one.queued
+        await engine.say(Preempted(1), Preempted(1), Preempted(99))
+        assert loads(dispatcher) == [(2, 17), (1, 10), (1, 7)] and one.queued
+    assert (len(dispatcher), dispatcher.mailboxes) == (2, (one, two))
+    assert one.is_empty, "a reader has nothing of that"
+    for mailbox in (one, two):
+        dispatcher.close(mailbox)
+    assert loads(dispatcher) == [(0, 0)] * 3 and len(dispatcher) == 0
+    assert dispatcher.queued_of("c") == Load(0, 0)
+
+
+@pytest.mark.parametrize("ends_before", [False, True])
+async def test_a_task_is_cancelled_once_unless_it_has_ended(
+    ends_before: bool, engine: Engine, dispatcher: Dispatcher
+) -> None:
+    mailbox = dispatcher.open(1, 1)
+    if ends_before:
+        mailbox.put(end_of(1))
+    dispatcher.close(mailbox)
+    dispatcher.end(mailbox, RequestEndedError("over"), CancelReason.CALLER)
+    assert engine.told == ([] if ends_before else [("cancel", 1)])
+    assert mailbox.cancel_reason is None
+
+
+async def test_a_reader_that_is_ended_gets_the_error(
+    engine: Engine, dispatcher: Dispatcher
+) -> None:
+    mailbox = dispatcher.open(1, 1)
+    mailbox.put_token("x", 1)
+    for reason in (CancelReason.CALLER, CancelReason.DEADLINE):
+        dispatcher.end(mailbox, RequestEndedError("over"), reason)
+    assert mailbox.cancel_reason is CancelReason.CALLER
+    async with running(dispatcher):
+        await engine.say(Chunk(1, "y", (2,)))
+    with pytest.raises(RequestEndedError):
+        await dispatcher.take(mailbox)
+    dispatcher.close(mailbox)
+    assert engine.told == [("cancel", 1)]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [[Chunks([1] * 4, "abcd", [1, 2, 3, 4])], [Chunk(1, "", (1, 2, 3)), Chunk(1, "", (4,))]],
+)
+async def test_a_full_mailbox_pauses_its_task_until_it_is_read(
+    chunks: list[Chunk | Chunks], engine: Engine, dispatcher: Dispatcher
+) -> None:
+    mailbox = dispatcher.open(1, 1)
+    dispatcher.open(2, 1)
+    async with running(dispatcher):
+        await engine.say(Chunk(2, "", (1, 2, 3)), *chunks, Chunks([1, 3], "xx", [5, 5]))
+        assert engine.told == [("pause", 1)] and mailbox.n_unread == 5
+        assert len(await dispatcher.take(mailbox)) == (1 if len(chunks) == 1 else 3)
+        assert engine.told == [("pause", 1), ("resume", 1)]
+        assert (mailbox.n_unread, mailbox.n_bytes, mailbox.is_empty) == (0, 0, True)
+        await engine.say(Chunk(1, "", (1,)))
+        await dispatcher.take(mailbox)
+    assert engine.told == [("pause", 1), ("resume", 1)]
+
+
+@pytest.mark.parametrize(("n_bytes", "paused"), [(UNREAD_BYTES - 1, False), (UNREAD_BYTES, True)])
+async def test_few_tokens_with_many_bytes_fill_it_too(
+    n_bytes: int, paused: bool, engine: Engine, dispatcher: Dispatcher
+) -> None:
+    dispatcher.open(1, 1)
+    async with running(dispatcher):
+        await engine.say(Chunk(1, "x" * n_bytes, (1,)))
+    assert engine.told == [("pause", 1)] * paused
+
+
+def test_bytes_of_events_and_candidates_count() -> None:
+    mailbox = Mailbox(1, 1)
+    mailbox.put_token("abc", 1)
+    mailbox.put_chunk(Chunk(1, "de", (2,), probs=(PROBS,)))
+    assert (mailbox.n_unread, mailbox.n_bytes) == (2, 5 + 450)
+    assert size_of((PROBS, PROBS)) == 900
+    mailbox.put(Progress(1, 1, 0, 0, 0.0))
+    assert mailbox.n_bytes == 605 and not mailbox.ended
+    mailbox.put(Failed(1, EngineError("over")))
+    assert mailbox.n_bytes == 755 and mailbox.ended
+
+
+async def test_tokens_and_events_stay_in_their_order(dispatcher: Dispatcher) -> None:
+    mailbox = dispatcher.open(1, 1)
+    assert mailbox.is_empty
+    mailbox.put_token("a", 1)
+    assert not mailbox.is_empty
+    mailbox.put_token("b", 2)
+    middle = Progress(1, 1, 0, 0, 0.0)
+    mailbox.put(middle)
+    mailbox.put_token("c", 3)
+    mailbox.put(end_of(1))
+    events = [Chunk(1, "ab", (1, 2)), middle, Chunk(1, "c", (3,)), end_of(1)]
+    assert await dispatcher.take(mailbox) == events
+
+
+async def test_a_pace_makes_single_chunks(engine: Engine, dispatcher: Dispatcher) -> None:
+    mailbox = dispatcher.open(1, 1)
+    async with running(dispatcher):
+        await engine.say(Chunks([1, 1], "ab", [1, 2], 0.5))
+    expected = [Chunk(1, "a", (1,), pace=0.5), Chunk(1, "b", (2,), pace=0.5)]
+    assert await dispatcher.take(mailbox) == expected
+
+
+async def test_a_reader_that_stays_behind_is_given_up(
+    engine: Engine, dispatcher: Dispatcher, autojump_clock: MockClock
+) -> None:
+    woken: list[int] = []
+    stuck, slow, late = (dispatcher.open(task_id, 1) for task_id in (1, 2, 3))
+    for mailbox in (stuck, slow, late):
+        mailbox.on_stalled = lambda task_id=mailbox.task_id: woken.append(task_id)
+    async with running(dispatcher):
+        await engine.say(Chunk(1, "", (1,) * 4), Chunk(2, "", (1,) * 5))
+        await trio.sleep(9)
+        await dispatcher.take(slow)
+        await engine.say(Chunk(2, "", (1,) * 4), Chunk(3, "", (1,) * 4))
+        await trio.sleep(2)
+        assert (stuck.ended, slow.ended, late.ended, woken) == (True, False, False, [1])
+        assert stuck.cancel_reason is CancelReason.STALLED
+        with pytest.raises(StalledReaderError, match="4 tokens were left unread for 10 seconds"):
+            await dispatcher.take(stuck)
+        dispatcher.close(late)
+        await trio.sleep(9)
+    assert slow.ended and late.cancel_reason is None and woken == [1, 2]
+    assert [task_id for what, task_id in engine.told if what == "cancel"] == [1, 3, 2]
+
+
+async def test_deadlines(engine: Engine, dispatcher: Dispatcher, autojump_clock: MockClock) -> None:
+    start = trio.current_time()
+    late = dispatcher.open(1, 1, deadline=start + 20)
+    async with running(dispatcher):
+        soon = dispatcher.open(2, 1, deadline=start + 5)
+        gone = dispatcher.open(3, 1, deadline=start + 5)
+        never = dispatcher.open(4, 1, deadline=math.inf)
+        dispatcher.close(gone)
+        await trio.sleep(4.9)
+        assert not soon.ended
+        await trio.sleep(0.2)
+        assert soon.ended and not late.ended
+        assert soon.cancel_reason is CancelReason.DEADLINE
+        with pytest.raises(DeadlineExceededError):
+            await dispatcher.take(soon)
+        await trio.sleep(15)
+        assert late.ended and not never.ended
+    assert engine.told == [("cancel", 3), ("cancel", 2), ("cancel", 1)]
+
+
+async def test_a_call_returns_what_its_function_does(
+    engine: Engine, dispatcher: Dispatcher
+) -> None:
+    made: list[int] = []
+
+    async def call(function: Callable[[], int]) -> None:
+        made.append(await dispatcher.call(function))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call, lambda: 5)
+        await wait_all_tasks_blocked()
+        engine.calls.pop()()
+    with pytest.raises(ZeroDivisionError):
+        await dispatcher.call(lambda: 1 // 0, post=lambda work: work())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call, lambda: made.append(6) or 7)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    engine.calls.pop()()
+    assert made == [5], "whoever has gone is not waited for"
+
+
+async def test_a_failure_reaches_all_who_wait(engine: Engine, dispatcher: Dispatcher) -> None:
+    waiting, done = dispatcher.open(1, 1), dispatcher.open(2, 1)
+    async with running(dispatcher), trio.open_nursery() as nursery:
+
+        async def call() -> None:
+            with pytest.raises(EngineError):
+                await dispatcher.call(lambda: None)
+
+        nursery.start_soon(call)
+        await engine.say(end_of(2))
+        engine.failure = EngineError("broken")
+        await engine.say()
+        assert dispatcher.failed.is_set()
+    with pytest.raises(EngineError):
+        await dispatcher.take(waiting)
+    assert await dispatcher.take(done) == [end_of(2)]
+    with pytest.raises(EngineError):
+        await dispatcher.call(lambda: None)
+    assert engine.told == [("call", 0)]
