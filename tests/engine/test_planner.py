@@ -24,7 +24,7 @@ def test_in_a_split_cache_rows_are_in_the_order_of_their_sequences(
     assert [seq for _, _, seq, _ in harness.backend.batch.rows] == seqs
 
 
-def test_media_go_first_while_nobody_has_had_a_turn() -> None:
+def test_media_go_first_before_the_first_turn() -> None:
     one = MediaHarness(ScriptedProjector(n_cells=60))
     one.ask(1, "[image:x]")
     one.tick()

@@ -460,7 +460,7 @@ def test_one_waits_for_what_another_is_about_to_prefill(
     assert harness.finish(2).timings.cache_n == (len(shared) if waits else 0)
 
 
-def test_nobody_waits_for_a_prompt_that_is_paused() -> None:
+def test_a_paused_prompt_holds_up_no_other() -> None:
     harness = Harness(ScriptedBackend(n_slots=2, n_batch=16))
     harness.submit(1, "s" * 100)
     harness.tick()
@@ -498,7 +498,7 @@ def test_a_run_starts_when_it_fits_beside_the_others_with_one_token_more(
 
 
 @pytest.mark.parametrize(("n_tokens", "held"), [(70, [30, 70]), (71, [71])])
-def test_what_nobody_uses_stays_as_long_as_there_is_room(n_tokens: int, held: list[int]) -> None:
+def test_unused_cells_stay_as_long_as_there_is_room(n_tokens: int, held: list[int]) -> None:
     harness = Harness(ScriptedBackend(n_slots=1, n_seqs=2, n_ctx=100, n_batch=100))
     for task_id, prompt in enumerate(("a" * 30, "b" * n_tokens), 1):
         harness.submit(task_id, prompt, max_tokens=1)

@@ -278,7 +278,7 @@ async def test_a_call_returns_what_its_function_does(
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     engine.calls.pop()()
-    assert made == [5], "whoever has gone is not waited for"
+    assert made == [5], "a request that has left is not waited for"
 
 
 async def test_a_failure_reaches_all_who_wait(engine: Engine, dispatcher: Dispatcher) -> None:

@@ -29,7 +29,7 @@ def body(**fields: Any) -> bytes:
 
 
 async def until_in_use(service: Service, n: int) -> None:
-    """Wait until so many slots are in use."""
+    """Wait until `n` slots are in use."""
 
     async def reached() -> bool:
         return await slots_in_use(service) == n

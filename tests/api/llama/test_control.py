@@ -81,7 +81,7 @@ async def test_a_budget_ends_reasoning(
         for fields, reasoning in requests:
             message = await answer(client, fields)
             assert message.get("reasoning_content") == reasoning
-            # The script goes on with what it wanted to say.
+            # The script continues its answer.
             said = (reasoning or "").removesuffix(" Well.").removesuffix(" So.")
             rest = "One. Two. Three."[len(said) :]
             assert message["content"] == (f"{rest}</think>Four." if rest else "Four.")

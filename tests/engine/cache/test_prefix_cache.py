@@ -1,4 +1,4 @@
-"""Where a prompt starts: from which sequence, from RAM, or anew; and what has to go for it."""
+"""Where a prompt starts: from a sequence, from RAM, or at its beginning; and what is evicted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trioserve.testing import ScriptedBackend
 from trioserve.types import CacheRoot, SlotState
 
 ROOT = CacheRoot()
-END = [200, 201]  # of a prompt, of which no sequence has anything
+END = [200, 201]  # of a prompt; no sequence has any of it
 
 
 def keys_of(length: int) -> list[int]:

@@ -136,7 +136,7 @@ def test_one_that_cannot_be_encoded_fails_those_that_need_it() -> None:
     one.check(again)
 
 
-def test_whoever_has_cancelled_hears_of_no_failure() -> None:
+def test_a_cancelled_task_gets_no_failure() -> None:
     one = Harness()
     one.projector.fail_next = EncodeError("broken")
     one.submit(1, "[image:x]")

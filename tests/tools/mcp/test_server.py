@@ -76,7 +76,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[McpServer]:
-    """A server of which no tool was called yet."""
+    """A server that has had no call yet."""
 
     async def on_tools(server: McpServer, tools: Sequence[mcp_types.Tool]) -> None:
         await trio.lowlevel.checkpoint()
