@@ -39,6 +39,13 @@ def test_each_format_is_read(format: str, codec: str) -> None:
     assert loudest_frequency(found, 16_000) == pytest.approx(440, abs=3)
 
 
+def test_labels_need_not_be_utf_8() -> None:
+    plain = wav_file(0.5)
+    label = b"INFOINAM" + struct.pack("<I", 4) + b"caf\xe9"
+    labelled = plain[:12] + b"LIST" + struct.pack("<I", len(label)) + label + plain[12:]
+    assert (samples(labelled) == samples(plain)).all()
+
+
 @pytest.mark.parametrize("rate", [8_000, 16_000, 24_000, 44_100, 48_000])
 def test_the_rate_is_the_one_that_is_wanted(rate: int) -> None:
     for file_rate in (8_000, 22_050, 44_100):

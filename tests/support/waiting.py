@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
@@ -33,11 +32,3 @@ async def until(condition: Callable[[], object | Awaitable[object]]) -> None:
             if await value if inspect.isawaitable(value) else value:
                 return
             await trio.sleep(_INTERVAL)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """The same for a test that is a plain function."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f"not true after {PATIENCE:g} s"
-        time.sleep(_INTERVAL)

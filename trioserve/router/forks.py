@@ -65,17 +65,17 @@ def adopting_orphans() -> Iterator[bool]:
 
     Afterwards the system's first process adopts them again, and reaps them.
     """
+    adopts = hasattr(os, "pidfd_open")
+    if adopts:
+        try:
+            zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
+        except (OSError, AttributeError):
+            adopts = False
     try:
-        if not hasattr(os, "pidfd_open"):
-            raise AttributeError("pidfd_open")
-        zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
-    except (OSError, AttributeError):
-        yield False
-        return
-    try:
-        yield True
+        yield adopts
     finally:
-        zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
+        if adopts:
+            zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
 
 
 class Forks:

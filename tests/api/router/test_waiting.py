@@ -160,7 +160,7 @@ async def dying(tmp_path: Path) -> AsyncIterator[Dying]:
 
 async def until_waiting(router: Routed) -> None:
     """Wait until a request was refused by the dead child, and has left its place there."""
-    await until(lambda: not (not router.service.n_forwarded or router.fleet.users))
+    await until(lambda: router.service.n_forwarded and not router.fleet.users)
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM])

@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from tests.support.processes import with_variable
-from tests.support.waiting import patiently
+from tests.support.waiting import PATIENCE, patiently
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools.process import Limits, clean_environment, open_process, run
 
@@ -62,7 +62,7 @@ def with_folder(folder: str) -> list[int]:
     return with_variable("TMPDIR", f"{folder}/")
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> float:
+def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> float:
     """Wait for something that another process does. Returns how long it took."""
     begin = time.perf_counter()
     while not condition():
