@@ -7,6 +7,7 @@ which puts the text there.
 from __future__ import annotations
 
 import ast
+import configparser
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -97,10 +98,10 @@ def _tree(
 
 def floors() -> list[str]:
     """The layers that import-linter checks, top first, as names below `trioserve`."""
-    pyproject = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = pyproject["tool"]["importlinter"]["contracts"]
-    whole = next(one for one in contracts if one["type"] == "layers" and "containers" not in one)
-    return [layer.replace("trioserve.", "") for layer in whole["layers"]]
+    contracts = configparser.ConfigParser()
+    contracts.read(PACKAGE.parent / ".importlinter", encoding="utf-8")
+    layers = contracts["importlinter:contract:floors"]["layers"].split("\n")
+    return [layer.replace("trioserve.", "") for layer in layers if layer]
 
 
 def module_names() -> list[str]:
