@@ -7,6 +7,6 @@ of any size to do it with; `selfcheck` measures the load generator. The situatio
 `scenarios`, `chats`, `structured`, `busy` and `cancel`. Below them: `http1` reads responses,
 `driver` takes many clients through their `plan`s on one selector, `wire` knows the bodies of the
 two APIs, `targets` which servers may be measured, `harness` starts and stops them, `stats`,
-`report`, `plot` and `pictures` make numbers, tables and pictures. `ticks` alone imports trioserve,
+`report`, `plot` and `pictures` make numbers, tables and pictures. `steps` alone imports trioserve,
 and measures its engine without a model.
 """

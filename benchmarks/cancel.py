@@ -1,7 +1,7 @@
 """A client that goes away: how long until its slot is free?
 
 The connection is closed in the midst of prefill or decode, and a second one asks ``/slots`` until
-no slot is busy. One tick of the engine is allowed for: it is measured first, without cancelling.
+no slot is busy. One step of the engine is allowed for: it is measured first, without cancelling.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Slots:
         return time.perf_counter()
 
 
-def tick_of(outcome: Outcome, phase: str) -> float:
-    """Return how long one tick takes, in seconds, from an answer with events of progress.
+def step_of(outcome: Outcome, phase: str) -> float:
+    """Return how long one step takes, in seconds, from an answer with events of progress.
 
     In prefill it is the longest time between two events up to the first with output, from the
     sending on; in decode the time for each token, because an event may carry several.
@@ -98,10 +98,10 @@ class Cancel:
     clear_after: float = 30.0  # seconds a slot may stay busy
 
     metrics = (
-        Metric("p99 beyond one tick", "ms", digits=2),
+        Metric("p99 beyond one step", "ms", digits=2),
         Metric("slot free p50", "ms", digits=2),
         Metric("slot free p99", "ms", digits=2),
-        Metric("one tick", "ms", digits=2),
+        Metric("one step", "ms", digits=2),
         Metric("cancelled", "", digits=0),
     )
 
@@ -121,7 +121,7 @@ class Cancel:
                 whole += self.settings.run(target, [plan]).outcomes
                 if time.perf_counter() - started > self.max_seconds / 3:
                     break
-            tick = statistics.median(tick_of(outcome, self.phase) for outcome in whole)
+            step = statistics.median(step_of(outcome, self.phase) for outcome in whole)
             prefill = min(understand(outcome).ttft for outcome in whole)
             rng = random.Random(seed)
             times: list[float] = []
@@ -139,7 +139,7 @@ class Cancel:
             return Sample(numbers={}, requests=1, failed=1, errors=(str(error),))
         finally:
             slots.connection.close()
-        return self._sample(tick * 1e3, [time * 1e3 for time in times], tries)
+        return self._sample(step * 1e3, [time * 1e3 for time in times], tries)
 
     def _request(self, seed: str) -> Request:
         decode = self.phase == "decode"
@@ -150,17 +150,17 @@ class Cancel:
         )
         return shape.request(self.settings.prompt(16 if decode else self.prompt_tokens, seed))
 
-    def _sample(self, tick: float, times: list[float], tries: int) -> Sample:
+    def _sample(self, step: float, times: list[float], tries: int) -> Sample:
         notes = []
         if tries < self.count:
             notes.append(f"{tries} of {self.count} requests: the time was up")
         if len(times) < tries:
             notes.append(f"{tries - len(times)} had left the phase when they were to be cut off")
-        numbers = {"one tick": tick, "cancelled": float(len(times))}
+        numbers = {"one step": step, "cancelled": float(len(times))}
         if times:
             numbers["slot free p50"] = percentile(times, 0.5)
             numbers["slot free p99"] = percentile(times, 0.99)
-            numbers["p99 beyond one tick"] = numbers["slot free p99"] - tick
+            numbers["p99 beyond one step"] = numbers["slot free p99"] - step
         return Sample(numbers=numbers, requests=tries, notes=tuple(notes))
 
 

@@ -23,7 +23,7 @@ TITLES = {
     "ttft p99 / one prefill": "Time to the first token of a shared prompt, p99, in prefills of it",
     "wall s": "Time of all requests together, s",
     "prefilled / new": "Prompt tokens computed for each new one",
-    "p99 beyond one tick": "From a cancel until the slot is free, beyond one tick, p99, ms",
+    "p99 beyond one step": "From a cancel until the slot is free, beyond one step, p99, ms",
     "schema / plain": "Throughput with a JSON Schema, as a share of that without",
     "busy / quiet": "Throughput beside a busy process, as a share of that without",
     "memory/connection": "Memory of each connection, KB",

@@ -198,8 +198,8 @@ def rows(sizes: Sizes) -> list[Row]:
         return [(scenario, checks)]
 
     def cancel(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        text = "slot free p99 beyond one tick"
-        check = Check(text=text, metric="p99 beyond one tick", bound=5, unit="ms")
+        text = "slot free p99 beyond one step"
+        check = Check(text=text, metric="p99 beyond one step", bound=5, unit="ms")
         count, limit = sizes.cancels, sizes.cancel_seconds
         return [(Cancel(settings, phase, count, max_seconds=limit), [check]) for phase in PHASES]
 
@@ -241,7 +241,7 @@ def rows(sizes: Sizes) -> list[Row]:
         Row(
             key="cancel",
             scenarios=cancel,
-            both_args="-b 512",  # a batch is no more than a tick, and progress tells of batches
+            both_args="-b 512",  # a batch is no more than a step, and progress tells of batches
         ),
         Row(
             key="connections",

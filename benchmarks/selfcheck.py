@@ -2,7 +2,7 @@
 
     python -m benchmarks.selfcheck
 
-A second process plays the server: one event to every client each tick, as an engine does, so each
+A second process plays the server: one event to every client each step, as an engine does, so each
 event arrives by itself, which is the dearest case.
 """
 
@@ -60,7 +60,7 @@ def read_request(connection: socket.socket) -> bytes:
     return head + b"\r\n\r\n" + body
 
 
-def play(listener: socket.socket, clients: int, events: int, tick: float) -> None:
+def play(listener: socket.socket, clients: int, events: int, step: float) -> None:
     """Serve that many clients one stream each, then end."""
     connections = [listener.accept()[0] for _ in range(clients)]
     for connection in connections:
@@ -71,7 +71,7 @@ def play(listener: socket.socket, clients: int, events: int, tick: float) -> Non
     for _ in range(events):
         for connection in connections:
             connection.sendall(data)
-        time.sleep(tick)
+        time.sleep(step)
     usage = {"completion_tokens": events, "prompt_tokens": 1}
     last = chunk(event("", usage=usage)) + chunk(b"data: [DONE]\n\n") + chunk(b"")
     for connection in connections:
@@ -79,11 +79,11 @@ def play(listener: socket.socket, clients: int, events: int, tick: float) -> Non
         connection.close()
 
 
-def measure(clients: int, events: int, tick: float = 0.002) -> Run:
+def measure(clients: int, events: int, step: float = 0.002) -> Run:
     """Run the generator against the played server. Both end before this returns."""
     with socket.create_server(("127.0.0.1", 0), backlog=clients) as listener:
         port = listener.getsockname()[1]
-        arguments = (listener, clients, events, tick)
+        arguments = (listener, clients, events, step)
         # Spawned, not forked: a fork of a process that has threads may hang.
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=play, args=arguments, daemon=True)

@@ -17,7 +17,7 @@ async def main() -> None:
     config = Config(parallel=4, log_level="warning")
     logs.configure(config)
     async with Server(config) as server:
-        # Several at the same time share each tick of the engine.
+        # Several at the same time share each step of the engine.
         async with trio.open_nursery() as nursery:
             for question in ("Say hello", "What is the capital of France?", "What is 2 + 3?"):
                 nursery.start_soon(ask, server, question)

@@ -9,4 +9,7 @@ trioserve is cheap, and llama.cpp is not loaded before a model is.
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from trioserve.renamed import renamed_names
+
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = renamed_names(__name__, {"TickRecord": "StepRecord"}, _load)

@@ -168,7 +168,7 @@ from .types import (
     Prompt as Prompt,
     SamplingParams as SamplingParams,
     SlotStatus as SlotStatus,
-    TickRecord as TickRecord,
+    StepRecord as StepRecord,
     Timings as Timings,
     TokenProb as TokenProb,
     TokenProbs as TokenProbs,

@@ -160,7 +160,7 @@ def test_late_and_background_plans() -> None:
 
 
 def test_the_generator_loses_no_event() -> None:
-    result = measure(clients=5, events=40, tick=0.0)
+    result = measure(clients=5, events=40, step=0.0)
     assert result.events == 5 * 42
     assert sample_of(result, planned=5, expected_tokens=40).failed == 0
 

@@ -122,18 +122,18 @@ def test_a_plan_goes_on_with_what_came_back() -> None:
     assert texts == [("ab", [1, 2])] * 3
 
 
-# -- ticks and slots
+# -- steps and slots
 
 
-def test_a_tick_is_read_from_events_of_progress() -> None:
+def test_a_step_is_read_from_events_of_progress() -> None:
     progress = native("", prompt_progress={"processed": 5})
     last = native("", stop=True, tokens_predicted=6)  # in three events
     events = [progress, progress, native("a"), native("bc"), native("def"), last]
     found = outcome(10.5, 12.0, 12.5, 12.75, 13.75, 14.0, body=b"".join(events))
-    assert cancel.tick_of(found, "prefill") == 1.5
-    assert cancel.tick_of(found, "decode") == pytest.approx(0.25)
+    assert cancel.step_of(found, "prefill") == 1.5
+    assert cancel.step_of(found, "decode") == pytest.approx(0.25)
     with pytest.raises(ValueError, match="without its last"):
-        cancel.tick_of(outcome(11.0, body=native("a")), "decode")
+        cancel.step_of(outcome(11.0, body=native("a")), "decode")
 
 
 def test_a_request_is_cut_off_while_it_decodes() -> None:

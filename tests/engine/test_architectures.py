@@ -167,7 +167,7 @@ def test_after_preemption(known: Known, cache_ram: int) -> None:
         for i in (2, 3, 4):
             bench.submit(i, known.prompts[i], N)
         preempted = False
-        while bench.tick():
+        while bench.step():
             decoding = any(bench.tokens[i] for i in bench.tokens if i not in bench.finished)
             preempted |= decoding and bool(bench.engine.status().waiting)
         assert preempted
@@ -187,15 +187,15 @@ def test_back_from_ram(known: Known) -> None:
 
 
 @each_memory
-@pytest.mark.parametrize("n_ticks", [1, 20], ids=["in prefill", "in decode"])
-def test_after_a_cancel(known: Known, n_ticks: int) -> None:
+@pytest.mark.parametrize("n_steps", [1, 20], ids=["in prefill", "in decode"])
+def test_after_a_cancel(known: Known, n_steps: int) -> None:
     with known.bench(**SMALL_BATCHES) as bench:
         submit_all(bench, known.prompts)
-        for _ in range(n_ticks):
-            bench.tick()
+        for _ in range(n_steps):
+            bench.step()
         for i in (0, 3, 5):
             bench.engine.cancel(i)
-        bench.tick()
+        bench.step()
         for i in (0, 3, 5):
             bench.submit(i, known.prompts[i], N)
         bench.run()

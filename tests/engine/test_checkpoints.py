@@ -100,7 +100,7 @@ def test_followers_meet_their_leader_at_a_place_that_is_near() -> None:
 def test_a_request_that_comes_later_has_the_leader_stop() -> None:
     crowd = harness(rules=CheckpointRules(step=0))
     crowd.submit(1, "s" * 600)
-    crowd.tick()
+    crowd.step()
     assert 0 < len(crowd.backend.sequences[0]) < 300
     crowd.submit(2, "s" * 300 + "and something else")
     crowd.run()
@@ -177,7 +177,7 @@ def test_without_room_for_them_there_are_none(rules: CheckpointRules, ram: int) 
 def test_a_model_that_can_be_cut_needs_none() -> None:
     plain = harness(can_cut=True)
     plain.submit(1, ASKED, hints=HINTS)
-    plain.tick()
+    plain.step()
     run = plain.engine._scheduler.slots[0].run
     assert run is not None and run.places == []
     plain.run()

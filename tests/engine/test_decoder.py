@@ -42,9 +42,9 @@ def test_a_prompt_that_is_cancelled_ends_its_decode() -> None:
     harness, canceller = harness_with()
     harness.submit(1, LONG)
     canceller.due = [1]
-    harness.tick()
+    harness.step()
     assert harness.backend.n_decoded == 0
-    assert not harness.tick()
+    assert not harness.step()
     assert harness.states() == ["idle", "idle"]
     assert harness.backend.n_decodes == 1
     harness.submit(2, "two")
@@ -56,11 +56,11 @@ def test_a_prompt_that_is_cancelled_ends_its_decode() -> None:
 def test_a_prompt_that_others_decode_beside(n_tokens: int) -> None:
     harness, canceller = harness_with()
     harness.submit(1, "one", max_tokens=4)
-    harness.tick()
+    harness.step()
     harness.submit(2, LONG[:n_tokens])
     canceller.due = [2]
     n_decoded = harness.backend.n_decoded
-    harness.tick()
+    harness.step()
     assert harness.backend.n_decoded == n_decoded
     harness.run()
     assert harness.text(1) == "ONE"
@@ -72,10 +72,10 @@ def test_a_prompt_that_others_decode_beside(n_tokens: int) -> None:
 def test_what_is_not_the_larger_part_interrupts_nothing(cancelled: int) -> None:
     harness, canceller = harness_with(n_slots=3)
     harness.submit(1, "one", max_tokens=4)
-    harness.tick()
+    harness.step()
     harness.submit(2, LONG)
     canceller.due = [cancelled]  # a stream, and one that nobody knows
-    harness.tick()
+    harness.step()
     assert harness.backend.n_decoded > 3 + MIN_INTERRUPTED
     harness.run()
     assert harness.text(2) == LONG.upper()
@@ -89,20 +89,20 @@ def test_a_short_prompt_ends_soon_by_itself(n_tokens: int, n_decoded: int) -> No
     harness, canceller = harness_with()
     harness.submit(1, "x" * n_tokens)
     canceller.due = [1]
-    harness.tick()
+    harness.step()
     assert harness.backend.n_decoded == n_decoded
 
 
 def test_others_lose_no_two_decodes_in_a_row() -> None:
     harness, canceller = harness_with(n_slots=4)
     harness.submit(1, "o" * 40, max_tokens=40)
-    harness.tick()
+    harness.step()
     lost = []
     for task_id in range(2, 12):
         harness.submit(task_id, LONG)
         canceller.due = [task_id]
         before = harness.backend.n_decoded
-        harness.tick()
+        harness.step()
         lost.append(harness.backend.n_decoded == before)
     assert True in lost
     assert (True, True) not in set(itertools.pairwise(lost))
@@ -114,7 +114,7 @@ def test_a_cancel_that_crosses_with_the_end_of_its_decode() -> None:
     harness, _ = harness_with()
     harness.submit(1, "one")
     harness.backend.interrupt()  # comes when another one has begun
-    harness.tick()
+    harness.step()
     assert harness.backend.n_decoded == 0
     harness.run()
     assert harness.text(1) == "ONE"
@@ -144,13 +144,13 @@ def test_the_threads_are_those_for_the_tokens_of_the_batch(monkeypatch: pytest.M
 
     monkeypatch.setattr(harness.engine._decoder.threads, "run", run)
     harness.submit(1, "hello world")
-    harness.tick()
+    harness.step()
     scheduler = harness.engine._scheduler
     scheduler.propose([(scheduler.slots[0], b"ELLO")])
-    harness.tick()
+    harness.step()
     harness.submit(2, "x" * 40)
-    harness.tick()
-    harness.tick()
+    harness.step()
+    harness.step()
     assert told == [11, 5, 41, 2]
 
 

@@ -48,8 +48,8 @@ def always_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
 class DraftBench(Bench):
     """A bench that also looks whether the draft model holds what its drafter believes."""
 
-    def tick(self) -> bool:
-        work_left = super().tick()
+    def step(self) -> bool:
+        work_left = super().step()
         drafter = self.backend.drafters[0]
         assert isinstance(drafter, LlamaDrafter)
         drafter.check_integrity()
@@ -84,16 +84,16 @@ def test_the_output_in_company(plain: Bench, draft: str, *, unified: bool) -> No
     assert all(said.is_said_by(bench.tokens[i]) for i, said in enumerate(alone))
 
 
-def test_a_draft_that_is_always_right_saves_ticks(plain: Bench) -> None:
+def test_a_draft_that_is_always_right_saves_steps(plain: Bench) -> None:
     said = plain.alone(PROMPTS[3], 61, sampling=ENDLESS)
     bench = drafting(str(BUNDLED), spec_draft_n_max=5, parallel=1)
     bench.submit(1, PROMPTS[3], 61, sampling=ENDLESS)
-    n_ticks = 1
-    while bench.tick():
-        n_ticks += 1
+    n_steps = 1
+    while bench.step():
+        n_steps += 1
     closed(bench)
     assert said.is_said_by(bench.tokens[1])
-    assert n_ticks <= 14
+    assert n_steps <= 14
 
 
 def test_with_grammars(draft: str, plain: Bench) -> None:
@@ -141,7 +141,7 @@ def test_after_a_preemption(draft: str, plain: Bench) -> None:
     for i, prompt in enumerate(PROMPTS[:2]):
         bench.submit(i, prompt, 150, sampling=ENDLESS)
     preempted = False
-    while bench.tick():
+    while bench.step():
         preempted = preempted or bool(bench.engine.status().waiting)
     closed(bench)
     assert preempted

@@ -1,4 +1,4 @@
-"""Drafts: several tokens in a tick, and what was not accepted is rolled back."""
+"""Drafts: several tokens in a step, and what was not accepted is rolled back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def start(backend: ScriptedBackend | None = None, **params: object) -> tuple[Har
     """Begin an output of ``HELLO WORLD``; its first token is there."""
     harness = Harness(backend)
     harness.submit(1, "hello world", **params)
-    harness.tick()
+    harness.step()
     assert harness.text(1) in ("H", "")  # a stop string may hold it back
     return harness, harness.engine._scheduler.slots[0]
 
@@ -38,11 +38,11 @@ def propose(harness: Harness, slot: Slot, draft: str | list[int]) -> None:
         ("ELLO WORLD", "HELLO WORLD"),
     ],
 )
-def test_a_tick_adds_what_is_right_of_a_draft_and_one_more(draft: str, text: str) -> None:
+def test_a_step_adds_what_is_right_of_a_draft_and_one_more(draft: str, text: str) -> None:
     harness, slot = start()
     before = harness.backend.n_decodes
     propose(harness, slot, draft)
-    harness.tick()
+    harness.step()
     assert harness.backend.n_decodes == before + 1
     assert harness.text(1) == text
     if slot.run is not None:
@@ -58,15 +58,15 @@ def test_drafts_that_are_rolled_back_leave_the_cells_in_one_span() -> None:
     harness, slot = start()
     while slot.run is not None:
         propose(harness, slot, "??")
-        harness.tick()
+        harness.step()
         assert len(harness.engine._scheduler.cache._held._cells._spans[0]) == 1
     assert harness.text(1) == "HELLO WORLD"
 
 
-def test_tokens_of_a_tick_leave_as_one_chunk_with_their_probabilities() -> None:
+def test_tokens_of_a_step_leave_as_one_chunk_with_their_probabilities() -> None:
     harness, slot = start(n_probs=1)
     propose(harness, slot, "ELLx")
-    harness.tick()
+    harness.step()
     chunk = harness.events[1][-1]
     assert isinstance(chunk, Chunk)
     assert chunk.tokens == tuple(b"ELLO")
@@ -76,14 +76,14 @@ def test_tokens_of_a_tick_leave_as_one_chunk_with_their_probabilities() -> None:
 def test_nothing_is_sampled_after_the_end_that_a_draft_holds() -> None:
     harness, slot = start()
     propose(harness, slot, [*b"ELLO WORLD", EOS, *b"beyond"])
-    assert not harness.tick()
+    assert not harness.step()
     assert harness.text(1) == "HELLO WORLD"
     assert harness.finish(1).reason is FinishReason.EOS
     assert bytes(harness.backend.sequences[0]) == b"hello worldHELLO WORLD"
 
 
 @pytest.mark.parametrize("draft", ["", "E", "ELLO", "ELLO WORLD"])
-def test_a_stop_string_over_the_border_of_ticks(draft: str) -> None:
+def test_a_stop_string_over_the_border_of_steps(draft: str) -> None:
     harness, slot = start(stop=("HELLO W",))
     propose(harness, slot, draft)
     harness.run()
@@ -96,7 +96,7 @@ def test_a_stop_string_over_the_border_of_ticks(draft: str) -> None:
 def test_the_limit_of_tokens_holds_within_a_draft() -> None:
     harness, slot = start(max_tokens=4)
     propose(harness, slot, "ELLO WORLD")
-    assert not harness.tick()
+    assert not harness.step()
     assert harness.text(1) == "HELL"
     assert harness.finish(1).reason is FinishReason.LIMIT
     assert harness.finish(1).timings.predicted_n == 4
@@ -109,7 +109,7 @@ def test_drafts_share_the_logits_that_are_no_slots_own() -> None:
     backend.n_outputs = 12
     harness, slot = start(backend)
     harness.submit(2, "other text")
-    harness.tick()
+    harness.step()
     other = harness.engine._scheduler.slots[1]
     propose(harness, slot, "LLO W")
     propose(harness, other, "THER T")
@@ -126,7 +126,7 @@ def test_drafts_that_are_given_together_are_cut_from_the_last() -> None:
     harness, slot = start(backend)
     harness.submit(2, "other text")
     harness.submit(3, "third one")
-    harness.tick()
+    harness.step()
     scheduler = harness.engine._scheduler
     others = scheduler.slots[1:3]
     assert scheduler.rows_for_drafts() == 8
@@ -144,7 +144,7 @@ def test_a_draft_ends_where_the_sequence_does() -> None:
     harness, slot = start(ScriptedBackend(n_slots=1, n_ctx=15))
     propose(harness, slot, "ELLO WORLD")
     assert slot.n_pending == 3
-    assert not harness.tick()
+    assert not harness.step()
     assert harness.text(1) == "HELL"
     assert harness.finish(1).truncated
 
@@ -158,7 +158,7 @@ def test_no_draft_for_a_sequence_that_cannot_be_cut() -> None:
 def test_a_draft_shares_the_batch_with_prompts() -> None:
     harness, slot = start(ScriptedBackend(n_batch=16))
     harness.submit(2, "x" * 40, max_tokens=2)
-    while harness.tick():
+    while harness.step():
         if slot.run is not None and slot.run.task.id == 1:
             n_said = len(harness.text(1))
             propose(harness, slot, "HELLO WORLD"[n_said:])
@@ -170,11 +170,11 @@ def test_drafts_give_way_before_a_run_does() -> None:
     harness = Harness(ScriptedBackend(n_slots=2, n_ctx=26))
     for task_id, prompt in enumerate(("hello wo", "other"), 1):
         harness.submit(task_id, prompt, max_tokens=6)
-    harness.tick()
+    harness.step()
     one, other = harness.engine._scheduler.slots
     propose(harness, one, "ELLO WO")
     propose(harness, other, "THERxxxxx")
-    harness.tick()
+    harness.step()
     assert one.run is not None and other.run is not None
     assert (harness.text(1), harness.text(2)) == ("HE", "OT")
     harness.run()
@@ -185,7 +185,7 @@ def test_a_cache_that_is_full_after_all_drops_the_draft() -> None:
     harness, slot = start()
     propose(harness, slot, "ELLO")
     harness.backend.fail_next = KVCacheFullError("no free cells")
-    harness.tick()
+    harness.step()
     assert slot.run is not None and slot.n_pending == 1
     harness.run()
     assert harness.text(1) == "HELLO WORLD"
@@ -200,5 +200,5 @@ def test_a_preempted_or_failed_run_leaves_its_draft() -> None:
     harness, slot = start()
     propose(harness, slot, "ELLO")
     harness.backend.fail_next = DecodeError("broken")
-    assert not harness.tick()
+    assert not harness.step()
     assert harness.backend.sequences[0] == []

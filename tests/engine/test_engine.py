@@ -1,4 +1,4 @@
-"""The engine, ticking by hand on the scripted backend."""
+"""The engine, stepping by hand on the scripted backend."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_one_task_from_prompt_to_end() -> None:
     assert harness.states() == ["idle", "idle"]
 
 
-def test_the_bell_rings_once_a_tick() -> None:
+def test_the_bell_rings_once_a_step() -> None:
     harness = Harness(ScriptedBackend(n_slots=4))
     for task_id in range(1, 5):
         harness.submit(task_id, "hello")
     harness.run()
-    assert harness.rings == harness.engine.status().counters.ticks
+    assert harness.rings == harness.engine.status().counters.steps
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -91,27 +91,27 @@ def test_a_split_cache_gets_the_sequences_of_a_batch_in_order() -> None:
     harness.run()
     for task_id in (14, 13, 11, 12):
         harness.submit(task_id, ("abcd", "bcda", "cdab", "dabc")[task_id - 11] * 9)
-        harness.tick()
+        harness.step()
     harness.run()
     assert max(len(set(order)) for order in orders) == 4
     assert all(order == sorted(order) for order in orders)
 
 
 @pytest.mark.parametrize(
-    ("tick_ms", "sizes"),
+    ("step_ms", "sizes"),
     [(10, [1, 3, 3, 3, 2]), (16, [1, 2, 2, 2, 2, 2, 1]), (20, [1] * 12), (50, [1] * 12)],
 )
 def test_tokens_leave_together_and_none_waits_longer_than_the_interval(
-    tick_ms: int, sizes: list[int]
+    step_ms: int, sizes: list[int]
 ) -> None:
     harness = Harness(flush_interval=0.033)
-    harness.engine.clock = lambda: harness.backend.n_decodes * tick_ms / 1e3
+    harness.engine.clock = lambda: harness.backend.n_decodes * step_ms / 1e3
     harness.submit(1, "twelve bytes", max_tokens=12)
     together = []
     work_left = True
     while work_left:
         before = len(harness.text(1))
-        work_left = harness.tick()
+        work_left = harness.step()
         together.append(len(harness.text(1)) - before)
     assert [n for n in together if n] == sizes
 
@@ -120,7 +120,7 @@ def test_slots_go_from_idle_to_prefill_to_decode_to_idle() -> None:
     harness = Harness(ScriptedBackend(n_batch=8))
     harness.submit(1, "x" * 20, max_tokens=2)
     states = [harness.states()[0]]
-    while harness.tick():
+    while harness.step():
         states.append(harness.states()[0])
     states.append(harness.states()[0])
     assert states == ["idle", "prefill", "prefill", "decode", "idle"]
@@ -131,7 +131,7 @@ def test_streams_interleave_and_the_rest_wait_their_turn() -> None:
     for task_id in (1, 2, 3):
         harness.submit(task_id, f"text {task_id} is rather long")
     for _ in range(5):
-        harness.tick()
+        harness.step()
     assert harness.text(1) == harness.text(2).replace("2", "1") != ""
     assert [task.task_id for task in harness.engine.status().waiting] == [3]
     harness.run()
@@ -141,11 +141,11 @@ def test_streams_interleave_and_the_rest_wait_their_turn() -> None:
 def test_a_long_prompt_does_not_stop_a_stream() -> None:
     harness = Harness(ScriptedBackend(n_batch=256), max_tick_ms=0.001)
     harness.submit(1, "a stream of many bytes, " * 5)
-    harness.tick()
+    harness.step()
     harness.submit(2, "x" * 200, max_tokens=1)
     while not harness.events[2]:
         before = len(harness.text(1))
-        harness.tick()
+        harness.step()
         assert len(harness.text(1)) == before + 1
     assert harness.backend.n_decodes > 200 // 64  # in small parts, though one batch holds it
 
@@ -157,18 +157,18 @@ def test_alone_a_prompt_gets_whole_batches() -> None:
     assert harness.backend.n_decodes == 2
 
 
-@pytest.mark.parametrize("ticks", [0, 1, 2, 5], ids=["queued", "prefill", "prefill", "decode"])
-def test_a_cancelled_task_is_gone_by_the_next_tick(ticks: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 2, 5], ids=["queued", "prefill", "prefill", "decode"])
+def test_a_cancelled_task_is_gone_by_the_next_step(steps: int) -> None:
     harness = Harness(ScriptedBackend(n_slots=1, n_batch=8))
-    if ticks == 0:
+    if steps == 0:
         harness.submit(9, "in the only slot", max_tokens=1)
-        harness.tick()
+        harness.step()
     harness.submit(1, "somewhat longer than a batch")
-    for _ in range(ticks):
-        harness.tick()
+    for _ in range(steps):
+        harness.step()
     harness.engine.cancel(1)
     harness.engine.cancel(1)
-    harness.tick()
+    harness.step()
     harness.run()
     assert harness.engine.status().waiting == ()
     assert harness.states() == ["idle"]
@@ -181,7 +181,7 @@ def test_a_cancel_does_not_change_the_neighbours() -> None:
     for task_id in (1, 2, 3):
         harness.submit(task_id, f"neighbour number {task_id}")
     for _ in range(4):
-        harness.tick()
+        harness.step()
     harness.engine.cancel(2)
     harness.run()
     assert harness.text(1) == "NEIGHBOUR NUMBER 1"
@@ -277,7 +277,7 @@ def test_a_full_context_can_go_on_without_its_older_half(can_cut: bool) -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=16, can_cut=can_cut)
     harness = Harness(backend, context_shift=True)
     harness.submit(1, "12345678", max_tokens=100, n_keep=4)
-    while harness.tick():
+    while harness.step():
         assert bytes(backend.sequences[0][:4]) in (b"1234", b"")
     assert harness.text(1) == "x" * 100
     assert harness.finish(1).truncated
@@ -300,7 +300,7 @@ def test_how_much_of_a_full_context_goes(n_discard: int, n_left: int) -> None:
     harness = Harness(backend, context_shift=True)
     harness.submit(1, "12345678", max_tokens=40, n_keep=4, n_discard=n_discard)
     lengths = []
-    while harness.tick():
+    while harness.step():
         lengths.append(len(backend.sequences[0]))
     after = [b for a, b in itertools.pairwise(lengths) if a == 4]  # what is kept of the prompt
     assert after[0] == n_left
@@ -311,7 +311,7 @@ def test_the_time_limit_ends_at_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100_000))
     monkeypatch.setattr("trioserve.engine.output.monotonic", lambda: next(now))
     harness = Harness(ScriptedBackend(lambda prompt: "a\nb\nc\nd\n"))
-    harness.submit(1, "x", t_max_predict_ms=2500)  # the clock ticks once a token, in seconds
+    harness.submit(1, "x", t_max_predict_ms=2500)  # the clock steps once a token, in seconds
     harness.run()
     assert harness.text(1) == "a\nb\n"
     assert harness.finish(1).reason is FinishReason.LIMIT
@@ -341,7 +341,7 @@ def test_progress_is_reported_when_asked_for() -> None:
 
 
 class SixteenTokens:
-    """A strategy that gives the oldest prompt 16 tokens a tick, whatever they cost."""
+    """A strategy that gives the oldest prompt 16 tokens a step, whatever they cost."""
 
     pace = 0.0
 
@@ -355,7 +355,7 @@ class SixteenTokens:
         """Learn nothing."""
 
 
-def test_progress_is_counted_in_batches_however_small_the_ticks() -> None:
+def test_progress_is_counted_in_batches_however_small_the_steps() -> None:
     harness = Harness(ScriptedBackend(n_batch=64))
     harness.engine = Engine(harness.backend, SixteenTokens(), lambda: None)
     harness.submit(1, "x" * 150, return_progress=True, max_tokens=1)
@@ -368,11 +368,11 @@ def test_without_continuous_batching_prompts_wait_for_answers() -> None:
     harness = Harness()
     harness.engine = Engine(harness.backend, AnswersFirst(DecodeMaximal()), lambda: None)
     harness.submit(1, "abc")
-    harness.tick()
+    harness.step()
     harness.submit(2, "xy")
     assert harness.states() == ["decode", "idle"]
     while not harness.text(2):
-        assert harness.tick()
+        assert harness.step()
     assert isinstance(harness.events[1][-1], Finished)
     harness.run()
     assert (harness.text(1), harness.text(2)) == ("ABC", "XY")
@@ -381,9 +381,9 @@ def test_without_continuous_batching_prompts_wait_for_answers() -> None:
 def test_a_paused_task_keeps_its_slot_and_waits() -> None:
     harness = Harness(ScriptedBackend(n_slots=1))
     harness.submit(1, "hello")
-    harness.tick()
+    harness.step()
     harness.engine.pause(1)
-    assert not harness.tick()
+    assert not harness.step()
     assert harness.states() == ["decode"]
     assert harness.text(1) == "H"
     harness.engine.resume(1)
@@ -394,7 +394,7 @@ def test_a_paused_task_keeps_its_slot_and_waits() -> None:
 def test_a_paused_task_gives_its_slot_to_one_that_waits() -> None:
     harness = Harness(ScriptedBackend(n_slots=1, n_seqs=2))
     harness.submit(1, "hello")
-    harness.tick()
+    harness.step()
     harness.engine.pause(1)
     harness.submit(2, "you")
     harness.run()
@@ -414,7 +414,7 @@ def test_paused_tasks_give_up_their_cells_to_one_that_waits() -> None:
     for task_id in (1, 2):
         harness.submit(task_id, str(task_id) * 40)
     for _ in range(4):
-        harness.tick()
+        harness.step()
     for task_id in (1, 2):
         harness.engine.pause(task_id)
     harness.submit(3, "c" * 40)
@@ -430,11 +430,11 @@ def test_a_task_that_asks_for_a_slot_gets_it_from_a_paused_one() -> None:
     harness = Harness(ScriptedBackend(n_slots=2))
     for task_id in (1, 2):
         harness.submit(task_id, "hello")
-    harness.tick()
+    harness.step()
     harness.engine.pause(1)
     harness.submit(3, "you", id_slot=0)
     harness.submit(4, "me", id_slot=1)
-    harness.tick()
+    harness.step()
     assert [slot.task_id for slot in harness.engine.status().slots] == [3, 2]
     harness.engine.cancel(1)
     harness.run()
@@ -518,7 +518,7 @@ def test_when_runs_outgrow_the_cache_the_youngest_waits_and_goes_on() -> None:
     harness.submit(1, "a" * 16)
     harness.submit(2, "b" * 16)
     seen_waiting = False
-    while harness.tick():
+    while harness.step():
         waiting = [task.task_id for task in harness.engine.status().waiting]
         seen_waiting = seen_waiting or waiting == [2]
     assert seen_waiting
@@ -530,7 +530,7 @@ def test_a_cache_that_is_full_after_all_is_no_error() -> None:
     harness = Harness()
     harness.submit(1, "one")
     harness.submit(2, "two")
-    harness.tick()
+    harness.step()
     harness.backend.fail_next = KVCacheFullError("full")
     harness.run()
     assert (harness.text(1), harness.text(2)) == ("ONE", "TWO")
@@ -585,7 +585,7 @@ def test_a_broken_engine_fails_everything_from_then_on() -> None:
     harness.submit(1, "one")
     harness.submit(2, "two")
     harness.backend.on_decode = explode
-    harness.engine.tick()
+    harness.engine.step()
     failed = {event.task_id: event for event in harness.engine.take_events()}
     assert all(isinstance(failed[i], Failed) for i in (1, 2))
     with pytest.raises(EngineError, match="engine failed") as caught:
@@ -603,7 +603,7 @@ def test_what_breaks_while_a_broken_engine_ends_its_tasks_is_told(
     harness.submit(1, "one")
     harness.backend.on_decode = explode
     monkeypatch.setattr(harness.engine, "_fail_all", explode)
-    harness.engine.tick()
+    harness.engine.step()
     with pytest.raises(EngineError) as caught:
         harness.engine.check_works()
     cause = caught.value.__cause__
@@ -641,7 +641,7 @@ def test_a_task_that_can_never_run_is_refused(
 def test_the_thread_ends_when_told_and_frees_everything() -> None:
     harness = Harness()
     harness.submit(1, "hello")
-    harness.tick()
+    harness.step()
     harness.engine.stop()
     harness.engine.run()
     assert harness.backend.closed

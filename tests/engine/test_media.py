@@ -42,15 +42,15 @@ class MediaHarness(Harness):
         self.engine.submit(Task(task_id, prompt, GenerationParams(**options)))
 
     def go(self) -> None:
-        """Tick and encode until there is nothing to do."""
+        """Step and encode until there is nothing to do."""
         for _ in range(10_000):
-            if not self.tick() and not self.encoder.encode_next():
+            if not self.step() and not self.encoder.encode_next():
                 return
         raise AssertionError("the engine does not come to an end")
 
     def go_until_encoding(self) -> None:
-        """Tick as long as there is something to do without the encoder."""
-        while self.tick():
+        """Step as long as there is something to do without the encoder."""
+        while self.step():
             pass
 
 
@@ -104,11 +104,11 @@ def test_a_text_that_comes_back_from_ram_needs_no_encoding() -> None:
 def test_streams_go_on_while_an_image_is_encoded() -> None:
     one = MediaHarness()
     one.ask(1, "a stream of letters")
-    one.tick()
+    one.step()
     one.ask(2, "see [image:x]")
     for _ in range(8):
         before = len(one.text(1))
-        one.tick()
+        one.step()
         assert len(one.text(1)) == before + 1
     slots = one.engine.status().slots
     assert [slot.encoding for slot in slots] == [False, True]
@@ -122,26 +122,26 @@ def test_a_slot_that_waits_for_an_image_is_no_work() -> None:
     one.ask(1, "see [image:x]")
     one.go_until_encoding()
     n_decodes = one.backend.n_decodes
-    assert not one.tick() and not one.tick()
+    assert not one.step() and not one.step()
     assert one.backend.n_decodes == n_decodes
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_a_stream_has_a_token_between_two_ticks_with_media(is_causal: bool) -> None:
+def test_a_stream_has_a_token_between_two_steps_with_media(is_causal: bool) -> None:
     one = MediaHarness(ScriptedProjector(n_cells=60, is_causal=is_causal))
     one.ask(1, "a stream of letters that is long enough")
-    one.tick()
+    one.step()
     one.ask(2, "".join(f"[image:{i}]" for i in range(5)), max_tokens=1)
-    one.tick()
+    one.step()
     while one.encoder.encode_next():
         pass
-    ticks = []
+    steps = []
     while not one.events[2]:
         n_said, n_cells = len(one.text(1)), one.backend.n_decoded
-        one.tick()
-        ticks.append((len(one.text(1)) - n_said, one.backend.n_decoded - n_cells > 1))
-    assert (0, True) in ticks
-    assert all(before != (0, True) or after[0] for before, after in pairwise(ticks))
+        one.step()
+        steps.append((len(one.text(1)) - n_said, one.backend.n_decoded - n_cells > 1))
+    assert (0, True) in steps
+    assert all(before != (0, True) or after[0] for before, after in pairwise(steps))
 
 
 class _Recorder(PrefillPriority):
@@ -156,7 +156,7 @@ class _Recorder(PrefillPriority):
         self.seen.append((n_prefill, n_decode))
 
 
-def test_a_tick_with_media_and_that_of_the_streams_are_one_to_the_strategy() -> None:
+def test_a_step_with_media_and_that_of_the_streams_are_one_to_the_strategy() -> None:
     one, strategy = MediaHarness(), _Recorder()
     one.engine._strategy = one.engine._scheduler.planner._strategy = strategy
     one.ask(1, "a stream")
@@ -164,7 +164,7 @@ def test_a_tick_with_media_and_that_of_the_streams_are_one_to_the_strategy() -> 
     one.go_until_encoding()
     assert strategy.seen == [(8, 0), *[(0, 1)] * 8]
     one.ask(3, "another")
-    one.tick()
+    one.step()
     strategy.seen.clear()
     while one.encoder.encode_next():
         pass
@@ -176,15 +176,15 @@ def test_texts_and_media_take_turns() -> None:
     one = MediaHarness(ScriptedProjector(n_cells=60), {"n_slots": 2})
     one.ask(1, "".join(f"[image:{i}]" for i in range(4)), max_tokens=1)
     one.ask(2, "t" * 200, max_tokens=1)
-    one.tick()
+    one.step()
     while one.encoder.encode_next():
         pass
     held = []
     for _ in range(6):
-        one.tick()
+        one.step()
         held.append([slot.n_past for slot in one.engine.status().slots])
     gains = [(b[0] > a[0], b[1] > a[1]) for a, b in pairwise(held)]
-    assert all(a != b for a, b in gains), "one of them in each tick"
+    assert all(a != b for a, b in gains), "one of them in each step"
     assert (True, False) in gains[:2] and (False, True) in gains[:2]
 
 
@@ -198,7 +198,7 @@ def test_a_cancel_while_encoding_ends_it_and_frees_the_slot() -> None:
 
     def cancel(chunk: MediaChunk) -> None:
         one.engine.cancel(1)
-        one.tick()
+        one.step()
         assert one.projector.is_interrupted
         assert one.engine.status().slots[0].task_id == 2
 
@@ -217,7 +217,7 @@ def test_an_image_that_another_one_wants_is_not_interrupted() -> None:
 
     def cancel(chunk: MediaChunk) -> None:
         one.engine.cancel(1)
-        one.tick()
+        one.step()
 
     one.go_until_encoding()
     one.projector.on_encode = cancel
@@ -231,10 +231,10 @@ def test_of_a_cancel_between_parts_of_a_chunk_nothing_is_left() -> None:
     one.ask(1, "this is [image:x]")
     one.go_until_encoding()
     one.encoder.encode_next()
-    one.tick()
+    one.step()
     assert len("this is ") < one.engine.status().slots[0].n_past < 150
     one.engine.cancel(1)
-    one.tick()
+    one.step()
     assert [len(held) for held in one.backend.sequences] == [len("this is ")]
     one.ask(2, "this is [image:x]")
     one.go()
@@ -307,7 +307,7 @@ def test_a_text_that_another_run_continues_with_media_is_not_saved_meanwhile() -
     one.go()
     one.ask(2, "see" + one.text(1) + "[image:x]")
     while not (saving := one.engine.status().slots[1]).n_past > len("see") + 1:
-        if not one.tick():
+        if not one.step():
             one.encoder.encode_next()
     assert saving.task_id == 2
     with pytest.raises(UnavailableError, match="try again"):
@@ -368,12 +368,12 @@ def test_an_engine_sleeps_while_the_encoder_works_in_its_thread() -> None:
     projector.gate.clear()
     prompt = prompt_of("see [image:x]", projector)
     one.engine.submit(Task(1, prompt, GenerationParams()))
-    while one.tick():
+    while one.step():
         pass
     assert one.engine.status().slots[0].encoding
     projector.gate.set()
-    one.engine.tick(wait=True)  # the encoder wakes it up
-    while one.tick():
+    one.engine.step(wait=True)  # the encoder wakes it up
+    while one.step():
         pass
     assert one.text(1) == "SEE [IMAGE:X]"
     one.engine.stop()

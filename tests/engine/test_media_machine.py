@@ -15,10 +15,10 @@ from trioserve.types import Failed, MediaChunk, Prompt
 
 
 class MediaMachine(EngineMachine):
-    """The same with an image in place of each ``b``, which takes more than a tick.
+    """The same with an image in place of each ``b``, which takes more than a step.
 
     As with M-RoPE, an image has fewer positions than cells. Its embeddings are kept for a few
-    others only. While one is encoded, the engine ticks, and runs are cancelled.
+    others only. While one is encoded, the engine steps, and runs are cancelled.
     """
 
     n_cells, n_positions, is_causal = 18, 3, True
@@ -46,13 +46,13 @@ class MediaMachine(EngineMachine):
         slots = self.engine._scheduler.slots
         return super().waits_for_others() or any(slot.awaits_media for slot in slots)
 
-    @rule(n_ticks=st.integers(0, 3), fails=st.sampled_from([False, False, False, True]))
-    def encode(self, n_ticks: int, fails: bool) -> None:
-        """Encode a chunk, and meanwhile tick."""
+    @rule(n_steps=st.integers(0, 3), fails=st.sampled_from([False, False, False, True]))
+    def encode(self, n_steps: int, fails: bool) -> None:
+        """Encode a chunk, and meanwhile step."""
 
         def go_on(_chunk: MediaChunk) -> None:
-            for _ in range(n_ticks):
-                self.engine.tick()
+            for _ in range(n_steps):
+                self.engine.step()
                 self.engine.check_integrity()
                 self._read()
 
@@ -72,7 +72,7 @@ class MediaMachine(EngineMachine):
         def cancel(chunk: MediaChunk) -> None:
             self.engine.cancel(task_id)
             self.cancelled.add(task_id)
-            self.engine.tick()
+            self.engine.step()
             self._read()
             wanted = any(slot.needs(chunk) for slot in self.engine._scheduler.slots)
             assert wanted or self.projector.is_interrupted, "what nobody wants is encoded"

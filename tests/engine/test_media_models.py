@@ -30,9 +30,9 @@ class MediaBench(Bench):
         self.engine.submit(Task(task_id, prompt, params))
 
     def go(self, task_ids: list[int]) -> None:
-        """Tick until these have ended; in between, the encoder has its time."""
+        """Step until these have ended; in between, the encoder has its time."""
         while not all(task_id in self.finished for task_id in task_ids):
-            if not self.tick():
+            if not self.step():
                 sleep(0.001)
 
 
@@ -76,7 +76,7 @@ def test_company_cancels_and_caches_change_no_output(
             bench.ask(task_id, prompts[which[task_id]])
             running.append(task_id)
             for _ in range(rng.integers(6)):
-                bench.tick()
+                bench.step()
             if rng.random() < 0.3:
                 bench.engine.cancel(running.pop(rng.integers(len(running))))
         bench.go(running)

@@ -1,4 +1,4 @@
-"""What is in a tick, and in which order."""
+"""What is in a step, and in which order."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def test_in_a_split_cache_rows_are_in_the_order_of_their_sequences(
     harness = Harness(ScriptedBackend(n_slots=3, n_ctx=300, n_ctx_seq=n_ctx_seq))
     for task_id, prompt in enumerate(("ones", "twos"), 1):
         harness.submit(task_id, prompt * 7, max_tokens=1)
-        harness.tick()
+        harness.step()
     for task_id, prompt in enumerate(("twos", "ones"), 3):  # in the other one's slot each
         harness.submit(task_id, prompt * 7, id_slot=task_id - 3)
-        harness.tick()
-    harness.tick()
+        harness.step()
+    harness.step()
     assert [seq for _, _, seq, _ in harness.backend.batch.rows] == seqs
 
 
 def test_media_go_first_before_the_first_turn() -> None:
     one = MediaHarness(ScriptedProjector(n_cells=60))
     one.ask(1, "[image:x]")
-    one.tick()
+    one.step()
     one.encoder.encode_next()
     one.ask(2, "t" * 60)
     held = []
     for _ in range(2):
-        one.tick()
+        one.step()
         held.append([slot.n_past for slot in one.engine.status().slots])
     assert held == [[60, 0], [61, 60]]

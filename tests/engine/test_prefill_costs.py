@@ -18,7 +18,7 @@ def test_nothing_fits_into_no_time_nor_while_nothing_is_known() -> None:
     assert (costs.fitting(0.0), costs.fitting(-1.0)) == (0, 0)
 
 
-def test_ticks_smaller_and_larger_than_a_tile_are_told_apart() -> None:
+def test_steps_smaller_and_larger_than_a_tile_are_told_apart() -> None:
     costs = PrefillCosts()
     observe(costs, 0, 0.010)
     observe(costs, 20, 0.050)  # 2 ms a token
@@ -27,7 +27,7 @@ def test_ticks_smaller_and_larger_than_a_tile_are_told_apart() -> None:
     assert costs.tile_pays(60, 0.05) and costs.knows_tiles
     assert costs.fitting(0.0405) == 20
     assert costs.fitting(0.1005) == 100
-    assert costs.fitting(0.0635) == 31, "not a tile, so it costs what small ticks do"
+    assert costs.fitting(0.0635) == 31, "not a tile, so it costs what small steps do"
     assert costs.large_seconds(100) == pytest.approx(0.1 * costs.DEEPER)
 
 
@@ -53,21 +53,21 @@ def test_what_others_have_made_dear_is_tried_again() -> None:
     assert costs.large_seconds(1) < 0.002 * costs.DEEPER
 
 
-def test_one_tick_that_others_have_held_up_says_little() -> None:
+def test_one_step_that_others_have_held_up_says_little() -> None:
     costs = PrefillCosts()
     observe(costs, 100, 0.1)
     observe(costs, 100, 100.0)
     assert costs.large_seconds(100) <= 0.2 * costs.DEEPER
 
 
-def test_a_tick_with_few_prompt_tokens_says_nothing() -> None:
+def test_a_step_with_few_prompt_tokens_says_nothing() -> None:
     costs = PrefillCosts()
     observe(costs, 100, 0.1)
     observe(costs, 15, 15.0)
     assert costs.fitting(0.1005) == 100
 
 
-def test_only_ticks_without_decode_tell_what_prompts_cost_alone() -> None:
+def test_only_steps_without_decode_tell_what_prompts_cost_alone() -> None:
     costs = PrefillCosts()
     observe(costs, 100, 0.2)
     assert costs.fitting_alone(1.0) == 0

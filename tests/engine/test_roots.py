@@ -9,16 +9,16 @@ from trioserve.testing import ScriptedBackend
 from trioserve.types import CacheRoot
 
 MINE, OTHER, SALTED = CacheRoot(owner="a"), CacheRoot(owner="b"), CacheRoot(owner="a", salt="s")
-LONG = "a prompt of some length, which takes several ticks: " + "x" * 100
+LONG = "a prompt of some length, which takes several steps: " + "x" * 100
 
 
 @pytest.mark.parametrize("root", [OTHER, SALTED, CacheRoot()])
 def test_a_concurrent_prompt_is_neither_followed_nor_copied(root: CacheRoot) -> None:
     harness = Harness(ScriptedBackend(n_batch=16))
     harness.submit(1, LONG + "1", MINE, max_tokens=1)
-    harness.tick()
+    harness.step()
     harness.submit(2, LONG + "2", root, max_tokens=1)
-    harness.tick()
+    harness.step()
     assert harness.admitted == [1, 2]  # it does not wait for a leader
     harness.run()
     timings = harness.finish(2).timings
@@ -28,9 +28,9 @@ def test_a_concurrent_prompt_is_neither_followed_nor_copied(root: CacheRoot) -> 
 def test_with_the_same_root_it_is() -> None:
     harness = Harness(ScriptedBackend(n_batch=16))
     harness.submit(1, LONG + "1", MINE, max_tokens=1)
-    harness.tick()
+    harness.step()
     harness.submit(2, LONG + "2", MINE, max_tokens=1)
-    harness.tick()
+    harness.step()
     assert harness.admitted == [1]
     harness.run()
     timings = harness.finish(2).timings
@@ -56,9 +56,9 @@ def test_what_others_run_does_not_count_as_shared_when_room_is_sought() -> None:
     """Or a run would be admitted that does not fit, and wait in its slot."""
     harness = Harness(ScriptedBackend(n_slots=2, n_ctx=260))
     harness.submit(1, LONG, MINE, max_tokens=5)
-    harness.tick()
+    harness.step()
     harness.submit(2, LONG, OTHER, max_tokens=5)
-    harness.tick()
+    harness.step()
     assert harness.admitted == [1]
     harness.run()
     assert harness.text(2) == LONG.upper()[:5]

@@ -1,4 +1,4 @@
-"""Random arrivals, cancels, pauses and drafts: the invariants hold after every tick."""
+"""Random arrivals, cancels, pauses and drafts: the invariants hold after every step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from tests.support.engine_harness import Harness
-from tests.support.tick_costs import FlatCosts
+from tests.support.step_costs import FlatCosts
 from trioserve.engine import DecodeMaximal, DraftRequest, Engine
 from trioserve.engine.adapter_turns import AdapterTurns
 from trioserve.engine.cache.checkpoints import CheckpointRules
@@ -219,9 +219,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.paused.add(task_id)
 
     @rule(n=st.integers(1, 10), check_each=st.booleans())
-    def tick(self, n: int, check_each: bool) -> None:
+    def step(self, n: int, check_each: bool) -> None:
         for left in reversed(range(n)):
-            work_left = self.engine.tick()
+            work_left = self.engine.step()
             if check_each or not left:  # to check brings the books up to date
                 self.engine.check_integrity()
             assert work_left or self.waits_for_others(), "slots that nobody reads are held"
@@ -321,7 +321,7 @@ class EngineMachine(RuleBasedStateMachine):
         for task_id in self.paused:
             self.engine.resume(task_id)
         for _ in range(10_000):
-            work_left = self.engine.tick()
+            work_left = self.engine.step()
             self.engine.check_integrity()
             self._read()
             if not work_left and not self.help():
@@ -452,7 +452,7 @@ def test_one_waits_for_what_another_is_about_to_prefill(
     shared = "s" * n_shared
     harness.submit(1, "s" * 100 + "one", **leader)
     harness.submit(2, shared + "two", **follower)
-    harness.tick()
+    harness.step()
     assert harness.admitted == ([1] if waits else [1, 2])
     harness.run()
     assert harness.admitted == [1, 2]
@@ -463,10 +463,10 @@ def test_one_waits_for_what_another_is_about_to_prefill(
 def test_a_paused_prompt_holds_up_no_other() -> None:
     harness = Harness(ScriptedBackend(n_slots=2, n_batch=16))
     harness.submit(1, "s" * 100)
-    harness.tick()
+    harness.step()
     harness.engine.pause(1)
     harness.submit(2, "s" * 100)
-    harness.tick()
+    harness.step()
     assert harness.admitted == [1, 2]
 
 
@@ -489,9 +489,9 @@ def test_a_run_starts_when_it_fits_beside_the_others_with_one_token_more(
     harness.submit(1, "z" * 35, max_tokens=1)
     harness.run()
     harness.submit(2, "a" * 50, max_tokens=3)
-    harness.tick()
+    harness.step()
     harness.submit(3, prompt, max_tokens=1, **options)
-    harness.tick()
+    harness.step()
     assert harness.admitted == ([1, 2, 3] if fits else [1, 2])
     harness.run()
     assert harness.admitted == [1, 2, 3] and harness.text(3) == prompt[0].upper()
@@ -511,10 +511,10 @@ def test_a_draft_that_does_not_fit_is_dropped_before_it_is_decoded(draft: str, n
     harness = Harness(ScriptedBackend(n_slots=2, n_ctx=21))
     for task_id, prompt in enumerate(("hello wo", "other it"), 1):
         harness.submit(task_id, prompt)
-    harness.tick()
+    harness.step()
     slot, n_decodes = harness.engine._scheduler.slots[0], harness.backend.n_decodes
     harness.engine._scheduler.propose([(slot, draft.encode())])
-    harness.tick()
+    harness.step()
     assert (len(harness.text(1)), harness.backend.n_decodes) == (n_said, n_decodes + 1)
 
 
@@ -539,7 +539,7 @@ def test_the_next_one_gets_the_slot_of_one_that_leaves(change: str) -> None:
     harness = Harness(ScriptedBackend(n_slots=1))
     for task_id in (1, 2):
         harness.submit(task_id, "hello")
-    harness.tick()
+    harness.step()
     getattr(harness.engine, change)(1)
     harness.run()
     assert harness.text(2) == "HELLO" and harness.text(1) == "H"
@@ -551,10 +551,10 @@ def test_the_next_one_gets_the_slot_of_one_that_leaves(change: str) -> None:
 def test_others_go_on_while_one_waits_for_the_slot_it_asks_for() -> None:
     harness = Harness(ScriptedBackend(n_slots=2))
     harness.submit(1, "hello")
-    harness.tick()
+    harness.step()
     harness.submit(2, "me", id_slot=0)
     harness.submit(3, "you")
-    harness.tick()
+    harness.step()
     assert harness.admitted == [1, 3]
     harness.run()
     assert harness.admitted == [1, 3, 2] and harness.finish(2).slot_id == 0

@@ -38,7 +38,7 @@ def test_the_shares_are_sound(
     assert strategy.pace >= 0
 
 
-def test_a_tick_is_filled_up_to_its_time() -> None:
+def test_a_step_is_filled_up_to_its_time() -> None:
     strategy = DecodeMaximal(50.0)
     strategy.observe(0, 4, 0.010)  # 10 ms to decode
     strategy.observe(100, 0, 0.100)  # 1 ms a prompt token

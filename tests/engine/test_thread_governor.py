@@ -17,8 +17,8 @@ from trioserve.engine.thread_governor import (
     MAX_WAIT_S,
     OVERDUE,
     WINDOW,
+    Step,
     ThreadGovernor,
-    Tick,
 )
 
 #: Seconds between two decodes: sampling, and handing the tokens over.
@@ -28,7 +28,7 @@ BETWEEN = 3e-4
 class Machine:
     """Cores, other busy processes, and a server that decodes.
 
-    `work` is the CPU time of a tick with one token. Threads that have a core each share it. If
+    `work` is the CPU time of a step with one token. Threads that have a core each share it. If
     there are too few cores, all threads wait for the one without, for a part of `stall` seconds.
     """
 
@@ -40,7 +40,7 @@ class Machine:
         self.stalls_heavy = False
         self.hides_cpu = False  # others slow down a core, and take no CPU time of it
         self.now = 1000.0
-        self.n_ticks = 0
+        self.n_steps = 0
         self.n_given_up = 0
         self.choices = range(1, cores + 1)
         self.governor = ThreadGovernor(self.choices, self.choices)
@@ -52,7 +52,7 @@ class Machine:
         return self.governor.threads[0]
 
     def cost(self, threads: int, n_tokens: int = 1) -> tuple[float, float]:
-        """Return the seconds of a tick, and its CPU time."""
+        """Return the seconds of a step, and its CPU time."""
         seconds = self.work * (1 + 0.1 * n_tokens) / threads
         seconds *= self.random.uniform(1, 1 + self.noise)
         if threads + self.others <= self.cores:
@@ -67,7 +67,7 @@ class Machine:
             seconds += self.random.uniform(0.3, 1.7) * self.stall
         return seconds, seconds * threads * share
 
-    def tick(self, n_tokens: int = 1) -> float:
+    def step(self, n_tokens: int = 1) -> float:
         """Run one; returns how long it took."""
         began, limit = self.now, self.governor.limit(n_tokens)
         seconds, cpu_seconds = self._decode(n_tokens)
@@ -75,15 +75,15 @@ class Machine:
             if self.threads_of(n_tokens) - cpu_seconds / seconds > LOST_CORES:
                 self.now += limit
                 share = limit / seconds
-                self.governor.give_up(Tick(n_tokens, limit, cpu_seconds * share, self.now))
+                self.governor.give_up(Step(n_tokens, limit, cpu_seconds * share, self.now))
                 self.n_given_up += 1
                 seconds, cpu_seconds = self._decode(n_tokens)
                 break
             limit *= 3
         self.now += seconds
-        self.governor.observe(Tick(n_tokens, seconds, cpu_seconds, self.now))
+        self.governor.observe(Step(n_tokens, seconds, cpu_seconds, self.now))
         self.now += BETWEEN
-        self.n_ticks += 1
+        self.n_steps += 1
         return self.now - BETWEEN - began
 
     def threads_of(self, n_tokens: int) -> int:
@@ -95,15 +95,15 @@ class Machine:
         return self.cost(self.threads_of(n_tokens), n_tokens)
 
     def run(self, seconds: float, n_tokens: int = 1) -> list[int]:
-        """Run for a while; returns the threads of each tick."""
+        """Run for a while; returns the threads of each step."""
         used, end = [], self.now + seconds
         while self.now < end:
             used.append(self.governor.choose(n_tokens))
-            self.tick(n_tokens)
+            self.step(n_tokens)
         return used
 
     def speed(self, threads: int, n_tokens: int = 1, n: int = 300) -> float:
-        """Return the ticks a second with a number of threads, as the machine is now."""
+        """Return the steps a second with a number of threads, as the machine is now."""
         return n / sum(self.cost(threads, n_tokens)[0] + BETWEEN for _ in range(n))
 
 
@@ -135,17 +135,17 @@ def test_a_neighbour_comes_and_goes() -> None:
 
 
 def test_trials_cost_little_of_the_first_seconds_beside_a_neighbour() -> None:
-    n_ticks, seconds = 0, 0.0
+    n_steps, seconds = 0, 0.0
     for seed in range(10):
         machine = Machine(seed=seed)
-        machine.work, machine.stall = 0.0125, 0.6  # a tick with two threads takes 50 times as long
+        machine.work, machine.stall = 0.0125, 0.6  # a step with two threads takes 50 times as long
         machine.run(5)
         machine.others = 1
         start = machine.now
         for _ in range(256):
-            machine.tick()
-        n_ticks, seconds = n_ticks + 256, seconds + machine.now - start
-    assert n_ticks / seconds > 0.62 * machine.speed(1)
+            machine.step()
+        n_steps, seconds = n_steps + 256, seconds + machine.now - start
+    assert n_steps / seconds > 0.62 * machine.speed(1)
 
 
 def test_the_first_trial_leaves_a_core_to_each_of_the_others() -> None:
@@ -172,38 +172,38 @@ def test_after_each_trial_that_fails_the_next_one_comes_after_twice_the_time() -
         before, threads = threads, machine.governor.choose(1)
         if threads < before:
             trials.append(machine.now)
-        machine.tick()
+        machine.step()
     gaps = [after - before for before, after in itertools.pairwise(trials)]
     for gap, wait in zip(gaps, (0.5, 1, 2, 4, 8, 16, 32, 60, 60), strict=True):
         assert wait < gap < 1.1 * wait + 0.3
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.5])
-def test_fewer_threads_are_tried_again_once_ticks_have_lasted_for_so_long(lost: float) -> None:
-    """After a trial that has failed, as soon as there were half a second of ticks."""
+def test_fewer_threads_are_tried_again_once_steps_have_lasted_for_so_long(lost: float) -> None:
+    """After a trial that has failed, as soon as there were half a second of steps."""
     governor = ThreadGovernor(range(1, 3), range(1, 3))
     now = 0.0
 
-    def tick(n: int, seconds: float, lost: float) -> None:
+    def step(n: int, seconds: float, lost: float) -> None:
         nonlocal now
         for _ in range(n):
             now += seconds
-            governor.observe(Tick(1, seconds, seconds * (2 - lost), now))
+            governor.observe(Step(1, seconds, seconds * (2 - lost), now))
 
-    tick(WINDOW, 1 / 32, 1.0)
+    step(WINDOW, 1 / 32, 1.0)
     assert governor.choose(1) == 1
-    tick(1, 1 / 16, 1.0)
-    tick(2 * WINDOW - 1, 1 / 32, lost)
+    step(1, 1 / 16, 1.0)
+    step(2 * WINDOW - 1, 1 / 32, lost)
     assert (governor.choose(1), governor.limit(1)) == (2, None)
-    tick(1, 1 / 32, lost)
+    step(1, 1 / 32, lost)
     assert (governor.choose(1), governor.limit(1)) == (1 if lost else 2, OVERDUE / 32)
 
 
-def test_ticks_of_many_tokens_follow_and_do_not_try_more_threads_at_once() -> None:
+def test_steps_of_many_tokens_follow_and_do_not_try_more_threads_at_once() -> None:
     machine = Machine(noise=0)
     machine.others = 1
     while machine.threads == 2:
-        machine.tick()
+        machine.step()
     assert machine.governor.threads == (1, 1)
     assert machine.run(1.1, 100)[:5] == [1, 1, 1, 1, 2]
 
@@ -239,13 +239,13 @@ def test_a_gain_that_is_none() -> None:
 
 def test_a_trial_that_is_far_worse_ends_at_once() -> None:
     machine = Machine()
-    tick = Tick(100, 0.1, 0.15, machine.now)  # half a core is lost, so fewer threads are tried
+    step = Step(100, 0.1, 0.15, machine.now)  # half a core is lost, so fewer threads are tried
     used = []
     for _ in range(40):
         threads = machine.governor.choose(100)
         used.append(threads)
         machine.now += 0.1 if threads == 2 else 0.2
-        machine.governor.observe(attrs.evolve(tick, seconds=0.4 / threads / 2, end=machine.now))
+        machine.governor.observe(attrs.evolve(step, seconds=0.4 / threads / 2, end=machine.now))
     assert 1 in used
     assert (1, 1) not in itertools.pairwise(used)
 
@@ -254,8 +254,8 @@ def test_many_tokens_are_judged_apart() -> None:
     machine = Machine()
     machine.others = 1
     for _ in range(500):
-        machine.tick(1)
-        machine.tick(HEAVY)
+        machine.step(1)
+        machine.step(HEAVY)
     assert machine.governor.threads == (1, 2)
 
 
@@ -265,7 +265,7 @@ def test_texts_that_grow_are_no_neighbours() -> None:
     for i in range(20_000):
         used.append(machine.governor.choose(1))
         machine.work = 0.02 * (1 + i / 2000)
-        machine.tick()
+        machine.step()
     assert machine.governor.changes == 0
     assert share(used, 2) > 0.999
 
@@ -286,34 +286,34 @@ def test_after_a_pause_what_was_seen_before_does_not_count() -> None:
     machine.run(1)
     machine.others = 1
     while machine.governor.choose(1) == 2:
-        machine.tick()
-    machine.tick()  # of a trial with one thread
+        machine.step()
+    machine.step()  # of a trial with one thread
     machine.others = 0
     machine.now += 2 * MAX_PAUSE_S
-    machine.tick()
+    machine.step()
     assert share(machine.run(10), 2) == 1
     machine.now += 2 * MAX_PAUSE_S
-    for _ in range(10 * WINDOW):  # ticks so rare that there is no window
+    for _ in range(10 * WINDOW):  # steps so rare that there is no window
         machine.others = 1
         machine.now += 2 * MAX_PAUSE_S
-        machine.tick()
+        machine.step()
     assert machine.threads == 2
     assert machine.governor.changes == 0
 
 
 @pytest.mark.parametrize("n_tokens", [1, 100])
-def test_no_tick_takes_far_too_long(n_tokens: int) -> None:
+def test_no_step_takes_far_too_long(n_tokens: int) -> None:
     machine = Machine()
     machine.run(30, n_tokens)
-    usual = machine.tick(n_tokens)
+    usual = machine.step(n_tokens)
     machine.others, machine.stall, machine.stalls_heavy = 1, 100 * usual, True
-    worst = max(machine.tick(n_tokens) for _ in range(300))
+    worst = max(machine.step(n_tokens) for _ in range(300))
     assert 0 < machine.n_given_up < 10
     assert worst < 10 * usual
     assert machine.governor.threads[n_tokens >= HEAVY] == 1
 
 
-def test_a_tick_that_has_its_cores_may_take_its_time() -> None:
+def test_a_step_that_has_its_cores_may_take_its_time() -> None:
     machine = Machine()
     machine.run(30)
     machine.work *= 20  # a much longer text
@@ -321,26 +321,26 @@ def test_a_tick_that_has_its_cores_may_take_its_time() -> None:
     assert machine.n_given_up == 0
 
 
-def test_where_fewer_threads_do_not_help_ticks_are_seldom_given_up() -> None:
+def test_where_fewer_threads_do_not_help_steps_are_seldom_given_up() -> None:
     machine = Machine()
     machine.run(30)
     machine.others, machine.cores, machine.stall = 100, 1, 0.0
     machine.run(600)
     assert machine.n_given_up < 50
-    assert machine.n_ticks > 200
+    assert machine.n_steps > 200
 
 
-def test_a_trial_waits_for_ticks_of_its_size() -> None:
+def test_a_trial_waits_for_steps_of_its_size() -> None:
     machine = Machine()
     machine.run(1)
     machine.others = 1
     while machine.governor.choose(1) == 2:
-        machine.tick()
+        machine.step()
     assert machine.governor.choose(4) == 2
     while machine.threads == 2:
-        machine.tick(1)
+        machine.step(1)
         assert machine.governor.choose(4) == machine.threads
-        machine.tick(4)
+        machine.step(4)
 
 
 def test_a_fixed_number_stays() -> None:
@@ -379,10 +379,10 @@ def test_it_follows_the_machine_and_does_not_flap(
     best = max(machine.choices, key=machine.speed)
     assert machine.threads == best
     # ...is as fast as that is, and stays there.
-    changes, n_ticks = machine.governor.changes, machine.n_ticks
+    changes, n_steps = machine.governor.changes, machine.n_steps
     machine.run(120)
     assert machine.governor.changes == changes
-    assert (machine.n_ticks - n_ticks) / 120 > 0.95 * machine.speed(best)
+    assert (machine.n_steps - n_steps) / 120 > 0.95 * machine.speed(best)
     assert changes <= (len(phases) + 1) * 2 * cores
 
 
@@ -399,6 +399,6 @@ def test_a_neighbour_that_comes_and_goes_all_the_time(busy: float, quiet: float,
             machine.run(seconds)
             for threads in expected:
                 expected[threads] += machine.speed(threads, n=20) * (machine.now - began)
-    assert machine.n_ticks > 0.9 * expected[1]
-    assert machine.n_ticks > 0.65 * expected[2]
+    assert machine.n_steps > 0.9 * expected[1]
+    assert machine.n_steps > 0.65 * expected[2]
     assert machine.governor.changes < (machine.now - start) / 2

@@ -44,7 +44,7 @@ class Clock:
     def run(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
-            assert self.harness.tick()
+            assert self.harness.step()
 
 
 def test_an_engine_finds_the_best_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_number_that_is_fixed_is_never_set(monkeypatch: pytest.MonkeyPatch) ->
     assert (counters.threads, counters.threads_batch, counters.thread_changes) == (2, 5, 0)
 
 
-def test_an_encoder_and_a_tick_beside_it_share_the_threads() -> None:
+def test_an_encoder_and_a_step_beside_it_share_the_threads() -> None:
     backend = ScriptedBackend()
     backend.thread_choices = (range(1, 5), range(1, 7))
     projector = ScriptedProjector()

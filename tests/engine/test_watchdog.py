@@ -124,7 +124,7 @@ def machine(decode: Decode, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.mark.parametrize("n_tokens", [1, HEAVY])
-def test_a_tick_is_computed_again_with_fewer_threads(
+def test_a_step_is_computed_again_with_fewer_threads(
     machine: Machine, decode: Decode, n_tokens: int
 ) -> None:
     threads = Threads(machine, decode.interrupt)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.grammar_bench import Bench, schema
-from tests.support.tick_costs import FlatCosts
+from tests.support.step_costs import FlatCosts
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import Drafter, DraftRequest, NgramDrafter, NgramRules
@@ -72,7 +72,7 @@ def run(backend: LlamaBackend, drafters: Sequence[Drafter], sampling: SamplingPa
     ]
     for i, (grammar, prompt, more) in enumerate(options):
         bench.submit(i, grammar, prompt, sampling=sampling, **more)
-    while bench.tick():
+    while bench.step():
         bench.engine.check_integrity()
     return bench
 

@@ -63,7 +63,7 @@ def our_greedy(backend: LlamaBackend, prompt: str, threads: Sequence[int] = ()) 
     return out
 
 
-def test_threads_that_change_with_every_tick_make_no_difference(
+def test_threads_that_change_with_every_step_make_no_difference(
     backend: LlamaBackend, plain: PlainLoop
 ) -> None:
     prompt = PROMPTS[2]
@@ -77,7 +77,7 @@ def test_the_engine_says_the_same(backend: LlamaBackend, plain: PlainLoop) -> No
     )
     for i, prompt in enumerate(PROMPTS):
         engine.submit(Task(i, Prompt(backend.vocab.tokenize(prompt, add_special=True)), options))
-    while engine.tick():
+    while engine.step():
         engine.check_integrity()
     said: dict[int, list[int]] = {}
     for event in engine.take_events():

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 
 Servers = tuple[RpcServer, RpcServer]
 
-#: Seconds that a tick may take in these tests. The cores are shared with whatever else runs.
+#: Seconds that a step may take in these tests. The cores are shared with whatever else runs.
 WATCHDOG = 5.0
 #: What comes on top of that until the process is killed: how often the engine is asked, the
 #: router's questions, two of which are answered with 503, and time for a busy machine.

@@ -42,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 # -- turns
 
 
-def test_one_set_of_adapters_has_all_the_ticks() -> None:
+def test_one_set_of_adapters_has_all_the_steps() -> None:
     turns = AdapterTurns(2, itertools.count().__next__)
     assert [turns.take([(), ()]) for _ in range(5)] == [()] * 5
     one = ((0, 1.0),)

@@ -13,7 +13,7 @@ from trioserve.config import Config
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import best_of
-from trioserve.testing import ScriptedBackend, scripted, ticking
+from trioserve.testing import ScriptedBackend, scripted, stepping
 from trioserve.types import GenerationParams, SamplingParams
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -21,7 +21,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def serve(backend: ScriptedBackend | None = None) -> Server:
     backend = backend or ScriptedBackend()
-    return Server(Config(stream_interval_ms=0), load=scripted(backend), drive=ticking)
+    return Server(Config(stream_interval_ms=0), load=scripted(backend), drive=stepping)
 
 
 def opened(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, RequestContext]]:

@@ -19,7 +19,7 @@ from trioserve.errors import (
 )
 from trioserve.server import Server
 from trioserve.server.memory import release_memory
-from trioserve.testing import ScriptedBackend, ticking
+from trioserve.testing import ScriptedBackend, stepping
 from trioserve.types import AdapterInfo
 
 __all__ = ["no_collection"]
@@ -80,7 +80,7 @@ async def test_a_server_of_embeddings_sleeps_too() -> None:
         loads.append(ScriptedEmbedder())
         return loads[-1]
 
-    async with Server(Config(embeddings=True), load=load, drive=ticking) as server:
+    async with Server(Config(embeddings=True), load=load, drive=stepping) as server:
         first = await server.embed(["one", "two"])
         await server.sleep()
         with pytest.raises(NotSupportedError, match="generates no text"):
@@ -116,7 +116,7 @@ async def test_counters_go_on() -> None:
     assert again.prompt_tokens == 17
     assert again.n_tokens_max == after.n_tokens_max == 25
     assert after.predicted_tokens == 19
-    assert after.ticks == again.ticks
+    assert after.steps == again.steps
     assert after.n_cells == again.n_cells  # it is no count
 
 

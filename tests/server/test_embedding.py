@@ -41,7 +41,7 @@ from trioserve.errors import (
     ServerClosingError,
 )
 from trioserve.server import Server
-from trioserve.testing import ticking
+from trioserve.testing import stepping
 from trioserve.types import EmbeddingTask
 
 Array = NDArray[np.float32]
@@ -347,7 +347,7 @@ def test_options() -> None:
 def scripted(**settings: Any) -> tuple[Server, ScriptedEmbedder]:
     backend = ScriptedEmbedder()
     config = Config(embeddings=True, **settings)
-    return Server(config, load=lambda _config, progress=None: backend, drive=ticking), backend
+    return Server(config, load=lambda _config, progress=None: backend, drive=stepping), backend
 
 
 async def test_leaving_frees_the_engine(autojump_clock: trio.testing.MockClock) -> None:

@@ -1,4 +1,4 @@
-"""What a server says and does when its engine fails, or when a tick takes too long."""
+"""What a server says and does when its engine fails, or when a step takes too long."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None
                 loop.call(break_it)
                 nursery.start_soon(fail, "behind")
                 await wait_all_tasks_blocked()
-                loop.tick()
+                loop.step()
         stop.set()
     assert backend.closed, "the stop came through"
 
@@ -124,12 +124,12 @@ async def test_a_thread_that_dies_ends_what_waits_for_it() -> None:
     assert backend.closed
 
 
-# -- ticks that take too long
+# -- steps that take too long
 
 
 @attrs.define
 class Blocked:
-    """A server whose inference thread is in a tick that does not end before `free` is set."""
+    """A server whose inference thread is in a step that does not end before `free` is set."""
 
     server: Server
     free: threading.Event
@@ -175,7 +175,7 @@ async def _settle(server: Server) -> None:
     await wait_all_tasks_blocked()
 
 
-async def test_a_tick_that_takes_too_long(mock_clock: MockClock) -> None:
+async def test_a_step_that_takes_too_long(mock_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with blocked(watchdog_timeout=120) as at:
             health = at.server.parts.health
@@ -200,15 +200,15 @@ async def test_a_tick_that_takes_too_long(mock_clock: MockClock) -> None:
                     await trio.lowlevel.checkpoint()
     warned = [line for line in logs if line["log_level"] in ("warning", "error")]
     assert [line["event"] for line in warned] == [
-        "a tick takes too long",
-        "the long tick has ended",
+        "a step takes too long",
+        "the long step has ended",
     ]
     assert warned[0]["seconds"] == 120
     assert "free.wait(10)" in warned[0]["stack"]
     assert warned[1]["seconds"] >= 120
 
 
-async def test_without_a_watchdog_no_tick_takes_too_long(mock_clock: MockClock) -> None:
+async def test_without_a_watchdog_no_step_takes_too_long(mock_clock: MockClock) -> None:
     async with blocked(watchdog_timeout=0) as at:
         mock_clock.jump(100_000)
         await wait_all_tasks_blocked()
@@ -216,7 +216,7 @@ async def test_without_a_watchdog_no_tick_takes_too_long(mock_clock: MockClock) 
         await at.until_freed()
 
 
-async def test_a_look_does_not_wait_for_a_long_tick(mock_clock: MockClock) -> None:
+async def test_a_look_does_not_wait_for_a_long_step(mock_clock: MockClock) -> None:
     async with blocked() as at, trio.open_nursery() as nursery:
         looks = []
 
@@ -232,7 +232,7 @@ async def test_a_look_does_not_wait_for_a_long_tick(mock_clock: MockClock) -> No
         await at.until_freed()
 
 
-async def test_time_between_two_ticks_is_no_long_tick(autojump_clock: MockClock) -> None:
+async def test_time_between_two_steps_is_no_long_step(autojump_clock: MockClock) -> None:
     async with serve(watchdog_timeout=1) as server, server.stream("hello") as stream:
         await trio.sleep(100)
         server.parts.health.check_live()

@@ -1,6 +1,6 @@
 """The server on the scripted backend: streams, cancellation, slow readers, drain.
 
-The engine is ticking on the event loop, and time is virtual.
+The engine is stepping on the event loop, and time is virtual.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trioserve.errors import (
 )
 from trioserve.server import Server
 from trioserve.server.stream import ChatChunk, _merge
-from trioserve.testing import ScriptedBackend, scripted, ticking
+from trioserve.testing import ScriptedBackend, scripted, stepping
 from trioserve.testing.sampler import ScriptedSampler
 from trioserve.types import (
     CancelReason,
@@ -114,7 +114,7 @@ async def test_five_streams_interleave_and_more_wait_their_turn() -> None:
 
 
 async def a_moment() -> None:
-    """Let a few ticks pass, in which no reader is found to stall."""
+    """Let a few steps pass, in which no reader is found to stall."""
     for _ in range(10):
         await trio.lowlevel.checkpoint()
 
@@ -151,7 +151,7 @@ async def test_leaving_the_block_frees_the_slot(stage: str) -> None:
                 before = await server.status()
                 scope.cancel()
                 await read(stream)
-        ticks = backend.n_decodes
+        steps = backend.n_decodes
         after = await server.status()
         assert scope.cancelled_caught
         mine = [slot.state for slot in before.slots if slot.task_id == stream.task_id]
@@ -160,7 +160,7 @@ async def test_leaving_the_block_frees_the_slot(stage: str) -> None:
         assert queue == ([stream.task_id] if stage == "queued" else [])
         assert stream.task_id not in [slot.task_id for slot in after.slots]
         assert after.waiting == ()
-        assert after.counters.ticks <= ticks + 1
+        assert after.counters.steps <= steps + 1
         nursery.cancel_scope.cancel()
     assert backend.n_samplers == 0
 
@@ -207,12 +207,12 @@ async def _read_after_the_end(server: Server) -> None:
 
 
 @pytest.mark.parametrize("request_path", [_complete, _chat, _long_prompt, _read_after_the_end])
-@pytest.mark.parametrize("drive", ["thread", "ticking"])
+@pytest.mark.parametrize("drive", ["thread", "stepping"])
 async def test_cancellation_at_every_await_leaves_nothing(
     request_path: Callable[[Server], object], drive: str
 ) -> None:
     backend = ScriptedBackend(n_ctx=8192, n_batch=512)
-    driver = {"drive": ticking} if drive == "ticking" else {}
+    driver = {"drive": stepping} if drive == "stepping" else {}
     async with Server(Config(), load=scripted(backend), **driver) as server:
         for n in range(1, 10_000):
             instrument = CancelAtStep(n)

@@ -22,7 +22,7 @@ from trioserve.errors import (
 )
 from trioserve.server import Models, Server
 from trioserve.server.keeper import ServerState
-from trioserve.testing import ScriptedBackend, ticking
+from trioserve.testing import ScriptedBackend, stepping
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ class Library:
     def models(self, names: str, max_loaded: int = 0) -> Models:
         """Make models with these letters for names."""
         configs = {name: Config(model=name, stream_interval_ms=0) for name in names}
-        return Models(configs, max_loaded=max_loaded, load=self, drive=ticking)
+        return Models(configs, max_loaded=max_loaded, load=self, drive=stepping)
 
 
 async def ask(server: Server) -> str:
@@ -169,7 +169,7 @@ async def test_many_requests_at_random() -> None:
 async def test_one_that_cannot_be_loaded_takes_no_place() -> None:
     library = Library()
     configs = {name: Config(model=name, stream_interval_ms=0) for name in ("missing", "a")}
-    async with Models(configs, max_loaded=1, load=library, drive=ticking) as models:
+    async with Models(configs, max_loaded=1, load=library, drive=stepping) as models:
         for _ in range(2):
             with pytest.raises(ModelLoadError, match="no such file"):
                 await ask(models["missing"])

@@ -1,6 +1,6 @@
 """A server that frees its model's memory while nobody needs it.
 
-The engine is ticking on the event loop. Time stands still unless a test moves it: loading is in a
+The engine is stepping on the event loop. Time stands still unless a test moves it: loading is in a
 thread, during which a clock that jumps would jump.
 """
 
@@ -24,7 +24,7 @@ from trioserve.errors import (
 )
 from trioserve.server import RequestContext, Server
 from trioserve.server.keeper import ServerState
-from trioserve.testing import ScriptedBackend, ticking
+from trioserve.testing import ScriptedBackend, stepping
 from trioserve.types import GenerationParams
 
 __all__ = ["no_collection"]
@@ -283,7 +283,7 @@ async def test_an_unexpected_failure_to_wake_ends_the_block() -> None:
         return ScriptedBackend() if loads == 1 else {}["a mistake"]  # type: ignore[index]
 
     with pytest.RaisesGroup(pytest.RaisesExc(KeyError), flatten_subgroups=True):
-        async with Server(Config(), load=load, drive=ticking) as server:
+        async with Server(Config(), load=load, drive=stepping) as server:
             await server.sleep()
             with pytest.raises((ServerClosingError, trio.Cancelled)) as caught:
                 await server.complete("a")

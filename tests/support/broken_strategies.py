@@ -9,7 +9,7 @@ SECRET = "the inside of the engine"
 
 
 class Raises:
-    """Raises in the third tick with a token of output: its stream has begun by then."""
+    """Raises in the third step with a token of output: its stream has begun by then."""
 
     pace = 0.0
 

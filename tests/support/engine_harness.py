@@ -1,4 +1,4 @@
-"""An engine on a scripted backend, ticking by hand."""
+"""An engine on a scripted backend, stepping by hand."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Harness:
         made = Prompt(prompt.encode(), hints=hints)
         self.engine.submit(Task(task_id, made, params, root=root))
 
-    def tick(self) -> bool:
-        work_left = self.engine.tick()
+    def step(self) -> bool:
+        work_left = self.engine.step()
         self.engine.check_integrity()
         for event in self.engine.take_events():
             if isinstance(event, Admitted):
@@ -74,7 +74,7 @@ class Harness:
 
     def run(self, limit: int = 10_000) -> None:
         for _ in range(limit):
-            if not self.tick():
+            if not self.step():
                 return
         raise AssertionError("the engine does not come to an end")
 

@@ -1,4 +1,4 @@
-"""An engine on llama.cpp, ticking by hand, for tests of grammars."""
+"""An engine on llama.cpp, stepping by hand, for tests of grammars."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Bench:
-    """An engine ticking by hand. It does not own the backend."""
+    """An engine stepping by hand. It does not own the backend."""
 
     def __init__(self, backend: LlamaBackend) -> None:
         self.backend = backend
@@ -56,8 +56,8 @@ class Bench:
         )
         self.engine.submit(task)
 
-    def tick(self) -> bool:
-        more = self.engine.tick()
+    def step(self) -> bool:
+        more = self.engine.step()
         for event in self.engine.take_events():
             if isinstance(event, Chunk):
                 self.text[event.task_id] += event.text
@@ -68,7 +68,7 @@ class Bench:
         return more
 
     def run(self) -> None:
-        while self.tick():
+        while self.step():
             pass
 
     def reason(self, task_id: int) -> FinishReason:

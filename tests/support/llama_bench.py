@@ -1,4 +1,4 @@
-"""An engine on a model that llama.cpp runs, ticking by hand."""
+"""An engine on a model that llama.cpp runs, stepping by hand."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Bench:
         made = Prompt(tokens, hints=hints)
         self.engine.submit(Task(task_id, made, params, constraint=constraint))
 
-    def tick(self) -> bool:
-        work_left = self.engine.tick()
+    def step(self) -> bool:
+        work_left = self.engine.step()
         self.engine.check_integrity()
         for event in self.engine.take_events():
             assert not isinstance(event, Failed), event
@@ -57,7 +57,7 @@ class Bench:
         return work_left
 
     def run(self) -> None:
-        while self.tick():
+        while self.step():
             pass
 
     def alone(self, prompt: str | Sequence[int], n: int = 24, **options: object) -> Alone:

@@ -21,7 +21,7 @@ class PacedScript:
 
     Attributes:
         answer: the next answers, whatever they are asked.
-        seconds_a_token: how long a tick takes.
+        seconds_a_token: how long a step takes.
         seconds_a_prompt_token: how much longer it takes for each token of a prompt in it.
         prompts: what it was asked.
     """

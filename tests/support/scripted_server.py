@@ -11,14 +11,14 @@ from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.server import Server
 from trioserve.server.stream import Stream
-from trioserve.testing import ScriptedBackend, scripted, ticking
+from trioserve.testing import ScriptedBackend, scripted, stepping
 from trioserve.types import Chunk
 
 
 def serve(backend: ScriptedBackend | None = None, **config: object) -> Server:
     backend = backend or ScriptedBackend()
     config.setdefault("stream_interval_ms", 0)
-    return Server(Config(**config), load=scripted(backend), drive=ticking)
+    return Server(Config(**config), load=scripted(backend), drive=stepping)
 
 
 async def read(stream: Stream) -> str:
@@ -64,4 +64,4 @@ class ScriptedLoader:
     def serve(self, **config: object) -> Server:
         """Make a server that loads with this."""
         config.setdefault("stream_interval_ms", 0)
-        return Server(Config(**config), load=self, drive=ticking)
+        return Server(Config(**config), load=self, drive=stepping)

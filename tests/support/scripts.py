@@ -41,7 +41,7 @@ def noting(text: str, **settings: Any) -> tuple[ScriptedBackend, list[str]]:
 
 
 def endless(on_decode: Callable[[ScriptedBackend], None] | None = None) -> ScriptedBackend:
-    """A backend that never comes to an end in a test; a tick takes a millisecond by default."""
+    """A backend that never comes to an end in a test; a step takes a millisecond by default."""
     backend = ScriptedBackend(lambda prompt: "x" * ENDLESS, n_ctx=4 * ENDLESS, n_ctx_seq=ENDLESS)
     backend.on_decode = on_decode or (lambda backend: time.sleep(0.001))
     return backend

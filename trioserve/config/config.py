@@ -269,7 +269,7 @@ class Config(ToolsConfig):
         help="seconds after which an idle connection is closed")
     watchdog_timeout: float = _limit(120.0,
         "--watchdog-timeout TRIOSERVE_WATCHDOG_TIMEOUT", min=0,
-        help="seconds that a tick of the engine may take before /health/live answers with status "
+        help="seconds that a step of the engine may take before /health/live answers with status "
         "503; 0 = no limit")
     on_engine_failure: str = _limit("exit", "--on-engine-failure TRIOSERVE_ON_ENGINE_FAILURE",
         choices=("exit", "stay"),

@@ -74,7 +74,7 @@ class DraftConfig(MediaConfig):
     CHECKS = (*MediaConfig.CHECKS, _check_types, _check_draft_model)
 
     spec_type: tuple[str, ...] = _draft(("none",), "--spec-type LLAMA_ARG_SPEC_TYPE",
-        help="what to guess the next tokens from, so that one tick can check several: "
+        help="what to guess the next tokens from, so that one step can check several: "
         "ngram-simple = the request's own text, ngram-mod = those of earlier requests too, none = "
         "do not; several are separated by commas, and asked in this order before a draft model")
     spec_ngram_simple_size_n: int = _draft(6, "--spec-ngram-simple-size-n", min=1, max=1024,

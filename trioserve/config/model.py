@@ -152,7 +152,7 @@ class ModelConfig(DraftConfig):
     parallel: int = _context(4, "-np --parallel LLAMA_ARG_N_PARALLEL", min=1, max=256,
         help="number of slots: requests that run at the same time")
     batch_size: int = _context(2048, "-b --batch-size LLAMA_ARG_BATCH", min=1, max=2**20,
-        help="maximum number of tokens in one tick: the logical batch")
+        help="maximum number of tokens in one step: the logical batch")
     ubatch_size: int = _context(512, "-ub --ubatch-size LLAMA_ARG_UBATCH", min=1, max=2**20,
         help="maximum number of tokens that llama.cpp computes at once: the physical batch")
     threads: int = _context(-1, "-t --threads LLAMA_ARG_THREADS", min=-1, max=512,
@@ -188,7 +188,7 @@ class ModelConfig(DraftConfig):
         help="sample on the device that computes the logits, where the samplers of a request can; "
         "for many slots on a GPU")
     strategy: str = _context("decode-maximal", "--strategy TRIOSERVE_STRATEGY",
-        help="how a tick is divided between decoding and prompt processing: decode-maximal, "
+        help="how a step is divided between decoding and prompt processing: decode-maximal, "
         "prefill-priority, balanced, or your own class as module:Class")
     max_tick_ms: float = _context(0.0, "--max-tick-ms TRIOSERVE_MAX_TICK_MS", min=0,
         help="milliseconds that a stream's token takes on average while prompts are processed "

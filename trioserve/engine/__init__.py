@@ -4,10 +4,10 @@ It knows the `Backend` protocol and nothing of llama.cpp, Trio or HTTP. `Engine`
 `EmbeddingEngine` makes embeddings. Commands come in through an inbox and events go out through an
 outbox; in between, everything is synchronous code.
 
-`engine` has the tick, `scheduler` decides who is in it (also that a follower waits for what another
-run is about to prefill), `queue` whose turn it is, and `strategy` how many prompt tokens a tick
+`engine` has the step, `scheduler` decides who is in it (also that a follower waits for what another
+run is about to prefill), `queue` whose turn it is, and `strategy` how many prompt tokens a step
 takes. `cache` knows what the KV cache holds, `text` turns tokens into text, and `drafts` guesses
-tokens, so that one tick can check several (speculative decoding).
+tokens, so that one step can check several (speculative decoding).
 """
 
 from trioserve.engine.backend import Backend

@@ -15,7 +15,7 @@ class AdapterTurns:
     with these adapters has anything to do. A new set of adapters goes to the end of the order.
 
     Args:
-        seconds: how long a turn lasts while others wait; at least a tick.
+        seconds: how long a turn lasts while others wait; at least a step.
         now: tells the time.
     """
 
@@ -31,7 +31,7 @@ class AdapterTurns:
         return self._order[0]
 
     def take(self, requested: Sequence[Adapters]) -> Adapters:
-        """Say which of `requested` has this tick. Where it is empty, nothing changes."""
+        """Say which of `requested` has this step. Where it is empty, nothing changes."""
         if not requested:
             return self.current
         now, before = self._now(), self.current

@@ -178,7 +178,7 @@ class Backend(ThreadedBackend, Protocol):
 
     @property
     def batch(self) -> Batch:
-        """The one batch, filled anew each tick."""
+        """The one batch, filled anew each step."""
 
     @property
     def n_ctx(self) -> int:

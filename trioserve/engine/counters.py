@@ -1,4 +1,4 @@
-"""What the engine counts: additions to plain numbers, a few in each tick, none for a token."""
+"""What the engine counts: additions to plain numbers, a few in each step, none for a token."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Counters:
         "_prompt_queries",
         "_prompt_s",
         "_prompt_tokens",
-        "_tick_s",
-        "_ticks",
+        "_step_s",
+        "_steps",
     )
 
     def __init__(self) -> None:
-        self._ticks = self._decodes = self._busy_slots = 0
-        self._tick_s = self._prompt_s = 0.0
+        self._steps = self._decodes = self._busy_slots = 0
+        self._step_s = self._prompt_s = 0.0
         self._prompt_tokens = self._prompt_queries = self._cached_tokens = 0
         self._predicted_tokens = self._n_tokens_max = 0
         self._drafts = self._drafted = self._accepted = 0
 
-    def count_tick(self, seconds: float) -> None:
-        """Count a tick, whatever came of it."""
-        self._ticks += 1
-        self._tick_s += seconds
+    def count_step(self, seconds: float) -> None:
+        """Count a step, whatever came of it."""
+        self._steps += 1
+        self._step_s += seconds
 
     def count_decode(self, n_slots: int, n_prefill: int, seconds: float) -> None:
         """Count a batch that was computed: the slots in it, and its prompt tokens."""
@@ -65,8 +65,8 @@ class Counters:
         """Sum up, with the runs that have not ended."""
         held = (slot.n_held for slot in scheduler.slots)
         return EngineCounters(
-            ticks=self._ticks,
-            tick_s=self._tick_s,
+            steps=self._steps,
+            step_s=self._step_s,
             decodes=self._decodes,
             busy_slots=self._busy_slots,
             prompt_tokens=self._prompt_tokens,

@@ -1,4 +1,4 @@
-"""`Decoder`: runs the batch of a tick, and ends it early when its prompt is cancelled."""
+"""`Decoder`: runs the batch of a step, and ends it early when its prompt is cancelled."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from trioserve.types import CacheRoot, TokenId
 
 @attrs.frozen
 class DraftRequest:
-    """A slot in decode that may have a draft in this tick."""
+    """A slot in decode that may have a draft in this step."""
 
     #: From 0 to ``n_slots - 1``. It is the same from the first request for a run until `forget`.
     slot_id: int
@@ -61,9 +61,9 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
         """Guess for each request what follows its last key.
 
-        All requests of a tick come at once, so that they can be worked on together. Slots that
+        All requests of a step come at once, so that they can be worked on together. Slots that
         are in prefill, or have a draft by another drafter, are not among them, and may be in the
-        next tick. Between two calls a slot's keys grow by what was accepted, and what the sampler
+        next step. Between two calls a slot's keys grow by what was accepted, and what the sampler
         chose itself.
 
         Returns:

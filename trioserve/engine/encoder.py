@@ -52,7 +52,7 @@ class Encoder:
 
     Runs take turns. A chunk is encoded once for all that need it, and its embeddings are kept as
     long as there is room. An encoding that nobody needs any more is ended. One whose interrupt is
-    lost, because it was about to begin, is ended in the next tick.
+    lost, because it was about to begin, is ended in the next step.
 
     Args:
         projector: encodes.
@@ -90,7 +90,7 @@ class Encoder:
     def is_busy(self) -> bool:
         """Whether something is being encoded, or about to be."""
         if not self._wishes and self._job is None:
-            return False  # no lock on the way of every tick
+            return False  # no lock on the way of every step
         with self._changed:
             return self._job is not None or self._next() is not None
 

@@ -1,6 +1,6 @@
-"""The engine: one thread that takes tasks, runs ticks, and hands out what they produce.
+"""The engine: one thread that takes tasks, runs steps, and hands out what they produce.
 
-A tick is schedule, run, postprocess: decide, decode one batch, sample. Everything but
+A step is schedule, run, postprocess: decide, decode one batch, sample. Everything but
 `Engine.run` is synchronous code that a test can call.
 """
 
@@ -63,7 +63,7 @@ class Engine(SlotLoop):
 
     Args:
         backend: the model. The engine owns it, and closes it when its thread ends.
-        strategy: how a tick is shared between decode and prefill.
+        strategy: how a step is shared between decode and prefill.
         cache_ram: bytes of RAM for what leaves the KV cache.
         max_idle: cells of a unified KV cache that may hold what no request uses, while some run;
             the rest goes to RAM. None: any number.
@@ -170,7 +170,7 @@ class Engine(SlotLoop):
         self.drafts.close()
         self._backend.close()
 
-    def _tick(self) -> None:
+    def _step(self) -> None:
         self.drafts.propose()
         plan = self._scheduler.schedule()
         for run in self._scheduler.take_preempted():
@@ -183,7 +183,7 @@ class Engine(SlotLoop):
         if rows:
             self._postprocess(plan, rows)
         seconds = self.clock() - self.heartbeat
-        self._counters.count_tick(seconds)
+        self._counters.count_step(seconds)
         if rows:
             self._learn(plan, seconds)
         if self._slot_calls.waiting:
@@ -192,7 +192,7 @@ class Engine(SlotLoop):
             self._decoder.threads.rest()
 
     def _learn(self, plan: Plan, seconds: float) -> None:
-        """Count what this tick has done, and tell the strategy what it has cost."""
+        """Count what this step has done, and tell the strategy what it has cost."""
         self._counters.count_decode(len(plan), plan.n_prefill, seconds)
         self._scheduler.planner.observe(plan, seconds)
         self.drafts.observe(plan, seconds)
@@ -207,7 +207,7 @@ class Engine(SlotLoop):
                 self._emit(Failed(task.id, self.failure))
             case Cancel(task_id):
                 run = self._scheduler.remove(task_id)
-                self._retract(task_id)  # it may have failed since the last tick
+                self._retract(task_id)  # it may have failed since the last step
                 if run is not None:
                     self._end(run)
                     self._slot_calls.make(self._scheduler.slots)
@@ -228,7 +228,7 @@ class Engine(SlotLoop):
     def _go_on_with(self, chunk: MediaChunk, error: TrioServeError | None) -> None:
         """Let runs go on that have waited for a chunk, or end them if it cannot be encoded."""
         for slot in self._scheduler.slots:
-            slot.awaits_media = False  # until the next tick, which looks again
+            slot.awaits_media = False  # until the next step, which looks again
             if error is not None and slot.needs(chunk):
                 run = self._scheduler.release(slot)
                 self._end(run)
@@ -237,14 +237,14 @@ class Engine(SlotLoop):
             self._scheduler.ask_for_media()
             self.encoder.settle(chunk)
 
-    # -- one tick: run
+    # -- one step: run
 
     def _decode(self, plan: Plan) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot, none if it failed."""
         try:
             return self._decoder.decode(plan, self._scheduler.planner.adapters)
         except DecodeInterruptedError:
-            pass  # the cancel that it was for comes before the next tick
+            pass  # the cancel that it was for comes before the next step
         except KVCacheFullError as error:
             self._make_room(plan.slots, error)
         except DecodeError as error:
@@ -255,7 +255,7 @@ class Engine(SlotLoop):
     def _make_room(self, slots: list[Slot], error: KVCacheFullError) -> None:
         """The KV cache had no room: drop drafts, or send a run back, or fail the only one.
 
-        Nothing was decoded, so the runs are as they were and the next tick tries again.
+        Nothing was decoded, so the runs are as they were and the next step tries again.
         """
         if self._scheduler.drop_drafts():
             return
@@ -264,15 +264,15 @@ class Engine(SlotLoop):
         else:
             self._fail(slots[0], error)
 
-    # -- one tick: postprocess
+    # -- one step: postprocess
 
     def _postprocess(self, plan: Plan, rows: list[int]) -> None:
         """Note what was decoded, and go on where there are logits."""
         plan.note(self._scheduler.cache)
-        n_steps = len(plan.steps.slots)
-        ready = list(plan.steps.slots)
-        ready_rows = rows[:n_steps]
-        for piece, row in zip(plan.others, rows[n_steps:], strict=True):
+        n_rows = len(plan.decode_rows.slots)
+        ready = list(plan.decode_rows.slots)
+        ready_rows = rows[:n_rows]
+        for piece, row in zip(plan.others, rows[n_rows:], strict=True):
             slot, run = piece.slot, piece.slot.run
             assert run is not None
             if not piece.in_decode:

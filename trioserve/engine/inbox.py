@@ -27,7 +27,7 @@ class Cancel:
 
 @attrs.frozen
 class Pause:
-    """Leave a task in its slot, but out of the ticks: its reader is behind."""
+    """Leave a task in its slot, but out of the steps: its reader is behind."""
 
     task_id: int
 
@@ -41,7 +41,7 @@ class Resume:
 
 @attrs.frozen
 class Call:
-    """Call a function on the inference thread, between two ticks. It must not raise."""
+    """Call a function on the inference thread, between two steps. It must not raise."""
 
     function: Callable[[], None]
 
@@ -68,7 +68,7 @@ class Inbox:
     def __init__(self) -> None:
         self._commands: list[Command] = []
         self._arrived = threading.Condition()
-        #: Called after each `put`, for a driver that calls `Loop.tick` itself.
+        #: Called after each `put`, for a driver that calls `Loop.step` itself.
         self.listener: Callable[[], None] | None = None
 
     def put(self, command: Command) -> None:
@@ -82,7 +82,7 @@ class Inbox:
     def take(self, *, wait: bool) -> list[Command]:
         """Take all commands; with `wait`, sleep until there is one."""
         if not wait and not self._commands:
-            return []  # no lock on the way of every tick
+            return []  # no lock on the way of every step
         with self._arrived:
             while wait and not self._commands:
                 self._arrived.wait()

@@ -20,8 +20,8 @@ from trioserve.types import (
     EngineEvent,
     EngineStatus,
     ModelInfo,
+    StepRecord,
     Task,
-    TickRecord,
 )
 
 #: Seconds for which the inference thread rests after a first token. Without a rest the event loop
@@ -50,11 +50,11 @@ class LoopBackend(Protocol):
 
 
 class Loop(abc.ABC):
-    """Runs ticks while there is work. Everything but `run` is code that a test can call.
+    """Runs steps while there is work. Everything but `run` is code that a test can call.
 
     Args:
         backend: the model.
-        notify: called, from the engine's thread, once after each tick that left events in the
+        notify: called, from the engine's thread, once after each step that left events in the
             outbox, and when the engine has failed. It must not block.
         flush_interval: seconds that events which are not urgent wait at most, to leave together.
     """
@@ -75,15 +75,15 @@ class Loop(abc.ABC):
         self.failure: EngineError | None = None
         #: The inference thread, once it runs.
         self.thread_id: int | None = None
-        #: What measures ticks, in seconds. A test replaces it, so that it decides what they take.
+        #: What measures steps, in seconds. A test replaces it, so that it decides what they take.
         self.clock: Callable[[], float] = monotonic
-        #: When the last tick began. While there is work, it advances.
+        #: When the last step began. While there is work, it advances.
         self.heartbeat = self.clock()
-        #: Where a record of each tick goes; whoever reads them takes them out. Replace, not change.
-        self.watchers: tuple[deque[TickRecord], ...] = ()
+        #: Where a record of each step goes; whoever reads them takes them out. Replace, not change.
+        self.watchers: tuple[deque[StepRecord], ...] = ()
         #: Records made so far.
         self.n_records = 0
-        #: What is in the batch of this tick, if somebody watches: slots, and tokens of each kind.
+        #: What is in the batch of this step, if somebody watches: slots, and tokens of each kind.
         self._in_batch = (0, 0, 0)
         self._notify = notify
         self._outbox: list[EngineEvent | Chunks] = []
@@ -92,7 +92,7 @@ class Loop(abc.ABC):
         self._is_first = False  # an event has the first token of a task
         self._next_flush = 0.0
         self._flush_interval = flush_interval
-        self._fresh: list[EngineEvent | Chunks] = []  # of this tick, not in the outbox yet
+        self._fresh: list[EngineEvent | Chunks] = []  # of this step, not in the outbox yet
         self._stopping = False
 
     # -- from the event loop's thread
@@ -109,11 +109,11 @@ class Loop(abc.ABC):
         self.inbox.put(Submit(task))
 
     def cancel(self, task_id: int) -> None:
-        """Drop a task: its place is free when the next tick begins. No event follows."""
+        """Drop a task: its place is free when the next step begins. No event follows."""
         self.inbox.put(Cancel(task_id))
 
     def pause(self, task_id: int) -> None:
-        """Keep a task out of the ticks until `resume`."""
+        """Keep a task out of the steps until `resume`."""
         self.inbox.put(Pause(task_id))
 
     def resume(self, task_id: int) -> None:
@@ -121,11 +121,11 @@ class Loop(abc.ABC):
         self.inbox.put(Resume(task_id))
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function on the inference thread, between two ticks."""
+        """Call a function on the inference thread, between two steps."""
         self.inbox.put(Call(function))
 
     def stop(self) -> None:
-        """End the loop after the running tick. Tasks that still run get no further event."""
+        """End the loop after the running step. Tasks that still run get no further event."""
         self.inbox.put(Stop())
 
     def take(self) -> list[EngineEvent | Chunks]:
@@ -144,52 +144,52 @@ class Loop(abc.ABC):
     # -- on the inference thread
 
     def run(self) -> None:
-        """Tick until stopped, then close the backend. This is the body of the thread."""
+        """Step until stopped, then close the backend. This is the body of the thread."""
         self.thread_id = threading.get_ident()
         try:
             while not self._stopping:
-                self.tick(wait=True)
+                self.step(wait=True)
         except BaseException as error:  # not even an Exception: the thread ends
             self._break(error)
         finally:
             self._close()
 
-    def tick(self, *, wait: bool = False) -> bool:
-        """Take the commands that have come, and run one tick if there is work.
+    def step(self, *, wait: bool = False) -> bool:
+        """Take the commands that have come, and run one step if there is work.
 
         With `wait`, sleep first while there is neither. Returns whether there is work left.
         """
-        for command in self.inbox.take(wait=wait and not self._has_tick):
+        for command in self.inbox.take(wait=wait and not self._has_step):
             try:
                 self._obey(command)
             except Exception as error:
                 self._break(error)
         began = self.clock()
-        if self._has_tick and not self._stopping:
+        if self._has_step and not self._stopping:
             self.heartbeat = began
             try:
-                self._tick()
+                self._step()
             except Exception as error:
                 self._break(error)
             if self.watchers:
-                self._record_tick(began)
-        work_left = self._has_tick
+                self._record_step(began)
+        work_left = self._has_step
         now = self.clock()
-        after_next_tick = now + (now - began)  # if it takes as long as this one
-        if self._urgent or not work_left or after_next_tick > self._next_flush:
+        after_next_step = now + (now - began)  # if it takes as long as this one
+        if self._urgent or not work_left or after_next_step > self._next_flush:
             self._flush()
         return work_left
 
-    def _record_tick(self, began: float) -> None:
+    def _record_step(self, began: float) -> None:
         self.n_records += 1
         ms = (self.clock() - began) * 1e3
-        record = TickRecord(self.n_records, began, ms, *self._in_batch, *self._load())
+        record = StepRecord(self.n_records, began, ms, *self._in_batch, *self._load())
         self._in_batch = (0, 0, 0)
         for records in self.watchers:
             records.append(record)
 
     @property
-    def _has_tick(self) -> bool:
+    def _has_step(self) -> bool:
         return self.has_work and self.failure is None
 
     def _break(self, error: BaseException) -> None:
@@ -220,7 +220,7 @@ class Loop(abc.ABC):
     @property
     @abc.abstractmethod
     def has_work(self) -> bool:
-        """Whether there is anything to do in a tick."""
+        """Whether there is anything to do in a step."""
 
     @abc.abstractmethod
     def status(self) -> EngineStatus:
@@ -235,8 +235,8 @@ class Loop(abc.ABC):
         """Do what the event loop asks."""
 
     @abc.abstractmethod
-    def _tick(self) -> None:
-        """Run one tick."""
+    def _step(self) -> None:
+        """Run one step."""
 
     @abc.abstractmethod
     def _fail_all(self, error: EngineError) -> None:
@@ -249,7 +249,7 @@ class Loop(abc.ABC):
     # -- the outbox
 
     def _emit(self, event: EngineEvent) -> None:
-        """Leave an event that is to be handed over with this tick."""
+        """Leave an event that is to be handed over with this step."""
         self._fresh.append(event)
         self._urgent = True
 

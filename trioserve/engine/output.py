@@ -1,4 +1,4 @@
-"""What the sampled tokens of a tick mean for their run: text to show, and perhaps the end."""
+"""What the sampled tokens of a step mean for their run: text to show, and perhaps the end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Outputs:
         self._plain_texts = _PlainTexts(vocab)
         self._n_ctx_seq = n_ctx_seq
         self._shifts = shifts
-        #: Of all chunks of this tick; see `Chunk.pace`.
+        #: Of all chunks of this step; see `Chunk.pace`.
         self.pace = 0.0
 
     def step(self, runs: Sequence[Run], drawn: Sequence[Drawn]) -> tuple[Chunks, list[int]]:
@@ -76,7 +76,7 @@ class Outputs:
         return Chunks(task_ids, texts, tokens, self.pace), others
 
     def accept(self, run: Run, draws: Sequence[Draw]) -> Chunk | None:
-        """Add the sampled tokens of a tick to the output of a run, up to the one that ends it.
+        """Add the sampled tokens of a step to the output of a run, up to the one that ends it.
 
         Sets `run.finish_reason` when the output is complete. Returns the text that may be shown
         now, with the tokens it came from, or None while all of it is held back.

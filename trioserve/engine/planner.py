@@ -1,4 +1,4 @@
-"""`Planner`: what a tick decodes, of what the runs in slots have to decode."""
+"""`Planner`: what a step decodes, of what the runs in slots have to decode."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TURN_S = 0.02
 
 
 class Planner:
-    """Fills ticks.
+    """Fills steps.
 
-    A batch has tokens or embeddings of media, never both. So a tick with media holds up the
+    A batch has tokens or embeddings of media, never both. So a step with media holds up the
     streams, and one with nothing but their tokens follows. For the strategy, the two are one::
 
-        one tick | media of prompts | tokens of streams |
+        one step | media of prompts | tokens of streams |
         another  | tokens of prompts and of streams     |
 
     While some prompts go on with media and others with tokens, they take turns.
 
     Args:
-        strategy: how a tick is shared between decode and prefill.
-        n_batch: the most cells of one tick.
+        strategy: how a step is shared between decode and prefill.
+        n_batch: the most cells of one step.
         unified: whether all sequences share the cells of the KV cache.
         has_adapters: runs may have LoRA adapters, so that not all fit in one batch.
         encoder: makes embeddings of media; None: there is only text.
@@ -49,13 +49,13 @@ class Planner:
         self._by_sequence = not unified
         self._encoder = encoder
         self.turns = AdapterTurns(TURN_S) if has_adapters else None
-        self._was_media = False  # the last tick that had anything of a prompt
-        self._owes_streams = False  # the last tick had media, and streams waited for it
+        self._was_media = False  # the last step that had anything of a prompt
+        self._owes_streams = False  # the last step had media, and streams waited for it
         self._held_up: tuple[int, float] = 0, 0.0  # its cells, and its seconds
 
     @property
     def adapters(self) -> Adapters:
-        """The LoRA adapters that the tick is to be computed with."""
+        """The LoRA adapters that the step is to be computed with."""
         return self.turns.current if self.turns is not None else ()
 
     def plan(self, slots: Sequence[Slot]) -> Plan:
@@ -82,7 +82,7 @@ class Planner:
         if not prompts:
             return Plan.of(steps, drafts, by_sequence=self._by_sequence)
         pending = [slot.n_alike for slot in prompts]
-        # Streams that decode in another turn are held up by this tick, too.
+        # Streams that decode in another turn are held up by this step, too.
         n_decode = sum(slot.in_decode for slot in active)
         is_media, budget = prompts[0].is_at_media, self._n_batch
         if not is_media:
@@ -100,7 +100,7 @@ class Planner:
         return Plan.of(steps, drafts + parts, by_sequence=self._by_sequence)
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Tell the strategy what a tick has cost.
+        """Tell the strategy what a step has cost.
 
         One with media, for which streams have waited, counts with that in which they go on.
         """
@@ -145,7 +145,7 @@ class Planner:
         return texts if texts and self._was_media else media
 
     def _media_of(self, shared: Sequence[tuple[Slot, int]]) -> list[MediaWork]:
-        """Take parts of chunks for a tick, or one that must be decoded whole."""
+        """Take parts of chunks for a step, or one that must be decoded whole."""
         assert self._encoder is not None
         works = []
         for slot, n_cells in shared:

@@ -86,7 +86,7 @@ class Run:
         self.n_simple = 0
         #: Lengths at which the prefill stops for a checkpoint.
         self.places: list[int] = []
-        #: Guesses of the tokens that come next. The next tick decodes them after the newest key.
+        #: Guesses of the tokens that come next. The next step decodes them after the newest key.
         self.draft: list[TokenId] = []
         #: Tokens before the newest one that had to come, so that they are not decoded either.
         self.n_ahead = 0
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def n_more(self) -> int:
-        """How many tokens a tick decodes in decode, beside the newest one."""
+        """How many tokens a step decodes in decode, beside the newest one."""
         return self.n_ahead + len(self.draft)
 
     @property
@@ -207,7 +207,7 @@ class Run:
     def progress(self, n_held: int, n_batch: int) -> Progress | None:
         """Say how much of the prompt is there, if the task asks for it, and it is due.
 
-        That is as the prompt begins, after each batch of it, however many ticks that took, and at
+        That is as the prompt begins, after each batch of it, however many steps that took, and at
         its end: a client counts as many reports as llama-server sends.
         """
         if not self.task.params.return_progress:

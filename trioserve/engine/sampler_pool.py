@@ -1,4 +1,4 @@
-"""Sampling the tokens of a tick: one after the other, or side by side where cores are free."""
+"""Sampling the tokens of a step: one after the other, or side by side where cores are free."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trioserve.engine.run import Run
 from trioserve.errors import TrioServeError
 from trioserve.types import GenerationParams, TokenId, TokenProbs
 
-#: With fewer tokens in a tick, handing them out takes longer than sampling them.
+#: With fewer tokens in a step, handing them out takes longer than sampling them.
 MIN_PARALLEL = 4
-#: The most tokens to take at once that a grammar leaves no choice about: what a tick may have of a
+#: The most tokens to take at once that a grammar leaves no choice about: what a step may have of a
 #: prompt beside streams, whatever it costs.
 MAX_AHEAD = 16
 
@@ -42,7 +42,7 @@ class SamplerPool:
         self._n_threads = n_threads = min(backend.n_spare_cores, backend.n_slots)
         self._ends = backend.vocab.end_of_generation  # nothing is sampled after one of them
         self._n_ctx_seq = backend.n_ctx_seq
-        # The next tick must have room for those of all slots, beside all rows with logits.
+        # The next step must have room for those of all slots, beside all rows with logits.
         n_left = backend.n_batch - backend.n_outputs
         self._n_ahead = min(MAX_AHEAD, n_left // backend.n_slots)
         self._threads = ThreadPoolExecutor(n_threads, "trioserve-sampler") if n_threads else None
@@ -70,7 +70,7 @@ class SamplerPool:
         return results
 
     def close(self) -> None:
-        """End the threads. They have nothing to do between two ticks."""
+        """End the threads. They have nothing to do between two steps."""
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -112,7 +112,7 @@ class SamplerPool:
                 return draws
 
     def _take_forced(self, run: Run, sampler: Sampler, tokens: list[TokenId]) -> Sequence[TokenId]:
-        """Take the tokens that must follow those of this tick, unless something else chooses."""
+        """Take the tokens that must follow those of this step, unless something else chooses."""
         params = run.task.params
         if run.task.constraint is None or run.forced or params.n_probs or not run.is_free:
             return ()

@@ -1,4 +1,4 @@
-"""The scheduler: which runs have a slot, which wait or follow another, and what a tick decodes."""
+"""The scheduler: which runs have a slot, which wait or follow another, and what a step decodes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trioserve.types import CacheRoot, SlotState, TokenId
 
 
 class Scheduler:
-    """Assigns runs to slots and fills ticks.
+    """Assigns runs to slots and fills steps.
 
     Args:
         n_slots: requests that run at the same time.
         n_ctx: cells in the KV cache, all sequences together.
         n_ctx_seq: the most tokens of one sequence.
-        n_batch: the most tokens of one tick.
+        n_batch: the most tokens of one step.
         n_outputs: the most of them that may have logits; at least `n_slots`.
         cache: what the KV sequences hold; has at least `n_slots` of them.
-        planner: fills the ticks.
+        planner: fills the steps.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Scheduler:
         self.planner = planner
         self._admitted: list[Slot] = []
         self._preempted: list[Run] = []
-        self._tick = 0
+        self._step = 0
         #: All slots wait for the encoder, and what was admitted beside them has had no room. The
-        #: next tick comes when one of them goes on, or when a run comes, goes or is paused.
+        #: next step comes when one of them goes on, or when a run comes, goes or is paused.
         self._is_blocked = False
 
     # -- what comes in and goes out
@@ -88,7 +88,7 @@ class Scheduler:
         return self.waiting.remove(task_id) or self.stalled.pop(task_id, None)
 
     def pause(self, task_id: int, paused: bool) -> None:
-        """Keep a run out of the ticks, or let it go on.
+        """Keep a run out of the steps, or let it go on.
 
         A paused run keeps its slot until another one wants it, and then waits for its turn again.
         """
@@ -99,7 +99,7 @@ class Scheduler:
         run.paused = paused
         for slot in self.slots:
             if slot.run is run:
-                slot.awaits_media = False  # until the next tick, which looks again
+                slot.awaits_media = False  # until the next step, which looks again
         if paused and self.waiting.remove(task_id) is not None:
             self.stalled[task_id] = run
         elif not paused and self.stalled.pop(task_id, None) is not None:
@@ -107,21 +107,21 @@ class Scheduler:
 
     def release(self, slot: Slot) -> Run:
         """End the run of a slot. Its sequence is kept for later prompts."""
-        run, seq = slot.give_up(self._tick)
+        run, seq = slot.give_up(self._step)
         self.cache.release(seq)
         slot.remember(run, seq)
         return run
 
     def discard(self, slot: Slot) -> Run:
         """End the run of a slot whose decode failed: what llama.cpp holds of it is unknown."""
-        run, seq = slot.give_up(self._tick)
+        run, seq = slot.give_up(self._step)
         self.cache.release(seq)
         self.cache.cut(seq, 0)
         return run
 
     def preempt(self, slot: Slot) -> None:
         """Send a slot's run back to the queue. What it holds is swapped out to RAM, if it can."""
-        run, seq = slot.give_up(self._tick)
+        run, seq = slot.give_up(self._step)
         self.cache.release(seq)
         self.cache.swap_out(seq)
         self.cache.cut(seq, 0)
@@ -131,7 +131,7 @@ class Scheduler:
 
     def give_way(self, slot: Slot) -> None:
         """Take a slot from its paused run. Its sequence is kept as those of ended runs are."""
-        run, seq = slot.give_up(self._tick)
+        run, seq = slot.give_up(self._step)
         self.cache.release(seq)
         run.first_in_line = False
         self.stalled[run.task.id] = run
@@ -150,10 +150,10 @@ class Scheduler:
         return self.n_outputs - len(self.slots) - n_drafted
 
     def propose(self, drafts: Sequence[tuple[Slot, Sequence[TokenId]]]) -> int:
-        """Give slots in decode drafts: guesses of their next tokens, checked in the next tick.
+        """Give slots in decode drafts: guesses of their next tokens, checked in the next step.
 
         They are cut to the room that there is, the last ones first. Returns how many rows more
-        the tick has.
+        the step has.
         """
         n_rows = n_left = self.rows_for_drafts()
         for slot, tokens in drafts:
@@ -212,16 +212,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether the next tick has anything to do."""
+        """Whether the next step has anything to do."""
         if any(slot.has_work for slot in self.slots):
             return True
         return not self._is_blocked and next(self._admissible(), None) is not None
 
-    # -- one tick
+    # -- one step
 
     def schedule(self) -> Plan:
-        """Decide what the next tick decodes."""
-        self._tick += 1
+        """Decide what the next step decodes."""
+        self._step += 1
         while (next_one := next(self._admissible(), None)) is not None:
             run, slot = next_one
             if slot.run is not None:
@@ -240,7 +240,7 @@ class Scheduler:
         return plan
 
     def ask_for_media(self) -> None:
-        """Have no more encoded than what is needed now: runs are gone, and there is no tick."""
+        """Have no more encoded than what is needed now: runs are gone, and there is no step."""
         self.planner.ask_for_media(self.slots)
 
     def note_prefill(self, slot: Slot) -> None:

@@ -44,9 +44,9 @@ class Slot:
         self.id = slot_id
         self.run: Run | None = None
         self.seq: KVSequence | None = None
-        self.in_decode = False  # the run has logits to go on from, one token a tick
+        self.in_decode = False  # the run has logits to go on from, one token a step
         self.awaits_media = False  # its prompt has come to a chunk that is not encoded yet
-        self.last_used = 0  # the tick in which it was last given up
+        self.last_used = 0  # the step in which it was last given up
         self.last_task: Task | None = None
         #: While it is idle: the keys of what it computed last, and their root. Its sequence may be
         #: anything by now; the prefix cache knows what is left of them.
@@ -73,7 +73,7 @@ class Slot:
 
     @property
     def has_work(self) -> bool:
-        """Whether it can go on in a tick."""
+        """Whether it can go on in a step."""
         return self.run is not None and not self.run.paused and not self.awaits_media
 
     def room_for_draft(self, n_ctx: int) -> int:
@@ -122,7 +122,7 @@ class Slot:
 
     @property
     def n_alike(self) -> int:
-        """How many cells a tick may have of a prompt: tokens up to media, or media to their end."""
+        """How many cells a step may have of a prompt: tokens up to media, or media to their end."""
         span = self._span()
         if span is None:
             return self.n_pending
@@ -137,7 +137,7 @@ class Slot:
         self.in_decode = self.awaits_media = False
         self.kept, self.last_task = [], run.task
 
-    def give_up(self, tick: int) -> tuple[Run, KVSequence]:
+    def give_up(self, step: int) -> tuple[Run, KVSequence]:
         """Take the run out, and its sequence."""
         assert self.run is not None and self.seq is not None
         run, seq = self.run, self.seq
@@ -146,7 +146,7 @@ class Slot:
         if run.sampler is not None:
             run.sampler.detach()
         self.in_decode = self.awaits_media = False
-        self.last_used = tick
+        self.last_used = step
         return run, seq
 
     def remember(self, run: Run, seq: KVSequence) -> None:

@@ -75,7 +75,7 @@ class SlotLoop(Loop):
         """Forget what a slot ran last; returns and raises as `Scheduler.erase`."""
         return self._scheduler.erase(self._scheduler.slots[slot_id], owner)
 
-    # -- what is recorded of a tick, if somebody watches
+    # -- what is recorded of a step, if somebody watches
 
     def _note_batch(self, plan: Plan) -> None:
         n_prefill = plan.n_prefill

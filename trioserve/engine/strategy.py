@@ -1,4 +1,4 @@
-"""How a tick is shared between decode and prefill."""
+"""How a step is shared between decode and prefill."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from trioserve.engine.prefill_costs import TILE
-from trioserve.engine.tick_clock import SLOWDOWN, TickClock
+from trioserve.engine.step_clock import SLOWDOWN, StepClock
 from trioserve.errors import ConfigError
 
 
 class BatchStrategy(Protocol):
-    """Decides how many prompt tokens go into a tick.
+    """Decides how many prompt tokens go into a step.
 
-    Every slot in decode gets its one token in every tick; what a strategy decides is the rest.
+    Every slot in decode gets its one token in every step; what a strategy decides is the rest.
     """
 
     @property
     def pace(self) -> float:
         """Seconds between two tokens of a stream, as its reader is to get them; 0: as they come.
 
-        It is that of the tick that `share` was called for, and hides how uneven ticks are.
+        It is that of the step that `share` was called for, and hides how uneven steps are.
         """
 
     def begin(self, *, unified: bool) -> None:
-        """Learn whether the KV cache is unified, before the first tick."""
+        """Learn whether the KV cache is unified, before the first step."""
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Say how many tokens each prompt gets in this tick.
+        """Say how many tokens each prompt gets in this step.
 
         Args:
             pending: tokens still to prefill of each prompt, the oldest first.
-            n_decode: how many slots decode in this tick.
+            n_decode: how many slots decode in this step.
             budget: the most tokens to give, all together; at least 1.
 
         Returns:
@@ -41,7 +41,7 @@ class BatchStrategy(Protocol):
         """
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Learn from a tick: how many tokens it had of each kind, and how long it took."""
+        """Learn from a step: how many tokens it had of each kind, and how long it took."""
 
 
 class DecodeMaximal:
@@ -53,11 +53,11 @@ class DecodeMaximal:
 
     Args:
         max_tick_ms: milliseconds between two tokens of a stream, while prompts come in; 0: as
-            `TickClock` says.
+            `StepClock` says.
     """
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
-        self._clock = TickClock(max_tick_ms)
+        self._clock = StepClock(max_tick_ms)
         self._in_turns = self._is_turn_of_oldest = False
 
     @property
@@ -107,7 +107,7 @@ class Balanced:
     """Equal parts: each prompt gets the same, and streams become half as fast as by default."""
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
-        self._clock = TickClock(2 * max_tick_ms, slowdown=2 * SLOWDOWN)
+        self._clock = StepClock(2 * max_tick_ms, slowdown=2 * SLOWDOWN)
 
     @property
     def pace(self) -> float:
@@ -137,7 +137,7 @@ class AnswersFirst:
     """Batching that is not continuous: while some slots decode, prompts wait.
 
     Args:
-        strategy: shares the ticks in which no slot decodes.
+        strategy: shares the steps in which no slot decodes.
     """
 
     def __init__(self, strategy: BatchStrategy) -> None:

@@ -1,13 +1,13 @@
-"""`ThreadGovernor`: how many threads compute a tick, on a machine that does other things too.
+"""`ThreadGovernor`: how many threads compute a step, on a machine that does other things too.
 
 The threads of a decode wait for each other after every node of its graph. If one of them shares a
 core with another process, all of them stand still while that one runs, and a decode may take a
 hundred times as long. Fewer threads, each with a core to itself, are then much faster.
 
 Threads that wait for each other poll, so on a quiet machine `n` of them use `n` seconds of CPU
-time a second. If they get less, or if ticks take much longer than such ticks did before, a trial
+time a second. If they get less, or if steps take much longer than such steps did before, a trial
 compares fewer threads with those in use. While there are fewer than the most, a trial compares
-more of them every now and then. A trial takes a few ticks, ends early if it goes badly, and comes
+more of them every now and then. A trial takes a few steps, ends early if it goes badly, and comes
 later and later after others that failed.
 """
 
@@ -20,38 +20,38 @@ import attrs
 #: A batch of so many tokens is heavy: its threads have much to do before they meet.
 HEAVY = 32
 
-#: Ticks that are looked at together: so many, or those of so many seconds.
+#: Steps that are looked at together: so many, or those of so many seconds.
 WINDOW = 8
 WINDOW_S = 0.3
 #: There is no longer pause between them. After one, the machine may do other things.
 MAX_PAUSE_S = 2.0
 
-#: Ticks are suspicious if the threads did not get so many of the cores that they could have used,
+#: Steps are suspicious if the threads did not get so many of the cores that they could have used,
 LOST_CORES = 0.3
 #: or if they take this many times as long as usual.
 SLOW = 1.5
-#: What is usual rises by so much in a window: ticks take longer as texts grow.
+#: What is usual rises by so much in a window: steps take longer as texts grow.
 DRIFT = 1.02
 
-#: A trial succeeds if its ticks take at most so much of the time. With so little of it, there is no
+#: A trial succeeds if its steps take at most so much of the time. With so little of it, there is no
 #: need to look again at the threads in use.
 GAIN = 0.9
 CLEAR = 0.1
-#: It ends early if each of its first ticks takes this many times as long, or any one far longer.
+#: It ends early if each of its first steps takes this many times as long, or any one far longer.
 HOPELESS = 1.1
 EARLY = 3
 FAR_LONGER = 1.5
 
-#: A tick may be given up if it takes this many times as long as usual, and so many seconds.
+#: A step may be given up if it takes this many times as long as usual, and so many seconds.
 OVERDUE = 2.5
 MIN_LIMIT_S = 0.02
 
 #: Seconds between trials. They double with each one that fails. For more threads, they pass while
-#: nothing runs, too: whatever took the cores may be gone. For fewer, only ticks count.
+#: nothing runs, too: whatever took the cores may be gone. For fewer, only steps count.
 MIN_WAIT_S = 0.5
 MAX_WAIT_S = 60.0
 #: They last for so many times what the last trial has lost; and where one of fewer threads has just
-#: succeeded, for so many times what each of its ticks has saved.
+#: succeeded, for so many times what each of its steps has saved.
 PER_LOSS = 10.0
 PER_GAIN = 3.0
 #: More threads were a failure, too, if they did not last for so many seconds.
@@ -60,22 +60,22 @@ LASTING_S = 10.0
 
 @attrs.define
 class _Window:
-    """Ticks of about the same size that were computed with the same number of threads."""
+    """Steps of about the same size that were computed with the same number of threads."""
 
     end: float = -math.inf
     costs: list[float] = attrs.field(factory=list)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
-    def add(self, tick: Tick) -> None:
-        """Add a tick; after a long pause it is the first one."""
-        if tick.end - tick.seconds - self.end > MAX_PAUSE_S:
+    def add(self, step: Step) -> None:
+        """Add a step; after a long pause it is the first one."""
+        if step.end - step.seconds - self.end > MAX_PAUSE_S:
             self.costs.clear()
             self.seconds = self.cpu_seconds = 0.0
-        self.costs.append(tick.cost)
-        self.seconds += tick.seconds
-        self.cpu_seconds += tick.cpu_seconds
-        self.end = tick.end
+        self.costs.append(step.cost)
+        self.seconds += step.seconds
+        self.cpu_seconds += step.cpu_seconds
+        self.end = step.end
 
     @property
     def is_full(self) -> bool:
@@ -89,8 +89,8 @@ class _Window:
 
 
 @attrs.frozen
-class Tick:
-    """A tick that was computed."""
+class Step:
+    """A step that was computed."""
 
     n_tokens: int
     seconds: float
@@ -99,7 +99,7 @@ class Tick:
 
     @property
     def size(self) -> int:
-        """The same for ticks with about as many tokens."""
+        """The same for steps with about as many tokens."""
         return self.n_tokens.bit_length()
 
     @property
@@ -110,50 +110,50 @@ class Tick:
 
 @attrs.define
 class _Trial:
-    """Ticks with other threads, and then again with those in use, which cost `usual` before."""
+    """Steps with other threads, and then again with those in use, which cost `usual` before."""
 
     candidate: int
     size: int
     usual: float
-    ticks: _Window
+    steps: _Window
     again: _Window
 
     @property
     def threads(self) -> int | None:
-        """The threads of its next tick; None: those in use."""
-        return None if self.ticks.is_full else self.candidate
+        """The threads of its next step; None: those in use."""
+        return None if self.steps.is_full else self.candidate
 
     @property
     def end(self) -> float:
-        """When its last tick ended."""
-        return max(self.ticks.end, self.again.end)
+        """When its last step ended."""
+        return max(self.steps.end, self.again.end)
 
     @property
     def lost(self) -> float:
-        """Seconds that its ticks took longer than usual."""
-        return max(0.0, self.ticks.seconds * (1 - self.usual / self.ticks.cost))
+        """Seconds that its steps took longer than usual."""
+        return max(0.0, self.steps.seconds * (1 - self.usual / self.steps.cost))
 
     @property
     def saved(self) -> float:
-        """Seconds by which each of its ticks was shorter than usual."""
-        return self.ticks.seconds / len(self.ticks.costs) * (self.usual / self.ticks.cost - 1)
+        """Seconds by which each of its steps was shorter than usual."""
+        return self.steps.seconds / len(self.steps.costs) * (self.usual / self.steps.cost - 1)
 
-    def add(self, tick: Tick) -> bool | None:
-        """Add a tick; returns whether the trial has succeeded or failed, None while it goes on."""
-        ticks, again = self.ticks, self.again
-        (again if ticks.is_full else ticks).add(tick)
-        if len(ticks.costs) >= EARLY and min(ticks.costs) > HOPELESS * self.usual:
+    def add(self, step: Step) -> bool | None:
+        """Add a step; returns whether the trial has succeeded or failed, None while it goes on."""
+        steps, again = self.steps, self.again
+        (again if steps.is_full else steps).add(step)
+        if len(steps.costs) >= EARLY and min(steps.costs) > HOPELESS * self.usual:
             return False
-        if max(ticks.costs) > FAR_LONGER * self.usual:
+        if max(steps.costs) > FAR_LONGER * self.usual:
             return False
-        if not ticks.is_full:
+        if not steps.is_full:
             return None
-        if ticks.cost > GAIN * self.usual:
+        if steps.cost > GAIN * self.usual:
             return False
-        if ticks.cost <= CLEAR * self.usual:
+        if steps.cost <= CLEAR * self.usual:
             return True
         # The machine, or the texts, may have changed in the middle of it.
-        return ticks.cost <= GAIN * again.cost if again.is_full else None
+        return steps.cost <= GAIN * again.cost if again.is_full else None
 
 
 @attrs.define
@@ -176,7 +176,7 @@ class _Waits:
 
 
 class _Governed:
-    """The threads of light ticks, or of heavy ones."""
+    """The threads of light steps, or of heavy ones."""
 
     def __init__(self, choices: range) -> None:
         self.threads = choices[-1]
@@ -187,53 +187,53 @@ class _Governed:
         self._raised = -math.inf  # when one of more threads succeeded
         self._windows: dict[int, _Window] = {}  # by size, as what follows
         self._usual: dict[int, float] = {}
-        self._last: dict[int, float] = {}  # what the last tick cost
+        self._last: dict[int, float] = {}  # what the last step cost
         self._fewer, self._more = _Waits(), _Waits()
-        self._in_ticks = 0.0  # seconds
+        self._in_steps = 0.0  # seconds
 
     def choose(self, size: int) -> int:
-        """Return the threads for a tick of this size."""
+        """Return the threads for a step of this size."""
         trial = self._trial
         if trial is None or trial.size != size:
             return self.threads
         return trial.threads or self.threads
 
     def limit(self, size: int) -> float | None:
-        """Return the cost at which a tick of this size is overdue; None: it may take its time."""
+        """Return the cost at which a step of this size is overdue; None: it may take its time."""
         trial = self._trial
         if trial is not None:
             return OVERDUE * trial.usual if trial.size == size else None
-        if self.threads == self._choices[0] or self._in_ticks < self._fewer.next:
+        if self.threads == self._choices[0] or self._in_steps < self._fewer.next:
             return None
         usual = self._usual.get(size) or self._last.get(size)
         return None if usual is None else OVERDUE * usual
 
-    def give_up(self, tick: Tick) -> None:
-        """Learn from a tick that was overdue and was ended. It is computed again.
+    def give_up(self, step: Step) -> None:
+        """Learn from a step that was overdue and was ended. It is computed again.
 
         If it was one of a trial, that is over. If not, a trial of fewer threads begins.
         """
-        self._in_ticks += tick.seconds
+        self._in_steps += step.seconds
         trial = self._trial
         if trial is not None:
             is_again = trial.threads is None
-            (trial.again if is_again else trial.ticks).add(tick)
-            self._conclude(trial, is_again, tick.end)
+            (trial.again if is_again else trial.steps).add(step)
+            self._conclude(trial, is_again, step.end)
             return
-        threads = self._with_fewer(self.threads - tick.cpu_seconds / tick.seconds)
-        self._trial = _Trial(threads, tick.size, tick.cost, _Window(tick.end), _Window(tick.end))
+        threads = self._with_fewer(self.threads - step.cpu_seconds / step.seconds)
+        self._trial = _Trial(threads, step.size, step.cost, _Window(step.end), _Window(step.end))
 
-    def observe(self, tick: Tick) -> None:
-        """Learn from a tick."""
-        self._in_ticks += tick.seconds
-        self._last[tick.size] = tick.cost
+    def observe(self, step: Step) -> None:
+        """Learn from a step."""
+        self._in_steps += step.seconds
+        self._last[step.size] = step.cost
         trial = self._trial
         if trial is None:
-            self._watch(tick)
-        elif tick.end - tick.seconds - trial.end > MAX_PAUSE_S:
+            self._watch(step)
+        elif step.end - step.seconds - trial.end > MAX_PAUSE_S:
             self._trial = None  # what was known before it is out of date
-        elif trial.size == tick.size and (succeeded := trial.add(tick)) is not None:
-            self._conclude(trial, succeeded, tick.end)
+        elif trial.size == step.size and (succeeded := trial.add(step)) is not None:
+            self._conclude(trial, succeeded, step.end)
 
     def follow(self, threads: int, now: float) -> None:
         """Take over the number of others, unless trials have lately said what is best here."""
@@ -241,11 +241,11 @@ class _Governed:
             self._change(max(self._choices[0], min(threads, self._choices[-1])))
             self._more.reset(now + MIN_WAIT_S)
 
-    def _watch(self, tick: Tick) -> None:
-        """Add to the ticks of a window. When it is full, see whether there is to be a trial."""
-        now, size = tick.end, tick.size
+    def _watch(self, step: Step) -> None:
+        """Add to the steps of a window. When it is full, see whether there is to be a trial."""
+        now, size = step.end, step.size
         window = self._windows.setdefault(size, _Window())
-        window.add(tick)
+        window.add(step)
         if not window.is_full:
             return
         del self._windows[size]
@@ -254,7 +254,7 @@ class _Governed:
         self._usual[size] = min(cost, usual * DRIFT)
         is_slow = cost > SLOW * usual and len(window.costs) == WINDOW
         threads = self.threads
-        if (lost > LOST_CORES or is_slow) and self._in_ticks >= self._fewer.next:
+        if (lost > LOST_CORES or is_slow) and self._in_steps >= self._fewer.next:
             threads = self._with_fewer(lost)
         if threads == self.threads and now >= self._more.next:
             threads = self._with_more()
@@ -281,14 +281,14 @@ class _Governed:
         fewer = trial.candidate < self.threads
         if not succeeded:
             if fewer:
-                self._fewer.fail(self._in_ticks, trial.lost)
+                self._fewer.fail(self._in_steps, trial.lost)
             else:
                 self._more.fail(now, trial.lost)
             self._usual[trial.size] = trial.usual  # so this is what it costs
             return
         self._change(trial.candidate)
         self.changes += 1
-        self._fewer.reset(self._in_ticks)
+        self._fewer.reset(self._in_steps)
         if not fewer:
             self._raised = now
         elif now - self._raised < LASTING_S:
@@ -305,14 +305,14 @@ class _Governed:
 
 
 class ThreadGovernor:
-    """Says how many threads compute a tick. It is used by the inference thread.
+    """Says how many threads compute a step. It is used by the inference thread.
 
-    Ticks of few tokens and of many have numbers of their own. Those of many tokens are rarer, so
+    Steps of few tokens and of many have numbers of their own. Those of many tokens are rarer, so
     where there is nothing known of them, their number follows the other one.
 
     Args:
-        light: how many threads a tick of few tokens may have, from the fewest to the most.
-        heavy: how many a tick of many tokens may have.
+        light: how many threads a step of few tokens may have, from the fewest to the most.
+        heavy: how many a step of many tokens may have.
     """
 
     def __init__(self, light: range, heavy: range) -> None:
@@ -322,7 +322,7 @@ class ThreadGovernor:
 
     @property
     def threads(self) -> tuple[int, int]:
-        """How many threads ticks of few and of many tokens have, trials aside."""
+        """How many threads steps of few and of many tokens have, trials aside."""
         return self._light.threads, self._heavy.threads
 
     @property
@@ -331,12 +331,12 @@ class ThreadGovernor:
         return self._light.changes + self._heavy.changes
 
     def choose(self, n_tokens: int) -> int:
-        """Return how many threads a tick is to have."""
+        """Return how many threads a step is to have."""
         kind = self._heavy if n_tokens >= HEAVY else self._light
         return kind.choose(n_tokens.bit_length())
 
     def limit(self, n_tokens: int) -> float | None:
-        """Return the seconds after which a tick is overdue; None: it may take its time."""
+        """Return the seconds after which a step is overdue; None: it may take its time."""
         is_heavy = n_tokens >= HEAVY
         kind = self._heavy if is_heavy else self._light
         cost = kind.limit(n_tokens.bit_length())
@@ -344,16 +344,16 @@ class ThreadGovernor:
             return None
         return max(MIN_LIMIT_S, cost * n_tokens if is_heavy else cost)
 
-    def give_up(self, tick: Tick) -> None:
-        """Learn from a tick that had the threads of `choose`, was overdue, and was ended."""
-        (self._heavy if tick.n_tokens >= HEAVY else self._light).give_up(tick)
+    def give_up(self, step: Step) -> None:
+        """Learn from a step that had the threads of `choose`, was overdue, and was ended."""
+        (self._heavy if step.n_tokens >= HEAVY else self._light).give_up(step)
 
-    def observe(self, tick: Tick) -> None:
-        """Learn from a tick that had the threads of `choose`."""
-        if tick.n_tokens >= HEAVY:
-            self._heavy.observe(tick)
+    def observe(self, step: Step) -> None:
+        """Learn from a step that had the threads of `choose`."""
+        if step.n_tokens >= HEAVY:
+            self._heavy.observe(step)
             return
         before = self._light.threads
-        self._light.observe(tick)
+        self._light.observe(step)
         if self._light.threads != before:
-            self._heavy.follow(self._light.threads, tick.end)
+            self._heavy.follow(self._light.threads, step.end)

@@ -10,7 +10,7 @@ import structlog
 
 from trioserve.engine.backend import ThreadedBackend
 from trioserve.engine.encoder import Encoder
-from trioserve.engine.thread_governor import HEAVY, LASTING_S, LOST_CORES, ThreadGovernor, Tick
+from trioserve.engine.thread_governor import HEAVY, LASTING_S, LOST_CORES, Step, ThreadGovernor
 from trioserve.engine.watchdog import Watchdog
 from trioserve.errors import DecodeInterruptedError
 
@@ -22,7 +22,7 @@ class Threads:
 
     Args:
         backend: computes.
-        interrupt: ends what it computes, from any thread, and nothing has changed then. A tick
+        interrupt: ends what it computes, from any thread, and nothing has changed then. A step
             that takes far too long is ended and computed again with other threads.
         encoder: computes, too. While it does, neither takes the cores of the other, and nothing is
             learned of the threads.
@@ -71,9 +71,9 @@ class Threads:
             governor.give_up(timer.stop())
             timer = self._begin(n_tokens)
             compute()
-        tick = timer.stop()
-        governor.observe(tick)
-        self._tell(tick.end)
+        step = timer.stop()
+        governor.observe(step)
+        self._tell(step.end)
 
     def rest(self) -> None:
         """Leave all cores to the encoder: nothing is computed beside it for now."""
@@ -87,7 +87,7 @@ class Threads:
         """
         light, heavy = self._backend.thread_choices
         choices = heavy if n_tokens >= HEAVY else light
-        # The same for ticks of all sizes: an encoding with more of them would begin again.
+        # The same for steps of all sizes: an encoding with more of them would begin again.
         n_encoding = max(1, min(light[-1], heavy[-1]) // 2)
         encoder.set_threads(n_encoding)
         threads = max(choices[0], choices[-1] - n_encoding)
@@ -115,7 +115,7 @@ class Threads:
         return True
 
     def _begin(self, n_tokens: int) -> _Timer:
-        """Set the threads that a tick is to have, and take the time from now on."""
+        """Set the threads that a step is to have, and take the time from now on."""
         threads = self._governor.choose(n_tokens)
         if threads != self._set:
             self._backend.set_threads(threads)
@@ -136,7 +136,7 @@ class Threads:
 
 
 class _Timer:
-    """Takes the time of a tick: that which passes, and that of the CPU."""
+    """Takes the time of a step: that which passes, and that of the CPU."""
 
     __slots__ = ("_cpu_start", "_n_tokens", "_start", "_threads")
 
@@ -145,12 +145,12 @@ class _Timer:
         self._threads = threads
         self._start, self._cpu_start = monotonic(), process_time()
 
-    def stop(self) -> Tick:
-        """Describe the tick, which has come to its end."""
+    def stop(self) -> Step:
+        """Describe the step, which has come to its end."""
         cpu_seconds, now = process_time() - self._cpu_start, monotonic()
-        return Tick(self._n_tokens, now - self._start, cpu_seconds, now)
+        return Step(self._n_tokens, now - self._start, cpu_seconds, now)
 
     def has_lost_cores(self) -> bool:
         """Whether the threads got less of the cores than they could have used, up to now."""
-        tick = self.stop()
-        return self._threads - tick.cpu_seconds / tick.seconds > LOST_CORES
+        step = self.stop()
+        return self._threads - step.cpu_seconds / step.seconds > LOST_CORES

@@ -24,7 +24,7 @@ class Watch:
 class Watchdog:
     """Has a thread of its own, which begins with the first watch and ends with `close`.
 
-    Ticks follow one another quickly, so the thread is not told of each. It sleeps until the decode
+    Steps follow one another quickly, so the thread is not told of each. It sleeps until the decode
     that it has seen would be overdue, and then looks at the one that runs.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a tick decodes: `Steps`, one token of many outputs each, and `Work`, drafts and prompts."""
+"""What a step decodes: `DecodeRows`, a token of each output, and `Work`, drafts and prompts."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class MediaWork(Work):
 
 
 @attrs.frozen
-class Steps:
+class DecodeRows:
     """Slots in decode that have no draft: each goes on by its newest token.
 
-    That is nearly all of what ticks do, for up to hundreds of slots, so what is needed of them is
+    That is nearly all of what steps do, for up to hundreds of slots, so what is needed of them is
     in columns.
     """
 
@@ -88,7 +88,7 @@ class Steps:
     keys: Sequence[CellKey]  # the newest of each
 
     @classmethod
-    def of(cls, slots: Sequence[Slot]) -> Steps:
+    def of(cls, slots: Sequence[Slot]) -> DecodeRows:
         """Look at the slots."""
         runs = [slot.run for slot in slots if slot.run is not None]
         seqs = [slot.seq for slot in slots if slot.seq is not None]
@@ -104,9 +104,9 @@ class Steps:
 
 @attrs.frozen
 class Plan:
-    """What a tick decodes."""
+    """What a step decodes."""
 
-    steps: Steps
+    decode_rows: DecodeRows
     others: Sequence[Work]  # drafts, and parts of prompts: tokens of all of them, or media
     is_media: bool = False
 
@@ -118,30 +118,30 @@ class Plan:
         cache, llama.cpp computes those together whose sequences have consecutive numbers.
         """
         if not by_sequence:
-            return cls(Steps.of(steps), others)
+            return cls(DecodeRows.of(steps), others)
         if not others:
-            return cls(Steps.of(sorted(steps, key=_sequence)), others)
+            return cls(DecodeRows.of(sorted(steps, key=_sequence)), others)
         pieces = [*others, *(Work(slot, 1, in_decode=True) for slot in steps)]
-        return cls(Steps.of([]), sorted(pieces, key=lambda piece: _sequence(piece.slot)))
+        return cls(DecodeRows.of([]), sorted(pieces, key=lambda piece: _sequence(piece.slot)))
 
     @classmethod
     def of_media(cls, works: Sequence[MediaWork]) -> Plan:
         """Make a plan of nothing but media."""
-        return cls(Steps.of([]), works, is_media=True)
+        return cls(DecodeRows.of([]), works, is_media=True)
 
     def __len__(self) -> int:
         """Count the slots in it."""
-        return len(self.steps.slots) + len(self.others)
+        return len(self.decode_rows.slots) + len(self.others)
 
     @property
     def slots(self) -> list[Slot]:
         """The slots, in the order of the rows of `fill`."""
-        return [*self.steps.slots, *(piece.slot for piece in self.others)]
+        return [*self.decode_rows.slots, *(piece.slot for piece in self.others)]
 
     @property
     def n_cells(self) -> int:
         """How many cells it fills."""
-        return len(self.steps.slots) + sum(piece.n_cells for piece in self.others)
+        return len(self.decode_rows.slots) + sum(piece.n_cells for piece in self.others)
 
     @property
     def n_prefill(self) -> int:
@@ -155,7 +155,7 @@ class Plan:
 
     def fill(self, batch: Batch) -> list[int]:
         """Put all of it into the batch; returns the row to sample from of each slot."""
-        return [*self.steps.fill(batch), *(piece.fill(batch) for piece in self.others)]
+        return [*self.decode_rows.fill(batch), *(piece.fill(batch) for piece in self.others)]
 
     def media(self) -> list[MediaPiece]:
         """Say what of media is to be decoded, in the order of the slots."""
@@ -163,7 +163,7 @@ class Plan:
 
     def note(self, cache: PrefixCache) -> None:
         """Note that all of it was decoded."""
-        cache.append_each(self.steps.seqs, self.steps.keys)
+        cache.append_each(self.decode_rows.seqs, self.decode_rows.keys)
         for piece in self.others:
             piece.note(cache)
 

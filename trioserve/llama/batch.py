@@ -22,7 +22,7 @@ from trioserve.types import TokenId
 
 
 class Batch:
-    """At most `capacity` tokens. Allocated once and refilled each tick; nothing to release.
+    """At most `capacity` tokens. Allocated once and refilled each step; nothing to release.
 
     Raises:
         EngineError: from methods that add, when the batch is full, or a token, position or

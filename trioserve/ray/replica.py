@@ -125,7 +125,7 @@ class Replica:
             "running": running,
             "waiting": self._n_running - running,
         }
-        with suppress(ModelProcessError, TimeoutError):  # as in a long tick
+        with suppress(ModelProcessError, TimeoutError):  # as in a long step
             stats["kv"] = await self._kv_in_use()
         return stats
 

@@ -1,4 +1,4 @@
-"""How the inference thread wakes the event loop: one descriptor, written once a tick."""
+"""How the inference thread wakes the event loop: one descriptor, written once a step."""
 
 from __future__ import annotations
 

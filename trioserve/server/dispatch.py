@@ -242,7 +242,7 @@ class Dispatcher:
         *,
         post: Callable[[Callable[[], None]], None] | None = None,
     ) -> _T:
-        """Call a function on the inference thread, between two ticks; returns or raises as it does.
+        """Call a function on the inference thread, between two steps; returns or raises as it does.
 
         When cancelled before it was called, it is not called any more. `post` hands it over; the
         default is the engine's `call`.

@@ -19,7 +19,7 @@ from trioserve.types import EngineStatus
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
-#: Seconds that somebody who asks for the status waits for the running tick to end.
+#: Seconds that somebody who asks for the status waits for the running step to end.
 _ANSWER_TIMEOUT = 5.0
 
 
@@ -30,7 +30,7 @@ class Health:
         loop: the engine.
         dispatcher: brings calls to it, and learns of its failure.
         admission: knows how long requests wait.
-        watchdog_timeout: seconds that a tick may take; 0: any number.
+        watchdog_timeout: seconds that a step may take; 0: any number.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Health:
         self._dispatcher = dispatcher
         self._admission = admission
         self._timeout = watchdog_timeout
-        self._stuck = False  # a tick takes longer than that
+        self._stuck = False  # a step takes longer than that
         self._last = loop.status()  # nothing runs yet, so that any thread may look
 
     async def run(self) -> None:
         """Watch the engine until cancelled, and log what is wrong with it."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_ticks)
+            nursery.start_soon(self._watch_steps)
             failure = await self.wait_failure()
             _log.error("the engine has failed", exc_info=failure.__cause__)
 
@@ -56,8 +56,8 @@ class Health:
         assert self._loop.failure is not None
         return self._loop.failure
 
-    async def _watch_ticks(self) -> None:
-        """Ask the engine for its status now and then. It answers when the running tick ends."""
+    async def _watch_steps(self) -> None:
+        """Ask the engine for its status now and then. It answers when the running step ends."""
         with contextlib.suppress(EngineError):  # which `run` reports
             while True:
                 with trio.move_on_after(self._timeout or math.inf) as scope:
@@ -69,15 +69,15 @@ class Health:
                 await trio.sleep(self._timeout / 8)
 
     async def _wait_stuck(self) -> None:
-        """Wait until a tick ends that has taken too long."""
+        """Wait until a step ends that has taken too long."""
         began = trio.current_time() - self._timeout
-        _log.error("a tick takes too long", seconds=self._timeout, stack=self._stack())
+        _log.error("a step takes too long", seconds=self._timeout, stack=self._stack())
         self._stuck = True
         try:
             await self._ask()
         finally:
             self._stuck = False
-        _log.warning("the long tick has ended", seconds=round(trio.current_time() - began, 3))
+        _log.warning("the long step has ended", seconds=round(trio.current_time() - began, 3))
 
     def _stack(self) -> str:
         """Where the inference thread is."""
@@ -114,9 +114,9 @@ class Health:
         """Look whether the engine works.
 
         Raises:
-            UnavailableError: it has failed, or a tick takes too long.
+            UnavailableError: it has failed, or a step takes too long.
         """
         if self._loop.failure is not None:
             raise UnavailableError(self._loop.failure.message)
         if self._stuck:
-            raise UnavailableError(f"A tick takes longer than {self._timeout:g} seconds.")
+            raise UnavailableError(f"A step takes longer than {self._timeout:g} seconds.")

@@ -325,7 +325,7 @@ class ServerLife(EnteredOnce):
     # -- a look at it
 
     async def status(self) -> EngineStatus:
-        """Look at the slots and the queue, between two ticks; in a long tick, at an earlier look.
+        """Look at the slots and the queue, between two steps; in a long step, at an earlier look.
 
         While the server sleeps, they are as they were before, without the last tasks of slots. The
         counters go on where they were when it wakes.

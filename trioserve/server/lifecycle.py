@@ -108,7 +108,7 @@ def _make_loop(
 async def in_thread(engine: Loop) -> AsyncIterator[None]:
     """Run an engine on a thread of its own; stop and join it at the end, cancelled or not.
 
-    The engine stops after the tick that runs, and closes its backend on its own thread.
+    The engine stops after the step that runs, and closes its backend on its own thread.
     """
     thread = threading.Thread(target=engine.run, name="trioserve-engine", daemon=True)
     thread.start()

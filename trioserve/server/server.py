@@ -85,7 +85,7 @@ class Server(ServerTexts):
         """Continue a prompt, token by token: ``async with server.stream("Once") as events:``.
 
         Leaving the block before the end, for whatever reason, cancels the request: its slot is
-        free within a tick.
+        free within a step.
 
         Args:
             prompt: text, token ids, or a `MixedPrompt` with images or sound in it.
@@ -276,7 +276,7 @@ class Server(ServerTexts):
         context: RequestContext | None = None,
         **fields: Any,
     ) -> Embeddings:
-        """Make an embedding of each text. Cancelling it frees the engine within a tick.
+        """Make an embedding of each text. Cancelling it frees the engine within a step.
 
         Args:
             inputs: a text, or any number of texts, of lists of token ids, and of `MixedPrompt`,

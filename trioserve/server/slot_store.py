@@ -44,7 +44,7 @@ class Moved:
 class SlotFiles:
     """Saves, restores and erases what an idle slot ran last. Used on the event loop.
 
-    A slot that runs is waited for. The KV cache is read and filled between two ticks, files in a
+    A slot that runs is waited for. The KV cache is read and filled between two steps, files in a
     worker thread. Cancelled while it waits, a call does nothing; later, what has begun is finished.
 
     Args:

@@ -13,8 +13,8 @@ from trioserve.server.concurrency import alongside
 
 
 @asynccontextmanager
-async def ticking(engine: Loop) -> AsyncIterator[None]:
-    """Tick an engine in a task, once a pass of the event loop. For ``Server(drive=ticking)``.
+async def stepping(engine: Loop) -> AsyncIterator[None]:
+    """Step an engine in a task, once a pass of the event loop. For ``Server(drive=stepping)``.
 
     With a `trio.testing.MockClock` that jumps, time passes only when nobody has work. A task
     that waits in `trio.testing.wait_all_tasks_blocked` sees all that can be done be done.
@@ -31,7 +31,7 @@ async def ticking(engine: Loop) -> AsyncIterator[None]:
     async def run() -> None:
         nonlocal arrived
         while True:
-            if engine.tick() or (encoder is not None and encoder.encode_next()):
+            if engine.step() or (encoder is not None and encoder.encode_next()):
                 await trio.lowlevel.checkpoint()
             else:
                 await arrived.wait()

@@ -55,7 +55,7 @@ from trioserve.types.status import (
     ModelInfo,
     SlotState,
     SlotStatus,
-    TickRecord,
+    StepRecord,
     WaitingStatus,
 )
 from trioserve.types.task import (
@@ -124,10 +124,10 @@ __all__ = [
     "SamplingParams",
     "SlotState",
     "SlotStatus",
+    "StepRecord",
     "Task",
     "Thinking",
     "ThinkingBudget",
-    "TickRecord",
     "Timings",
     "TokenId",
     "TokenProb",

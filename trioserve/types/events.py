@@ -173,7 +173,7 @@ class Chunk:
 
     `text` is always whole characters; it may be empty while a character, or what may become a
     stop string, is held back. `tokens` are those generated since the last chunk. `pace` is
-    the seconds until the reader should get the next one, which hides how long ticks are; 0: none.
+    the seconds until the reader should get the next one, which hides how long steps are; 0: none.
     `drafts` are `Timings.draft_n` and `draft_n_accepted` so far; zeros say that nothing is new.
     """
 

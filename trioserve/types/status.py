@@ -64,7 +64,7 @@ class SlotState:
 
 @attrs.frozen(kw_only=True)
 class SlotStatus:
-    """A look at one slot, taken between two ticks."""
+    """A look at one slot, taken between two steps."""
 
     id: int
     state: str  # "idle", "prefill" or "decode"
@@ -83,7 +83,7 @@ class SlotStatus:
 
 @attrs.frozen(kw_only=True)
 class WaitingStatus:
-    """A look at one task in the queue, taken between two ticks."""
+    """A look at one task in the queue, taken between two steps."""
 
     task_id: int
     position: int  # 1 is the next one
@@ -103,12 +103,12 @@ _NOW = frozenset({"n_cells", "n_cells_used", "n_cells_running", "threads", "thre
 class EngineCounters:
     """What an engine has done since its start, or what is so now. Times are in seconds."""
 
-    ticks: int = 0
-    tick_s: float = 0.0
+    steps: int = 0
+    step_s: float = 0.0
     decodes: int = 0  # batches that were computed
     busy_slots: int = 0  # slots in them, added up
     prompt_tokens: int = 0  # prefilled
-    prompt_s: float = 0.0  # in ticks that prefilled
+    prompt_s: float = 0.0  # in steps that prefilled
     prompt_queries: int = 0  # tokens of prompts that were admitted
     cached_tokens: int = 0  # of these, found in the KV cache or in RAM
     predicted_tokens: int = 0
@@ -137,8 +137,8 @@ class EngineCounters:
 
 
 @attrs.frozen
-class TickRecord:
-    """What one tick of an engine did. A tick without a batch has zeros for what is in one."""
+class StepRecord:
+    """What one step of an engine did. A step without a batch has zeros for what is in one."""
 
     index: int  # of the records of a server, from 1; one that is missing was lost
     began: float
@@ -146,7 +146,7 @@ class TickRecord:
     n_slots: int  # with something in the batch
     n_decode: int  # tokens of outputs in it, with those of drafts
     n_prefill: int  # tokens of prompts in it
-    n_running: int  # requests with a slot, after the tick
+    n_running: int  # requests with a slot, after the step
     n_waiting: int  # requests in the queue
 
     @property
@@ -157,7 +157,7 @@ class TickRecord:
 
 @attrs.frozen(kw_only=True)
 class EngineStatus:
-    """A look at the engine, taken between two ticks."""
+    """A look at the engine, taken between two steps."""
 
     slots: tuple[SlotStatus, ...]
     waiting: tuple[WaitingStatus, ...]  # the tasks in the queue, next one first

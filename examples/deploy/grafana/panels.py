@@ -302,21 +302,21 @@ ROWS = [
         "Engine and process",
         [
             Panel(
-                "Length of a tick",
-                "The mean. A stream gets at most one token in a tick, so this is its pace.",
+                "Length of a step",
+                "The mean. A stream gets at most one token in a step, so this is its pace.",
                 "s",
                 [of_each(share(_BUSY, rate("trioserve:ticks_total", EACH)))],
             ),
             Panel(
                 "Engine at work",
-                "The share of time that the inference thread spends in ticks.",
+                "The share of time that the inference thread spends in steps.",
                 "percentunit",
                 [of_each(_BUSY)],
                 most=1,
             ),
             Panel(
                 "Threads",
-                "Threads that compute a tick: with few tokens (decode), and with 32 and more "
+                "Threads that compute a step: with few tokens (decode), and with 32 and more "
                 "(prefill). They become fewer while other programs use the cores.",
                 "none",
                 [

@@ -538,12 +538,12 @@ async def test_an_error_has_this_body(case: Case) -> None:
     ("path", "body"), [("/completion", {"prompt": "a"}), ("/v1/chat/completions", CHAT)]
 )
 async def test_a_stream_that_has_begun_ends_with_the_error(path: str, body: Any) -> None:
-    n_ticks = 0
+    n_steps = 0
 
     def fail_later(_backend: ScriptedBackend) -> None:
-        nonlocal n_ticks
-        n_ticks += 1
-        if n_ticks > 3:
+        nonlocal n_steps
+        n_steps += 1
+        if n_steps > 3:
             raise errors.DecodeError("llama_decode failed.")
 
     backend = ScriptedBackend(lambda prompt: "Hello there")

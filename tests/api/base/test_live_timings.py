@@ -11,7 +11,7 @@ import pytest
 from tests.support.clients import client_of, events_in, named_events_in
 from trioserve.api.base.writers import LiveTimings
 from trioserve.engine import DraftRequest
-from trioserve.engine.drafts.costs import TickCosts
+from trioserve.engine.drafts.costs import StepCosts
 from trioserve.testing import ScriptedBackend
 from trioserve.types import TokenId
 
@@ -50,7 +50,7 @@ class Guesser:
 async def test_live_timings_count_drafts(
     path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TickCosts, "seconds", lambda costs, n_rows: 1.0)
+    monkeypatch.setattr(StepCosts, "seconds", lambda costs, n_rows: 1.0)
     backend = ScriptedBackend(script=lambda prompt: SAID, drafters=[Guesser()])
     more = {"stream": True, "timings_per_token": True}
     async with client_of(backend) as client:

@@ -101,7 +101,7 @@ async def test_what_a_silent_response_says(autojump_clock: MockClock) -> None:
     assert len(looks) == 1
 
 
-async def test_a_ping_does_not_wait_for_a_long_tick(autojump_clock: MockClock) -> None:
+async def test_a_ping_does_not_wait_for_a_long_step(autojump_clock: MockClock) -> None:
     seen, _ = looking(place(7, 1), takes=60)
     assert await Waiting(seen, [Mailbox(7, 1)]).comment() == PING
     assert trio.current_time() == pytest.approx(keepalive.LOOK_TIMEOUT)

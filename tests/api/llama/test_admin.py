@@ -53,20 +53,20 @@ async def test_health_while_draining() -> None:
         assert answer.status_code == 503
 
 
-async def test_an_engine_in_a_tick_that_does_not_end() -> None:
-    in_tick, end = threading.Event(), threading.Event()
+async def test_an_engine_in_a_step_that_does_not_end() -> None:
+    in_step, end = threading.Event(), threading.Event()
 
-    def tick(backend: ScriptedBackend) -> None:
-        in_tick.set()
+    def step(backend: ScriptedBackend) -> None:
+        in_step.set()
         end.wait(10)
 
     backend = ScriptedBackend()
-    backend.on_decode = tick
+    backend.on_decode = step
     config = {"watchdog_timeout": 0.1, "metrics_endpoint": True}
     async with client_of(backend, **config) as client, trio.open_nursery() as nursery:
         assert (await client.get("/health/live")).status_code == 200  # at rest
         nursery.start_soon(partial(client.post, "/completion", json={"prompt": "a"}))
-        await trio.to_thread.run_sync(in_tick.wait)
+        await trio.to_thread.run_sync(in_step.wait)
         with patiently():
             while (answer := await client.get("/health/live")).status_code == 200:
                 await trio.sleep(0.01)
@@ -81,11 +81,11 @@ async def test_an_engine_in_a_tick_that_does_not_end() -> None:
 
 
 async def test_a_broken_engine_is_neither_ready_nor_live() -> None:
-    def tick(backend: ScriptedBackend) -> None:
+    def step(backend: ScriptedBackend) -> None:
         raise RuntimeError("broken")
 
     backend = ScriptedBackend()
-    backend.on_decode = tick
+    backend.on_decode = step
     config = {"on_engine_failure": "stay", "metrics_endpoint": True}
     async with client_of(backend, **config) as client:
         with capture_logs():  # tracebacks take long to write

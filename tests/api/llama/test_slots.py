@@ -319,16 +319,16 @@ def test_a_cache_without_room() -> None:
     engine = Engine(backend, DecodeMaximal(), lambda: None)
     scheduler, (one, other) = engine._scheduler, engine._scheduler.slots
     engine.submit(Task(1, Prompt((97,) * 40), GenerationParams(id_slot=0)))
-    while engine.tick():
+    while engine.step():
         pass
     saved = scheduler.save(one, "")
     assert len(saved.keys) == 80
     engine.submit(Task(2, Prompt((98,) * 40), GenerationParams(id_slot=1)))
-    engine.tick()
+    engine.step()
     assert other.run is not None
     with pytest.raises(KVCacheFullError, match="no room"):
         scheduler.restore(one, saved)
-    while engine.tick():
+    while engine.step():
         pass
     scheduler.restore(one, saved)
     engine.check_integrity()

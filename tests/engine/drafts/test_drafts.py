@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.support.engine_harness import Harness
-from tests.support.tick_costs import FlatCosts, SteepCosts
+from tests.support.step_costs import FlatCosts, SteepCosts
 from trioserve.engine import DraftRequest
-from trioserve.engine.drafts.costs import TickCosts
+from trioserve.engine.drafts.costs import StepCosts
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CellKey, Chunk, TokenId
 
@@ -51,7 +51,7 @@ def rest_of(text: str) -> str:
 
 def start(
     *drafters: ScriptedDrafter,
-    costs: TickCosts | None = None,
+    costs: StepCosts | None = None,
     context_shift: bool = False,
     **options: int,
 ) -> Harness:
@@ -65,10 +65,10 @@ def test_a_free_drafter_is_asked_when_its_last_guess_was_used_up_or_wrong() -> N
     drafter = ScriptedDrafter(lambda text: {12: "ExL", 14: "LO"}.get(len(text), ""))
     harness = start(drafter)
     harness.submit(1, "hello world")
-    harness.tick()
-    harness.tick()
+    harness.step()
+    harness.step()
     assert harness.text(1) == "HEL"
-    harness.tick()
+    harness.step()
     assert harness.text(1) == "HELLO "
     assert [text for _, text, _ in drafter.asked] == ["hello worldH", "hello worldHEL"]
     harness.run()

@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces: they join the output at once, and the next tick decodes them."""
+"""Tokens that a grammar forces: they join the output at once, and the next step decodes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.drafts.test_drafts import ScriptedDrafter, rest_of
 from tests.support.engine_harness import Harness
-from tests.support.tick_costs import FlatCosts
+from tests.support.step_costs import FlatCosts
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.sampler import ScriptedConstraint
 from trioserve.types import FinishReason, GenerationParams, Grammar, Prompt, Task
@@ -28,14 +28,14 @@ def start(
     harness.engine.drafts.costs = FlatCosts()
     params = GenerationParams(**options)
     harness.engine.submit(Task(1, Prompt(b"hello world"), params, constraint=ANYTHING))
-    harness.tick()
+    harness.step()
     return harness
 
 
 def texts(harness: Harness) -> list[str]:
-    """What was said after each tick."""
+    """What was said after each step."""
     said = [harness.text(1)]
-    while harness.tick():
+    while harness.step():
         said.append(harness.text(1))
     assert harness.text(1) == "HELLO WORLD"
     assert harness.finish(1).reason is FinishReason.EOS
@@ -55,15 +55,15 @@ def test_forced_tokens_leave_with_the_token_that_forces_them() -> None:
 
 def test_forced_tokens_that_a_draft_has_are_decoded_with_it() -> None:
     harness = start([0, 0, 3], ScriptedDrafter(rest_of))
-    harness.tick()
+    harness.step()
     assert harness.text(1) == "HELLO WOR"  # all that the draft had, and one more
     assert harness.backend.n_decodes == 2
-    assert texts(harness)[-1] == "HELLO WOR"  # what ends the run comes with the last tick
+    assert texts(harness)[-1] == "HELLO WOR"  # what ends the run comes with the last step
 
 
 def test_forced_tokens_end_a_draft_that_has_others() -> None:
     harness = start([0, 0, 3], ScriptedDrafter(lambda text: "ExxxxxxE"))
-    harness.tick()
+    harness.step()
     assert harness.text(1) == "HELLO"
     texts(harness)
 

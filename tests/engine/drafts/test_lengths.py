@@ -7,19 +7,19 @@ import random
 import pytest
 
 from trioserve.engine.drafts.balance import Balance
-from trioserve.engine.drafts.costs import TickCosts
+from trioserve.engine.drafts.costs import StepCosts
 from trioserve.engine.drafts.lengths import Acceptance, share_rows
 
 
-def learned(cost_of: dict[int, float]) -> TickCosts:
-    costs = TickCosts()
+def learned(cost_of: dict[int, float]) -> StepCosts:
+    costs = StepCosts()
     for n_rows, seconds in cost_of.items():
         costs.observe(n_rows, seconds)
     return costs
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
-    costs = TickCosts()
+    costs = StepCosts()
     assert costs.seconds(3) == 0
     costs.observe(2, 1.0)
     assert (costs.seconds(1), costs.seconds(2), costs.seconds(4)) == (0.75, 1.0, 1.5)
@@ -41,10 +41,10 @@ def test_more_rows_never_cost_less() -> None:
 def test_the_first_measurement_of_a_size_counts_no_more_than_twice_what_was_expected() -> None:
     costs = learned({1: 1.0, 4: 2.0})
     costs.observe(8, 1000.0)
-    assert costs.seconds(8) <= 2 * TickCosts.MOST * 2.0
+    assert costs.seconds(8) <= 2 * StepCosts.MOST * 2.0
 
 
-def test_a_slow_tick_counts_as_at_most_twice_the_average() -> None:
+def test_a_slow_step_counts_as_at_most_twice_the_average() -> None:
     costs = learned({1: 1.0})
     costs.observe(1, 100.0)
     assert costs.seconds(1) == 1.25
@@ -52,11 +52,11 @@ def test_a_slow_tick_counts_as_at_most_twice_the_average() -> None:
 
 def test_a_cost_that_was_not_measured_lately_is_measured_again_and_then_forgotten() -> None:
     costs = learned({1: 1.0, 8: 2.0})
-    for _ in range(TickCosts.FRESH + 1):
+    for _ in range(StepCosts.FRESH + 1):
         costs.observe(8, 2.0)
     assert not costs.is_known(1) and costs.is_known(8)
     assert costs.seconds(1) == 1.0
-    for _ in range(TickCosts.TICKS):
+    for _ in range(StepCosts.STEPS):
         costs.observe(8, 2.0)
     assert costs.largest_step == 40
     assert costs.seconds(1) > 1.0  # on a line through 8
@@ -67,7 +67,7 @@ def test_a_machine_that_becomes_slower_is_so_for_all_numbers_of_rows() -> None:
     for _ in range(50):
         costs.observe(1, 4.0)
     assert costs.seconds(1) == pytest.approx(4.0)
-    assert costs.seconds(8) == pytest.approx(2.0 * 4.0**TickCosts.COMMON)
+    assert costs.seconds(8) == pytest.approx(2.0 * 4.0**StepCosts.COMMON)
 
 
 def test_mistakes_are_soon_noticed_and_so_is_what_is_right() -> None:
@@ -81,8 +81,8 @@ def test_mistakes_are_soon_noticed_and_so_is_what_is_right() -> None:
     assert acceptance.probability > 0.7
 
 
-def test_nothing_is_drafted_before_it_is_known_what_a_tick_costs() -> None:
-    assert share_rows([5], [1.0], TickCosts(), 1, 1) == [0]
+def test_nothing_is_drafted_before_it_is_known_what_a_step_costs() -> None:
+    assert share_rows([5], [1.0], StepCosts(), 1, 1) == [0]
 
 
 @pytest.mark.parametrize(("cost", "length"), [(0.0, 16), (0.01, 15), (0.3, 3), (1.0, 0), (2.0, 0)])
@@ -124,18 +124,18 @@ def test_drafts_never_lose_whatever_rows_cost_and_however_much_is_right(
     row: float, right: float
 ) -> None:
     """A stream against the same one without drafts, on a machine that is not steady."""
-    chance, costs, acceptance = random.Random(1), TickCosts(), Acceptance()
+    chance, costs, acceptance = random.Random(1), StepCosts(), Acceptance()
     seconds, n_tokens = 0.0, 0
     while n_tokens < 3000:
         n_draft = share_rows([32], [acceptance.probability], costs, 1, 1)[0]
         n_right = 0
         while n_right < 32 and chance.random() < right:
             n_right += 1
-        tick = (1 + row * n_draft) * chance.uniform(0.9, 1.1)
-        costs.observe(1 + n_draft, tick)
+        step = (1 + row * n_draft) * chance.uniform(0.9, 1.1)
+        costs.observe(1 + n_draft, step)
         new = min(n_right, n_draft) + 1
         acceptance.observe(min(n_right, new), wrong=n_right < new)
-        seconds += tick
+        seconds += step
         n_tokens += new
     rate = n_tokens / seconds
     best = max(sum(right**i for i in range(n + 1)) / (1 + row * n) for n in (0, 1, 2, 4, 8, 16, 32))

@@ -36,7 +36,7 @@ def embed(
     try:
         for i, texts in enumerate(tasks):
             engine.submit(EmbeddingTask(i, tuple(texts)))
-        while engine.tick():
+        while engine.step():
             pass
         done = {event.task_id: event for event in engine.take_events() if type(event) is Embedded}
         return [[vectors[0] for vectors in done[i].embeddings] for i in range(len(tasks))]

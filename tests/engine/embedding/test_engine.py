@@ -40,10 +40,10 @@ def task(number: int, *lengths: int, client: str = "") -> EmbeddingTask:
     return EmbeddingTask(number, texts, client)
 
 
-def run(engine: EmbeddingEngine, most_ticks: int = 10_000) -> dict[int, EngineEvent]:
+def run(engine: EmbeddingEngine, most_steps: int = 10_000) -> dict[int, EngineEvent]:
     """Step until there is no work; returns the last event of each task."""
-    for _ in range(most_ticks):
-        if not engine.tick():
+    for _ in range(most_steps):
+        if not engine.step():
             break
     else:
         raise AssertionError("it does not end")
@@ -70,7 +70,7 @@ def test_a_task_from_start_to_end() -> None:
     engine, backend = engine_with()
     one = task(1, 3, 2)
     engine.submit(one)
-    assert not engine.tick()
+    assert not engine.step()
     admitted, done = engine.take_events()
     assert isinstance(admitted, Admitted) and isinstance(done, Embedded)
     assert_right("mean", one, done)
@@ -118,7 +118,7 @@ def test_whatever_comes_all_of_it_is_right(
     for one in tasks:
         engine.submit(one)
         for _ in range(data.draw(st.integers(0, 3))):
-            engine.tick()
+            engine.step()
     for one in data.draw(st.lists(st.sampled_from(tasks), max_size=2)) if tasks else ():
         engine.cancel(one.id)
         tasks = [other for other in tasks if other is not one]
@@ -131,9 +131,9 @@ def test_whatever_comes_all_of_it_is_right(
 def test_a_large_request_holds_up_nobody() -> None:
     engine, backend = engine_with()
     engine.submit(task(1, *[4] * 1000))
-    engine.tick()
+    engine.step()
     engine.submit(task(2, 4))
-    engine.tick()
+    engine.step()
     done = [event for event in engine.take_events() if isinstance(event, Embedded)]
     assert [event.task_id for event in done] == [2]
     assert len(backend.batches) == 2
@@ -145,7 +145,7 @@ def test_long_texts_of_two_requests_take_turns() -> None:
     engine.submit(task(2, 40))
     done: list[int] = []
     for _ in range(30):
-        engine.tick()
+        engine.step()
         done += [e.task_id for e in engine.take_events() if isinstance(e, Embedded)]
     assert done == [2]  # after two of the twenty at most
 
@@ -154,12 +154,12 @@ def test_a_text_that_waits_for_room_gets_it() -> None:
     """One request has long texts only, which leave no room; the other's text needs room."""
     engine, _ = engine_with(n_slots=3, n_batch=8, n_ctx=20)
     engine.submit(task(1, *[16] * 50))
-    engine.tick()
+    engine.step()
     engine.submit(task(2, 8))
     engine.submit(task(3, *[2] * 500))
     done: list[int] = []
     for _ in range(12):
-        engine.tick()
+        engine.step()
         done += [e.task_id for e in engine.take_events() if isinstance(e, Embedded)]
     assert done == [2]
 
@@ -170,7 +170,7 @@ def test_clients_take_turns_in_the_queue() -> None:
         engine.submit(task(number, 2, client="a"))
     engine.submit(task(5, 2, client="b"))
     order: list[int] = []
-    while engine.tick() or not order:
+    while engine.step() or not order:
         order += [e.task_id for e in engine.take_events() if isinstance(e, Embedded)]
     assert order.index(5) == 1
 
@@ -195,7 +195,7 @@ def test_texts_that_cannot_be_computed_are_refused(texts: tuple[tuple[int, ...],
     engine, _ = engine_with()
     with pytest.raises(InvalidRequestError):
         engine.submit(EmbeddingTask(1, texts))
-    assert not engine.tick()
+    assert not engine.step()
 
 
 def test_it_makes_no_text() -> None:
@@ -204,11 +204,11 @@ def test_it_makes_no_text() -> None:
         engine.submit(Task(1, Prompt((1, 2))))
 
 
-def test_a_cancelled_task_is_gone_before_the_next_tick() -> None:
+def test_a_cancelled_task_is_gone_before_the_next_step() -> None:
     engine, backend = engine_with(n_slots=1)
     engine.submit(task(1, 60, 60))
     engine.submit(task(2, 2))
-    engine.tick()
+    engine.step()
     assert backend.held == {0: 16}
     engine.cancel(1)
     engine.cancel(1)
@@ -222,7 +222,7 @@ def test_a_waiting_task_can_be_cancelled() -> None:
     engine, _ = engine_with(n_slots=1)
     engine.submit(task(1, 60))
     engine.submit(task(2, 2))
-    engine.tick()
+    engine.step()
     assert len(engine.status().waiting) == 1
     engine.cancel(2)
     assert set(run(engine)) == {1}
@@ -284,14 +284,14 @@ def test_status_tells_of_slots_queue_and_work() -> None:
     engine, _ = engine_with(n_slots=2, n_batch=4)
     for number in (1, 2, 3):
         engine.submit(task(number, 30))
-    engine.tick()
+    engine.step()
     status = engine.status()
     assert [(slot.task_id, slot.state, slot.n_prompt) for slot in status.slots] == [
         (1, "prefill", 30),
         (2, "prefill", 30),
     ]
     assert [(one.task_id, one.position, one.n_prompt) for one in status.waiting] == [(3, 1, 30)]
-    assert status.counters.prompt_tokens == 4 and status.counters.ticks == 1
+    assert status.counters.prompt_tokens == 4 and status.counters.steps == 1
     run(engine)
     status = engine.status()
     assert [slot.state for slot in status.slots] == ["idle", "idle"]

@@ -42,9 +42,9 @@ class Harness:
         self.engine.submit(task)
         return task
 
-    def tick(self) -> bool:
-        """Run a tick; returns whether there is another one to run without more being encoded."""
-        goes_on = self.engine.tick()
+    def step(self) -> bool:
+        """Run a step; returns whether there is another one to run without more being encoded."""
+        goes_on = self.engine.step()
         for event in self.engine.take_events():
             if not isinstance(event, Admitted):
                 self.ends[event.task_id] = event
@@ -53,7 +53,7 @@ class Harness:
     def run(self) -> None:
         """Go on until nothing is left to do."""
         for _ in range(10_000):
-            if not self.tick() and not self.encoder.encode_next():
+            if not self.step() and not self.encoder.encode_next():
                 break
         else:
             raise AssertionError("it does not end")
@@ -103,7 +103,7 @@ def test_a_text_with_an_image_comes_in_parts() -> None:
 def test_other_texts_go_on_while_an_image_is_encoded() -> None:
     one = Harness()
     picture, text = one.submit(1, "a[image:x]"), one.submit(2, *["abcd"] * 20)
-    while one.tick():
+    while one.step():
         pass
     one.check(text)
     assert 1 not in one.ends
@@ -140,7 +140,7 @@ def test_a_cancelled_task_gets_no_failure() -> None:
     one = Harness()
     one.projector.fail_next = EncodeError("broken")
     one.submit(1, "[image:x]")
-    while one.tick():
+    while one.step():
         pass
     assert one.encoder.encode_next()
     one.engine.cancel(1)
@@ -151,7 +151,7 @@ def test_a_cancelled_task_gets_no_failure() -> None:
 def test_a_cancelled_task_is_not_encoded() -> None:
     one = Harness()
     one.submit(1, "ab[image:x]")
-    while one.tick():
+    while one.step():
         pass
     one.engine.cancel(1)
     one.run()
@@ -168,10 +168,10 @@ def test_a_cancel_ends_the_encoding_that_runs() -> None:
     one.projector.on_encode = lambda _chunk: begun.set()
     one.submit(1, "[image:x]")
     try:
-        one.tick()
+        one.step()
         assert begun.wait(10) and not one.projector.is_interrupted
         one.engine.cancel(1)
-        one.tick()
+        one.step()
         assert one.projector.is_interrupted
     finally:
         one.encoder.close()
@@ -181,11 +181,11 @@ def test_a_cancel_ends_the_encoding_that_runs() -> None:
 def test_a_decode_that_fails_takes_nothing_else_with_it() -> None:
     one = Harness()
     one.submit(1, "[image:x]")
-    while one.tick():
+    while one.step():
         pass
     one.encoder.encode_next()
     one.backend.failures = [DecodeError("broken")]
-    one.tick()
+    one.step()
     assert isinstance(one.ends[1], Failed)
     task = one.submit(2, "a[image:x]b")
     one.run()
@@ -232,7 +232,7 @@ def test_whatever_comes_all_of_it_is_right(
     for number, texts in enumerate(draw(st.lists(st.lists(text, min_size=1, max_size=4)))):
         tasks.append(one.submit(number, *texts))
         for _ in range(draw(st.integers(0, 3))):
-            one.tick()
+            one.step()
         if draw(st.booleans()):
             one.encoder.encode_next()
     gone = draw(st.lists(st.sampled_from(tasks), max_size=2)) if tasks else []

@@ -139,7 +139,7 @@ def test_it_is_ended_from_outside() -> None:
     harness = saying("abcdefghij")
     submit(harness, -1)
     while len(harness.text(1)) < 3:
-        harness.tick()
+        harness.step()
     before = harness.text(1)
     ended: list[bool] = []
     harness.engine.call(lambda: ended.append(harness.engine.end_thinking(1)))
@@ -152,14 +152,14 @@ def test_it_is_ended_from_outside() -> None:
 def test_what_does_not_think_goes_on() -> None:
     harness = saying("abc")
     submit(harness, -1, thinking=THINK)
-    harness.tick()
-    harness.tick()
+    harness.step()
+    harness.step()
     assert harness.engine.end_thinking(1)
     harness.run()
     assert harness.text(1) == "abc"
     harness = saying("abc")
     harness.submit(1, "Hi")
-    harness.tick()
+    harness.step()
     assert not harness.engine.end_thinking(1)  # it has no budget
 
 

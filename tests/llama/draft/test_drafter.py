@@ -121,7 +121,7 @@ def test_a_draft_ends_before_what_is_improbable() -> None:
     said = bench.alone(STORY, 30, sampling=ENDLESS)
     bench.submit(1, STORY, 30, sampling=ENDLESS, n_probs=1)
     probs = []
-    while bench.engine.tick():
+    while bench.engine.step():
         pass
     for event in bench.engine.take_events():
         probs += [math.exp(p.chosen.logprob) for p in getattr(event, "probs", ())]

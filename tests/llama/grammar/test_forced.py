@@ -110,7 +110,7 @@ SEEDED = SamplingParams(seed=7, repeat_penalty=1.3, repeat_last_n=32)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_the_output_is_the_same_in_fewer_ticks(
+def test_the_output_is_the_same_in_fewer_steps(
     exact_backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams
 ) -> None:
     plain = outputs(exact_backend, monkeypatch, n_ahead=0, sampling=sampling)
@@ -119,7 +119,7 @@ def test_the_output_is_the_same_in_fewer_ticks(
     assert quick[2] <= plain[2]
 
 
-def test_a_constant_takes_a_few_ticks(
+def test_a_constant_takes_a_few_steps(
     exact_backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(exact_backend)

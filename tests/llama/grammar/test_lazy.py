@@ -345,7 +345,7 @@ def test_preempted_tasks_go_on(backend: LlamaBackend) -> None:
     bench = Bench(backend)
     submit(bench, 1, lazy_schema(thinking=BEGUN), budget=7)
     for _ in range(40):
-        if bench.tick():
+        if bench.step():
             slots = bench.engine._scheduler.slots
             busy = next((slot for slot in slots if slot.run is not None), None)
             if busy is not None and busy.in_decode:

@@ -105,10 +105,10 @@ def test_cancelling_in_the_middle(backend: LlamaBackend) -> None:
     for task_id in range(4):
         bench.submit(task_id, Grammar("regex", r"(?s:.*)"), sampling=GREEDY)
     for _ in range(5):
-        bench.tick()
+        bench.step()
     for task_id in range(4):
         bench.engine.cancel(task_id)
-    bench.tick()
+    bench.step()
     assert not bench.engine._scheduler.has_work
     assert generate(backend, Grammar("regex", "abc")) == ("abc", FinishReason.EOS)
 

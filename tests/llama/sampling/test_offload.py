@@ -60,7 +60,7 @@ def test_the_tokens_are_those_of_the_cpu(
     for bench in (here, device):
         bench.submit(9, PROMPTS[0], sampling=sampling)
         for _ in range(5):
-            bench.tick()
+            bench.step()
     assert (n_on_device(here), n_on_device(device)) == (0, 1)
     expected = together(here, sampling)
     assert together(device, sampling) == expected
@@ -94,7 +94,7 @@ def test_what_needs_the_logits_is_sampled_on_the_cpu(here: Bench, device: Bench)
         bench.submit(2, PROMPTS[1], constraint=constraint, **options)
         bench.submit(3, PROMPTS[2], **options)
         for _ in range(4):
-            bench.tick()
+            bench.step()
         assert n_on_device(bench) == (1 if bench is device else 0)
         bench.run()
     assert [device.tokens[i] for i in (1, 2, 3)] == [here.tokens[i] for i in (1, 2, 3)]
@@ -107,18 +107,18 @@ def test_a_request_goes_on_as_it_was_after_a_pause_and_a_preemption(device: Benc
     device.submit(1, PROMPTS[0], 40, sampling=HOT, cache_prompt=False)
     device.submit(2, PROMPTS[1], 40, sampling=HOT)
     for _ in range(8):
-        device.tick()
+        device.step()
     device.engine.pause(2)
     device.engine.cancel(3)
     for _ in range(4):
-        device.tick()
+        device.step()
     scheduler = device.engine._scheduler
     slot = next(slot for slot in scheduler.slots if slot.run and slot.run.task.id == 1)
     scheduler.preempt(slot)
     assert n_on_device(device) == 1
     device.engine.resume(2)
     for _ in range(3):
-        device.tick()
+        device.step()
     assert n_on_device(device) == 2
     device.run()
     assert device.tokens[1] == alone
@@ -127,9 +127,9 @@ def test_a_request_goes_on_as_it_was_after_a_pause_and_a_preemption(device: Benc
 def test_a_cancel_gives_the_sequence_back(device: Bench) -> None:
     device.submit(1, PROMPTS[0], 40, sampling=HOT)
     for _ in range(3):
-        device.tick()
+        device.step()
     device.engine.cancel(1)
-    device.tick()
+    device.step()
     assert n_on_device(device) == 0
     assert len(together(device, GREEDY)[0]) > 0
 

@@ -18,8 +18,8 @@ from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.observers import telemetry
 from trioserve.server.observers.telemetry import TelemetryBatch
-from trioserve.testing import ScriptedBackend, scripted, ticking
-from trioserve.types import FinishReason, TickRecord
+from trioserve.testing import ScriptedBackend, scripted, stepping
+from trioserve.types import FinishReason, StepRecord
 
 
 class Listener:
@@ -32,8 +32,8 @@ class Listener:
         self.batches.append(batch)
 
     @property
-    def ticks(self) -> list[TickRecord]:
-        return [tick for batch in self.batches for tick in batch.ticks]
+    def steps(self) -> list[StepRecord]:
+        return [step for batch in self.batches for step in batch.steps]
 
     @property
     def finishes(self) -> list[FinishReason | None]:
@@ -45,24 +45,24 @@ async def serve(backend: ScriptedBackend | None = None, **config: Any) -> AsyncI
     """A server whose engine is driven by the event loop."""
     backend = backend or answering("abcdef")
     config.setdefault("stream_interval_ms", 0)
-    async with Server(Config(**config), load=scripted(backend), drive=ticking) as server:
+    async with Server(Config(**config), load=scripted(backend), drive=stepping) as server:
         yield server
 
 
-async def test_ticks_and_requests_are_told_in_batches(autojump_clock: MockClock) -> None:
+async def test_steps_and_requests_are_told_in_batches(autojump_clock: MockClock) -> None:
     listener = Listener()
     async with serve() as server, server.telemetry.subscribe(listener, interval=1.0):
         await server.complete("p" * 40)
         assert not listener.batches
         await trio.sleep(1.1)
         (batch,) = listener.batches
-        first, *others = batch.ticks
+        first, *others = batch.steps
         assert (first.n_prefill, first.n_decode, first.n_tokens) == (40, 0, 40)
-        assert [tick.n_decode for tick in others if tick.n_tokens] == [1] * 6
-        assert {tick.n_slots for tick in others if tick.n_tokens} == {1}
-        assert first.n_running == 1 and batch.ticks[-1].n_running == 0
-        assert [tick.index for tick in batch.ticks] == list(range(1, len(batch.ticks) + 1))
-        assert all(tick.ms > 0 for tick in batch.ticks) and batch.n_lost == 0
+        assert [step.n_decode for step in others if step.n_tokens] == [1] * 6
+        assert {step.n_slots for step in others if step.n_tokens} == {1}
+        assert first.n_running == 1 and batch.steps[-1].n_running == 0
+        assert [step.index for step in batch.steps] == list(range(1, len(batch.steps) + 1))
+        assert all(step.ms > 0 for step in batch.steps) and batch.n_lost == 0
         (record,) = batch.requests
         assert (record.request.n_prompt, record.end.n_output) == (40, 7)
         assert record.request.task is None  # prompts are not kept
@@ -88,8 +88,8 @@ async def test_who_waits_is_counted(autojump_clock: MockClock) -> None:
     ):
         for _ in range(3):
             nursery.start_soon(server.complete, "p")
-    assert max(tick.n_waiting for tick in listener.ticks) == 2
-    assert max(tick.n_running for tick in listener.ticks) == 1
+    assert max(step.n_waiting for step in listener.steps) == 2
+    assert max(step.n_running for step in listener.steps) == 1
 
 
 async def test_nothing_is_spent_when_nobody_listens(autojump_clock: MockClock) -> None:
@@ -139,9 +139,9 @@ async def test_a_slow_function_loses_what_is_oldest(
             with trio.fail_after(1):  # it holds up nobody
                 await server.complete("p")
     first, last = batches
-    assert first.n_lost == 0 and len(last.ticks) == len(last.requests) == 8
-    n_ticks = last.ticks[-1].index - first.ticks[-1].index
-    assert last.n_lost == (n_ticks - 8) + (10 - 8)
+    assert first.n_lost == 0 and len(last.steps) == len(last.requests) == 8
+    n_steps = last.steps[-1].index - first.steps[-1].index
+    assert last.n_lost == (n_steps - 8) + (10 - 8)
 
 
 async def test_what_is_lost_before_the_first_batch_is_counted(
@@ -155,8 +155,8 @@ async def test_what_is_lost_before_the_first_batch_is_counted(
         async with server.telemetry.subscribe(second, interval=100):
             await server.complete("p")
     (whole,), (late,) = first.batches, second.batches
-    assert whole.n_lost == whole.ticks[-1].index - 8
-    assert late.n_lost == 0 and late.ticks[-1] == whole.ticks[-1]
+    assert whole.n_lost == whole.steps[-1].index - 8
+    assert late.n_lost == 0 and late.steps[-1] == whole.steps[-1]
 
 
 async def test_a_plain_function_is_called_in_a_thread() -> None:
@@ -183,14 +183,14 @@ async def test_a_server_that_sleeps_goes_on_telling(
         return answering("abcdef")
 
     async with (
-        Server(Config(), load=load, drive=ticking) as server,
+        Server(Config(), load=load, drive=stepping) as server,
         server.telemetry.subscribe(listener),
     ):
         await server.complete("p")
         await server.sleep()
         await server.complete("p")
     assert len(listener.finishes) == 2
-    indices = [tick.index for tick in listener.ticks]
+    indices = [step.index for step in listener.steps]
     assert indices == list(range(1, len(indices) + 1))  # of two engines
     assert sum(batch.n_lost for batch in listener.batches) == 0
 

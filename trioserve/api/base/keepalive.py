@@ -14,7 +14,7 @@ from trioserve.types import WaitingStatus
 #: A comment, which clients skip. It keeps proxies from closing a silent connection.
 PING = b":\n\n"
 
-#: Seconds that a look may take. The engine answers between two ticks, and a ping should not wait.
+#: Seconds that a look may take. The engine answers between two steps, and a ping should not wait.
 LOOK_TIMEOUT = 1.0
 
 

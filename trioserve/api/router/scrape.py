@@ -16,7 +16,7 @@ from trioserve.errors import ModelProcessError
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import exchange
 
-#: Seconds that a model may take. It waits 5 for a tick to end, and Prometheus 10 for all of this.
+#: Seconds that a model may take. It waits 5 for a step to end, and Prometheus 10 for all of this.
 _PATIENCE = 7.0
 
 #: Of these, a model only has what the router sends it.

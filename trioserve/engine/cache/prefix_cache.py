@@ -47,7 +47,7 @@ class PrefixCache:
         self._backend = backend
         self._held = Sequences(backend)
         self.sequences = self._held.all
-        self.append = self._held.append  # these are called in every tick
+        self.append = self._held.append  # these are called in every step
         self.append_each = self._held.append_each
         self.cut = self._held.cut
         self.can_cut = backend.can_cut

@@ -1,4 +1,4 @@
-"""`TickCosts`: how long a tick takes that decodes so many rows, as measured lately."""
+"""`StepCosts`: how long a step takes that decodes so many rows, as measured lately."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import attrs
 @attrs.define
 class _Cost:
     seconds: float  # a moving average
-    tick: int  # of the last measurement
+    step: int  # of the last measurement
 
 
-class TickCosts:
-    """Learns what rows cost from the ticks themselves, because no machine is like another.
+class StepCosts:
+    """Learns what rows cost from the steps themselves, because no machine is like another.
 
     On a CPU, eight rows may cost as much as one or as eight ones, and that changes with the model,
     its context, and what else the machine does. So a cost that was not measured for long is not
@@ -28,8 +28,8 @@ class TickCosts:
     #: A measurement counts as at most so many times the average, and the first one as so many times
     #: what was expected: others may have had the core.
     MOST = 2.0
-    #: Ticks after which a cost is not known any more, and after which it is to be measured again.
-    TICKS, FRESH = 2048, 128
+    #: Steps after which a cost is not known any more, and after which it is to be measured again.
+    STEPS, FRESH = 2048, 128
     #: How much of a change is one of the machine, or of the length of the texts, as a power.
     COMMON = 0.5
     #: So few rows say little of many: the second may cost twice as much as the first, and the next
@@ -37,28 +37,28 @@ class TickCosts:
     FEW = 12
     #: What a row more costs, in shares of a row, where nothing is known of many.
     GUESS = 0.5
-    #: How slowly the last that was known is forgotten, in ticks.
-    TICKS_TO_FORGET = 1000
+    #: How slowly the last that was known is forgotten, in steps.
+    STEPS_TO_FORGET = 1000
 
     def __init__(self) -> None:
         self._costs: dict[int, _Cost] = {}
         self._known: list[int] = []  # their rows, in order
-        self._tick = 0
+        self._step = 0
         self._guess = self.GUESS
 
     def observe(self, n_rows: int, seconds: float) -> None:
-        """Learn from a tick that computed so many rows."""
-        self._tick += 1
+        """Learn from a step that computed so many rows."""
+        self._step += 1
         cost = self._costs.get(n_rows)
-        if cost is None or self._tick - cost.tick > self.TICKS:
+        if cost is None or self._step - cost.step > self.STEPS:
             expected = self.seconds(n_rows)
             most = self.MOST * expected if expected else seconds
-            self._costs[n_rows] = _Cost(min(seconds, most), self._tick)
+            self._costs[n_rows] = _Cost(min(seconds, most), self._step)
             self._known = sorted(self._costs)
         else:
             old, seconds = cost.seconds, min(seconds, cost.seconds * self.MOST)
             cost.seconds += self.WEIGHT * (seconds - old)
-            cost.tick = self._tick
+            cost.step = self._step
             self._scale_others(cost, cost.seconds / old if old else 1.0)
         self._forget()
 
@@ -74,8 +74,8 @@ class TickCosts:
         if known[-1] - known[0] >= self.FEW:
             self._guess = self._slope(0, len(known) - 1) * known[0] / self._at(0)
         else:
-            self._guess += (self.GUESS - self._guess) / self.TICKS_TO_FORGET
-        old = [n for n, cost in self._costs.items() if self._tick - cost.tick > self.TICKS]
+            self._guess += (self.GUESS - self._guess) / self.STEPS_TO_FORGET
+        old = [n for n, cost in self._costs.items() if self._step - cost.step > self.STEPS]
         for n_rows in old:
             del self._costs[n_rows]
         if old:
@@ -84,7 +84,7 @@ class TickCosts:
     def is_known(self, n_rows: int) -> bool:
         """Whether that was measured lately."""
         cost = self._costs.get(n_rows)
-        return cost is not None and self._tick - cost.tick <= self.FRESH
+        return cost is not None and self._step - cost.step <= self.FRESH
 
     @property
     def largest_step(self) -> int:
@@ -92,7 +92,7 @@ class TickCosts:
         return 4 * self._known[-1] + 8 if self._known else 0
 
     def seconds(self, n_rows: int) -> float:
-        """What a tick with so many rows costs; 0: nothing is known. More rows never cost less."""
+        """What a step with so many rows costs; 0: nothing is known. More rows never cost less."""
         known = self._known
         if not known:
             return 0.0

@@ -1,4 +1,4 @@
-"""`Drafts`: asks the drafters before each tick, and learns what became of their guesses."""
+"""`Drafts`: asks the drafters before each step, and learns what became of their guesses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 from trioserve.engine.drafter import Drafter, DraftRequest
 from trioserve.engine.drafts.balance import Balance
-from trioserve.engine.drafts.costs import TickCosts
+from trioserve.engine.drafts.costs import StepCosts
 from trioserve.engine.drafts.lengths import Acceptance, share_rows
 from trioserve.engine.run import Run
 from trioserve.engine.scheduler import Scheduler
@@ -18,12 +18,12 @@ from trioserve.engine.work import Plan
 from trioserve.types import TokenId
 from trioserve.types.prefix import shared_length
 
-#: The most tokens of a guess by a drafter that is free. What is right of it is used in many ticks.
+#: The most tokens of a guess by a drafter that is free. What is right of it is used in many steps.
 MAX_GUESS = 64
-#: A drafter whose drafts do not pay is asked again after one tick, two, four, up to so many. It is
+#: A drafter whose drafts do not pay is asked again after one step, two, four, up to so many. It is
 #: asked for so many tokens, because two rows may cost nearly as much as six.
 MAX_PAUSE, PROBE = 256, 5
-#: A tick with fewer tokens of a prompt says nothing of what rows cost.
+#: A step with fewer tokens of a prompt says nothing of what rows cost.
 MIN_PROMPT = 32
 
 
@@ -34,7 +34,7 @@ class _Guesses:
     #: Tokens that come next, if it is right.
     tokens: list[TokenId] = attrs.field(factory=list)
     acceptance: Acceptance = attrs.field(factory=Acceptance)
-    #: Where its drafts do not pay: ticks until it is asked again, and then until the next time.
+    #: Where its drafts do not pay: steps until it is asked again, and then until the next time.
     wait: int = 0
     pause: int = 1
     #: What is known of this drafter from all slots, unless it is good for one text or another.
@@ -89,7 +89,7 @@ def _key_of(run: Run | None) -> tuple[int, int] | None:
 
 @attrs.frozen
 class _Stream:
-    """A slot that may have a draft in this tick."""
+    """A slot that may have a draft in this step."""
 
     slot: Slot
     run: Run
@@ -100,7 +100,7 @@ class Drafts:
     """Gives drafts to the slots in decode. One drafter after the other is asked for each slot.
 
     The length of a draft depends on how much of the slot's last guesses was right, and on what
-    rows cost in this tick. A guess of a drafter that is free is compared with the output even if
+    rows cost in this step. A guess of a drafter that is free is compared with the output even if
     none of it was decoded, so that a slot whose text does not repeat itself costs nothing.
 
     Args:
@@ -113,16 +113,16 @@ class Drafts:
         self._drafters = tuple(drafters)
         self._known: dict[int, _Drafted] = {}
         self._general = [_Guesses() for _ in drafters]
-        self.costs = TickCosts()
+        self.costs = StepCosts()
         self._balance = Balance()
-        # Of this tick: what the drafters have taken, what it would take without drafts, for how
+        # Of this step: what the drafters have taken, what it would take without drafts, for how
         # many streams, and what drafts have brought.
         self._asking_s = self._plain_s = 0.0
         self._n_streams = self._n_accepted = 0
         self._has_drafts = False
 
     def use(self, drafters: Sequence[Drafter]) -> None:
-        """Ask these, in this order, and no others. To be called before the first tick."""
+        """Ask these, in this order, and no others. To be called before the first step."""
         self._drafters = tuple(drafters)
         self._general = [_Guesses() for _ in drafters]
 
@@ -169,7 +169,7 @@ class Drafts:
         return n_accepted
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn what a tick has cost.
+        """Learn what a step has cost.
 
         One for a prompt tells about many rows, before any draft has: they are without logits, so
         somewhat cheaper. One for both would tell too little of either.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trioserve.engine.drafts.costs import TickCosts
+from trioserve.engine.drafts.costs import StepCosts
 
 #: What drafts must be expected to bring at least: the rate of a stream, as a logarithm.
 MARGIN = 0.02
 
-#: Ticks have so many rows with drafts, or as many as there can be. Rows come cheaper in groups, and
+#: Steps have so many rows with drafts, or as many as there can be. Rows come cheaper in groups, and
 #: of a few sizes it is soon known what they cost.
 SIZES = frozenset({2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256})
 
@@ -58,30 +58,30 @@ class Acceptance:
 def share_rows(
     limits: Sequence[int],
     chances: Sequence[float],
-    costs: TickCosts,
+    costs: StepCosts,
     n_streams: int,
     n_rows: int,
     step_s: float = 0.0,
 ) -> list[int]:
     """Say how many tokens of each draft to decode.
 
-    The more rows a tick has, the longer all streams wait for it. So what is made large is the sum
+    The more rows a step has, the longer all streams wait for it. So what is made large is the sum
     of the logarithms of the streams' rates: one stream does not gain by what others lose.
 
     Args:
         limits: the most tokens of each draft.
         chances: of each draft, the probability of a token to be right if those before it are.
-        costs: of ticks.
+        costs: of steps.
         n_streams: how many slots decode, with or without a draft.
-        n_rows: the rows of the tick without these drafts.
+        n_rows: the rows of the step without these drafts.
         step_s: what it takes to make drafts, for each token of the longest.
     """
     shares = [0] * len(limits)
     if not costs.is_known(n_rows):
-        return shares  # first of all, find out what a tick costs without drafts
+        return shares  # first of all, find out what a step costs without drafts
     plain = costs.seconds(n_rows)
     best, best_worth, gain = list(shares), MARGIN * n_streams, 0.0
-    expected = [1.0] * len(limits)  # tokens in this tick
+    expected = [1.0] * len(limits)  # tokens in this step
     bring = list(chances)  # the chance that all tokens of a draft are right, and one more
     most = min(sum(limits), costs.largest_step - n_rows)
     for total in range(1, most + 1):

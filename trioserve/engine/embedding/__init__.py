@@ -1,1 +1,1 @@
-"""The embedding engine: texts of several requests, packed into one batch a tick."""
+"""The embedding engine: texts of several requests, packed into one batch a step."""

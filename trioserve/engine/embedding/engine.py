@@ -1,7 +1,7 @@
-"""The embedding engine: texts of several requests, packed into one batch a tick.
+"""The embedding engine: texts of several requests, packed into one batch a step.
 
 Requests that have their turn share the batches: each adds one text after another, round and
-round, until the batch is full, and another one begins in the next tick. So a request with a
+round, until the batch is full, and another one begins in the next step. So a request with a
 thousand texts does not hold up the others.
 
 A text with media comes in parts: what is before a chunk, the chunk, and what is after it. While it
@@ -51,7 +51,7 @@ class EmbeddingEngine(Loop):
 
     Args:
         backend: the model. The engine owns it, and closes it when its thread ends.
-        notify: called, from the engine's thread, once after each tick that left events in the
+        notify: called, from the engine's thread, once after each step that left events in the
             outbox. It must not block.
     """
 
@@ -76,7 +76,7 @@ class EmbeddingEngine(Loop):
         self._max_pieces = backend.n_seqs
         self._was_media = False  # the last batch
         self._is_blocked = False  # until a command comes: all that runs waits for media
-        self._counts = dict.fromkeys(("ticks", "decodes", "busy_slots", "prompt_tokens"), 0)
+        self._counts = dict.fromkeys(("steps", "decodes", "busy_slots", "prompt_tokens"), 0)
         self._seconds = 0.0
 
     # -- from any thread
@@ -162,8 +162,8 @@ class EmbeddingEngine(Loop):
         if self._next_long is run:
             self._next_long = None
 
-    def _tick(self) -> None:
-        self._counts["ticks"] += 1
+    def _step(self) -> None:
+        self._counts["steps"] += 1
         self._admit()
         self._ask_for_media()
         pieces = self._pack()
@@ -221,7 +221,7 @@ class EmbeddingEngine(Loop):
     def _load(self) -> tuple[int, int]:
         return len(self._running), len(self._waiting)
 
-    # -- one tick: pack
+    # -- one step: pack
 
     def _pack(self) -> list[Piece]:
         """Fill a batch, with tokens or with media: by turns, where there are both."""
@@ -297,7 +297,7 @@ class EmbeddingEngine(Loop):
             self._next_long = None
         return Piece(run, run.index, 0, stop, room.seqs.pop())
 
-    # -- one tick: run
+    # -- one step: run
 
     def _compute(self, pieces: list[Piece]) -> bool:
         """Run the batch; returns whether there are results."""
@@ -327,7 +327,7 @@ class EmbeddingEngine(Loop):
         self._remove(run)
         self._emit(Failed(run.task.id, error))
 
-    # -- one tick: collect
+    # -- one step: collect
 
     def _collect(self, pieces: list[Piece]) -> None:
         """Take the embeddings out, and end the runs that have all of theirs."""
@@ -387,7 +387,7 @@ class EmbeddingEngine(Loop):
             ),
             counters=EngineCounters(
                 **self._counts,
-                tick_s=self._seconds,
+                step_s=self._seconds,
                 prompt_s=self._seconds,
                 prompt_queries=self._counts["prompt_tokens"],
                 n_cells=self._backend.n_ctx,

@@ -1,6 +1,6 @@
 """LlamaDrafter: guesses the next tokens of all slots with a draft model.
 
-In each tick the first decode takes what is new in the slots, and each later one a guess of every
+In each step the first decode takes what is new in the slots, and each later one a guess of every
 slot that goes on::
 
     slot 0   held ................... | new | guess  guess  guess
@@ -8,7 +8,7 @@ slot that goes on::
     slot 2   held ............. | new | guess
 
 Slot 1 is behind: its prompt is long, and the draft model has not seen it yet. It catches up in
-pieces, beside the others, so that no tick becomes long. Until then it has no drafts.
+pieces, beside the others, so that no step becomes long. Until then it has no drafts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trioserve.types import TokenId
 
 _log = structlog.get_logger("llama")
 
-#: Seconds of a tick in which slots that are behind catch up.
+#: Seconds of a step in which slots that are behind catch up.
 PIECE_S = 0.025
 #: Share of a new time in an average, and the most that it may be of that average: something else
 #: may have had the core.
@@ -204,7 +204,7 @@ class LlamaDrafter(Drafter):
         return min(request.n_max, self._rules.n_max, room)
 
     def _new_tokens(self, request: DraftRequest, text: Text, left: int) -> list[TokenId]:
-        """Return what of a slot's text is decoded in this tick."""
+        """Return what of a slot's text is decoded in this step."""
         start = len(text.held)
         n_new = len(request.keys) - start
         if n_new > FEW:
@@ -217,7 +217,7 @@ class LlamaDrafter(Drafter):
         return new
 
     def _catch_up_tokens(self) -> int:
-        """How many tokens slots that are behind may decode in a tick, all together."""
+        """How many tokens slots that are behind may decode in a step, all together."""
         seconds = self._token.seconds
         return max(FEW + 1, int(PIECE_S / seconds)) if seconds else 2 * FEW
 

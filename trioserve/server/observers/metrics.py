@@ -168,10 +168,10 @@ class Metrics:
         yield _total(
             "spec_decode_num_accepted_tokens", "Tokens accepted of them", counters.accepted_tokens
         )
-        yield _total("ticks", "Ticks of the engine", counters.ticks)
-        yield _total("tick_seconds", "Time in ticks", counters.tick_s)
-        yield _gauge("threads", "Threads of ticks with few tokens", counters.threads)
-        yield _gauge("threads_batch", "Threads of ticks with many", counters.threads_batch)
+        yield _total("ticks", "Steps of the engine", counters.steps)
+        yield _total("tick_seconds", "Time in steps", counters.step_s)
+        yield _gauge("threads", "Threads of steps with few tokens", counters.threads)
+        yield _gauge("threads_batch", "Threads of steps with many", counters.threads_batch)
         yield _total("thread_changes", "Changes of these numbers", counters.thread_changes)
         yield _total("media_chunks", "Parts of images and sound encoded", counters.media_chunks)
         yield _total("media_seconds", "Time in which the encoder worked", counters.media_s)

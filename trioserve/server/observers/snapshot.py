@@ -59,8 +59,8 @@ def snapshot(metrics: Metrics, status: EngineStatus) -> dict[str, Any]:
         },
         "media": {"chunks": counters.media_chunks, "encoding_s": round(counters.media_s, 6)},
         "engine": {
-            "ticks": counters.ticks,
-            "ticks_s": round(counters.tick_s, 6),
+            "ticks": counters.steps,
+            "ticks_s": round(counters.step_s, 6),
             "decodes": counters.decodes,
             "threads": counters.threads,
             "threads_batch": counters.threads_batch,

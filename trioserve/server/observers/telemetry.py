@@ -14,13 +14,14 @@ import trio
 
 from trioserve.engine.loop import Loop
 from trioserve.errors import InvalidRequestError
+from trioserve.renamed import warn_of_new_name
 from trioserve.server.concurrency import alongside
 from trioserve.server.observers.observer import Observer, RequestEnd, RequestInfo
-from trioserve.types import TickRecord
+from trioserve.types import StepRecord
 
 _log = structlog.stdlib.get_logger("trioserve.telemetry")
 
-#: Ticks, and requests, that are kept for a function which has not come to them yet. The oldest go.
+#: Steps, and requests, that are kept for a function which has not come to them yet. The oldest go.
 MAX_KEPT = 4096
 
 
@@ -36,10 +37,16 @@ class RequestRecord:
 class TelemetryBatch:
     """What has happened since the last batch, oldest first."""
 
-    ticks: tuple[TickRecord, ...]
+    steps: tuple[StepRecord, ...]
     requests: tuple[RequestRecord, ...]
-    #: Ticks and requests that are missing, because the function has not kept up.
+    #: Steps and requests that are missing, because the function has not kept up.
     n_lost: int
+
+    @property
+    def ticks(self) -> tuple[StepRecord, ...]:
+        """The old name of `steps`."""
+        warn_of_new_name("TelemetryBatch.ticks", "TelemetryBatch.steps")
+        return self.steps
 
 
 #: An async function, or a plain one, which is called in a worker thread.
@@ -69,7 +76,7 @@ class Telemetry:
 
     @property
     def _next_index(self) -> int:
-        """The index of the next record of a tick, or of one that is being made."""
+        """The index of the next record of a step, or of one that is being made."""
         return 1 + (self._n_records if self._loop is None else self._loop.n_records)
 
     @asynccontextmanager
@@ -105,7 +112,7 @@ class Telemetry:
     def _watch(self) -> None:
         """Have the engine and the requests tell those who listen, and nobody else."""
         if self._loop is not None:
-            self._loop.watchers = tuple(feed.ticks for feed in self._feeds)
+            self._loop.watchers = tuple(feed.steps for feed in self._feeds)
         if self in self._observers:
             self._observers.remove(self)
         if self._feeds:
@@ -126,12 +133,12 @@ class _Feed:
 
     def __init__(self, callback: Callback, interval: float) -> None:
         #: The engine's thread appends, and the event loop takes from the left.
-        self.ticks: deque[TickRecord] = deque(maxlen=MAX_KEPT)
+        self.steps: deque[StepRecord] = deque(maxlen=MAX_KEPT)
         self._requests: deque[RequestRecord] = deque(maxlen=MAX_KEPT)
         self._callback = callback
         self._interval = interval
         self._n_lost = 0
-        self.next_index = 1  # of the next tick
+        self.next_index = 1  # of the next step
         self._end = trio.Event()
         self._ended = trio.Event()
 
@@ -154,7 +161,7 @@ class _Feed:
 
     async def _deliver(self) -> None:
         batch = self._take()
-        if not batch.ticks and not batch.requests:
+        if not batch.steps and not batch.requests:
             return
         try:
             if _is_async(self._callback):
@@ -165,14 +172,14 @@ class _Feed:
             _log.exception("a telemetry callback has failed")
 
     def _take(self) -> TelemetryBatch:
-        ticks = [self.ticks.popleft() for _ in range(len(self.ticks))]
+        steps = [self.steps.popleft() for _ in range(len(self.steps))]
         requests = [self._requests.popleft() for _ in range(len(self._requests))]
-        if ticks:
-            n_made = ticks[-1].index + 1 - self.next_index
-            self._n_lost += max(0, n_made - len(ticks))
-            self.next_index = ticks[-1].index + 1
+        if steps:
+            n_made = steps[-1].index + 1 - self.next_index
+            self._n_lost += max(0, n_made - len(steps))
+            self.next_index = steps[-1].index + 1
         n_lost, self._n_lost = self._n_lost, 0
-        return TelemetryBatch(ticks=tuple(ticks), requests=tuple(requests), n_lost=n_lost)
+        return TelemetryBatch(steps=tuple(steps), requests=tuple(requests), n_lost=n_lost)
 
 
 def _is_async(callback: Callback) -> bool:

@@ -1,4 +1,4 @@
-"""`TickClock`: when prompts may hold up the streams, and for how long."""
+"""`StepClock`: when prompts may hold up the streams, and for how long."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from trioserve.engine.prefill_costs import MIN_TOKENS, TILE, PrefillCosts
 SLOWDOWN = 4.5
 
 
-class TickClock:
-    """Says how many prompt tokens a tick may have, by what the streams are owed.
+class StepClock:
+    """Says how many prompt tokens a step may have, by what the streams are owed.
 
-    While prompts come in, streams get a token every `pace` seconds on average. A tick may take
-    longer than that, where fewer tokens would cost much more each. Then prompts wait for ticks
+    While prompts come in, streams get a token every `pace` seconds on average. A step may take
+    longer than that, where fewer tokens would cost much more each. Then prompts wait for steps
     that only decode, until the streams have what they missed; their readers get these tokens one
-    by one, at the pace, so that they do not see how uneven the ticks are::
+    by one, at the pace, so that they do not see how uneven the steps are::
 
-        tick     | prefill and decode     |decode|decode| prefill and decode     |
+        step     | prefill and decode     |decode|decode| prefill and decode     |
         tokens                            a      b      c                        d
         readers                           a           b           c           d
 
     Args:
-        max_tick_ms: the pace. 0: `slowdown` times what a tick takes that only decodes.
+        max_tick_ms: the pace. 0: `slowdown` times what a step takes that only decodes.
         slowdown: how much slower streams may become while prompts come in.
     """
 
@@ -34,18 +34,18 @@ class TickClock:
     LARGE_TILES = (256, 128)
     #: A large tile takes no longer than that, for streams cannot be further ahead.
     MAX_AHEAD_S = 1.0
-    #: While no stream decodes, a tick may take this many times the pace, or `DEFAULT_PACE_S`.
+    #: While no stream decodes, a step may take this many times the pace, or `DEFAULT_PACE_S`.
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
     MIN_TOKENS_ALONE = 128
 
     def __init__(self, max_tick_ms: float, slowdown: float = SLOWDOWN) -> None:
-        self._max_tick_s = max_tick_ms / 1e3
+        self._max_step_s = max_tick_ms / 1e3
         self._slowdown = slowdown
         self._costs = PrefillCosts()
         #: Seconds by which streams are ahead of their pace; below 0: behind.
         self._lead_s = 0.0
-        self._pace_s = 0.0  # of the last tick; 0: no prompts came in
+        self._pace_s = 0.0  # of the last step; 0: no prompts came in
         self._in_tiles = False  # a prompt got a tile where that took longer than the pace
 
     def begin(self, *, unified: bool) -> None:
@@ -58,7 +58,7 @@ class TickClock:
         return self._pace_s
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Learn what a tick cost, and count what the streams are owed after it."""
+        """Learn what a step cost, and count what the streams are owed after it."""
         pace, self._pace_s = self._pace_s, 0.0
         self._costs.observe(n_prefill, n_decode, seconds, quiet=not pace)
         if pace and n_decode:
@@ -71,18 +71,18 @@ class TickClock:
 
     def _target(self) -> float:
         """The pace while as many prompts come in as streams decode, or fewer."""
-        # Where a tick that only decodes is already long, prompts get as much time again.
-        wanted = self._max_tick_s or self._slowdown * self._costs.quiet_s
+        # Where a step that only decodes is already long, prompts get as much time again.
+        wanted = self._max_step_s or self._slowdown * self._costs.quiet_s
         return max(wanted, 2 * self._costs.decode_s) or self.DEFAULT_PACE_S
 
     def prompt_tokens(self, pending: Sequence[int], n_decode: int, budget: int) -> int:
-        """How many prompt tokens the next tick is to have; 0: streams are behind their pace.
+        """How many prompt tokens the next step is to have; 0: streams are behind their pace.
 
         Where more requests wait for their first token than for their next one, the pace is slower,
-        in proportion; and as slow as a tick takes without streams, if all prompts are done then.
+        in proportion; and as slow as a step takes without streams, if all prompts are done then.
         """
         n_pending, costs = sum(pending), self._costs
-        n_alone = costs.fitting_alone(self.ALONE * (self._max_tick_s or self.DEFAULT_PACE_S))
+        n_alone = costs.fitting_alone(self.ALONE * (self._max_step_s or self.DEFAULT_PACE_S))
         if not n_decode:
             return min(budget, max(self.MIN_TOKENS_ALONE, n_alone))
         self._pace_s = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
@@ -113,5 +113,5 @@ class TickClock:
 
 
 def _with_rest(n_tokens: int, n_pending: int) -> int:
-    """Leave nothing that is smaller than a tile: that could cost more than all of this tick."""
+    """Leave nothing that is smaller than a tile: that could cost more than all of this step."""
     return n_pending if n_tokens >= TILE // 2 and n_pending - n_tokens < TILE else n_tokens

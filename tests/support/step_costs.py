@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trioserve.engine.drafts.costs import TickCosts
+from trioserve.engine.drafts.costs import StepCosts
 
 
-class FlatCosts(TickCosts):
+class FlatCosts(StepCosts):
     """A machine on which any number of rows costs the same."""
 
     @property
@@ -20,7 +20,7 @@ class FlatCosts(TickCosts):
 
 
 class SteepCosts(FlatCosts):
-    """A machine on which a row costs as much as a tick."""
+    """A machine on which a row costs as much as a step."""
 
     def seconds(self, n_rows: int) -> float:
         return float(n_rows)

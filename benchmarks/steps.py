@@ -1,10 +1,10 @@
-"""What a tick costs in Python: the engine, and a whole server, on a model that takes 3 ms.
+"""What a step costs in Python: the engine, and a whole server, on a model that takes 3 ms.
 
-    python -m benchmarks.ticks
+    python -m benchmarks.steps
 
 In place of a model there is a script, and in place of a GPU a pause: a decode takes 3 ms, whatever
 is in it, and leaves the GIL to others. A sampler gives its token in one call of C. What is left of
-a tick is the engine's own Python. Nothing goes over a socket; `load` measures that.
+a step is the engine's own Python. Nothing goes over a socket; `load` measures that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trioserve.testing import ScriptedBackend, scripted
 from trioserve.testing.vocab import EOS, ByteVocab
 from trioserve.types import Chunk, GenerationParams, Prompt, SamplingParams, Task
 
-#: Ticks at the beginning that are left out: prompts, and what is done for the first time.
+#: Steps at the beginning that are left out: prompts, and what is done for the first time.
 WARM_UP = 30
 N_BATCH = 2048
 
@@ -95,11 +95,11 @@ class Metronome(ScriptedBackend):
     Args:
         n_slots: requests at the same time.
         device: what decodes.
-        n_ticks: decodes to measure, after some to warm up.
+        n_steps: decodes to measure, after some to warm up.
     """
 
-    def __init__(self, n_slots: int, device: Device, n_ticks: int) -> None:
-        room = N_BATCH + WARM_UP + n_ticks
+    def __init__(self, n_slots: int, device: Device, n_steps: int) -> None:
+        room = N_BATCH + WARM_UP + n_steps
         super().__init__(n_slots=n_slots, n_ctx=n_slots * room, n_ctx_seq=room, n_batch=N_BATCH)
         self.vocab = Words()
         self.batch = Batch(N_BATCH, n_vocab=self.vocab.n_tokens, n_seqs=n_slots)
@@ -120,19 +120,19 @@ class Metronome(ScriptedBackend):
     def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
         return True
 
-    def ticks(self) -> list[Tick]:
-        """Return the ticks that decoded a token of each slot."""
+    def steps(self) -> list[Step]:
+        """Return the steps that decoded a token of each slot."""
         found = []
         for (n_now, began, _, left), (n_next, ends, entered, _) in zip(
             self.seen[WARM_UP:], self.seen[WARM_UP + 1 :], strict=False
         ):
             if n_now == n_next == self.n_slots:
-                found.append(Tick(ends - began, entered - left))
+                found.append(Step(ends - began, entered - left))
         return found
 
 
 @attrs.frozen
-class Tick:
+class Step:
     """Seconds from one decode to the next, and those that the thread computed in between."""
 
     wall: float
@@ -141,10 +141,10 @@ class Tick:
 
 @attrs.frozen(kw_only=True)
 class Cost:
-    """What ticks cost: the median of each, in seconds."""
+    """What steps cost: the median of each, in seconds."""
 
     n_slots: int
-    tick: float
+    step: float
     python: float
     loop: float | None = None  # CPU time of the event loop's thread, on average
     tokens_per_event: float | None = None
@@ -154,8 +154,8 @@ class Cost:
         python = self.python
         return [
             f"{name}, {self.n_slots} slots",
-            f"{self.n_slots / self.tick:,.0f}",
-            f"{self.tick * 1e3:.2f}",
+            f"{self.n_slots / self.step:,.0f}",
+            f"{self.step * 1e3:.2f}",
             f"{python * 1e6:,.0f}",
             f"{python / self.n_slots * 1e6:.2f}",
             f"{python / device.seconds:.1%}" if device.seconds else "-",
@@ -167,7 +167,7 @@ class Cost:
 HEAD = [
     "",
     "tokens/s",
-    "tick, ms",
+    "step, ms",
     "Python, us",
     "us/slot",
     "share",
@@ -182,21 +182,21 @@ def cost_of(backend: Metronome, **more: float) -> Cost:
     Raises:
         RuntimeError: the slots were never all in decode.
     """
-    ticks = backend.ticks()
-    if not ticks:
-        raise RuntimeError("no two ticks had a token of every slot")
+    steps = backend.steps()
+    if not steps:
+        raise RuntimeError("no two steps had a token of every slot")
     return Cost(
         n_slots=backend.n_slots,
-        tick=statistics.median(tick.wall for tick in ticks),
-        python=statistics.median(tick.python for tick in ticks),
+        step=statistics.median(step.wall for step in steps),
+        python=statistics.median(step.python for step in steps),
         **more,
     )
 
 
-def params_for(n_ticks: int) -> GenerationParams:
-    """Ask for as many tokens as there are ticks."""
+def params_for(n_steps: int) -> GenerationParams:
+    """Ask for as many tokens as there are steps."""
     return GenerationParams(
-        max_tokens=WARM_UP + n_ticks, cache_prompt=False, sampling=SamplingParams(ignore_eos=True)
+        max_tokens=WARM_UP + n_steps, cache_prompt=False, sampling=SamplingParams(ignore_eos=True)
     )
 
 
@@ -205,16 +205,16 @@ def prompt_of(slot: int) -> tuple[int, ...]:
     return (slot % 251, slot // 251, *range(14))
 
 
-def measure_engine(n_slots: int, device: Device, n_ticks: int) -> Cost:
+def measure_engine(n_slots: int, device: Device, n_steps: int) -> Cost:
     """Run an engine whose events nobody reads before the end."""
-    backend = Metronome(n_slots, device, n_ticks)
+    backend = Metronome(n_slots, device, n_steps)
     engine = Engine(backend, DecodeMaximal(), lambda: None)
-    params = params_for(n_ticks)
+    params = params_for(n_steps)
     for slot in range(n_slots):
         engine.submit(Task(slot, Prompt(prompt_of(slot)), params))
     thread = Thread(target=engine.run)
     thread.start()
-    while len(backend.seen) < WARM_UP + n_ticks:
+    while len(backend.seen) < WARM_UP + n_steps:
         time.sleep(0.05)
         engine.take_events()
     engine.stop()
@@ -222,10 +222,10 @@ def measure_engine(n_slots: int, device: Device, n_ticks: int) -> Cost:
     return cost_of(backend)
 
 
-async def measure_server(n_slots: int, device: Device, n_ticks: int) -> Cost:
+async def measure_server(n_slots: int, device: Device, n_steps: int) -> Cost:
     """Run a server, and read the stream of every request in a task of its own."""
-    backend = Metronome(n_slots, device, n_ticks)
-    params, n_events, n_tokens = params_for(n_ticks), 0, 0
+    backend = Metronome(n_slots, device, n_steps)
+    params, n_events, n_tokens = params_for(n_steps), 0, 0
 
     async def read(slot: int) -> None:
         nonlocal n_events, n_tokens
@@ -249,12 +249,12 @@ async def measure_server(n_slots: int, device: Device, n_ticks: int) -> Cost:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ticks", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m benchmarks.steps", description=(__doc__ or "").partition("\n")[0]
     )
     add = parser.add_argument
     add("--slots", type=counts, default=[1, 8, 64, 256], help="with commas")
-    add("--ticks", type=bounded(10, 100_000), default=300, help="measured in each run")
-    add("--tick-ms", type=float, default=3.0, help="what a decode takes")
+    add("--steps", type=bounded(10, 100_000), default=300, help="measured in each run")
+    add("--step-ms", type=float, default=3.0, help="what a decode takes")
     add("--poll", action="store_true", help="wait for it as for a GPU: by polling, not asleep")
     return parser.parse_args(argv)
 
@@ -262,12 +262,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse(argv)
-    device = Device(options.tick_ms / 1e3, options.poll)
+    device = Device(options.step_ms / 1e3, options.poll)
     rows = [HEAD]
     for n_slots in options.slots:
-        rows.append(measure_engine(n_slots, device, options.ticks).row("engine", device))
+        rows.append(measure_engine(n_slots, device, options.steps).row("engine", device))
     for n_slots in options.slots:
-        served = trio.run(partial(measure_server, n_slots, device, options.ticks))
+        served = trio.run(partial(measure_server, n_slots, device, options.steps))
         rows.append(served.row("server", device))
     print(report.align(rows))
     return 0

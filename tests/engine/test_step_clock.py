@@ -1,4 +1,4 @@
-"""How many prompt tokens streams allow in a tick."""
+"""How many prompt tokens streams allow in a step."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.engine.prefill_costs import TILE, PrefillCosts
-from trioserve.engine.tick_clock import SLOWDOWN, TickClock
+from trioserve.engine.step_clock import SLOWDOWN, StepClock
 
 
 def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
-    clock = TickClock(50.0)
+    clock = StepClock(50.0)
     clock.observe(0, 4, 0.200)
     clock.observe(100, 4, 0.300)  # 1 ms a token more
     assert clock.prompt_tokens([300], 4, 2048) == 200
 
 
 def test_prompts_get_a_tile_where_that_is_cheaper_a_token() -> None:
-    clock = TickClock(50.0)
+    clock = StepClock(50.0)
     clock.observe(0, 4, 0.020)
     clock.observe(16, 4, 0.180)  # 10 ms a token more: deep in a prompt
     assert clock.prompt_tokens([128], 4, 20) == 20
@@ -28,15 +28,15 @@ def test_prompts_get_a_tile_where_that_is_cheaper_a_token() -> None:
     assert clock.prompt_tokens([128], 4, 2048) == 60
 
 
-def next_part(clock: TickClock, n_pending: int, n_decode: int = 4) -> int:
+def next_part(clock: StepClock, n_pending: int, n_decode: int = 4) -> int:
     """Let the streams decode, 10 ms at a time, until a prompt gets tokens."""
     while not (n_tokens := clock.prompt_tokens([n_pending], n_decode, 2048)):
         clock.observe(0, n_decode, 0.010)
     return n_tokens
 
 
-def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
-    clock = TickClock(50.0)
+def test_prompts_get_no_tile_where_that_only_makes_the_step_longer() -> None:
+    clock = StepClock(50.0)
     clock.observe(0, 4, 0.010)
     assert next_part(clock, 3000) == 60
     clock.observe(60, 4, 1.150)  # 19 ms a token: too long to be hidden from readers
@@ -47,15 +47,15 @@ def test_prompts_get_no_tile_where_that_only_makes_the_tick_longer() -> None:
 
 
 def test_no_prompt_ends_with_less_than_a_tile() -> None:
-    clock = TickClock(50.0)
+    clock = StepClock(50.0)
     clock.observe(0, 4, 0.020)
     assert clock.prompt_tokens([123], 4, 2048) == 123
     assert clock.prompt_tokens([123], 4, 100) == 100
     assert clock.prompt_tokens([125], 4, 2048) == 60
 
 
-def test_after_a_long_tick_streams_get_what_they_have_missed() -> None:
-    clock = TickClock(50.0)
+def test_after_a_long_step_streams_get_what_they_have_missed() -> None:
+    clock = StepClock(50.0)
     clock.observe(0, 4, 0.010)
     shares = []
     for seconds in (0.170, 0.010, 0.010, 0.010, 0.050):
@@ -68,7 +68,7 @@ def test_after_a_long_tick_streams_get_what_they_have_missed() -> None:
 
 
 def test_a_long_prompt_gets_a_large_tile_once_streams_are_far_enough_ahead() -> None:
-    clock = TickClock(50.0)
+    clock = StepClock(50.0)
     clock.observe(0, 4, 0.010)
     clock.prompt_tokens([3000], 4, 2048)
     clock.observe(60, 4, 0.070)  # 1 ms a token
@@ -87,7 +87,7 @@ def test_a_long_prompt_gets_a_large_tile_once_streams_are_far_enough_ahead() -> 
 
 
 def test_in_a_split_cache_one_row_of_each_sequence_is_computed_apart() -> None:
-    clock = TickClock(50.0)
+    clock = StepClock(50.0)
     clock.begin(unified=False)
     clock.observe(0, 4, 0.010)
     assert clock.prompt_tokens([3000], 4, 2048) == TILE + 1
@@ -97,13 +97,13 @@ def test_in_a_split_cache_one_row_of_each_sequence_is_computed_apart() -> None:
 
 @pytest.mark.parametrize(("n_decode", "n_tokens"), [(4, 60), (60, 68), (64, 64), (300, 20)])
 def test_tiles_are_whole_however_many_streams_there_are(n_decode: int, n_tokens: int) -> None:
-    clock = TickClock(50.0)
+    clock = StepClock(50.0)
     clock.observe(0, n_decode, 0.010)
     assert clock.prompt_tokens([3000], n_decode, 2048) == n_tokens
 
 
 def test_the_pace_follows_the_streams() -> None:
-    clock = TickClock(0.0)
+    clock = StepClock(0.0)
     assert clock.prompt_tokens([3000], 4, 2048) and clock.pace == clock.DEFAULT_PACE_S
     for decode_s in (0.010, 0.200):
         for _ in range(30):
@@ -121,25 +121,25 @@ def test_the_pace_follows_the_streams() -> None:
 def test_streams_keep_their_pace_and_prompts_come_to_an_end(
     decode_s: float, token_s: float, tile_gain: float, n_decode: int
 ) -> None:
-    clock = TickClock(0.0)
+    clock = StepClock(0.0)
     for _ in range(3):
         clock.observe(0, n_decode, decode_s)
-    left, n_ticks, seconds, longest = 2000, 0, 0.0, 0.0
+    left, n_steps, seconds, longest = 2000, 0, 0.0, 0.0
     while left:
         n = min(left, clock.prompt_tokens([left], n_decode, 512))
         gain = tile_gain if n + n_decode >= TILE else 1.0
-        tick = decode_s + n * token_s * gain
-        longest = max(longest, tick)
-        clock.observe(n, n_decode, tick)
-        left, n_ticks, seconds = left - n, n_ticks + 1, seconds + tick
-        assert n_ticks < 100_000
-    # Unless a tick had the fewest tokens that it may have, and took longer than ten tokens do.
+        step = decode_s + n * token_s * gain
+        longest = max(longest, step)
+        clock.observe(n, n_decode, step)
+        left, n_steps, seconds = left - n, n_steps + 1, seconds + step
+        assert n_steps < 100_000
+    # Unless a step had the fewest tokens that it may have, and took longer than ten tokens do.
     if longest < clock.ALONE * SLOWDOWN * decode_s:
-        assert seconds <= n_ticks * SLOWDOWN * decode_s + longest
+        assert seconds <= n_steps * SLOWDOWN * decode_s + longest
 
 
 def test_the_next_prompt_is_not_taken_for_as_dear_as_the_end_of_the_last() -> None:
-    clock = TickClock(50.0)
+    clock = StepClock(50.0)
     clock.observe(0, 4, 0.020)
     for seconds in (0.080, 0.140, 0.260):  # the deeper, the dearer: 1, 2 and 4 ms a token
         while not clock.prompt_tokens([128], 4, 2048):
@@ -153,15 +153,15 @@ def test_the_next_prompt_is_not_taken_for_as_dear_as_the_end_of_the_last() -> No
     assert clock.prompt_tokens([128], 4, 2048) == 60
 
 
-def test_a_quick_machine_goes_on_with_large_ticks() -> None:
-    clock = TickClock(50.0)
+def test_a_quick_machine_goes_on_with_large_steps() -> None:
+    clock = StepClock(50.0)
     clock.observe(512, 0, 0.025)
     clock.observe(0, 4, 0.010)
     assert clock.prompt_tokens([3000], 4, 2048) > 512
 
 
-def test_a_tick_is_longer_where_more_wait_for_their_first_token_than_for_their_next() -> None:
-    clock = TickClock(50.0)
+def test_a_step_is_longer_where_more_wait_for_their_first_token_than_for_their_next() -> None:
+    clock = StepClock(50.0)
     clock.observe(0, 1, 0.010)
     clock.observe(100, 0, 0.100)  # 1 ms a token
     shares = [clock.prompt_tokens([900] * n, 1, 2048) for n in (7, 20)]
@@ -170,7 +170,7 @@ def test_a_tick_is_longer_where_more_wait_for_their_first_token_than_for_their_n
 
 
 def test_short_prompts_that_come_together_are_prefilled_together() -> None:
-    clock = TickClock(50.0)
+    clock = StepClock(50.0)
     clock.observe(0, 1, 0.010)
     clock.observe(100, 0, 0.100)
     assert clock.prompt_tokens([60] * 7, 1, 2048) == 420
@@ -181,7 +181,7 @@ def test_short_prompts_that_come_together_are_prefilled_together() -> None:
 
 
 def test_the_clock_follows_a_machine_that_slows_down() -> None:
-    clock = TickClock(100.0)
+    clock = StepClock(100.0)
     for _ in range(30):
         clock.observe(100, 0, 0.100)
     assert clock.prompt_tokens([128], 1, 2048) == 128
