@@ -163,7 +163,6 @@ from .types import (
     GenerationParams as GenerationParams,
     Grammar as Grammar,
     ModelInfo as ModelInfo,
-    Options as Options,
     Progress as Progress,
     Prompt as Prompt,
     SamplingParams as SamplingParams,

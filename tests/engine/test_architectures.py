@@ -18,7 +18,7 @@ from tests.support import tiny_models
 from tests.support.architectures import GENERATING, WINDOW
 from tests.support.llama_bench import NEAR_TIE, Bench
 from tests.support.plain_loop import EXACT, Said, plain_loop
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 N = 32
 #: Between the logits of the best token and the second one. Rounding moves them by 0.0001, but in

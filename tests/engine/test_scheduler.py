@@ -39,7 +39,7 @@ from trioserve.types import (
     Thinking,
     ThinkingBudget,
 )
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 N_CTX = 160
 

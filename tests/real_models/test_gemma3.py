@@ -15,7 +15,7 @@ from tests.support.llama_bench import GREEDY, Bench
 from tests.support.measured import Report
 from tests.support.plain_loop import PlainLoop, Said, plain_loop
 from trioserve.types import Grammar, SamplingParams
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 pytestmark = pytest.mark.system
 

@@ -12,7 +12,7 @@ from tests.support.measured import Report
 from trioserve.config import Config
 from trioserve.server import Server
 from trioserve.server.stream import ChatCompletion
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 pytestmark = pytest.mark.system
 

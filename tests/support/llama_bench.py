@@ -10,7 +10,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.types import Chunk, Failed, Finished, GenerationParams, Prompt, SamplingParams, Task
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 #: A difference of two logits that rounding may turn around.
 NEAR_TIE = 0.2

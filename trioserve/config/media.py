@@ -12,7 +12,7 @@ from trioserve.config.option import option
 from trioserve.config.source import SourceConfig
 from trioserve.config.values import parse_host
 from trioserve.errors import ConfigError
-from trioserve.types.checks import INT32_MAX
+from trioserve.types.params import INT32_MAX
 
 _media = partial(option, group="Media")
 

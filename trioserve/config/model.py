@@ -19,7 +19,7 @@ from trioserve.config.values import (
 )
 from trioserve.errors import ConfigError
 from trioserve.types import SamplingParams
-from trioserve.types.checks import INT32_MAX
+from trioserve.types.params import INT32_MAX
 
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _ON_OFF_AUTO = ("on", "off", "auto")

@@ -24,9 +24,9 @@ from trioserve.types import (
     TokenProbs,
     WaitingStatus,
 )
-from trioserve.types.checks import INT32_MAX
 from trioserve.types.media import whole_chunks
-from trioserve.types.prefix import shared_length
+from trioserve.types.params import INT32_MAX
+from trioserve.types.task import shared_length
 
 
 class Run:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from trioserve.engine.backend import Vocab
 from trioserve.server.workers import Stop
 from trioserve.types import Prompt, TokenId
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 #: A header of a message has so many tokens at most: ``<|im_start|>user\n`` has three.
 _HEADER = 6

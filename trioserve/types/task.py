@@ -1,24 +1,148 @@
-"""What a request asks of the engine."""
+"""What a request asks of the engine: a prompt to continue, or texts to make embeddings of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 import attrs
 
 from trioserve.errors import InvalidRequestError
-from trioserve.types.checks import (
-    INT32_MAX,
-    are_strings,
-    in_range,
-    is_bool,
-    is_text,
-    to_strings,
-    to_tuple,
-)
-from trioserve.types.prompt import Prompt
-from trioserve.types.sampling import SamplingParams, TokenId
+from trioserve.types.media import CellKey, MediaChunk
+from trioserve.types.params import GenerationParams, Grammar, Thinking, TokenId, in_range
+
+
+def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Count the leading items that two sequences of one type have in common."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    low, high = 0, limit - 1  # comparing slices is quick: halve until the difference is found
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _to_tuple(tokens: Iterable[TokenId]) -> tuple[TokenId, ...]:
+    return tuple(tokens)
+
+
+def _to_chunks(media: Iterable[tuple[int, MediaChunk]]) -> tuple[tuple[int, MediaChunk], ...]:
+    return tuple(media)
+
+
+def _keys(prompt: Prompt) -> tuple[CellKey, ...]:
+    keys: list[CellKey] = []
+    n_tokens = 0
+    for n_before, chunk in prompt.media:
+        keys += prompt.tokens[n_tokens:n_before]
+        keys += chunk.keys
+        n_tokens = n_before
+    return (*keys, *prompt.tokens[n_tokens:]) if keys else prompt.tokens
+
+
+def _spans(prompt: Prompt) -> tuple[tuple[int, MediaChunk], ...]:
+    spans, n_media = [], 0
+    for n_before, chunk in prompt.media:
+        spans.append((n_before + n_media, chunk))
+        n_media += chunk.n_cells
+    return tuple(spans)
+
+
+def _lowest(prompt: Prompt) -> TokenId:
+    return min(prompt.tokens, default=0)
+
+
+def _highest(prompt: Prompt) -> TokenId:
+    return max(prompt.tokens, default=0)
+
+
+@attrs.frozen
+class Prompt:
+    """What a task continues: tokens, and chunks of media between them.
+
+    Its length is the number of cells that it takes in the KV cache. A chunk takes many cells and,
+    with M-RoPE, fewer positions; so a length in cells is not a position.
+    """
+
+    #: Its text.
+    tokens: tuple[TokenId, ...] = attrs.field(converter=_to_tuple)
+    #: Its chunks in their order, each with the number of tokens before it.
+    media: tuple[tuple[int, MediaChunk], ...] = attrs.field(
+        default=(), converter=_to_chunks, eq=False, repr=False, kw_only=True
+    )
+    #: Lengths in cells at which a later prompt is likely to part from this one. Where memory cannot
+    #: be cut, the state is kept there.
+    hints: tuple[int, ...] = attrs.field(
+        default=(), converter=_to_tuple, eq=False, repr=False, kw_only=True
+    )
+    #: Its chunks, each with the number of cells before it.
+    spans: tuple[tuple[int, MediaChunk], ...] = attrs.field(
+        init=False, repr=False, eq=False, default=attrs.Factory(_spans, True)
+    )
+    #: What each cell is compared by. Equal prompts have equal keys, and no others do.
+    keys: Sequence[CellKey] = attrs.field(
+        init=False, repr=False, default=attrs.Factory(_keys, True)
+    )
+    #: The range of the token ids, found once: a prompt may have a hundred thousand of them.
+    lowest: TokenId = attrs.field(init=False, repr=False, default=attrs.Factory(_lowest, True))
+    highest: TokenId = attrs.field(init=False, repr=False, default=attrs.Factory(_highest, True))
+
+    @classmethod
+    def joined(cls, prompts: Iterable[Prompt]) -> Self:
+        """Put prompts one after another."""
+        tokens: list[TokenId] = []
+        media: list[tuple[int, MediaChunk]] = []
+        for prompt in prompts:
+            media += ((len(tokens) + n_before, chunk) for n_before, chunk in prompt.media)
+            tokens += prompt.tokens
+        return cls(tokens, media=media)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def n_positions(self) -> int:
+        """How many positions of a sequence it takes."""
+        return len(self.tokens) + sum(chunk.n_positions for _, chunk in self.media)
+
+    def span_from(self, cell: int) -> tuple[int, MediaChunk] | None:
+        """Find the first of the `spans` that does not end before a cell."""
+        for start, chunk in self.spans:
+            if start + chunk.n_cells > cell:
+                return start, chunk
+        return None
+
+    def part_from(self, cell: int) -> tuple[int, MediaChunk | None]:
+        """Find where the tokens that begin at a cell end, or the chunk that it is in; and which."""
+        span = self.span_from(cell)
+        if span is None:
+            return len(self), None
+        start, chunk = span
+        return (start, None) if start > cell else (start + chunk.n_cells, chunk)
+
+    def position(self, cell: int) -> int:
+        """The position of a cell that is a token, or the first of a chunk."""
+        ended = (chunk for start, chunk in self.spans if start + chunk.n_cells <= cell)
+        return cell - sum(chunk.n_cells - chunk.n_positions for chunk in ended)
+
+    def check(self, n_vocab: int, param: str) -> None:
+        """Refuse tokens that a vocabulary of `n_vocab` does not have.
+
+        Raises:
+            InvalidRequestError: there is one; the error names `param`.
+        """
+        if self.lowest < 0 or self.highest >= n_vocab:
+            token = self.lowest if self.lowest < 0 else self.highest
+            raise InvalidRequestError(
+                f"'{param}' has an unknown token, {token}: token ids run from 0 to {n_vocab - 1}.",
+                param=param,
+            )
+
 
 #: LoRA adapters that are in use: pairs of id and scale, in the order of ids, no scale is 0.
 Adapters = tuple[tuple[int, float], ...]
@@ -35,146 +159,6 @@ class CacheRoot(NamedTuple):
     owner: str = ""
     #: A digest of the request's `cache_salt`; empty: it had none.
     salt: str = ""
-
-
-#: The largest scale of a LoRA adapter, either way. Useful ones are near 1.
-MAX_SCALE = 1e6
-
-#: Characters of a `cache_salt`.
-MAX_SALT = 256
-
-#: What the `source` of a `Grammar` may be.
-GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex", "tools")
-
-
-def _are_scales(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    for pair in value if isinstance(value, tuple) else [None]:
-        match pair:
-            case (int(id_), float() | int() as scale) if id_ >= 0 and abs(scale) <= MAX_SCALE:
-                continue
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be a list of pairs of adapter id and scale.",
-            param=attribute.name,
-        )
-
-
-def _known_kind(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value not in GRAMMAR_KINDS:
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be one of {', '.join(GRAMMAR_KINDS)}.", param=attribute.name
-        )
-
-
-def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, str):
-        raise InvalidRequestError(f"'{instance.param}' must be a string.", param=instance.param)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError(
-            f"'{instance.param}' has half of a surrogate pair, which is not Unicode.",
-            param=instance.param,
-        ) from None
-
-
-def _are_triggers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    groups = value if isinstance(value, tuple) else [None]
-    if not all(
-        isinstance(texts, tuple) and texts and all(isinstance(one, str) and one for one in texts)
-        for texts in groups
-    ):
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be tuples of text.", param=attribute.name
-        )
-
-
-@attrs.frozen(kw_only=True)
-class Thinking:
-    """Reasoning that an output may begin with: all that stands between two texts."""
-
-    start: str
-    end: str = attrs.field(validator=attrs.validators.min_len(1))
-    #: The prompt ends with `start`, so that the output goes on with reasoning.
-    begun: bool = False
-
-
-@attrs.frozen
-class Grammar:
-    """What an output must look like: all of it, or what follows a certain place.
-
-    Grammars are equal when they say the same, whichever field of a request they came from.
-
-    Raises:
-        InvalidRequestError: the kind is unknown, or the source is not Unicode text.
-    """
-
-    #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
-    #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression. "tools": calls of
-    #: tools, as `trioserve.chat.grammar.lark` describes them.
-    kind: str = attrs.field(validator=_known_kind)
-    source: str = attrs.field(default="", validator=_is_text)
-    #: The field of the request that errors name.
-    param: str = attrs.field(default="grammar", eq=False, kw_only=True)
-    #: What a lazy grammar waits for: one text of each group, group after group. From there on the
-    #: output must look as the grammar says. Names of control tokens count as text. A token that
-    #: ends a trigger and goes on in a way that the grammar does not allow is not chosen.
-    triggers: tuple[tuple[str, ...], ...] = attrs.field(
-        default=(), validator=_are_triggers, kw_only=True
-    )
-    #: Whether the output may only end where the grammar says, so not before it begins. Without
-    #: triggers it is so in any case.
-    required: bool = attrs.field(default=False, kw_only=True)
-    #: Reasoning that may come before all this, and is free.
-    thinking: Thinking | None = attrs.field(default=None, kw_only=True)
-
-    @property
-    def lazy(self) -> bool:
-        """Whether something may come before what it describes."""
-        return bool(self.triggers) or self.thinking is not None
-
-
-def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not isinstance(value, Grammar):
-        raise InvalidRequestError(f"'{attribute.name}' must be a Grammar.", param=attribute.name)
-
-
-@attrs.frozen(kw_only=True)
-class GenerationParams:
-    """How a prompt is continued: sampling, limits, and what to report.
-
-    Raises:
-        InvalidRequestError: a value is out of range; `param` names the field.
-    """
-
-    sampling: SamplingParams = attrs.field(factory=SamplingParams)
-    max_tokens: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: no limit
-    #: The most tokens of each draft; -1: as the server says, 0: there are no drafts.
-    draft_max: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))
-    #: Strings that end the output and are not part of it.
-    stop: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=are_strings)
-    #: Tokens at the beginning that a context shift keeps; -1: the prompt.
-    n_keep: int = attrs.field(default=0, validator=in_range(-1, INT32_MAX))
-    #: Tokens after these that it takes out; 0: half of them.
-    n_discard: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
-    #: A line after the first that begins with fewer blanks ends the output; 0: none does.
-    n_indent: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
-    #: May reuse what the KV cache holds of the prompt.
-    cache_prompt: bool = attrs.field(default=True, validator=is_bool)
-    #: Only texts with the same one share what the KV cache holds. It may be a secret.
-    cache_salt: str = attrs.field(default="", validator=is_text(MAX_SALT), repr=False)
-    id_slot: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: any slot
-    #: Pairs of adapter id and scale; those that are not named have 0. Empty: as the server says.
-    lora: tuple[tuple[int, float], ...] = attrs.field(
-        default=(), converter=to_tuple, validator=_are_scales
-    )
-    priority: int = attrs.field(default=0, validator=in_range(-100, 100))  # higher goes first
-    n_probs: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))  # per output token
-    post_sampling_probs: bool = attrs.field(default=False, validator=is_bool)
-    t_max_predict_ms: float = attrs.field(default=0, validator=in_range(0.0))  # 0: no limit
-    #: Send a `Progress` after each prefill chunk.
-    return_progress: bool = attrs.field(default=False, validator=is_bool)
-    #: Only tokens that it allows are chosen; where it allows the end, the output may end.
-    grammar: Grammar | None = attrs.field(default=None, validator=_is_grammar)
 
 
 class Constraint:

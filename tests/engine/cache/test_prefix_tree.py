@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 
 from trioserve.engine.cache.cells import CellLedger
 from trioserve.engine.cache.prefix_tree import PrefixTree
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 keys = st.lists(st.integers(0, 2), max_size=8)
 holders = st.integers(0, 4)

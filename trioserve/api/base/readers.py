@@ -16,7 +16,7 @@ from trioserve.chat.media_parts import source_of
 from trioserve.chat.messages import MAX_PARTS
 from trioserve.server.media_prompts import MixedPrompt
 from trioserve.types import MAX_SALT, MAX_SCALE, SAMPLER_LETTERS, GenerationParams
-from trioserve.types.checks import INT32_MAX
+from trioserve.types.params import INT32_MAX
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
 RawPrompt: TypeAlias = str | tuple[int | str, ...]

@@ -13,7 +13,7 @@ from typing import Any
 
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, TemplateError
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 
 def find_partings(

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from trioserve.types import CellKey
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 Holder = TypeVar("Holder", bound=Hashable)
 

@@ -16,7 +16,7 @@ from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot
 from trioserve.engine.work import Plan
 from trioserve.types import TokenId
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 #: The most tokens of a guess by a drafter that is free. What is right of it is used in many steps.
 MAX_GUESS = 64

@@ -9,7 +9,7 @@ import attrs
 from trioserve.engine.drafter import DraftRequest
 from trioserve.llama.memory import Memory
 from trioserve.types import CacheRoot, TokenId
-from trioserve.types.prefix import shared_length
+from trioserve.types.task import shared_length
 
 #: With no more new tokens than this, a slot is not behind. A copy saves more than this, too.
 FEW = 16

@@ -1,0 +1,320 @@
+"""How a request wants its output: sampling, limits, grammar. Each field is checked by its class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from trioserve.errors import InvalidRequestError
+
+INT32_MAX = 2**31 - 1
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def in_range(
+    low: float, high: float = math.inf
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Make an attrs validator: a finite number with ``low <= value <= high``."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        wants = int if attribute.type in (int, "int") else (int, float)
+        if isinstance(value, bool) or not isinstance(value, wants):
+            kind = "an integer" if wants is int else "a number"
+            raise InvalidRequestError(f"'{attribute.name}' must be {kind}.", param=attribute.name)
+        if not _is_finite(value) or not low <= value <= high:
+            bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise InvalidRequestError(f"'{attribute.name}' must be {bounds}.", param=attribute.name)
+
+    check.bounds = (low, high)  # type: ignore[attr-defined]
+    return check
+
+
+def is_bool(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validate true or false."""
+    if not isinstance(value, bool):
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be true or false.", param=attribute.name
+        )
+
+
+def is_text(max_length: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Make an attrs validator: a string with at most so many characters."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, str) or len(value) > max_length:
+            raise InvalidRequestError(
+                f"'{attribute.name}' must be a string of at most {max_length} characters.",
+                param=attribute.name,
+            )
+
+    return check
+
+
+def are_strings(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validate a tuple of strings."""
+    if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be a list of strings.", param=attribute.name
+        )
+
+
+def to_tuple(value: Any) -> Any:
+    """Turn a list into a tuple, and leave the rest to a validator."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def to_strings(value: Any) -> Any:
+    """The same, and make a tuple of a string."""
+    return (value,) if isinstance(value, str) else to_tuple(value)
+
+
+#: A place in the vocabulary of the model.
+TokenId = int
+
+#: Samplers in the order llama-server applies them by default.
+DEFAULT_SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+
+#: All the names that `SamplingParams.samplers` may hold.
+SAMPLER_NAMES = frozenset(DEFAULT_SAMPLERS) | {"infill", "adaptive_p"}
+
+#: The letters that stand for samplers where a string gives their order.
+SAMPLER_LETTERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+
+
+def _are_biases(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    for pair in value if isinstance(value, tuple) else [None]:
+        match pair:
+            case (int(), float() | int()):
+                continue
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be a list of pairs of token id and bias.",
+            param=attribute.name,
+        )
+
+
+def _known_samplers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    are_strings(_instance, attribute, value)
+    for name in value:
+        if name not in SAMPLER_NAMES:
+            raise InvalidRequestError(
+                f"'{attribute.name}' holds {name!r}, which is not a sampler; "
+                f"the samplers are {', '.join(sorted(SAMPLER_NAMES))}.",
+                param=attribute.name,
+            )
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. Names, defaults and order are those of llama-server.
+
+    Raises:
+        InvalidRequestError: a value is out of range; `param` names the field.
+    """
+
+    seed: int = attrs.field(default=-1, validator=in_range(-1, 2**32 - 1))  # -1: random
+    temperature: float = attrs.field(default=0.8, validator=in_range(-math.inf))  # <= 0: greedy
+    dynatemp_range: float = attrs.field(default=0.0, validator=in_range(0.0))
+    dynatemp_exponent: float = attrs.field(default=1.0, validator=in_range(0.0))
+    top_k: int = attrs.field(default=40, validator=in_range(-1, INT32_MAX))  # <= 0: off
+    top_p: float = attrs.field(default=0.95, validator=in_range(0.0))
+    min_p: float = attrs.field(default=0.05, validator=in_range(0.0))
+    typical_p: float = attrs.field(default=1.0, validator=in_range(0.0))
+    top_n_sigma: float = attrs.field(default=-1.0, validator=in_range(-math.inf))
+    xtc_probability: float = attrs.field(default=0.0, validator=in_range(0.0))
+    xtc_threshold: float = attrs.field(default=0.1, validator=in_range(0.0))
+    min_keep: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
+    repeat_last_n: int = attrs.field(default=64, validator=in_range(-1, INT32_MAX))
+    repeat_penalty: float = attrs.field(default=1.0, validator=in_range(0.0))
+    presence_penalty: float = attrs.field(default=0.0, validator=in_range(-math.inf))
+    frequency_penalty: float = attrs.field(default=0.0, validator=in_range(-math.inf))
+    dry_multiplier: float = attrs.field(default=0.0, validator=in_range(0.0))
+    dry_base: float = attrs.field(default=1.75, validator=in_range(0.0))
+    dry_allowed_length: int = attrs.field(default=2, validator=in_range(-1, INT32_MAX))
+    dry_penalty_last_n: int = attrs.field(default=64, validator=in_range(-1, INT32_MAX))
+    dry_sequence_breakers: tuple[str, ...] = attrs.field(
+        default=("\n", ":", '"', "*"), converter=to_tuple, validator=are_strings
+    )
+    mirostat: int = attrs.field(default=0, validator=in_range(0, 2))
+    mirostat_tau: float = attrs.field(default=5.0, validator=in_range(0.0))
+    mirostat_eta: float = attrs.field(default=0.1, validator=in_range(0.0))
+    adaptive_target: float = attrs.field(default=-1.0, validator=in_range(-1.0, 1.0))
+    adaptive_decay: float = attrs.field(default=0.9, validator=in_range(0.0, 0.99))
+    samplers: tuple[str, ...] = attrs.field(
+        default=DEFAULT_SAMPLERS, converter=to_tuple, validator=_known_samplers
+    )
+    ignore_eos: bool = attrs.field(default=False, validator=is_bool)
+    #: Pairs of token id and what is added to its logit; ``-inf`` forbids the token.
+    logit_bias: tuple[tuple[TokenId, float], ...] = attrs.field(
+        default=(), converter=to_tuple, validator=_are_biases
+    )
+
+
+#: The largest scale of a LoRA adapter, either way. Useful ones are near 1.
+MAX_SCALE = 1e6
+
+#: Characters of a `cache_salt`.
+MAX_SALT = 256
+
+#: What the `source` of a `Grammar` may be.
+GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex", "tools")
+
+
+def _are_scales(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    for pair in value if isinstance(value, tuple) else [None]:
+        match pair:
+            case (int(id_), float() | int() as scale) if id_ >= 0 and abs(scale) <= MAX_SCALE:
+                continue
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be a list of pairs of adapter id and scale.",
+            param=attribute.name,
+        )
+
+
+def _known_kind(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value not in GRAMMAR_KINDS:
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be one of {', '.join(GRAMMAR_KINDS)}.", param=attribute.name
+        )
+
+
+def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"'{instance.param}' must be a string.", param=instance.param)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"'{instance.param}' has half of a surrogate pair, which is not Unicode.",
+            param=instance.param,
+        ) from None
+
+
+def _are_triggers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    groups = value if isinstance(value, tuple) else [None]
+    if not all(
+        isinstance(texts, tuple) and texts and all(isinstance(one, str) and one for one in texts)
+        for texts in groups
+    ):
+        raise InvalidRequestError(
+            f"'{attribute.name}' must be tuples of text.", param=attribute.name
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Thinking:
+    """Reasoning that an output may begin with: all that stands between two texts."""
+
+    start: str
+    end: str = attrs.field(validator=attrs.validators.min_len(1))
+    #: The prompt ends with `start`, so that the output goes on with reasoning.
+    begun: bool = False
+
+
+@attrs.frozen
+class Grammar:
+    """What an output must look like: all of it, or what follows a certain place.
+
+    Grammars are equal when they say the same, whichever field of a request they came from.
+
+    Raises:
+        InvalidRequestError: the kind is unknown, or the source is not Unicode text.
+    """
+
+    #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
+    #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression. "tools": calls of
+    #: tools, as `trioserve.chat.grammar.lark` describes them.
+    kind: str = attrs.field(validator=_known_kind)
+    source: str = attrs.field(default="", validator=_is_text)
+    #: The field of the request that errors name.
+    param: str = attrs.field(default="grammar", eq=False, kw_only=True)
+    #: What a lazy grammar waits for: one text of each group, group after group. From there on the
+    #: output must look as the grammar says. Names of control tokens count as text. A token that
+    #: ends a trigger and goes on in a way that the grammar does not allow is not chosen.
+    triggers: tuple[tuple[str, ...], ...] = attrs.field(
+        default=(), validator=_are_triggers, kw_only=True
+    )
+    #: Whether the output may only end where the grammar says, so not before it begins. Without
+    #: triggers it is so in any case.
+    required: bool = attrs.field(default=False, kw_only=True)
+    #: Reasoning that may come before all this, and is free.
+    thinking: Thinking | None = attrs.field(default=None, kw_only=True)
+
+    @property
+    def lazy(self) -> bool:
+        """Whether something may come before what it describes."""
+        return bool(self.triggers) or self.thinking is not None
+
+
+def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not isinstance(value, Grammar):
+        raise InvalidRequestError(f"'{attribute.name}' must be a Grammar.", param=attribute.name)
+
+
+@attrs.frozen(kw_only=True)
+class GenerationParams:
+    """How a prompt is continued: sampling, limits, and what to report.
+
+    Raises:
+        InvalidRequestError: a value is out of range; `param` names the field.
+    """
+
+    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+    max_tokens: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: no limit
+    #: The most tokens of each draft; -1: as the server says, 0: there are no drafts.
+    draft_max: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))
+    #: Strings that end the output and are not part of it.
+    stop: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=are_strings)
+    #: Tokens at the beginning that a context shift keeps; -1: the prompt.
+    n_keep: int = attrs.field(default=0, validator=in_range(-1, INT32_MAX))
+    #: Tokens after these that it takes out; 0: half of them.
+    n_discard: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
+    #: A line after the first that begins with fewer blanks ends the output; 0: none does.
+    n_indent: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
+    #: May reuse what the KV cache holds of the prompt.
+    cache_prompt: bool = attrs.field(default=True, validator=is_bool)
+    #: Only texts with the same one share what the KV cache holds. It may be a secret.
+    cache_salt: str = attrs.field(default="", validator=is_text(MAX_SALT), repr=False)
+    id_slot: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: any slot
+    #: Pairs of adapter id and scale; those that are not named have 0. Empty: as the server says.
+    lora: tuple[tuple[int, float], ...] = attrs.field(
+        default=(), converter=to_tuple, validator=_are_scales
+    )
+    priority: int = attrs.field(default=0, validator=in_range(-100, 100))  # higher goes first
+    n_probs: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))  # per output token
+    post_sampling_probs: bool = attrs.field(default=False, validator=is_bool)
+    t_max_predict_ms: float = attrs.field(default=0, validator=in_range(0.0))  # 0: no limit
+    #: Send a `Progress` after each prefill chunk.
+    return_progress: bool = attrs.field(default=False, validator=is_bool)
+    #: Only tokens that it allows are chosen; where it allows the end, the output may end.
+    grammar: Grammar | None = attrs.field(default=None, validator=_is_grammar)
