@@ -86,8 +86,6 @@ from .errors import (
 from .router.remote import (
     ChildModels as ChildModels,
     RemoteServer as RemoteServer,
-)
-from .router.remote_stream import (
     RemoteStream as RemoteStream,
 )
 from .server import (

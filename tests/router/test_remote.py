@@ -42,8 +42,7 @@ from trioserve.errors import (
 )
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Answer
-from trioserve.router.remote import ChildModels, RemoteServer
-from trioserve.router.remote_stream import RemoteStream
+from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream
 from trioserve.server.media_prompts import MixedPrompt
 from trioserve.server.stream import ChatChunk
 from trioserve.server.transcription import Word

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trioserve.tools.builtin.file_tool import FileThreads, FileTool
+from trioserve.tools.builtin.file_tools import FileThreads, FileTool
 from trioserve.tools.files.host import HostFiles
 from trioserve.tools.files.store import FileStore
-from trioserve.tools.paths import Fence
+from trioserve.tools.sandbox import PathSandbox
 from trioserve.tools.tool import ToolCallContext, ToolResult
 
 
 def tool_in(folder: Path, tool: type[FileTool[Any]]) -> FileTool[Any]:
     """A tool that may use the files of this directory."""
-    fence = Fence([str(folder)])
+    sandbox = PathSandbox([str(folder)])
 
     async def stores(context: ToolCallContext) -> FileStore:
-        return HostFiles(fence, context.cwd)
+        return HostFiles(sandbox, context.cwd)
 
     return tool(stores, FileThreads())
 

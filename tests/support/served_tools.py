@@ -13,7 +13,7 @@ import httpx
 from tests.support.clients import client_and_service
 from trioserve.api.base.service import Service
 from trioserve.testing import ScriptedBackend
-from trioserve.tools.box import ToolBox
+from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool
 
 
@@ -38,9 +38,9 @@ async def client_of_tools(
     """Serve a scripted backend with these tools; gives a client and the service."""
 
     @asynccontextmanager
-    async def open_box(_: object) -> AsyncIterator[ToolBox]:
-        yield ToolBox([FixedTools.of(tools)])
+    async def open_registry(_: object) -> AsyncIterator[ToolRegistry]:
+        yield ToolRegistry([FixedTools.of(tools)])
 
-    with mock.patch("trioserve.server.life.open_box", open_box):
+    with mock.patch("trioserve.server.life.open_registry", open_registry):
         async with client_and_service(backend, tools=("all",), **config) as (client, service):
             yield client, service

@@ -17,8 +17,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 
 from trioserve.errors import TrioServeError
-from trioserve.tools.mcp.lines import LineReader, LineTooLongError
-from trioserve.tools.mcp.results import without_surrogates
+from trioserve.tools.mcp.stdio import LineReader, LineTooLongError, without_surrogates
 
 _log = structlog.stdlib.get_logger("trioserve.mcp")
 

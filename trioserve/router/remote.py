@@ -4,42 +4,270 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import chain, pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
+from werkzeug.datastructures import Headers
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartEncoder, Preamble
 
+from trioserve.chat.deltas import (
+    ContentDelta,
+    Delta,
+    Message,
+    MessageBuilder,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from trioserve.chat.documents import text_part
 from trioserve.chat.media_parts import Attachment, Audio, Image, Video
-from trioserve.errors import DeadlineExceededError, UnsupportedFieldError
+from trioserve.errors import (
+    DeadlineExceededError,
+    InvalidMediaError,
+    InvalidRequestError,
+    NotSupportedError,
+    TooManyRequestsError,
+    TrioServeError,
+    UnavailableError,
+    UnsupportedFieldError,
+)
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.connected import asked
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Answer
-from trioserve.router.remote_stream import RemoteStream, error_of
-from trioserve.router.remote_transcript import Recording, read_transcript, write_form
 from trioserve.router.wire import Outgoing
 from trioserve.server.chat_prompts import Messages
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.embedding_results import Array
 from trioserve.server.media_prompts import MixedPrompt
-from trioserve.server.stream import ChatCompletion, Completion
-from trioserve.server.transcription import Transcript
-from trioserve.types import MediaKind, MediaSource
+from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
+from trioserve.server.transcription import Segment, Summary, Transcript, Word
+from trioserve.types import Chunk, Finished, FinishReason, MediaKind, MediaSource, Prompt, Timings
+
+#: The classes of errors, by the ``type`` that they have in JSON.
+_ERRORS: Mapping[str, type[TrioServeError]] = {
+    kind.type: kind
+    for kind in (DeadlineExceededError, InvalidRequestError, NotSupportedError, UnavailableError)
+}
+
+#: Seconds after which one may come back who was refused.
+_RETRY_AFTER = 1.0
+
+#: A recording: a path, or the bytes of a file.
+Recording = Audio | bytes | str | os.PathLike[str]
 
 #: Fields for what a `RemoteStream` does not tell.
 _UNTOLD = frozenset({"best_of", "logprobs", "n", "n_probs", "return_progress", "top_logprobs"})
-
 _ATTACHMENTS: Mapping[MediaKind, type[Attachment]] = {
     "image": Image, "audio": Audio, "video": Video,
 }  # fmt: skip
 
 #: Fields that decide how a transcript is written, which is done here.
 _OF_FORM = frozenset({"file", "include", "response_format", "stream"})
+
+
+def error_of(fields: Mapping[str, Any]) -> TrioServeError:
+    """Make an error of what an answer or an event has as its ``error``."""
+    message, param = str(fields["message"]), fields.get("param")
+    if fields["type"] == TooManyRequestsError.type:
+        return TooManyRequestsError(message, retry_after=_RETRY_AFTER)
+    usual = TrioServeError if param is None else InvalidRequestError
+    return _ERRORS.get(fields["type"], usual)(message, param=param)
+
+
+class RemoteStream:
+    """The events of one request, as they come: `Chunk` or `ChatChunk`, and at last `Finished`.
+
+    Iterate over it within the block that opened it; leaving the block cancels the request. Of a
+    chat, the ids of tokens are not known.
+
+    Raises:
+        TrioServeError: from the iteration, when the request fails or its process ends.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.finished: Finished | None = None
+        #: The whole prompt, once the stream has ended.
+        self.prompt_text = ""
+        self._answer = answer
+        self._buffer = b""
+        self._unread: deque[Chunk | ChatChunk | Finished] = deque()
+        self._builder = MessageBuilder()
+
+    @property
+    def message(self) -> Message:
+        """The message of a chat, as far as it has been read."""
+        return self._builder.build()
+
+    def __aiter__(self) -> AsyncIterator[Chunk | ChatChunk | Finished]:
+        return self
+
+    async def __anext__(self) -> Chunk | ChatChunk | Finished:
+        if self.finished is not None:
+            raise StopAsyncIteration
+        while not self._unread:
+            data = await self._answer.receive()
+            if not data:
+                raise UnavailableError("The answer of the model's process has no end.")
+            self._buffer += data
+            *events, self._buffer = self._buffer.split(b"\n\n")
+            self._unread.extend(chain.from_iterable(map(self._events_in, events)))
+        event = self._unread.popleft()
+        if isinstance(event, ChatChunk):
+            for delta in event.deltas:
+                self._builder.add(delta)
+        elif isinstance(event, Finished):
+            self.finished = event
+        return event
+
+    async def read(self) -> Completion:
+        """Read all that is left of a prompt's continuation. Raises what the iteration raises."""
+        chunks = [event async for event in self if isinstance(event, Chunk)]
+        assert self.finished is not None
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=tuple(chain.from_iterable(chunk.tokens for chunk in chunks)),
+            probs=(),
+            prompt=Prompt(()),
+            finished=self.finished,
+        )
+
+    async def read_chat(self) -> ChatCompletion:
+        """Read all that is left of an answer. The message has what was read before, too."""
+        async for _ in self:
+            pass
+        assert self.finished is not None
+        return ChatCompletion(
+            message=self.message,
+            tokens=(),
+            probs=(),
+            prompt=Prompt(()),
+            prompt_text=self.prompt_text,
+            finished=self.finished,
+        )
+
+    def _events_in(self, block: bytes) -> Iterator[Chunk | ChatChunk | Finished]:
+        """Read an event of the stream. A comment, and the line that ends a chat, have none."""
+        if not block.startswith(b"data: {"):
+            return
+        data = json.loads(block.removeprefix(b"data: "))
+        if "error" in data:
+            raise error_of(data["error"])
+        if "choices" in data:
+            for choice in data["choices"]:
+                if deltas := tuple(self._deltas_in(choice["delta"])):
+                    yield ChatChunk(deltas, ())
+            last = data.get("__verbose")
+        else:
+            if data["content"] or data["tokens"]:
+                yield Chunk(0, data["content"], tuple(data["tokens"]))
+            last = data if data["stop"] else None
+        if last is not None:
+            self.prompt_text = last["prompt"]
+            yield _finished(last)
+
+    def _deltas_in(self, delta: Mapping[str, Any]) -> Iterator[Delta]:
+        if text := delta.get("reasoning_content"):
+            yield ReasoningDelta(text)
+        if text := delta.get("content"):
+            yield ContentDelta(text)
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            if "name" in function:
+                yield ToolCallStart(call["index"], call["id"], function["name"])
+            if function["arguments"]:
+                yield ToolCallArguments(call["index"], function["arguments"])
+
+
+def _finished(last: Mapping[str, Any]) -> Finished:
+    timings = last["timings"]
+    known = {
+        name: timings[name]
+        for name in ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
+    }
+    return Finished(
+        task_id=0,
+        reason=FinishReason(last["stop_type"]),
+        stopping_word=last["stopping_word"],
+        timings=Timings(**known),
+        truncated=last["truncated"],
+        slot_id=last["id_slot"],
+    )
+
+
+def write_form(body: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Write a form; returns its type, and the form. Reads the recording in the field ``file``.
+
+    Raises:
+        InvalidMediaError: the recording cannot be read.
+    """
+    boundary = secrets.token_hex(16).encode()
+    encoder = MultipartEncoder(boundary)
+    form = [encoder.send_event(Preamble(data=b""))]
+    for name, value in body.items():
+        for one in value if isinstance(value, tuple | list) else [value]:
+            if name == "file":
+                event: Field | File = File(name=name, filename="recording", headers=Headers())
+                data = _read_recording(one)
+            else:
+                event = Field(name=name, headers=Headers())
+                data = (str(one).lower() if isinstance(one, bool) else str(one)).encode()
+            form.append(encoder.send_event(event))
+            form.append(encoder.send_event(Data(data=data, more_data=False)))
+    form.append(encoder.send_event(Epilogue(data=b"")))
+    return b"multipart/form-data; boundary=" + boundary, b"".join(form)
+
+
+def _read_recording(recording: Recording) -> bytes:
+    file = recording.file if isinstance(recording, Audio) else recording
+    if isinstance(file, bytes):
+        return file
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidMediaError(f"{file!r} cannot be read: {error.strerror}.") from error
+
+
+def read_transcript(answer: Mapping[str, Any]) -> Transcript:
+    """Read an answer in the form ``verbose_json``."""
+    language = answer["language"]
+    words = [Word(text=one["word"], start=one["start"], end=one["end"])
+             for one in answer.get("words", ())]  # fmt: skip
+    segments = answer.get("segments", ())
+    starts = [-inf, *(one["start"] for one in segments[1:]), inf]
+    return Transcript(
+        text=answer["text"],
+        segments=tuple(
+            _segment(one, tuple(word for word in words if start <= word.start < end))
+            for one, (start, end) in zip(segments, pairwise(starts), strict=False)
+        ),
+        probs=(),
+        duration=answer["duration"],
+        summary=Summary(language=None if language == "unknown" else language),
+    )
+
+
+def _segment(one: Mapping[str, Any], words: tuple[Word, ...]) -> Segment:
+    return Segment(
+        text=one["text"],
+        start=one["start"],
+        end=one["end"],
+        tokens=tuple(one["tokens"]),
+        words=words,
+        temperature=one["temperature"],
+        avg_logprob=one["avg_logprob"],
+        no_speech_prob=one["no_speech_prob"],
+    )
 
 
 class ChildModels(EnteredOnce, Mapping[str, "RemoteServer"]):

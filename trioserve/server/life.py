@@ -36,7 +36,7 @@ from trioserve.server.observers.observer import Observer
 from trioserve.server.observers.telemetry import Telemetry
 from trioserve.server.parts import Parts
 from trioserve.server.runs.registry import Runs
-from trioserve.tools.box import ToolBox, open_box
+from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import EngineCounters, EngineStatus
 
 _log = structlog.stdlib.get_logger("trioserve.server")
@@ -88,7 +88,7 @@ class ServerLife(EnteredOnce):
             in_use=self._keeper.in_use,
         )
         #: The tools that the configuration allows, while the server runs. They need no model.
-        self.tools = ToolBox()
+        self.tools = ToolRegistry()
         #: The answers for which tools are run.
         self.runs = Runs()
         self._draining = False
@@ -103,7 +103,7 @@ class ServerLife(EnteredOnce):
     async def _live(self) -> AsyncIterator[None]:
         async with (
             self._traced(),
-            open_box(self.config) as self.tools,
+            open_registry(self.config) as self.tools,
             alongside(self.memory.keep_trim),
             alongside(self._keeper.run),
         ):
@@ -361,7 +361,7 @@ class ServerLife(EnteredOnce):
 
 def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
     """Import what takes a while to import, and is not always installed."""
-    from trioserve.server.observers.exporting import exporting
+    from trioserve.server.observers.otel import exporting
 
     return exporting
 

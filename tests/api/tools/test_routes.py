@@ -25,7 +25,7 @@ from tests.support.waiting import patiently
 from trioserve.api.base import tool_calls
 from trioserve.api.base.service import Service
 from trioserve.errors import ToolError, ToolRuntimeError
-from trioserve.tools.box import ToolBox
+from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolKind, ToolResult
 
 JSON = "Content-Type: application/json"
@@ -85,7 +85,7 @@ async def with_tools(
     *tools: Tool, **config: object
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
     """Serve these tools."""
-    box = ToolBox([Source({tool.info.name: tool for tool in tools})])
+    box = ToolRegistry([Source({tool.info.name: tool for tool in tools})])
     async with (
         serving_script(tools=("get_info",), **config) as (url, service),
         httpx.AsyncClient(base_url=url, timeout=60) as client,

@@ -30,8 +30,7 @@ from tests.support.scripts import answering
 from trioserve.config import Config
 from trioserve.errors import ConfigError, DecodeError
 from trioserve.server import RequestContext, Server
-from trioserve.server.observers.exporting import exporting
-from trioserve.server.observers.otel import OpenTelemetry
+from trioserve.server.observers.otel import OpenTelemetry, exporting
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import CancelReason
 
@@ -316,7 +315,7 @@ async def test_it_is_sent_before_the_server_is_closed(monkeypatch: pytest.Monkey
 async def test_a_receiver_that_is_not_there_delays_the_end_a_little_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trioserve.server.observers.exporting.FAREWELL", 0.1)
+    monkeypatch.setattr("trioserve.server.observers.otel.FAREWELL", 0.1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     with trio.fail_after(60), structlog.testing.capture_logs() as logs:
         async with Server(Config(otel=True), load=scripted(answering("abc"))) as server:

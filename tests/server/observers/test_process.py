@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.observers.test_metrics import read
 from tests.support.clients import client_of
-from trioserve.server.observers import process
+from trioserve.server.observers import metrics
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 def test_memory_and_descriptors_are_those_of_this_process() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    before = read(process.render().decode())
+    before = read(metrics.render_process().decode())
     with open(os.devnull), open(os.devnull):
-        after = read(process.render().decode())
+        after = read(metrics.render_process().decode())
     assert after["process_open_fds"] == before["process_open_fds"] + 2
     assert after["process_max_fds"] == limit
     resident = pages * os.sysconf("SC_PAGESIZE")

@@ -10,7 +10,7 @@ import pytest
 from tests.support.clients import client_of
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering
-from trioserve.server.observers.snapshot import quantile
+from trioserve.server.observers.metrics import quantile
 
 
 async def test_over_http() -> None:

@@ -24,7 +24,7 @@ from trioserve import (
     ToolReturned,
     ToolStarted,
 )
-from trioserve.server.observers.tools import ToolWork
+from trioserve.server.observers.observer import ToolWork
 
 A_CALL = calls(("work", {"n": 1}))
 

@@ -33,7 +33,7 @@ from trioserve import (
     ToolStarted,
     UnsupportedFieldError,
 )
-from trioserve.tools.box import ToolBox
+from trioserve.tools.registry import ToolRegistry
 
 A_CALL = calls(("work", {"n": 1}))
 
@@ -366,7 +366,7 @@ async def test_the_tools_of_the_server_are_named_or_all_there_are() -> None:
     tools = {name: FakeTool(name) for name in ("work", "weather_now", "weather_later")}
     backend, prompts = saying([A_CALL, "Done.", A_CALL, "Done."])
     async with serve(backend) as server:
-        server.tools = ToolBox([Source(tools)])
+        server.tools = ToolRegistry([Source(tools)])
         await server.run(HI)
         assert all(f'"{name}"' in prompts[0] for name in tools)
         answer = await server.run(HI, ["weather_*", FakeTool("other")])

@@ -13,12 +13,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.support.file_tools import tool_in
 from trioserve.errors import InvalidRequestError
-from trioserve.tools.builtin.edit import EditFile
-from trioserve.tools.builtin.file_tool import FileTool
-from trioserve.tools.builtin.find import FindFiles
-from trioserve.tools.builtin.grep import GrepFiles
-from trioserve.tools.builtin.read import ReadFile
-from trioserve.tools.builtin.write import WriteFile
+from trioserve.tools.builtin.file_tools import EditFile, FileTool, ReadFile, WriteFile
+from trioserve.tools.builtin.search import FindFiles, GrepFiles
 from trioserve.tools.tool import ToolCallContext
 
 _words = [

@@ -15,11 +15,10 @@ import pytest
 import trio
 
 from trioserve.config.tools import ToolsConfig
-from trioserve.tools.box import open_box
-from trioserve.tools.builtin.file_tool import FileThreads, FileTool
-from trioserve.tools.builtin.grep import GrepFiles
-from trioserve.tools.builtin.read import ReadFile
+from trioserve.tools.builtin.file_tools import FileThreads, FileTool, ReadFile
+from trioserve.tools.builtin.search import GrepFiles
 from trioserve.tools.files.store import Entry, FileStatus, FileStore, Kinds, Listing
+from trioserve.tools.registry import open_registry
 from trioserve.tools.tool import ToolCallContext
 
 
@@ -121,7 +120,7 @@ async def test_many_calls_and_cancels_leave_nothing(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
         n_cancelled += nursery.cancel_scope.cancelled_caught
 
-    async with open_box(config) as box, trio.open_nursery() as nursery:
+    async with open_registry(config) as box, trio.open_nursery() as nursery:
         for _ in range(500):
             name, arguments = rng.choice(calls)
             nursery.start_soon(call_and_leave, name, arguments, rng.randrange(200))

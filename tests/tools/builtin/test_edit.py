@@ -10,7 +10,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from tests.support.file_tools import call, tool_in
-from trioserve.tools.builtin.edit import Edit, EditArguments, EditFile, with_edits
+from trioserve.tools.builtin.file_tools import Edit, EditArguments, EditFile, with_edits
 from trioserve.tools.tool import ToolCallContext
 
 

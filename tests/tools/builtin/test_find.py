@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.file_tools import call
-from trioserve.tools.builtin.find import FindFiles
+from trioserve.tools.builtin.search import FindFiles
 
 
 def make(folder: Path, *paths: str) -> None:

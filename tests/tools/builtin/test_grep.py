@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.file_tools import call
-from trioserve.tools.builtin.grep import GrepFiles
+from trioserve.tools.builtin.search import GrepFiles
 
 FOOT = "\n---\nTotal matches: {}\n"
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.file_tools import call
 from trioserve.errors import InvalidRequestError
-from trioserve.tools.builtin import read as read_module
-from trioserve.tools.builtin.read import ReadFile
+from trioserve.tools.builtin import file_tools
+from trioserve.tools.builtin.file_tools import ReadFile
 
 TOO_LARGE = 16 * 1024 + 1
 
@@ -67,7 +67,7 @@ async def test_a_line_that_is_too_far_away_is_given_up(
 ) -> None:
     (tmp_path / "a").write_text("text\n" * 10_000)
     assert await read(tmp_path, "a", start_line=9_999) == "text\n" * 2
-    monkeypatch.setattr(read_module, "_MAX_SECONDS", -1.0)
+    monkeypatch.setattr(file_tools, "_MAX_READ_SECONDS", -1.0)
     assert await error_of(tmp_path, "a", start_line=9_999) == (
         "it takes too long to get to line 9999"
     )

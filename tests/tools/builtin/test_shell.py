@@ -11,30 +11,30 @@ import pytest
 
 from trioserve.config.tools import ToolsConfig
 from trioserve.errors import InvalidRequestError, ToolRuntimeError
-from trioserve.tools.box import ToolBox, open_box
+from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.tools.tool import ToolCallContext, ToolResult
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[ToolBox]:
+async def box(tmp_path: Path) -> AsyncIterator[ToolRegistry]:
     config = ToolsConfig(model="m.gguf", tools=("all",), tools_dir=(str(tmp_path),))
-    async with open_box(config) as opened:
+    async with open_registry(config) as opened:
         yield opened
 
 
-async def shell(box: ToolBox, command: str, **arguments: Any) -> ToolResult:
+async def shell(box: ToolRegistry, command: str, **arguments: Any) -> ToolResult:
     tool = box.find("exec_shell_command", streams=True)
     return await tool.call({"command": command, **arguments}, ToolCallContext())
 
 
-async def test_what_a_command_writes_comes_with_its_exit_code(box: ToolBox) -> None:
+async def test_what_a_command_writes_comes_with_its_exit_code(box: ToolRegistry) -> None:
     result = await shell(box, "echo hello; echo problem >&2; exit 3")
     assert result.answer == {"plain_text_response": "hello\nproblem\n\n[exit code: 3]"}
 
 
-async def test_the_output_streams(box: ToolBox) -> None:
+async def test_the_output_streams(box: ToolRegistry) -> None:
     pieces: list[str] = []
     context = ToolCallContext(on_output=pieces.append)
     tool = box.find("exec_shell_command")
@@ -43,7 +43,7 @@ async def test_the_output_streams(box: ToolBox) -> None:
     assert "".join(pieces) == result.text
 
 
-async def test_long_output_is_cut_and_a_command_ends_at_its_time(box: ToolBox) -> None:
+async def test_long_output_is_cut_and_a_command_ends_at_its_time(box: ToolRegistry) -> None:
     assert (await shell(box, "echo 123456", max_output_size=3)).text == (
         "123\n[output truncated]\n[exit code: 0]"
     )
@@ -64,13 +64,17 @@ async def test_long_output_is_cut_and_a_command_ends_at_its_time(box: ToolBox) -
         ({"command": "true", "max_output_size": -1}, "max_output_size"),
     ],
 )
-async def test_arguments_are_checked(box: ToolBox, arguments: dict[str, Any], param: str) -> None:
+async def test_arguments_are_checked(
+    box: ToolRegistry, arguments: dict[str, Any], param: str
+) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         await box.find("exec_shell_command").call(arguments, ToolCallContext())
     assert raised.value.param == param
 
 
-async def test_a_command_starts_in_the_directory_of_the_call(box: ToolBox, tmp_path: Path) -> None:
+async def test_a_command_starts_in_the_directory_of_the_call(
+    box: ToolRegistry, tmp_path: Path
+) -> None:
     (tmp_path / "inner").mkdir()
     tool = box.find("exec_shell_command")
     result = await tool.call({"command": "pwd"}, ToolCallContext(cwd="inner"))
@@ -80,7 +84,7 @@ async def test_a_command_starts_in_the_directory_of_the_call(box: ToolBox, tmp_p
 
 
 async def test_a_command_writes_inside_the_directory_and_nowhere_else(
-    box: ToolBox, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    box: ToolRegistry, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     outside = tmp_path_factory.mktemp("outside")
     (outside / "secret").write_text("secret words")
@@ -104,7 +108,7 @@ async def test_a_command_writes_inside_the_directory_and_nowhere_else(
 
 
 async def test_a_command_has_few_variables_and_a_home_of_its_own(
-    box: ToolBox, monkeypatch: pytest.MonkeyPatch
+    box: ToolRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("SECRET_TOKEN", "secret")
@@ -120,8 +124,8 @@ async def test_a_command_has_few_variables_and_a_home_of_its_own(
     assert not os.path.exists(home)
 
 
-async def test_programs_that_a_command_makes_are_not_run_outside_of_the_fence(
-    box: ToolBox, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+async def test_programs_that_a_command_makes_are_not_run_outside_of_the_sandbox(
+    box: ToolRegistry, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     outside = tmp_path_factory.mktemp("outside") / "touched"
@@ -130,15 +134,15 @@ async def test_programs_that_a_command_makes_are_not_run_outside_of_the_fence(
     for name in ("sh", "rm", "chmod"):
         (tmp_path / name).write_text(trap)
         (tmp_path / name).chmod(0o755)
-    # Here, `sh` is the one of the folder: inside the fence.
+    # Here, `sh` is the one of the folder: inside the sandbox.
     assert "cannot touch" in (await shell(box, "true")).text
     (tmp_path / "sh").unlink()
-    # Its folder is removed afterwards, outside of the fence.
+    # Its folder is removed afterwards, outside of the sandbox.
     await shell(box, "mkdir -p $TMPDIR/a/b")
     assert not outside.exists()
 
 
-async def test_a_command_cannot_look_into_the_server_or_end_it(box: ToolBox) -> None:
+async def test_a_command_cannot_look_into_the_server_or_end_it(box: ToolRegistry) -> None:
     server = f"/proc/{os.getpid()}"
     for file in ("environ", "maps", "mem", "fd/1", "cwd/."):
         result = await shell(box, f"cat {server}/{file}")
@@ -146,14 +150,14 @@ async def test_a_command_cannot_look_into_the_server_or_end_it(box: ToolBox) -> 
     assert "exit code: 1" in (await shell(box, f"kill -0 {os.getpid()}")).text
 
 
-async def test_a_command_has_no_terminal_and_no_descriptors(box: ToolBox) -> None:
+async def test_a_command_has_no_terminal_and_no_descriptors(box: ToolRegistry) -> None:
     result = await shell(box, "ls /proc/$$/fd; cat; tty; : </dev/tty")
     assert result.text.split()[:3] == ["0", "1", "2"]
     assert "not a tty" in result.text
     assert "exit code: 0" not in result.text
 
 
-async def test_a_call_cannot_leave_the_fence_by_naming_another_runtime(box: ToolBox) -> None:
+async def test_a_call_cannot_leave_the_sandbox_by_naming_another_runtime(box: ToolRegistry) -> None:
     for runtime in ("ssh:localhost", "docker-container:abc"):
         with pytest.raises(ToolRuntimeError, match="--tools-dir /"):
             await box.find("exec_shell_command").call(
@@ -161,7 +165,9 @@ async def test_a_call_cannot_leave_the_fence_by_naming_another_runtime(box: Tool
             )
 
 
-async def test_get_info_tells_the_system_and_the_directory(box: ToolBox, tmp_path: Path) -> None:
+async def test_get_info_tells_the_system_and_the_directory(
+    box: ToolRegistry, tmp_path: Path
+) -> None:
     result = await box.find("get_info").call({}, ToolCallContext())
     assert result.answer["cwd"] == str(tmp_path)
     assert os.uname().release in result.answer["os"]

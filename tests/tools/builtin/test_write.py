@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.file_tools import call, tool_in
-from trioserve.tools.builtin.write import WriteFile
+from trioserve.tools.builtin.file_tools import WriteFile
 from trioserve.tools.tool import ToolCallContext
 
 

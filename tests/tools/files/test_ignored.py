@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.support.file_tools import call
-from trioserve.tools.builtin.find import FindFiles
+from trioserve.tools.builtin.search import FindFiles
 
 
 def repository(folder: Path, files: dict[str, str]) -> Path:
@@ -70,7 +70,7 @@ async def test_a_directory_that_is_ignored_is_searched_when_it_is_named(tmp_path
     assert await listed(folder, "out") == {"x.c"}
 
 
-async def test_a_repository_around_the_fence_is_not_looked_at(tmp_path: Path) -> None:
+async def test_a_repository_around_the_sandbox_is_not_looked_at(tmp_path: Path) -> None:
     folder = repository(tmp_path, FILES)
     assert "a.o" in await listed(folder / "sub", include="*.o")
     assert "b.o" in await listed(folder / "sub", include="*.o")

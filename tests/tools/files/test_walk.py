@@ -9,11 +9,10 @@ import pytest
 import trio
 
 from tests.support.file_tools import call
-from trioserve.tools.builtin.find import FindFiles
-from trioserve.tools.builtin.grep import GrepFiles
-from trioserve.tools.files import walk
-from trioserve.tools.files.walk import list_folder
-from trioserve.tools.paths import Fence
+from trioserve.tools.builtin.search import FindFiles, GrepFiles
+from trioserve.tools.files import host
+from trioserve.tools.files.host import list_folder
+from trioserve.tools.sandbox import PathSandbox
 
 TRUNCATED = "[results truncated: time budget or unreadable directory]\n"
 
@@ -22,7 +21,7 @@ async def test_a_search_that_takes_too_long_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").write_text("text")
-    monkeypatch.setattr(walk, "_MAX_SECONDS", 0.0)
+    monkeypatch.setattr(host, "_MAX_SECONDS", 0.0)
     for result in (
         await call(FindFiles, tmp_path, path="."),
         await call(GrepFiles, tmp_path, path=".", pattern="text"),
@@ -35,11 +34,11 @@ async def test_of_a_directory_with_too_many_names_some_are_listed(
 ) -> None:
     for number in range(5):
         (tmp_path / str(number)).touch()
-    monkeypatch.setattr(walk, "_MAX_ENTRIES", 3)
+    monkeypatch.setattr(host, "_MAX_ENTRIES", 3)
     result = await call(FindFiles, tmp_path, path=".")
     assert "Total matches: 3\n" in result.text
     assert result.text.endswith(TRUNCATED)
-    monkeypatch.setattr(walk, "_MAX_ENTRIES", 5)
+    monkeypatch.setattr(host, "_MAX_ENTRIES", 5)
     assert TRUNCATED not in (await call(FindFiles, tmp_path, path=".")).text
 
 
@@ -50,7 +49,7 @@ async def test_a_directory_that_goes_away_or_becomes_a_link_is_left_out(tmp_path
     inside = tmp_path / "inside"
 
     def list_while_it_changes() -> tuple[list[str], bool]:
-        listing = list_folder(Fence([str(inside)]), str(inside), "all", 0)
+        listing = list_folder(PathSandbox([str(inside)]), str(inside), "all", 0)
         names = [next(listing.entries).path]
         os.rename(inside / "a", tmp_path / "a")
         (inside / "a").symlink_to(tmp_path / "outside")

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from trioserve.tools.mcp.entries import HttpEntry, StdioEntry, read_entries
-from trioserve.tools.mcp.naming import function_name
+from trioserve.tools.mcp.tools import function_name
 
 ENVIRON = {"KEY": "secret"}
 

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from hypothesis import given, strategies as st
 
-from trioserve.tools.mcp.lines import LineReader, LineTooLongError, Pace
+from trioserve.tools.mcp.stdio import LineReader, LineTooLongError, Pace
 
 
 class Pieces(trio.abc.ReceiveStream):

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from trioserve.tools.process import CommandFence, Limits, Output, clean_environment, root, run
+from trioserve.tools.process import (
+    CommandSandbox,
+    Limits,
+    Output,
+    clean_environment,
+    confinement,
+    run,
+)
 
 pytestmark = pytest.mark.system
 
@@ -16,15 +23,15 @@ _MAY_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
 
 
 async def command(text: str, *folders: Path) -> Output:
-    fence = CommandFence.around(map(str, folders))
+    sandbox = CommandSandbox.around(map(str, folders))
     return await run(
         ["sh", "-c", text],
         timeout=60,
         max_output=4096,
-        env=clean_environment(fence),
+        env=clean_environment(sandbox),
         cwd=str(folders[0]),
         limits=Limits(),
-        fence=fence,
+        sandbox=sandbox,
     )
 
 
@@ -61,7 +68,7 @@ async def test_a_folder_inside_of_another(tmp_path: Path) -> None:
 
 def test_without_the_rights_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert not root.make_read_only(["/tmp"])
+    assert not confinement.make_read_only(["/tmp"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests do not run as root")

@@ -20,8 +20,8 @@ from tests.tools.process.test_ends import until
 from tests.tools.runtime.conftest import Fake
 from trioserve.config.tools import ToolsConfig
 from trioserve.errors import ToolRuntimeError
-from trioserve.tools.box import ToolBox, open_box
-from trioserve.tools.runtime.isolate import WATCHED
+from trioserve.tools.registry import ToolRegistry, open_registry
+from trioserve.tools.runtime import WATCHED
 from trioserve.tools.tool import ToolCallContext, ToolResult
 
 pytestmark = pytest.mark.system
@@ -30,13 +30,13 @@ RUNTIMES = ["docker:alpine", "podman-container:box", "ssh:user@host.example"]
 
 
 @asynccontextmanager
-async def box_in(runtime: str | None, folder: str = "/") -> AsyncIterator[ToolBox]:
+async def box_in(runtime: str | None, folder: str = "/") -> AsyncIterator[ToolRegistry]:
     config = ToolsConfig(model="m.gguf", tools=("all",), tools_dir=(folder,), tools_runtime=runtime)
-    async with open_box(config) as box:
+    async with open_registry(config) as box:
         yield box
 
 
-async def call(box: ToolBox, tool: str, context: ToolCallContext | None = None,
+async def call(box: ToolRegistry, tool: str, context: ToolCallContext | None = None,
                /, **arguments: Any) -> ToolResult:  # fmt: skip
     return await box.find(tool).call(arguments, context or ToolCallContext())
 
@@ -180,7 +180,7 @@ async def test_a_configuration_that_names_no_place_ends_the_start(name: str) -> 
             pytest.fail("it was opened")
 
 
-async def test_clients_may_name_places_only_where_nothing_is_fenced(
+async def test_clients_may_name_places_only_where_nothing_is_confined(
     fake: Fake, tmp_path: Path
 ) -> None:
     context = ToolCallContext(runtime="docker-container:box")

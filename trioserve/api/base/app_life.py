@@ -12,7 +12,7 @@ from trioserve.api.base.intake import Intake
 from trioserve.api.base.tool_calls import ToolCalls
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
-from trioserve.tools.box import ToolBox
+from trioserve.tools.registry import ToolRegistry
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
@@ -37,7 +37,7 @@ class AppLife(Intake, ABC):
 
     @property
     @abstractmethod
-    def tools(self) -> ToolBox:
+    def tools(self) -> ToolRegistry:
         """The tools that run here. Raises TrioServeError: nothing answers requests yet, or now."""
 
     @property
@@ -57,7 +57,7 @@ class AppLife(Intake, ABC):
     async def drain(self) -> None:
         """Take nothing new, and wait for what runs, but not for ever."""
 
-    def _tell_abilities(self, tools: ToolBox) -> None:
+    def _tell_abilities(self, tools: ToolRegistry) -> None:
         """Log what clients may now have this server do, apart from what models do."""
         config, may = self.config, tools.abilities()
         if config.has_mcp_proxy:
@@ -69,7 +69,7 @@ class AppLife(Intake, ABC):
             _log.warning("security: --cors-origins lets every web page that is opened on a machine "
                          "which can reach this server do all of this")  # fmt: skip
 
-    def _began(self, task_status: trio.TaskStatus[None], tools: ToolBox) -> None:
+    def _began(self, task_status: trio.TaskStatus[None], tools: ToolRegistry) -> None:
         self._tell_abilities(tools)
         self._loaded.set()
         task_status.started()

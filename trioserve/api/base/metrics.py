@@ -12,7 +12,7 @@ from quart import Quart, Response, request
 
 from trioserve.api.base.intake import Intake, intake_of
 from trioserve.api.sessions import metrics as streams
-from trioserve.server.observers import process
+from trioserve.server.observers.metrics import render_process
 
 #: The type of what `render` writes.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,7 +33,7 @@ async def render(intake: Intake) -> bytes:
     """Write them, in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Now(intake))
-    own = await trio.to_thread.run_sync(process.render)
+    own = await trio.to_thread.run_sync(render_process)
     return generate_latest(registry) + streams.render(intake.streams) + own
 
 

@@ -25,7 +25,7 @@ from trioserve.server import RequestContext, Server
 from trioserve.server.concurrency import alongside
 from trioserve.server.lifecycle import Loader
 from trioserve.server.memory import MemoryBudget
-from trioserve.tools.box import ToolBox
+from trioserve.tools.registry import ToolRegistry
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ class Service(AppLife):
         raise ModelLoadingError
 
     @property
-    def tools(self) -> ToolBox:
+    def tools(self) -> ToolRegistry:
         """The tools that the server runs. Raises as `server`."""
         return self.server.tools
 

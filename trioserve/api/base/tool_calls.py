@@ -10,7 +10,7 @@ import trio
 from trio_util import AsyncValue
 
 from trioserve.errors import DeadlineExceededError, ServerClosingError
-from trioserve.server.observers.tools import ToolWork
+from trioserve.server.observers.observer import ToolWork
 from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 
 #: Calls that run at the same time. Others wait: each may start processes.

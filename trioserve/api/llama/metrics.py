@@ -11,8 +11,7 @@ from trioserve.api.base.request import json_response
 from trioserve.api.base.service import current_server
 from trioserve.errors import NotSupportedError
 from trioserve.server import Server
-from trioserve.server.observers.metrics import Metrics
-from trioserve.server.observers.snapshot import snapshot
+from trioserve.server.observers.metrics import Metrics, snapshot
 
 blueprint = Blueprint("metrics", __name__)
 

@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import Status
-from trioserve.server.observers.tools import ToolWork
+from trioserve.server.observers.observer import ToolWork
 
 
 class RouterMetrics:

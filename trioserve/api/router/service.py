@@ -29,7 +29,7 @@ from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.server.concurrency import alongside
 from trioserve.server.observers.log import RequestLog
-from trioserve.tools.box import ToolBox, open_box
+from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import Modalities
 
 #: Seconds in which clients get what their models have sent last.
@@ -55,7 +55,7 @@ class RouterService(AppLife):
         self._observers = (RequestLog(), self.metrics)
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
-        self._tools: ToolBox | None = None
+        self._tools: ToolRegistry | None = None
         self._downloads: Downloads | None = None
         self._summaries: dict[tuple[Path, object], GgufSummary | None] = {}
         self._modalities: dict[str, tuple[ModelEntry, Modalities]] = {}
@@ -78,7 +78,7 @@ class RouterService(AppLife):
         return self._fleet
 
     @property
-    def tools(self) -> ToolBox:
+    def tools(self) -> ToolRegistry:
         """The tools of the router itself, for clients; those of models are theirs. As `fleet`."""
         assert self.fleet is not None and self._tools is not None
         return self._tools
@@ -119,7 +119,7 @@ class RouterService(AppLife):
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         async with (
-            open_box(self.config) as tools,
+            open_registry(self.config) as tools,
             self._open_fleet() as fleet,
             alongside(self._own_memory.keep_trim),
             alongside(partial(self.streams.run, self.config)),

@@ -24,7 +24,7 @@ from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_request, uncounted_context
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
 from trioserve.server.concurrency import alongside
-from trioserve.server.observers.tools import ToolWork, observed_tool
+from trioserve.server.observers.observer import ToolWork, observed_tool
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
 blueprint = Blueprint("tools", __name__)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import structlog
 
 from trioserve.errors import TrioServeError
-from trioserve.server.observers.observer import RequestEnd, RequestInfo
-from trioserve.server.observers.recordings import RecordingWork
-from trioserve.server.observers.tools import ToolWork
+from trioserve.server.observers.observer import RecordingWork, RequestEnd, RequestInfo, ToolWork
 from trioserve.types import Timings
 
 _log = structlog.stdlib.get_logger("trioserve.request")

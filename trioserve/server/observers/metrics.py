@@ -1,4 +1,4 @@
-"""Metrics: what a server has done, in the text format of Prometheus.
+"""Metrics: what a server has done, in the text format of Prometheus and as one JSON object.
 
 Two families stand side by side. ``llamacpp:`` has llama-server's names, types and help, so that its
 dashboards work. ``trioserve:`` has what vLLM's dashboards show: histograms of a request's times and
@@ -11,17 +11,23 @@ request, and the engine's counters are plain numbers, which are read when metric
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from time import time
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
 from trioserve.errors import TrioServeError
-from trioserve.server.observers.observer import RequestEnd, RequestInfo
-from trioserve.server.observers.recordings import ENDS, RecordingWork
-from trioserve.server.observers.tools import ToolWork
+from trioserve.server.observers.observer import (
+    ENDS,
+    RecordingWork,
+    RequestEnd,
+    RequestInfo,
+    ToolWork,
+)
 from trioserve.types import CancelReason, EngineCounters, EngineStatus, FinishReason, Timings
 
 _SECONDS = (
@@ -33,6 +39,34 @@ _SECONDS = (
 _BLOCK_SIZE = 16
 
 _TOKENS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
+
+#: Names, types and help of llama-server, in its order.
+# fmt: off
+_LLAMACPP = (
+    ("prompt_tokens_total", "counter",
+     "Number of prompt tokens processed, excluding cached tokens"),
+    ("prompt_tokens_cached_total", "counter", "Number of prompt tokens reused from the cache"),
+    ("prompt_seconds_total", "counter", "Total time spent processing prompts"),
+    ("tokens_predicted_total", "counter", "Number of generation tokens processed"),
+    ("tokens_predicted_seconds_total", "counter", "Total time spent generating tokens"),
+    ("n_decode_total", "counter",
+     "Total number of llama_decode() calls, excluding speculative decoding and multimodal "
+     "decoding"),
+    ("n_tokens_max", "counter", "Largest observed sequence length (prompt + generation)"),
+    ("spec_decode_num_draft_tokens_total", "counter", "Speculative: Total draft tokens generated"),
+    ("spec_decode_num_accepted_tokens_total", "counter",
+     "Speculative: Total draft tokens accepted by the target model"),
+    ("spec_decode_num_drafts_total", "counter",
+     "Speculative: Total speculative decoding verification steps"),
+    ("prompt_tokens_seconds", "gauge", "Average prompt throughput in tokens/s"),
+    ("predicted_tokens_seconds", "gauge", "Average generation throughput in tokens/s"),
+    ("requests_processing", "gauge", "Number of requests processing"),
+    ("requests_deferred", "gauge", "Number of requests deferred"),
+    ("n_busy_slots_per_decode", "gauge", "Average number of busy slots per llama_decode() call"),
+)
+# fmt: on
+
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 class Metrics:
@@ -288,28 +322,110 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b > 0 else 0.0
 
 
-#: Names, types and help of llama-server, in its order.
-# fmt: off
-_LLAMACPP = (
-    ("prompt_tokens_total", "counter",
-     "Number of prompt tokens processed, excluding cached tokens"),
-    ("prompt_tokens_cached_total", "counter", "Number of prompt tokens reused from the cache"),
-    ("prompt_seconds_total", "counter", "Total time spent processing prompts"),
-    ("tokens_predicted_total", "counter", "Number of generation tokens processed"),
-    ("tokens_predicted_seconds_total", "counter", "Total time spent generating tokens"),
-    ("n_decode_total", "counter",
-     "Total number of llama_decode() calls, excluding speculative decoding and multimodal "
-     "decoding"),
-    ("n_tokens_max", "counter", "Largest observed sequence length (prompt + generation)"),
-    ("spec_decode_num_draft_tokens_total", "counter", "Speculative: Total draft tokens generated"),
-    ("spec_decode_num_accepted_tokens_total", "counter",
-     "Speculative: Total draft tokens accepted by the target model"),
-    ("spec_decode_num_drafts_total", "counter",
-     "Speculative: Total speculative decoding verification steps"),
-    ("prompt_tokens_seconds", "gauge", "Average prompt throughput in tokens/s"),
-    ("predicted_tokens_seconds", "gauge", "Average generation throughput in tokens/s"),
-    ("requests_processing", "gauge", "Number of requests processing"),
-    ("requests_deferred", "gauge", "Number of requests deferred"),
-    ("n_busy_slots_per_decode", "gauge", "Average number of busy slots per llama_decode() call"),
-)
-# fmt: on
+def snapshot(metrics: Metrics, status: EngineStatus) -> dict[str, Any]:
+    """Describe a server, with a look at the engine that was taken just now. Times are in seconds.
+
+    Quantiles are estimates, by the buckets of the histograms.
+    """
+    families = {one.name.removeprefix("trioserve:"): one for one in metrics.look(status)}
+    now, counters = time(), status.counters
+    running = sum(slot.task_id is not None for slot in status.slots)
+    return {
+        "object": "metrics",
+        "model": metrics.model_name,
+        "started": int(metrics.started),
+        "uptime_s": round(now - metrics.started, 3),
+        "requests": {
+            "running": running,
+            "waiting": len(status.waiting),
+            "finished": _by_label(families["request_success"]),
+            "cancelled": _by_label(families["request_cancelled"]),
+            "failed": _by_label(families["request_failed"]),
+        },
+        "slots": {"total": len(status.slots), "busy": running},
+        "tokens": {
+            "prompt": counters.prompt_queries,
+            "cached": counters.cached_tokens,
+            "computed": counters.prompt_tokens,
+            "generated": counters.predicted_tokens,
+        },
+        "latency_s": {
+            "queue": _summary(families["request_queue_time_seconds"]),
+            "time_to_first_token": _summary(families["time_to_first_token_seconds"]),
+            "time_per_output_token": _summary(families["request_time_per_output_token_seconds"]),
+            "total": _summary(families["e2e_request_latency_seconds"]),
+        },
+        "kv_cache": {
+            "cells": counters.n_cells,
+            "used": counters.n_cells_used,
+            "running": counters.n_cells_running,
+        },
+        "drafts": {
+            "checked": counters.drafts,
+            "tokens": counters.draft_tokens,
+            "accepted": counters.accepted_tokens,
+        },
+        "media": {"chunks": counters.media_chunks, "encoding_s": round(counters.media_s, 6)},
+        "engine": {
+            "ticks": counters.steps,
+            "ticks_s": round(counters.step_s, 6),
+            "decodes": counters.decodes,
+            "threads": counters.threads,
+            "threads_batch": counters.threads_batch,
+        },
+    }
+
+
+def _by_label(family: Metric) -> dict[str, int]:
+    """Read a counter that has one label beside the name of the model."""
+    return {
+        text: int(sample.value)
+        for sample in family.samples
+        for name, text in sample.labels.items()
+        if name != "model_name"
+    }
+
+
+def _summary(family: Metric) -> dict[str, int | float | None]:
+    """Read a histogram: how many values, their mean, and quantiles; null where there is none."""
+    buckets = [
+        (float(sample.labels["le"]), sample.value)
+        for sample in family.samples
+        if sample.name.endswith("_bucket")
+    ]
+    (total,) = [sample.value for sample in family.samples if sample.name.endswith("_sum")]
+    count = buckets[-1][1]
+    quantiles = {name: quantile(buckets, share) for name, share in _QUANTILES.items()}
+    mean = round(total / count, 6) if count else None
+    return {"count": int(count), "mean": mean, **quantiles}
+
+
+def quantile(buckets: list[tuple[float, float]], share: float) -> float | None:
+    """Estimate a quantile as Prometheus does: values are spread evenly within a bucket.
+
+    Args:
+        buckets: upper bounds, the last one infinite, each with how many values are not above it.
+        share: which quantile, from 0 to 1.
+
+    Returns:
+        the highest finite bound for what is above all of them; None where there are no values.
+    """
+    rank = share * buckets[-1][1]
+    low, n_below = 0.0, 0.0
+    for bound, n_up_to in buckets:
+        if math.isinf(bound):
+            break
+        if n_up_to >= rank and n_up_to > n_below:
+            return round(low + (bound - low) * (rank - n_below) / (n_up_to - n_below), 6)
+        low, n_below = bound, n_up_to
+    return low if buckets[-1][1] else None
+
+
+def render_process() -> bytes:
+    """Write what the process uses now; nothing where there is no ``/proc``, as on macOS.
+
+    This counts the open descriptors: with thousands of connections, it takes milliseconds.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)

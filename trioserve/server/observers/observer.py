@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import trio
@@ -18,6 +18,14 @@ from trioserve.errors import TrioServeError
 from trioserve.server.context import RequestContext
 from trioserve.server.stream import Stream
 from trioserve.types import CancelReason, EmbeddingTask, FinishReason, Task, Timings
+
+#: How the work on a recording may end.
+ENDS = ("finished", "cancelled", "failed")
+
+#: How a call may end: it has a result; the result is an error; it was not allowed; a person has
+#: stopped it; nobody waits for it any more.
+ToolOutcome: TypeAlias = Literal["finished", "failed", "denied", "stopped", "cancelled"]
+TOOL_OUTCOMES: tuple[ToolOutcome, ...] = ("finished", "failed", "denied", "stopped", "cancelled")
 
 
 @attrs.frozen
@@ -124,3 +132,85 @@ def _is_cancellation(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_cancellation, error.exceptions))
     return isinstance(error, trio.Cancelled | GeneratorExit)
+
+
+@attrs.define(eq=False)
+class RecordingWork:
+    """The work on one recording. If nothing else is noted, it was cancelled."""
+
+    seconds: float  # that the recording lasts
+    total_s: float = 0.0  # that the work took
+    is_finished: bool = False
+    error: TrioServeError | None = None
+
+    @property
+    def end(self) -> str:
+        """How it has ended: one of `ENDS`."""
+        if self.error is not None:
+            return "failed"
+        return "finished" if self.is_finished else "cancelled"
+
+
+@runtime_checkable
+class RecordingObserver(Protocol):
+    """An `Observer` that follows recordings, too."""
+
+    def recording_ended(self, work: RecordingWork) -> None:
+        """Note a recording that was transcribed, or was not. Called exactly once."""
+
+
+@contextmanager
+def observed_recording(observers: Iterable[object], seconds: float) -> Iterator[RecordingWork]:
+    """Tell those observers of a recording that follow recordings, when the block has ended."""
+    work, began = RecordingWork(seconds), monotonic()
+    try:
+        yield work
+    finally:
+        work.total_s = monotonic() - began
+        for observer in observers:
+            if isinstance(observer, RecordingObserver):
+                observer.recording_ended(work)
+
+
+@attrs.define(eq=False)
+class ToolWork:
+    """The work on one call. If nothing else is noted, it was cancelled."""
+
+    #: Empty if the server has no such tool: a model may call it anything.
+    tool: str
+    kind: str
+    call_id: str = ""
+    context: RequestContext = attrs.field(factory=RequestContext, repr=False)
+    #: For how long the tool ran, without the time in which a person was asked.
+    seconds: float = 0.0
+    outcome: ToolOutcome = "cancelled"
+    #: Whether the tool was run at all.
+    ran: bool = False
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure a block: the tool runs."""
+        self.ran, began = True, monotonic()
+        try:
+            yield
+        finally:
+            self.seconds = monotonic() - began
+
+
+@runtime_checkable
+class ToolObserver(Protocol):
+    """An `Observer` that follows calls of tools, too."""
+
+    def tool_ended(self, work: ToolWork) -> None:
+        """Note a call that has ended. Called exactly once."""
+
+
+@contextmanager
+def observed_tool(observers: Iterable[object], work: ToolWork) -> Iterator[ToolWork]:
+    """Tell those observers of a call that follow them, when the block has ended."""
+    try:
+        yield work
+    finally:
+        for observer in observers:
+            if isinstance(observer, ToolObserver):
+                observer.tool_ended(work)

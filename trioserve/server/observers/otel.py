@@ -2,26 +2,38 @@
 
 Names are those of OpenTelemetry's conventions for generative AI, and what these have no name for
 begins with ``trioserve.``. Nothing here waits: a span goes into a queue of the SDK, whose own
-thread sends it.
+thread sends it by OTLP over HTTP. Where to, how much and how often is in the standard variables of
+OpenTelemetry. Queues are bounded; what a receiver does not take in time is dropped.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeAlias
 
+import structlog
 import trio
+from opentelemetry import metrics, trace
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.metrics import Histogram, MeterProvider
+from opentelemetry.sdk import metrics as sdk_metrics, trace as sdk_trace
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from trioserve._version import __version__
-from trioserve.errors import TrioServeError
+from trioserve.errors import ConfigError, TrioServeError
 from trioserve.server.context import RequestContext
-from trioserve.server.observers.observer import RequestEnd, RequestInfo
-from trioserve.server.observers.tools import ToolWork
+from trioserve.server.observers.observer import RequestEnd, RequestInfo, ToolWork
 from trioserve.types import CancelReason, FinishReason, Task
 
 _Attributes: TypeAlias = dict[str, str | int | float | list[str]]
@@ -36,14 +48,20 @@ _DURATION = (
     *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28),
     *(2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
 )
+
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
     *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
+
 _PER_TOKEN = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
     *(0.75, 1.0, 2.5),
 )
+
+#: Seconds in which the last spans and values are sent. The command ends 5 after its requests.
+FAREWELL = 3.0
+_log = structlog.stdlib.get_logger("trioserve.otel")
 
 
 class OpenTelemetry:
@@ -223,3 +241,78 @@ def _add_content(span: Span, request: RequestInfo, end: RequestEnd) -> None:
         reason = _FINISH.get(end.finish, "") if end.finish else ""
         messages = [{"role": "assistant", "parts": [answer], "finish_reason": reason}]
         span.set_attribute("gen_ai.output.messages", json.dumps(messages, ensure_ascii=False))
+
+
+@asynccontextmanager
+async def exporting(*, content: bool = False) -> AsyncIterator[OpenTelemetry]:
+    """Give an observer whose spans and values are sent, for as long as a block lasts.
+
+    Where the program has set up OpenTelemetry, they go there. At the end of the block, what is
+    left is sent within `FAREWELL` seconds or lost.
+
+    Raises:
+        ConfigError: a variable asks for what this cannot do.
+    """
+    closing: list[Callable[[], object]] = []
+    observer = await trio.to_thread.run_sync(_open, closing, content)
+    try:
+        yield observer
+    finally:
+        if closing:
+            await _close(closing)
+
+
+async def _close(closing: list[Callable[[], object]]) -> None:
+    with trio.move_on_after(FAREWELL, shield=True) as scope:
+        async with trio.open_nursery() as nursery:
+            for shut_down in closing:
+                nursery.start_soon(partial(_in_thread, shut_down))
+    if scope.cancelled_caught:
+        _log.warning("the last traces and metrics could not be sent", seconds=FAREWELL)
+
+
+async def _in_thread(shut_down: Callable[[], object]) -> None:
+    await trio.to_thread.run_sync(shut_down, abandon_on_cancel=True)
+
+
+def _open(closing: list[Callable[[], object]], content: bool) -> OpenTelemetry:
+    """Find the providers, or make them; adds to `closing` what ends them. It takes a while."""
+    traces_to, metrics_to = trace.get_tracer_provider(), metrics.get_meter_provider()
+    resource = _resource()
+    if not isinstance(traces_to, sdk_trace.TracerProvider):
+        own = sdk_trace.TracerProvider(resource=resource, shutdown_on_exit=False)
+        if _is_wanted("TRACES"):
+            own.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        closing.append(own.shutdown)
+        traces_to = own
+    if not isinstance(metrics_to, sdk_metrics.MeterProvider):
+        readers = (
+            [PeriodicExportingMetricReader(OTLPMetricExporter())] if _is_wanted("METRICS") else []
+        )
+        own_meters = sdk_metrics.MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+        closing.append(partial(own_meters.shutdown, timeout_millis=FAREWELL * 1e3))
+        metrics_to = own_meters
+    return OpenTelemetry(traces_to, metrics_to, content=content)
+
+
+def _resource() -> Resource:
+    """Say what the server is; the variables may give it another name."""
+    found = Resource.create({"service.version": __version__})
+    if str(found.attributes["service.name"]).startswith("unknown_service"):
+        found = found.merge(Resource({"service.name": "trioserve"}))
+    return found
+
+
+def _is_wanted(kind: str) -> bool:
+    """Look whether a kind of data is to be sent.
+
+    Raises:
+        ConfigError: it is to be sent in another way.
+    """
+    name = f"OTEL_{kind}_EXPORTER"
+    if (where := os.environ.get(name, "") or "otlp") not in ("otlp", "none"):
+        raise ConfigError(f"{name} is {where!r}, but may only be otlp or none")
+    for name in (f"OTEL_EXPORTER_OTLP_{kind}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if (how := os.environ.get(name, "")) not in ("", "http/protobuf"):
+            raise ConfigError(f"{name} is {how!r}, but may only be http/protobuf")
+    return where == "otlp"

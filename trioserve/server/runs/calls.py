@@ -15,7 +15,7 @@ from trioserve.errors import TrioServeError
 from trioserve.server.choices import all_of
 from trioserve.server.common import Common
 from trioserve.server.context import RequestContext
-from trioserve.server.observers.tools import ToolWork, observed_tool
+from trioserve.server.observers.observer import ToolWork, observed_tool
 from trioserve.server.runs.decisions import Decision
 from trioserve.server.runs.events import (
     ApprovalGiven,

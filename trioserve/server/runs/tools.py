@@ -9,8 +9,8 @@ import attrs
 
 from trioserve.chat.tool_choice import name_of
 from trioserve.errors import InvalidRequestError
-from trioserve.tools.box import ToolBox
 from trioserve.tools.functions import tool_of
+from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool
 
 #: A tool, a Python function, or the name of a tool that the configuration has.
@@ -71,7 +71,7 @@ class RunTools:
         return ", ".join([*names[:_MAX_NAMES], *more]) or "none"
 
 
-def tools_of(given: Sequence[AnyTool] | None, box: ToolBox) -> list[Tool]:
+def tools_of(given: Sequence[AnyTool] | None, box: ToolRegistry) -> list[Tool]:
     """Find the tools that a run may use; None: all that the server has.
 
     Raises:

@@ -14,7 +14,7 @@ from trioserve.server.concurrency import alongside
 from trioserve.server.context import RequestContext
 from trioserve.server.media import MediaLoader, Wanted
 from trioserve.server.memory import Hold, MemoryBudget
-from trioserve.server.observers.recordings import RecordingWork, observed_recording
+from trioserve.server.observers.observer import RecordingWork, observed_recording
 from trioserve.server.requests import Requests
 from trioserve.server.transcription.transcript import (
     Segment,

@@ -1,4 +1,5 @@
 """The tools that are built in, with llama-server's names, arguments, limits and words.
 
-Those with files work on a `FileStore`: `read`, `find`, `grep`, `write` and `edit`.
+`tools` has those that a configuration switches on. `file_tools` and `search` work on a `FileStore`,
+`commands` in a `Runtime`; `diffs` shows people what a tool changes.
 """

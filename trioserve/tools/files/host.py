@@ -1,43 +1,250 @@
-"""`HostFiles`: the files of this machine, inside a fence."""
+"""`HostFiles`: the files of this machine, inside a sandbox.
+
+A directory is listed for a limited time, without following links, and without what .gitignore
+files name. Git itself is not asked: it runs programs that the configuration of a repository names,
+and tools may write that.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from io import BufferedReader
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import attrs
+import re2
+import trio
+from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore import GitIgnorePatternError
 
 from trioserve.errors import ToolFileError
-from trioserve.tools.files.store import FileStatus, FileStore, Kinds, Listing
-from trioserve.tools.files.walk import list_folder
-from trioserve.tools.paths import Fence, open_regular
+from trioserve.tools.files.patterns import shown
+from trioserve.tools.files.store import Entry, FileStatus, FileStore, Kinds, Listing
+from trioserve.tools.sandbox import PathSandbox, open_regular
+
+_MAX_BYTES = 2**16  # of one .gitignore file
+_MAX_LINES = 2000
+
+#: Directories that are named and not entered, since they can be enormous: llama-server's.
+# fmt: off
+JUNK = frozenset({
+    ".git", ".svn", ".hg", "node_modules", "__pycache__",
+    ".venv", "venv", "dist", "build", "target", ".cache", ".idea", ".vscode",
+})
+# fmt: on
+
+_MAX_SECONDS = 15.0
+
+#: Of one directory, so that its names fit into memory.
+_MAX_ENTRIES = 100_000
+
+#: "link": one to a directory.
+_Kind = Literal["file", "dir", "link"]
+
+
+class Ignored:
+    """The .gitignore files from the top of a repository down. They are read when first needed."""
+
+    def __init__(self, sandbox: PathSandbox, top: str, base: str) -> None:
+        """Take the repository whose top is `top`, for paths relative to its directory `base`."""
+        self._sandbox = sandbox
+        self._top = top
+        self._base = "" if base == top else f"{Path(base).relative_to(top)}/"
+        self._specs: dict[str, GitIgnoreSpec] = {}
+
+    @classmethod
+    def around(cls, sandbox: PathSandbox, base: str) -> Ignored | None:
+        """That of the repository which a directory is in; None: there is none inside the sandbox,
+        or it ignores the whole directory."""
+        for top in (Path(base), *Path(base).parents):
+            if not _is_inside(sandbox, str(top)):
+                return None
+            if os.path.lexists(top / ".git"):
+                ignored = cls(sandbox, str(top), base)
+                return None if ignored._has(ignored._base) else ignored
+        return None
+
+    def has(self, path: str, *, is_dir: bool) -> bool:
+        """Whether a path is ignored that no ignored directory is above."""
+        return self._has(f"{self._base}{path}/" if is_dir else self._base + path)
+
+    def _has(self, path: str) -> bool:
+        """Whether a path from the top is ignored. The innermost file that knows it decides."""
+        folder = path.rstrip("/")
+        while folder:
+            folder = folder.rpartition("/")[0]
+            included = self._spec_of(folder).check_file(shown(path[len(folder) :].lstrip("/")))
+            if included.include is not None:
+                return included.include
+        return False
+
+    def _spec_of(self, folder: str) -> GitIgnoreSpec:
+        spec = self._specs.get(folder)
+        if spec is None:
+            spec = self._specs[folder] = _spec_of(self._lines_of(folder))
+        return spec
+
+    def _lines_of(self, folder: str) -> list[str]:
+        names = [".gitignore"] if folder else [".git/info/exclude", ".gitignore"]
+        return [line for name in names for line in self._read(os.path.join(folder, name))]
+
+    def _read(self, path: str) -> list[str]:
+        try:
+            with open(self._sandbox.open_file(os.path.join(self._top, path)), "rb") as file:
+                text = file.read(_MAX_BYTES).decode("utf-8", "replace")
+        except (OSError, ToolFileError):
+            return []
+        return text.splitlines()[:_MAX_LINES]
+
+
+def _spec_of(lines: list[str]) -> GitIgnoreSpec:
+    usable = [line for line in lines if line.strip() and _is_pattern(line)]
+    # RE2 takes linear time for what a model may have written.
+    return GitIgnoreSpec.from_lines(usable, backend="re2" if usable else "simple")
+
+
+def _is_pattern(line: str) -> bool:
+    try:
+        GitIgnoreSpec.from_lines([line], backend="re2")
+    except (GitIgnorePatternError, re.error, re2.error):
+        return False
+    return True
+
+
+def _is_inside(sandbox: PathSandbox, real: str) -> bool:
+    try:
+        sandbox.resolve(real)
+    except ToolFileError:
+        return False
+    return True
+
+
+@attrs.define
+class _Walk:
+    sandbox: PathSandbox
+    base: str
+    kinds: Kinds
+    max_depth: int
+    #: None: outside of a Git repository, or it does not matter.
+    ignored: Ignored | None
+    deadline: float = attrs.field(factory=lambda: time.monotonic() + _MAX_SECONDS)
+
+
+def list_folder(sandbox: PathSandbox, base: str, kinds: Kinds, max_depth: int) -> Listing:
+    """List what is in the directory of this real path, and below it.
+
+    Names come in order, those in a directory before what is below it.
+    """
+    ignored = Ignored.around(sandbox, base) if kinds == "file" else None
+    listing = Listing(iter(()))
+    listing.entries = _entries(_Walk(sandbox, base, kinds, max_depth, ignored), listing)
+    return listing
+
+
+def _entries(walk: _Walk, listing: Listing) -> Iterator[Entry]:
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        below = []
+        for entry, may_enter in _entries_of(walk, folder, listing):
+            if time.monotonic() >= walk.deadline:
+                listing.truncated = True
+                return
+            if may_enter:
+                below.append(entry.path)
+            if walk.kinds == "all" or entry.is_dir == (walk.kinds == "dir"):
+                yield entry
+        waiting.extend(reversed(below))
+
+
+def _entries_of(walk: _Walk, folder: str, listing: Listing) -> Iterator[tuple[Entry, bool]]:
+    """What is in one directory, and whether to go through it as well."""
+    prefix = folder + "/" if folder else ""
+    may_go_deeper = not walk.max_depth or prefix.count("/") + 1 < walk.max_depth
+    for name, kind in sorted(_scan(walk, folder, listing).items()):
+        path, is_dir = prefix + name, kind != "file"
+        if walk.ignored is not None and walk.ignored.has(path, is_dir=is_dir):
+            continue
+        # In a repository, .gitignore says what programs have made.
+        is_junk = name == ".git" if walk.ignored is not None else name in JUNK
+        yield Entry(path, is_dir), kind == "dir" and may_go_deeper and not is_junk
+
+
+def _scan(walk: _Walk, folder: str, listing: Listing) -> dict[str, _Kind]:
+    """The names in a directory, and of what kind each is."""
+    trio.from_thread.check_cancelled()
+    found: dict[str, _Kind] = {}
+    try:
+        real = os.path.join(walk.base, folder)
+        with _open_to_scan(walk.sandbox, real) as opened, os.scandir(opened) as entries:
+            looked_at = islice(entries, _MAX_ENTRIES)
+            found.update(
+                (entry.name, kind)
+                for entry in looked_at
+                if (kind := _kind_of(walk, folder, entry)) is not None
+            )
+            listing.truncated |= next(entries, None) is not None
+    except OSError:
+        listing.truncated = True  # it may not be read, or is gone
+    return found
+
+
+@contextmanager
+def _open_to_scan(sandbox: PathSandbox, real: str) -> Iterator[int]:
+    with sandbox.open_folder(real.rstrip(os.sep) or os.sep) as passage:
+        opened = os.open(os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=passage)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _kind_of(walk: _Walk, folder: str, entry: os.DirEntry[str]) -> _Kind | None:
+    """None: it is neither a file nor a directory, or a link that leads outside."""
+    try:
+        is_link = entry.is_symlink()
+        if is_link:
+            walk.sandbox.resolve(os.path.join(walk.base, folder, entry.name))
+        if entry.is_dir():
+            return "link" if is_link else "dir"
+        return "file" if entry.is_file() else None
+    except (OSError, ToolFileError):
+        return None
 
 
 class HostFiles(FileStore):
-    """The files of this machine that are inside a fence."""
+    """The files of this machine that are inside a sandbox."""
 
-    def __init__(self, fence: Fence, cwd: str | None = None) -> None:
-        """Begin relative paths in `cwd`, or else where the fence says.
+    def __init__(self, sandbox: PathSandbox, cwd: str | None = None) -> None:
+        """Begin relative paths in `cwd`, or else where the sandbox says.
 
-        All methods raise InvalidRequestError if `cwd` is no directory inside the fence.
+        All methods raise InvalidRequestError if `cwd` is no directory inside the sandbox.
         """
-        self._fence = fence
+        self._sandbox = sandbox
         self._cwd = cwd
 
     @cached_property
     def _begin(self) -> str:
-        return self._fence.folder(self._cwd)
+        return self._sandbox.folder(self._cwd)
 
     def resolve(self, path: str) -> str:
         """The real path of what `path` names."""
-        return self._fence.resolve(path, self._begin)
+        return self._sandbox.resolve(path, self._begin)
 
     def status(self, path: str) -> FileStatus | None:
         """What is at a path; None: nothing."""
         real = self.resolve(path)
         try:
-            status = self._fence.status(real)
+            status = self._sandbox.status(real)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -50,7 +257,7 @@ class HostFiles(FileStore):
         """Open a regular file for reading."""
         real = self.resolve(path)
         try:
-            return open(self._fence.open_file(real), "rb")
+            return open(self._sandbox.open_file(real), "rb")
         except OSError as error:
             raise _failed("failed to open file", path, error) from None
 
@@ -59,7 +266,7 @@ class HostFiles(FileStore):
         owner."""
         real = self.resolve(path)
         try:
-            with self._fence.open_parent(real, create=True) as (folder, name):
+            with self._sandbox.open_parent(real, create=True) as (folder, name):
                 _write(name, data, folder)
         except OSError as error:
             raise _failed("failed to write file", path, error) from None
@@ -69,7 +276,7 @@ class HostFiles(FileStore):
         real = self.resolve(path)
         if not os.path.isdir(real):
             raise ToolFileError(f"path does not exist or is not a directory: {path}")
-        return list_folder(self._fence, real, kinds, max_depth)
+        return list_folder(self._sandbox, real, kinds, max_depth)
 
 
 def _failed(what: str, path: str, error: OSError) -> ToolFileError:

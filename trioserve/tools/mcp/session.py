@@ -1,7 +1,8 @@
-"""`with_session`: a connection to an MCP server, for as long as it lasts."""
+"""`with_session`: a connection to an MCP server for as long as it lasts, and what it answers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,21 +16,30 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 from pydantic import ValidationError
 
 from trioserve._version import __version__
 from trioserve.errors import ToolServerError, ToolTimeoutError, TrioServeError
 from trioserve.tools.mcp.entries import Entry, StdioEntry
 from trioserve.tools.mcp.http import SESSION_LOST, http_streams
-from trioserve.tools.mcp.results import result_of, without_surrogates
-from trioserve.tools.mcp.stdio import TRANSPORT_FAILED, stdio_streams
+from trioserve.tools.mcp.stdio import TRANSPORT_FAILED, stdio_streams, without_surrogates
 from trioserve.tools.tool import ToolResult
 
 if TYPE_CHECKING:
     from trioserve.tools.mcp.stdio import Streams
 
 _log = structlog.stdlib.get_logger("trioserve.tools")
-
 T = TypeVar("T")
 
 #: Seconds for a server to start and to introduce itself.
@@ -60,6 +70,40 @@ _ENDS = (
 )
 
 _CLIENT_INFO = mcp_types.Implementation(name="trioserve", version=__version__)
+
+
+def result_of(answer: CallToolResult) -> ToolResult:
+    """The text of an answer. What is no text is named, so that the model knows that it was there.
+
+    Structured content is left out where there is text, for servers send it as text as well.
+    """
+    text = "\n".join(_text_of(block) for block in answer.content)
+    if not answer.content and answer.structured_content is not None:
+        text = json.dumps(answer.structured_content, ensure_ascii=False)
+    if answer.is_error:
+        return ToolResult.of_error(text or "The tool has failed, and does not say why.")
+    return ToolResult.of_text(text)
+
+
+def _text_of(block: ContentBlock) -> str:
+    match block:
+        case TextContent():
+            return block.text
+        case ImageContent() | AudioContent():
+            return _not_shown(block.type, block.mime_type, block.data)
+        case ResourceLink():
+            return f"[resource {block.name}: {block.uri}]"
+        case EmbeddedResource(resource=TextResourceContents() as resource):
+            return resource.text
+        case EmbeddedResource():
+            assert isinstance(block.resource, BlobResourceContents)
+            what = f"resource {block.resource.uri}"
+            return _not_shown(what, block.resource.mime_type, block.resource.blob)
+
+
+def _not_shown(what: str, mime_type: str | None, base64: str) -> str:
+    kind = "" if mime_type is None else f", {mime_type}"
+    return f"[{what}{kind}, {len(base64) * 3 // 4:,} bytes, not shown]"
 
 
 class ConnectionEndedError(ToolServerError):
@@ -185,7 +229,7 @@ async def with_session(
     """
 
     try:
-        async with _streams(entry) as streams, _client(streams, on_list_changed) as client:
+        async with _streams(entry) as streams, _open_client(streams, on_list_changed) as client:
             with trio.fail_after(START_SECONDS):
                 await client.initialize()
             return await use(Session(client, entry.timeout))
@@ -194,12 +238,12 @@ async def with_session(
         if others is not None:  # cancelled, or the like
             raise others from None
         assert errors is not None
-        raise _server_error(_first(errors)) from None
+        raise _server_error(_first_error(errors)) from None
     except Exception as error:
         raise _server_error(error) from None
 
 
-def _client(streams: Streams, on_list_changed: Callable[[], None]) -> ClientSession:
+def _open_client(streams: Streams, on_list_changed: Callable[[], None]) -> ClientSession:
     async def on_message(message: IncomingMessage) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
             on_list_changed()
@@ -268,7 +312,7 @@ def _has_ended(error: MCPError) -> bool:
     return (error.code, error.message) in _ENDS
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import structlog
@@ -26,14 +26,15 @@ from mcp_types import (
 
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.entries import StdioEntry
-from trioserve.tools.mcp.lines import LineReader, LineTooLongError, Pace
-from trioserve.tools.mcp.results import without_surrogates
 from trioserve.tools.process import Process, clean_environment, open_process
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, WriteStream
 
     Streams = tuple[ReadStream[SessionMessage | Exception], WriteStream[SessionMessage]]
+
+
+_CHUNK = 2**16
 
 _log = structlog.stdlib.get_logger("trioserve.tools")
 
@@ -67,6 +68,57 @@ _NETWORK_VARIABLES = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS",
 )  # fmt: skip
+
+
+class LineTooLongError(Exception):
+    """A line is longer than it may be."""
+
+
+class LineReader:
+    """Splits what comes from a stream into lines.
+
+    Args:
+        stream: where it comes from.
+        max_bytes: of a line.
+    """
+
+    def __init__(self, stream: trio.abc.ReceiveStream, max_bytes: int) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._searched = 0  # so many bytes of the buffer hold no end of a line
+
+    async def next(self) -> bytes | None:
+        """The next line without its end; None: there is none. What has no end is no line.
+
+        Raises:
+            LineTooLongError: it is longer than `max_bytes`.
+        """
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            if self._searched > self._max_bytes:
+                raise LineTooLongError
+            chunk = await self._stream.receive_some(_CHUNK)
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return line
+
+
+class Pace:
+    """Makes whoever does too much wait. What is enough for a second may be done at once."""
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._due = -math.inf
+
+    async def step(self, amount: float = 1) -> None:
+        """Wait until this much more may be done. Always a checkpoint."""
+        self._due = max(self._due, trio.current_time() - 1) + amount / self._per_second
+        await trio.sleep_until(self._due)
 
 
 @asynccontextmanager
@@ -197,6 +249,17 @@ def _parsed(line: bytes) -> JSONRPCMessage:
             raise
         error = ErrorData(code=TRANSPORT_FAILED, message="its answer makes no sense")
         return JSONRPCError(jsonrpc="2.0", id=value["id"], error=error)
+
+
+def without_surrogates(value: Any) -> Any:
+    """A JSON value with U+FFFD for halves of surrogate pairs, which no Unicode text has."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_surrogates(item) for item in value]
+    return value
 
 
 class _Outbox:

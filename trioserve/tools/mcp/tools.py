@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import mcp_types
 import structlog
 import trio
+from jsonschema import SchemaError
+from jsonschema.validators import validator_for
 
 from trioserve.config.tools import ToolsConfig
 from trioserve.errors import ToolError
 from trioserve.tools.mcp.entries import Entry, read_entries
-from trioserve.tools.mcp.naming import function_name
-from trioserve.tools.mcp.schemas import problem_of
 from trioserve.tools.mcp.server import McpServer
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
+#: The longest name of a function that OpenAI's clients allow.
+MAX_NAME = 64
+
+#: Characters of a schema as JSON. A model reads them all, in each chat that has the tool.
+_MAX_SCHEMA = 2**16
 _log = structlog.stdlib.get_logger("trioserve.tools")
+
+
+def function_name(server: str, tool: str) -> str:
+    """``SERVER_TOOL``, as llama-server names it, with ``_`` for what no function name may hold.
+
+    A name that is too long is cut, and ends with a checksum of the whole, so that it stays the only
+    one of its kind.
+    """
+    whole = f"{server}_{tool}"
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", whole)
+    if len(name) <= MAX_NAME:
+        return name
+    checksum = f"_{crc32(whole.encode('utf-8', 'surrogatepass')):08x}"
+    return name[: MAX_NAME - len(checksum)] + checksum
+
+
+def problem_of(schema: Mapping[str, Any]) -> str | None:
+    """What is wrong with a schema of arguments; None: nothing. Slow for a schema that is long."""
+    try:
+        if len(json.dumps(schema)) > _MAX_SCHEMA:
+            return f"the schema of its arguments has more than {_MAX_SCHEMA:,} characters"
+        validator_for(schema).check_schema(schema)
+    except SchemaError as error:
+        return f"the schema of its arguments is none: {error.message[:200]}"
+    except RecursionError:
+        return "the schema of its arguments is nested too deeply"
+    return None
 
 
 class McpTool(Tool):

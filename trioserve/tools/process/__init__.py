@@ -2,23 +2,28 @@
 
 `open_process` starts one, and its block ends it. `run` waits for one, and has what it wrote, up to
 a limit. Both go through `supervisor`, a process of its own for each, which does its work even when
-this one is killed. A `CommandFence` says which folders a program may use, and `Limits` how much of
-what.
+this one is killed, and has the kernel confine the program (`confinement`). A `CommandSandbox` says
+which folders a program may use, and `Limits` how much of what.
 """
 
-from trioserve.tools.process.environment import clean_environment
-from trioserve.tools.process.fence import CommandFence, has_fences
-from trioserve.tools.process.limits import Limits
-from trioserve.tools.process.process import Process, open_process
-from trioserve.tools.process.run import Output, run
+from trioserve.tools.process.process import (
+    CommandSandbox,
+    Limits,
+    Output,
+    Process,
+    clean_environment,
+    has_landlock,
+    open_process,
+    run,
+)
 
 __all__ = [
-    "CommandFence",
+    "CommandSandbox",
     "Limits",
     "Output",
     "Process",
     "clean_environment",
-    "has_fences",
+    "has_landlock",
     "open_process",
     "run",
 ]

@@ -1,7 +1,12 @@
-"""`open_process`: a program that ends, with all that it has started, with the block."""
+"""Programs that end with the block that starts them, and all that they have started.
+
+`open_process` starts one, `run` waits for its end and has what it wrote. `Limits` and
+`CommandSandbox` say what it may use, `clean_environment` gives it few variables and no keys.
+"""
 
 from __future__ import annotations
 
+import codecs
 import logging
 import marshal
 import os
@@ -10,25 +15,34 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+import attrs
 import trio
 
 from trioserve.errors import ToolRuntimeError
-from trioserve.tools.process.fence import CommandFence
-from trioserve.tools.process.limits import Limits
+from trioserve.tools.process import confinement
 
-_log = logging.getLogger(__name__)
-
-#: A Python that reads no settings and no packages, and imports it from where it was compiled.
-_SUPERVISOR = (
-    sys.executable, "-I", "-S", "-c",
-    "import sys; sys.path.append(sys.argv[1]); import supervisor; supervisor.main()",
-    str(Path(__file__).parent),
+#: Where systems have programs, libraries and settings. What a user has is not there.
+_SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store",
+    "/gnu/store", "/snap", "/proc", "/sys", "/var/lib/dpkg",
+    "/run/systemd/resolve", "/run/resolvconf",
+    "/run/NetworkManager/resolv.conf",
 )  # fmt: skip
+
+_DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
+_NAMES = frozenset(
+    {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE",
+     "TERM", "TMPDIR", "TZ", "USER"}
+)  # fmt: skip
+
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_log = logging.getLogger(__name__)
 
 #: Seconds that a supervisor has to end its command. It needs milliseconds, and longer only where
 #: it removes many files, or where a process waits for a disk.
@@ -36,6 +50,100 @@ _PATIENCE = 8.0
 
 #: Bytes of one line of a supervisor.
 _MAX_LINE = 4096
+
+#: Bytes beyond those that are kept, after which a program that goes on writing is ended.
+MAX_LOST = 64 * 2**20
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What a program and all that it starts may use. Beyond, it is ended."""
+
+    #: Processes at the same time.
+    processes: int = 64
+    #: Bytes of memory, together; 0: no limit.
+    memory: int = 2 * 2**30
+    #: Open descriptors of each process.
+    descriptors: int = 1024
+    #: Bytes of a file that it writes.
+    file_size: int = 2 * 2**30
+
+    @property
+    def rlimits(self) -> list[tuple[str, int]]:
+        """What the kernel looks after, for each process."""
+        limits = [
+            ("RLIMIT_CORE", 0),
+            ("RLIMIT_NOFILE", self.descriptors),
+            ("RLIMIT_FSIZE", self.file_size),
+        ]
+        if self.memory:
+            # A program may reserve more than it uses. This stops one that is too quick to be seen.
+            limits.append(("RLIMIT_DATA", 4 * self.memory))
+        return limits
+
+
+@attrs.frozen
+class CommandSandbox:
+    """What a program may open: the folders of tools to read and write, those of the system to read.
+
+    The kernel keeps to it (Landlock), for all that the program starts, too. It cannot signal
+    processes outside, nor look into them. Sockets are not confined. Where the kernel has no
+    Landlock, nothing is confined: see `has_landlock`.
+    """
+
+    writable: tuple[str, ...]
+    readable: tuple[str, ...] = _SYSTEM
+    devices: tuple[str, ...] = _DEVICES
+
+    @classmethod
+    def around(cls, folders: Iterable[str]) -> Self | None:
+        """A sandbox around these folders. None, which is no sandbox, if one of them is the root."""
+        real = tuple(os.path.realpath(folder) for folder in folders)
+        return None if "/" in real else cls(real)
+
+    def may_read(self, path: str) -> bool:
+        """Whether a program may read what is at this path."""
+        real = os.path.realpath(path)
+        return any(
+            os.path.commonpath([real, folder]) == folder
+            for folder in map(os.path.realpath, (*self.writable, *self.readable))
+        )
+
+
+@cache
+def has_landlock() -> bool:
+    """Whether the kernel keeps programs to a sandbox."""
+    return confinement.version() > 0
+
+
+def clean_environment(sandbox: CommandSandbox | None = None) -> Mapping[str, str]:
+    """Those of this process that say where and in which language it runs. No others.
+
+    ``PATH`` has only folders that the sandbox lets a program read.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _NAMES or name.startswith("LC_")
+    }
+    kept["PATH"] = _path(kept.get("PATH", _DEFAULT_PATH), sandbox)
+    kept.setdefault("TERM", "dumb")
+    return kept
+
+
+def _path(path: str, sandbox: CommandSandbox | None) -> str:
+    folders = [folder for folder in path.split(":") if os.path.isabs(folder)]
+    if sandbox is not None:
+        folders = [folder for folder in folders if sandbox.may_read(folder)]
+    return ":".join(folders) or _DEFAULT_PATH
+
+
+#: A Python that reads no settings and no packages, and imports it from where it was compiled.
+_SUPERVISOR = (
+    sys.executable, "-I", "-S", "-c",
+    "import sys; sys.path.append(sys.argv[1]); import supervisor; supervisor.main()",
+    str(Path(__file__).parent),
+)  # fmt: skip
 
 
 class Process:
@@ -139,7 +247,7 @@ async def open_process(
     env: Mapping[str, str],
     cwd: str | None = None,
     limits: Limits | None = None,
-    fence: CommandFence | None = None,
+    sandbox: CommandSandbox | None = None,
     stdin: bool = True,
     stderr: Literal["pipe", "stdout"] = "pipe",
     last: Sequence[str] = (),
@@ -154,12 +262,12 @@ async def open_process(
         env: all of its variables.
         cwd: the folder that it starts in; None: that of this process.
         limits: what it may use; None: anything.
-        fence: the folders that it may use, beside one of its own for temporary files, which is
+        sandbox: the folders that it may use, beside one of its own for temporary files, which is
             also its home; None: all.
         stdin: whether it has a pipe to read; without, it reads nothing.
         stderr: a pipe of its own, or that of its output.
         last: a command that is run when it has ended, also when this process has died. Only for
-            programs without limits and without a fence.
+            programs without limits and without a sandbox.
 
     Raises:
         ToolRuntimeError: it cannot be started.
@@ -172,10 +280,10 @@ async def open_process(
         "rlimits": [("RLIMIT_CORE", 0)] if limits is None else limits.rlimits,
         "processes": 0 if limits is None else limits.processes,
         "memory": 0 if limits is None else limits.memory,
-        "fence": None if fence is None else _order_of(fence),
+        "sandbox": None if sandbox is None else _order_of(sandbox),
         "last": [*last],
-        "temporary": None if limits is None and fence is None else tempfile.gettempdir(),
-        "folder_variables": ["TMPDIR", *(["HOME"] if fence is not None else [])],
+        "temporary": None if limits is None and sandbox is None else tempfile.gettempdir(),
+        "folder_variables": ["TMPDIR", *(["HOME"] if sandbox is not None else [])],
     }
     process = await _start_supervisor(stdin, stderr)
     try:
@@ -206,9 +314,131 @@ async def _start_supervisor(stdin: bool, stderr: Literal["pipe", "stdout"]) -> P
     return Process(supervisor, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
 
 
-def _order_of(fence: CommandFence) -> dict[str, list[str]]:
+def _order_of(sandbox: CommandSandbox) -> dict[str, list[str]]:
     return {
-        "writable": [*fence.writable],
-        "readable": [*fence.readable],
-        "devices": [*fence.devices],
+        "writable": [*sandbox.writable],
+        "readable": [*sandbox.readable],
+        "devices": [*sandbox.devices],
     }
+
+
+@attrs.frozen(kw_only=True)
+class Output:
+    """How a program has ended, and what it wrote."""
+
+    #: What it wrote to standard output, up to the limit.
+    data: bytes
+    #: What it wrote to standard error, unless that went to standard output.
+    errors: bytes = b""
+    #: As a shell has it: 128 and the number of the signal, if a signal has ended it.
+    exit_code: int = 0
+    timed_out: bool = False
+    #: Whether it wrote more than `data` has.
+    truncated: bool = False
+    #: The limit for which it was ended: "processes", "memory", "output" or none.
+    limit_reached: str = ""
+
+    @property
+    def text(self) -> str:
+        """`data` as text. A character that the limit has cut is left out."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return decoder.decode(self.data, final=not self.truncated)
+
+
+async def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    max_output: int,
+    on_output: Callable[[str], None] | None = None,
+    stdin: bytes | Literal["held"] | None = None,
+    merged: bool = True,
+    **options: Any,
+) -> Output:
+    """Run a program to its end, or for some seconds. When cancelled, it has ended, too.
+
+    Args:
+        argv: the program and its arguments, as for `open_process`.
+        timeout: seconds after which it is ended.
+        max_output: bytes that are kept of what it writes. It may write more, to a limit.
+        on_output: is told what is kept, piece by piece.
+        stdin: what it reads; "held": nothing, but that ends only with this process, or with the
+            time.
+        merged: whether `Output.data` has standard error, too.
+        options: others of `open_process`: `env`, `cwd`, `limits` and `sandbox`.
+
+    Raises:
+        ToolRuntimeError: it cannot be started.
+    """
+    kept = _Kept(max_output, on_output)
+    errors = _Kept(max_output, None)
+    exit_code = -signal.SIGKILL
+    options["stderr"] = "stdout" if merged else "pipe"
+    async with open_process(argv, stdin=stdin is not None, **options) as process:
+        with trio.move_on_after(timeout) as scope:
+            await _talk(process, stdin, kept, errors)
+            if not (kept.too_much or errors.too_much):
+                exit_code = await process.wait()
+    kept.finish()
+    return Output(
+        data=bytes(kept.data),
+        errors=bytes(errors.data),
+        exit_code=exit_code if exit_code >= 0 else 128 - exit_code,
+        timed_out=scope.cancelled_caught,
+        truncated=kept.lost > 0,
+        limit_reached="output" if kept.too_much or errors.too_much else process.limit_reached,
+    )
+
+
+async def _talk(process: Process, stdin: bytes | str | None, kept: _Kept, errors: _Kept) -> None:
+    """Write what it reads, and read what it writes, until it ends or has written too much."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(process.wait)
+        if process.stdin is not None and isinstance(stdin, bytes):
+            nursery.start_soon(_feed, process.stdin, stdin)
+        if process.stderr is not None:
+            nursery.start_soon(errors.take, process.stderr, nursery.cancel_scope)
+        await kept.take(process.stdout, nursery.cancel_scope)
+
+
+class _Kept:
+    """What a program has written, up to a limit."""
+
+    def __init__(self, limit: int, on_output: Callable[[str], None] | None) -> None:
+        self.data = bytearray()
+        self.lost = 0
+        self._room = limit
+        self._on_output = on_output
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def too_much(self) -> bool:
+        return self.lost > MAX_LOST
+
+    async def take(self, stream: trio.abc.ReceiveStream, scope: trio.CancelScope) -> None:
+        """Read to the end, or cancel the scope if that is too much."""
+        async for piece in stream:
+            kept = piece[: self._room]
+            self._room -= len(kept)
+            self.lost += len(piece) - len(kept)
+            self.data += kept
+            self._pass_on(self._decoder.decode(kept))
+            if self.too_much:
+                scope.cancel()
+
+    def finish(self) -> None:
+        """Pass on what the end has of a character, unless the limit has cut it."""
+        if not self.lost:
+            self._pass_on(self._decoder.decode(b"", final=True))
+
+    def _pass_on(self, text: str) -> None:
+        if text and self._on_output is not None:
+            self._on_output(text)
+
+
+async def _feed(stream: trio.abc.SendStream, data: bytes) -> None:
+    async with stream:
+        try:
+            await stream.send_all(data)
+        except trio.BrokenResourceError:
+            return  # it does not read to the end

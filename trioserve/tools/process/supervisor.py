@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 if TYPE_CHECKING or __package__:
-    from trioserve.tools.process import landlock, root
+    from trioserve.tools.process import confinement
 else:
-    import landlock
-    import root
+    import confinement
 
 #: Seconds between two looks at what the command uses.
 _INTERVAL = 0.02
@@ -76,7 +75,7 @@ class Supervisor:
             self._tell(f"ended {os.waitstatus_to_exitcode(self._status)} {limit}")
 
     def _prepare(self) -> int:
-        landlock.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        confinement.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         wakeups, ours = os.pipe()
         os.set_blocking(wakeups, False)
         os.set_blocking(ours, False)
@@ -120,18 +119,18 @@ class Supervisor:
         try:
             os.setsid()
             self._tell(f"pid {os.getpid()}")  # before it could kill this process's parent
-            landlock.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            confinement.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             for name, value in self._order["rlimits"]:
                 _lower(getattr(resource, name), value)
             if self._order["is_limited"]:
                 _be_the_first_to_go()
-            fence = self._order["fence"]
-            if fence is not None:
-                root.make_read_only([*fence["writable"], self._folder])
+            sandbox = self._order["sandbox"]
+            if sandbox is not None:
+                confinement.make_read_only([*sandbox["writable"], self._folder])
             os.chdir(self._order["cwd"])
-            if fence is not None:
-                root.drop_capabilities()
-                landlock.confine(fence, self._folder)
+            if sandbox is not None:
+                confinement.drop_capabilities()
+                confinement.confine(sandbox, self._folder)
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             _become(self._order["argv"], self._order["env"])
@@ -224,7 +223,7 @@ class Supervisor:
 
 
 def _become(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """Like `os.execvpe`, which imports a module, from where a fence may not let it.
+    """Like `os.execvpe`, which imports a module, from where a sandbox may not let it.
 
     Raises:
         OSError: there is no such program, or it cannot be run.

@@ -11,8 +11,8 @@ from typing import Protocol
 import trio
 
 from trioserve.errors import ToolFileError, ToolRuntimeError
+from trioserve.tools.files.host import JUNK
 from trioserve.tools.files.store import Entry, FileStatus, FileStore, Kinds, Listing
-from trioserve.tools.files.walk import JUNK
 from trioserve.tools.process import Output
 
 _MAX_BYTES = 64 * 2**20

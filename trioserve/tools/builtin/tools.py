@@ -9,19 +9,13 @@ from typing import Any
 import attrs
 
 from trioserve.config.tools import ToolsConfig
-from trioserve.tools.builtin.edit import EditFile
-from trioserve.tools.builtin.file_tool import FileThreads, FileTool
-from trioserve.tools.builtin.find import FindFiles
-from trioserve.tools.builtin.grep import GrepFiles
-from trioserve.tools.builtin.info import GetInfo
-from trioserve.tools.builtin.read import ReadFile
-from trioserve.tools.builtin.shell import ExecShellCommand
-from trioserve.tools.builtin.write import WriteFile
+from trioserve.tools.builtin.commands import ExecShellCommand, GetInfo
+from trioserve.tools.builtin.file_tools import EditFile, FileThreads, FileTool, ReadFile, WriteFile
+from trioserve.tools.builtin.search import FindFiles, GrepFiles
 from trioserve.tools.files.store import FileStore
-from trioserve.tools.paths import Fence
-from trioserve.tools.process import has_fences
-from trioserve.tools.runtime.runtime import Runtime
-from trioserve.tools.runtime.runtimes import Runtimes, open_runtimes
+from trioserve.tools.process import has_landlock
+from trioserve.tools.runtime import Runtime, Runtimes, open_runtimes
+from trioserve.tools.sandbox import PathSandbox
 from trioserve.tools.tool import Tool, ToolCallContext
 
 _FILE_TOOLS: tuple[type[FileTool[Any]], ...] = (ReadFile, FindFiles, GrepFiles, WriteFile, EditFile)
@@ -35,7 +29,7 @@ class BuiltinTools:
     """The built-in tools that are on, by name, in llama-server's order."""
 
     tools: Mapping[str, Tool]
-    fence: Fence
+    sandbox: PathSandbox
     runtimes: Runtimes
     #: What the configuration calls the place where they run; None: this machine.
     runtime: str | None = None
@@ -65,11 +59,11 @@ class BuiltinTools:
     def _where(self) -> str:
         if self.runtime is not None:
             return f"in {self.runtime}"
-        return "anywhere" if self.fence.is_open else "in " + ", ".join(self.fence.folders)
+        return "anywhere" if self.sandbox.is_open else "in " + ", ".join(self.sandbox.folders)
 
     @property
     def _warning(self) -> str:
-        if self.runtime is not None or self.fence.is_open or has_fences():
+        if self.runtime is not None or self.sandbox.is_open or has_landlock():
             return ""
         return " The system cannot confine them to that (it has no Landlock)."
 
@@ -81,9 +75,9 @@ async def open_builtin_tools(config: ToolsConfig) -> AsyncIterator[BuiltinTools]
     Raises:
         ToolRuntimeError: they cannot run where they are to run.
     """
-    fence = Fence(config.tools_dir)
+    sandbox = PathSandbox(config.tools_dir)
     threads = FileThreads()
-    async with open_runtimes(config, fence) as runtimes:
+    async with open_runtimes(config, sandbox) as runtimes:
 
         def runtime_of(context: ToolCallContext) -> Runtime:
             return runtimes.find(context.runtime)
@@ -94,4 +88,4 @@ async def open_builtin_tools(config: ToolsConfig) -> AsyncIterator[BuiltinTools]
         tools: dict[str, Tool] = {one.NAME: one(stores, threads) for one in _FILE_TOOLS}
         tools |= {one.NAME: one(runtime_of) for one in (ExecShellCommand, GetInfo)}
         used = {name: tools[name] for name in config.builtin_tools if name in tools}
-        yield BuiltinTools(used, fence, runtimes, config.tools_runtime)
+        yield BuiltinTools(used, sandbox, runtimes, config.tools_runtime)

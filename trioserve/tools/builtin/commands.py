@@ -1,4 +1,4 @@
-"""`exec_shell_command`: a command, and what it writes."""
+"""`exec_shell_command` and `get_info`: a command and what it writes, and the system it runs on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import msgspec
 from msgspec import Meta
 
 from trioserve.errors import InvalidRequestError
-from trioserve.tools.arguments import read_arguments, schema_of
 from trioserve.tools.process import Output
-from trioserve.tools.runtime.runtime import Runtime
-from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
+from trioserve.tools.runtime import Runtime
+from trioserve.tools.tool import (
+    Tool,
+    ToolCallContext,
+    ToolInfo,
+    ToolResult,
+    read_arguments,
+    schema_of,
+)
 
 _MAX_SECONDS = 60
 _MAX_BYTES = 16 * 2**10
@@ -26,6 +32,10 @@ _LIMITS = {
     "processes": "started more processes than it may",
     "output": "did not stop writing",
 }
+
+_INFO_SECONDS = 5.0
+_MAX_INFO = 4096
+_UNKNOWN = "unknown"
 
 
 class ShellArguments(msgspec.Struct):
@@ -103,3 +113,38 @@ def _end_of(output: Output) -> str:
     if output.limit_reached:
         words += f" [ended because it {_LIMITS[output.limit_reached]}]"
     return words
+
+
+class GetInfo(Tool):
+    """Tells what the system is, and the current directory."""
+
+    NAME = "get_info"
+
+    def __init__(self, runtime_of: Callable[[ToolCallContext], Runtime]) -> None:
+        """Tell it of the runtime that this finds."""
+        self._runtime_of = runtime_of
+        self._info = ToolInfo(
+            name=self.NAME,
+            display_name="Get runtime info",
+            description="Tell the name and version of the operating system, and the current "
+            "directory.",
+            uses_cwd=True,
+        )
+
+    @property
+    def info(self) -> ToolInfo:
+        """What it is."""
+        return self._info
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
+        """Ask the system."""
+        output = await self._runtime_of(context).run(
+            ["sh", "-c", "uname -a && pwd"],
+            cwd=context.cwd,
+            timeout=_INFO_SECONDS,
+            max_output=_MAX_INFO,
+        )
+        if output.exit_code:
+            return ToolResult({"os": _UNKNOWN, "cwd": context.cwd or _UNKNOWN})
+        system, _, cwd = output.text.rstrip("\n").partition("\n")
+        return ToolResult({"os": system, "cwd": cwd})

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from trioserve.errors import ToolFileError
 from trioserve.tools.files.host import HostFiles
-from trioserve.tools.paths import Fence
+from trioserve.tools.sandbox import PathSandbox
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
 
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 _names = st.sampled_from(["a", "b", "c", "inside", "outside", ".", "..", "...", "~", ""])
 _relative = st.lists(_names, min_size=1, max_size=6).map("/".join)
-#: "@" stands for the directory that the fence is in.
+#: "@" stands for the directory that the sandbox is in.
 _paths = st.one_of(_relative, _relative.map("@/inside/{}".format), _relative.map("@/{}".format))
 _trees = st.lists(
     st.tuples(st.sampled_from(["file", "dir", "link", "fifo"]), _relative, _paths), max_size=12
@@ -76,10 +76,10 @@ def found_by_kernel(path: str) -> str | None:
         os.close(opened)
 
 
-def found_by_fence(inside: Path, path: str) -> str | None:
-    fence = Fence([str(inside)])
+def found_by_sandbox(inside: Path, path: str) -> str | None:
+    sandbox = PathSandbox([str(inside)])
     try:
-        opened = fence.open_file(fence.resolve(path, str(inside)))
+        opened = sandbox.open_file(sandbox.resolve(path, str(inside)))
     except (OSError, ToolFileError):
         return None
     try:
@@ -99,7 +99,7 @@ def test_what_is_opened_is_what_the_kernel_finds_inside(
         in_home = path == "~" or path.startswith("~/")
         whole = os.path.expanduser(path) if in_home else os.path.join(inside, path)
         kernels = found_by_kernel(whole)
-        ours = found_by_fence(inside, path)
+        ours = found_by_sandbox(inside, path)
         if kernels is not None:
             is_inside = kernels.startswith(f"{inside}/")
             assert ours == (kernels if is_inside else None)
@@ -113,7 +113,7 @@ def test_nothing_is_written_outside(
 ) -> None:
     with built(tmp_path, tree) as inside:
         before = outside_of(inside)
-        files = HostFiles(Fence([str(inside)]))
+        files = HostFiles(PathSandbox([str(inside)]))
         with suppress(ToolFileError):
             files.write(path.replace("@", str(inside.parent)), b"new")
             assert b"new" in [
@@ -148,7 +148,7 @@ def test_links_that_come_and_go_lead_nowhere(tmp_path: Path) -> None:
         while not stopping.is_set():
             assert libc.renameat2(_HERE, link, _HERE, sub, _EXCHANGE) == 0
 
-    files = HostFiles(Fence([str(inside)]))
+    files = HostFiles(PathSandbox([str(inside)]))
     texts: set[str] = set()
     swapper = threading.Thread(target=swap)
     swapper.start()

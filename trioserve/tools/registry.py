@@ -1,4 +1,4 @@
-"""`ToolBox`: all tools that a server has, built in and from MCP servers."""
+"""`ToolRegistry`: all tools that a server has, built in and from MCP servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ToolSource(Protocol):
         """What a server with these tools may do, in sentences for the log."""
 
 
-class ToolBox:
+class ToolRegistry:
     """The tools of a server. Without sources, it is empty."""
 
     def __init__(
@@ -103,7 +103,7 @@ class ToolBox:
 
 
 @asynccontextmanager
-async def open_box(config: ToolsConfig) -> AsyncIterator[ToolBox]:
+async def open_registry(config: ToolsConfig) -> AsyncIterator[ToolRegistry]:
     """Open the tools that a configuration allows, and close them at the end.
 
     All that they have started has ended when the block is left.
@@ -117,7 +117,7 @@ async def open_box(config: ToolsConfig) -> AsyncIterator[ToolBox]:
         options: dict[str, Any] = {}
         if config.builtin_tools:
             # Imported when it is needed, because it does not run on every system.
-            from trioserve.tools.builtin.box import open_builtin_tools
+            from trioserve.tools.builtin.tools import open_builtin_tools
 
             builtin = await stack.enter_async_context(open_builtin_tools(config))
             sources.append(builtin)
@@ -127,4 +127,4 @@ async def open_box(config: ToolsConfig) -> AsyncIterator[ToolBox]:
             servers = await stack.enter_async_context(open_mcp_servers(config, taken=taken))
             sources.append(servers)
             options["listed"] = servers.listed
-        yield ToolBox(sources, **options)
+        yield ToolRegistry(sources, **options)

@@ -1,4 +1,4 @@
-"""`Fence`: the directories that tools may use, and how a path gets to a file inside them."""
+"""`PathSandbox`: the directories that tools may use, and how a path gets to a file inside them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PASSAGE = _DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 _MAX_PATH = 4095  # bytes: the kernel's
 
 
-class Fence:
+class PathSandbox:
     """Directories, and what is in them. Nothing else can be opened through it.
 
     A path may lead through ``..`` and symbolic links, as long as what it names is inside. What is
@@ -27,7 +27,7 @@ class Fence:
     """
 
     def __init__(self, folders: Iterable[str] = ()) -> None:
-        """Put a fence around `folders`; without any, around the current directory."""
+        """Put a sandbox around `folders`; without any, around the current directory."""
         real = [os.path.realpath(folder) for folder in folders or [os.curdir]]
         #: The directories, by their real paths.
         self.folders = tuple(dict.fromkeys(real))

@@ -1,4 +1,4 @@
-"""Paths lead nowhere but into the directories of the fence."""
+"""Paths lead nowhere but into the directories of the sandbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trioserve.errors import InvalidRequestError, ToolFileError
-from trioserve.tools.paths import Fence
+from trioserve.tools.sandbox import PathSandbox
 
 
 @pytest.fixture
@@ -21,17 +21,17 @@ def inside(tmp_path: Path) -> Path:
     return folder
 
 
-def read(fence: Fence, path: str) -> str:
-    with open(fence.open_file(fence.resolve(path))) as file:
+def read(sandbox: PathSandbox, path: str) -> str:
+    with open(sandbox.open_file(sandbox.resolve(path))) as file:
         return file.read()
 
 
 def test_paths_inside_are_opened(inside: Path) -> None:
-    fence = Fence([str(inside)])
+    sandbox = PathSandbox([str(inside)])
     (inside / "link").symlink_to("file.txt")
     (inside / "sub" / "absolute").symlink_to(inside / "file.txt")
     paths = ["file.txt", "./sub/../file.txt", str(inside / "file.txt"), "link", "sub/absolute"]
-    assert [read(fence, path) for path in paths] == ["inside"] * len(paths)
+    assert [read(sandbox, path) for path in paths] == ["inside"] * len(paths)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_paths_outside_are_refused_with_the_flag_that_says_so(inside: Path, path
     (inside / "link").symlink_to("../outside.txt")
     (inside / "links").symlink_to(inside.parent)
     with pytest.raises(ToolFileError, match="--tools-dir"):
-        Fence([str(inside)]).resolve(path)
+        PathSandbox([str(inside)]).resolve(path)
 
 
 @pytest.mark.parametrize(
@@ -70,61 +70,61 @@ def test_paths_outside_are_refused_with_the_flag_that_says_so(inside: Path, path
 def test_what_is_no_path_is_refused(inside: Path, path: str, complaint: str) -> None:
     (inside / "l0").symlink_to("l0")
     with pytest.raises(ToolFileError, match=complaint):
-        Fence([str(inside)]).resolve(path)
+        PathSandbox([str(inside)]).resolve(path)
 
 
 def test_a_chain_of_links_that_the_kernel_does_not_see_is_no_trap(inside: Path) -> None:
     for number in range(1100):  # more than Python's recursion allows
         (inside / f"l{number}").symlink_to(f"l{number + 1}")
-    fence = Fence([str(inside)])
+    sandbox = PathSandbox([str(inside)])
     with suppress(ToolFileError):  # realpath finds the end of it since Python 3.13
-        assert fence.resolve("none/../l0", str(inside)) == str(inside / "l1100")
+        assert sandbox.resolve("none/../l0", str(inside)) == str(inside / "l1100")
     with pytest.raises(ToolFileError, match="too many"):
-        fence.resolve("l0", str(inside))
+        sandbox.resolve("l0", str(inside))
 
 
 def test_a_link_that_appears_after_the_path_was_looked_at_is_not_followed(inside: Path) -> None:
-    fence = Fence([str(inside)])
-    in_sub, in_file = fence.resolve("sub/outside.txt"), fence.resolve("file.txt")
+    sandbox = PathSandbox([str(inside)])
+    in_sub, in_file = sandbox.resolve("sub/outside.txt"), sandbox.resolve("file.txt")
     (inside / "sub").rmdir()
     (inside / "sub").symlink_to(inside.parent)
     (inside / "file.txt").unlink()
     (inside / "file.txt").symlink_to("../outside.txt")
     for real in (in_sub, in_file):
         with pytest.raises(OSError, match=r"Not a directory|Not a regular file"):
-            fence.open_file(real)
+            sandbox.open_file(real)
 
 
 def test_only_regular_files_are_opened_and_a_fifo_is_not_waited_for(inside: Path) -> None:
     os.mkfifo(inside / "fifo")
-    fence = Fence([str(inside)])
+    sandbox = PathSandbox([str(inside)])
     for name, complaint in (("fifo", "Not a regular"), ("sub", "directory"), (".", "directory")):
         with pytest.raises(OSError, match=complaint):
-            fence.open_file(fence.resolve(name))
+            sandbox.open_file(sandbox.resolve(name))
 
 
-def test_an_open_fence_has_everything_inside(inside: Path) -> None:
-    fence = Fence(["/"])
-    assert fence.is_open
-    assert read(fence, str(inside.parent / "outside.txt")) == "outside"
+def test_an_open_sandbox_has_everything_inside(inside: Path) -> None:
+    sandbox = PathSandbox(["/"])
+    assert sandbox.is_open
+    assert read(sandbox, str(inside.parent / "outside.txt")) == "outside"
 
 
 def test_home_is_the_current_directory_if_it_is_inside(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(inside / "sub")
-    assert Fence().folders == (str(inside / "sub"),)
-    assert Fence([str(inside)]).home == str(inside / "sub")
+    assert PathSandbox().folders == (str(inside / "sub"),)
+    assert PathSandbox([str(inside)]).home == str(inside / "sub")
     monkeypatch.chdir("/")
-    assert Fence([str(inside), "/usr"]).home == str(inside)
+    assert PathSandbox([str(inside), "/usr"]).home == str(inside)
 
 
 def test_the_directory_of_a_call_must_be_one_and_inside(inside: Path) -> None:
-    fence = Fence([str(inside)])
-    assert fence.folder(str(inside / "sub")) == str(inside / "sub")
+    sandbox = PathSandbox([str(inside)])
+    assert sandbox.folder(str(inside / "sub")) == str(inside / "sub")
     for cwd, complaint in (("/etc", "outside"), ("file.txt", "not a directory")):
         with pytest.raises(InvalidRequestError, match=complaint) as caught:
-            fence.folder(cwd)
+            sandbox.folder(cwd)
         assert caught.value.param == "cwd"
 
 
@@ -132,25 +132,25 @@ def test_a_current_directory_that_was_removed_is_nobodys_home(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(inside / "sub")
-    fence = Fence([str(inside)])
+    sandbox = PathSandbox([str(inside)])
     (inside / "sub").rmdir()
-    assert fence.home == str(inside)
-    assert read(fence, "file.txt") == "inside"
+    assert sandbox.home == str(inside)
+    assert read(sandbox, "file.txt") == "inside"
 
 
 def test_what_was_not_resolved_is_not_opened(inside: Path) -> None:
-    fence = Fence([str(inside)])
-    with pytest.raises(ToolFileError, match="outside"), fence.open_folder("/etc"):
+    sandbox = PathSandbox([str(inside)])
+    with pytest.raises(ToolFileError, match="outside"), sandbox.open_folder("/etc"):
         raise AssertionError
     with pytest.raises(ToolFileError, match="outside"):
-        fence.open_file(str(inside.parent / "outside.txt"))
+        sandbox.open_file(str(inside.parent / "outside.txt"))
 
 
 def test_a_file_that_a_fifo_takes_the_place_of_is_not_opened(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fence = Fence([str(inside)])
-    real = fence.resolve("file.txt")
+    sandbox = PathSandbox([str(inside)])
+    real = sandbox.resolve("file.txt")
     open_it = os.open
 
     def open_late(name: str, flags: int, **where: int) -> int:
@@ -162,5 +162,5 @@ def test_a_file_that_a_fifo_takes_the_place_of_is_not_opened(
     n_open = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "open", open_late)
     with pytest.raises(OSError, match="Not a regular file"):
-        fence.open_file(real)
+        sandbox.open_file(real)
     assert len(os.listdir("/proc/self/fd")) == n_open

@@ -1,0 +1,487 @@
+"""`FileTool`, and the tools that read, write and edit a file.
+
+`edit_file` replaces pieces of a file, each of which the file must have exactly once.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from io import BufferedReader
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import attrs
+import msgspec
+import trio
+from msgspec import Meta
+
+from trioserve.errors import ToolFileError, TrioServeError
+from trioserve.tools.builtin.diffs import opaque_diff, unified_diff
+from trioserve.tools.files.patterns import shown
+from trioserve.tools.files.store import FileStatus, FileStore, FileStores
+from trioserve.tools.tool import (
+    Tool,
+    ToolCallContext,
+    ToolInfo,
+    ToolResult,
+    read_arguments,
+    schema_of,
+)
+
+_A = TypeVar("_A", bound=msgspec.Struct)
+
+#: More would not be quicker: they take turns with the GIL, and hold up the event loop.
+_N_READING = 2
+
+_MAX_TEXT = 16 * 2**10
+_MAX_BYTES_BASE64 = 32 * 2**20
+_MAX_READ_SECONDS = 15.0
+
+#: A file with one of these in its first bytes is not text.
+_NUL = b"\0"
+_N_PROBED = 8192
+
+#: Bytes of the file that is replaced, for which a diff is made.
+_MAX_COMPARED = 4 * 2**20
+_MAX_EDITED = 4 * 2**20
+
+#: What models write in place of a character that is on no keyboard: llama-server's, in which each
+#: stands for one character. Other whitespace at the end of a line does not matter, either.
+_ALIKE = str.maketrans(
+    dict.fromkeys("\u2018\u2019\u201a\u201b", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f", '"')
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
+    | dict.fromkeys("\u00a0\u202f\u205f\u3000" + "".join(map(chr, range(0x2002, 0x200B))), " ")
+)
+
+
+class FileThreads:
+    """The threads that the tools of a server share."""
+
+    def __init__(self) -> None:
+        """Let a few calls read, and one write: of two edits of a file, both are kept."""
+        self.reading = trio.CapacityLimiter(_N_READING)
+        self.writing = trio.CapacityLimiter(1)
+
+
+class FileTool(Tool, Generic[_A]):
+    """A tool whose work is done in a worker thread, on the files that a call is about."""
+
+    #: Its arguments, described for models.
+    ARGUMENTS: type[_A]
+    NAME: ClassVar[str]
+    DISPLAY_NAME: ClassVar[str]
+    DESCRIPTION: ClassVar[str]
+    WRITES: ClassVar[bool] = False
+
+    def __init__(self, stores: FileStores, threads: FileThreads) -> None:
+        """Work on the files that `stores` finds, in one of these threads."""
+        self._stores = stores
+        self._threads = threads.writing if self.WRITES else threads.reading
+        self._info = ToolInfo(
+            name=self.NAME,
+            description=self.DESCRIPTION,
+            parameters=schema_of(self.ARGUMENTS),
+            display_name=self.DISPLAY_NAME,
+            writes=self.WRITES,
+            uses_cwd=True,
+        )
+
+    @property
+    def info(self) -> ToolInfo:
+        """What it is."""
+        return self._info
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
+        """Run it in a thread; a file that it cannot use is a result with an error."""
+        read = read_arguments(self.ARGUMENTS, arguments)
+        files = await self._stores(context)
+        try:
+            return await trio.to_thread.run_sync(
+                self.run, read, files, context, limiter=self._threads
+            )
+        except ToolFileError as error:
+            return ToolResult.of_error(error.message)
+
+    async def preview(self, arguments: Mapping[str, Any], context: ToolCallContext) -> str | None:
+        """Tell what it would change; None, too, if it could not."""
+        if not self.WRITES:
+            return None
+        try:
+            read = read_arguments(self.ARGUMENTS, arguments)
+            files = await self._stores(context)
+            return await trio.to_thread.run_sync(self.diff, read, files, limiter=self._threads)
+        except TrioServeError:
+            return None
+
+    @abstractmethod
+    def run(self, arguments: _A, files: FileStore, context: ToolCallContext) -> ToolResult:
+        """Do the work, in a worker thread. Raises ToolFileError for what the model can mend."""
+
+    def diff(self, arguments: _A, files: FileStore) -> str | None:
+        """Tell what `run` would change, in a worker thread, as a unified diff."""
+        return None
+
+
+class ReadArguments(msgspec.Struct):
+    """What `read_file` reads."""
+
+    path: Annotated[str, Meta(description="Path of the file")]
+    start_line: Annotated[
+        int, Meta(description="First line to read; lines count from 1 (default: 1)")
+    ] = 1
+    end_line: Annotated[
+        int, Meta(description="Last line to read, inclusive (default: end of the file)")
+    ] = -1
+    append_loc: Annotated[bool, Meta(description="Begin each line with its number")] = False
+
+
+class ReadFile(FileTool[ReadArguments]):
+    """Reads a file."""
+
+    ARGUMENTS = ReadArguments
+    NAME = "read_file"
+    DISPLAY_NAME = "Read file"
+    DESCRIPTION = (
+        "Read a text file, or a range of its lines. With append_loc, each line begins with its "
+        'number, as in "1→...".'
+    )
+
+    def run(
+        self, arguments: ReadArguments, files: FileStore, context: ToolCallContext
+    ) -> ToolResult:
+        """Read it."""
+        path = arguments.path
+        status = files.status(path)
+        if status is None:
+            raise ToolFileError(f"cannot stat file: {path}")
+        if context.response_type == "base64":
+            return _read_base64(path, files, status)
+        is_part = arguments.start_line > 1 or arguments.end_line != -1
+        if status.kind == "file" and status.size > _MAX_TEXT and not is_part:
+            raise ToolFileError(
+                f"file too large ({status.size} bytes, max {_MAX_TEXT}). Use start_line/end_line "
+                "to read a portion."
+            )
+        with files.open(path) as file:
+            check_text(file, path)
+            return ToolResult.of_text(_read_lines(arguments, file))
+
+
+def check_text(file: BufferedReader, path: str) -> None:
+    """Raise ToolFileError if a file that was just opened is not text."""
+    if _NUL in file.peek(_N_PROBED)[:_N_PROBED]:
+        raise ToolFileError(f"file is binary, and not text: {path}")
+
+
+def _read_base64(path: str, files: FileStore, status: FileStatus) -> ToolResult:
+    with files.open(path) as file:
+        content = file.read(_MAX_BYTES_BASE64 + 1)
+    if len(content) > _MAX_BYTES_BASE64:
+        size = max(status.size, len(content))
+        raise ToolFileError(f"file too large ({size} bytes, max {_MAX_BYTES_BASE64})")
+    encoded = base64.b64encode(content).decode("ascii")
+    return ToolResult({"base64": encoded, "size_bytes": len(content)})
+
+
+def _read_lines(arguments: ReadArguments, file: BufferedReader) -> str:
+    parts: list[str] = []
+    room = _MAX_TEXT
+    for number, line in _lines_from(file, arguments.start_line):
+        if arguments.end_line != -1 and number > arguments.end_line:
+            break
+        prefix = f"{number}→" if arguments.append_loc else ""
+        part = prefix + line.decode("utf-8", "replace") + "\n"
+        size = len(part.encode())
+        if size > room:
+            if not parts:  # one line that is longer than all that fits
+                parts.append(part.encode()[:room].decode("utf-8", "ignore") + "\n")
+            parts.append("[output truncated]")
+            break
+        parts.append(part)
+        room -= size
+    return "".join(parts)
+
+
+def _lines_from(file: BufferedReader, first: int) -> Iterator[tuple[int, bytes]]:
+    """The lines from number `first` on, each without its end, and only the beginning of a long
+    one."""
+    number = 1
+    begins = True
+    deadline = time.monotonic() + _MAX_READ_SECONDS
+    while piece := file.readline(2 * _MAX_TEXT):
+        if begins and number >= first:
+            yield number, piece.removesuffix(b"\n")
+        begins = piece.endswith(b"\n")
+        number += begins
+        if number % 4096 == 0 or not begins:
+            trio.from_thread.check_cancelled()
+            if time.monotonic() > deadline:
+                raise ToolFileError(f"it takes too long to get to line {first}")
+
+
+class WriteArguments(msgspec.Struct):
+    """What `write_file` writes."""
+
+    path: Annotated[str, Meta(description="Path of the file")]
+    content: Annotated[str, Meta(description="What to write")]
+
+
+class WriteFile(FileTool[WriteArguments]):
+    """Writes a file."""
+
+    ARGUMENTS = WriteArguments
+    NAME = "write_file"
+    DISPLAY_NAME = "Write file"
+    DESCRIPTION = (
+        "Write a file, and make it and the directories that it is in if they do not exist. To "
+        "change a part of a file, use edit_file."
+    )
+    WRITES = True
+
+    def run(
+        self, arguments: WriteArguments, files: FileStore, context: ToolCallContext
+    ) -> ToolResult:
+        """Write it."""
+        data = encoded(arguments.content, "content")
+        try:
+            diff = self.diff(arguments, files)
+        except ToolFileError:  # that it cannot be read need not mean that it cannot be written
+            diff = None
+        files.write(arguments.path, data)
+        answer = {
+            "result": "file written successfully",
+            "path": shown(arguments.path),
+            "bytes": len(data),
+        }
+        return ToolResult(answer, diff)
+
+    def diff(self, arguments: WriteArguments, files: FileStore) -> str:
+        """Compare what is there with what will be."""
+        encoded(arguments.content, "content")
+        if files.status(arguments.path) is None:
+            return unified_diff(arguments.path, None, arguments.content)
+        with files.open(arguments.path) as file:
+            data = file.read(_MAX_COMPARED + 1)
+        if len(data) > _MAX_COMPARED or b"\0" in data:
+            return opaque_diff(arguments.path)
+        return unified_diff(arguments.path, data.decode("utf-8", "replace"), arguments.content)
+
+
+def encoded(text: str, name: str) -> bytes:
+    """The bytes of an argument.
+
+    Raises:
+        ToolFileError: it has characters that are none.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ToolFileError(f"{name} has half of a surrogate pair") from None
+
+
+class Edit(msgspec.Struct):
+    """One replacement."""
+
+    old_text: Annotated[
+        str,
+        Meta(
+            description="Text to replace; the file must have it exactly once, and outside of what "
+            "other edits replace"
+        ),
+    ]
+    new_text: Annotated[str, Meta(description="Text in its place")]
+
+
+class EditArguments(msgspec.Struct):
+    """What `edit_file` replaces."""
+
+    path: Annotated[str, Meta(description="Path of the file")]
+    edits: Annotated[list[Edit], Meta(description="Replacements, one or more")]
+
+
+class EditFile(FileTool[EditArguments]):
+    """Edits a file."""
+
+    ARGUMENTS = EditArguments
+    NAME = "edit_file"
+    DISPLAY_NAME = "Edit file"
+    DESCRIPTION = (
+        "Edit a file by replacing text. The file must have each edits[].old_text exactly once, "
+        "before any of the edits. Edits may not overlap; make one of those that are close to each "
+        "other. To replace the whole file, use write_file."
+    )
+    WRITES = True
+
+    def run(
+        self, arguments: EditArguments, files: FileStore, context: ToolCallContext
+    ) -> ToolResult:
+        """Edit it."""
+        old, new = _edited(arguments, files)
+        files.write(arguments.path, new.encode("utf-8", "surrogateescape"))
+        answer = {
+            "result": "file edited successfully",
+            "path": shown(arguments.path),
+            "edits_applied": len(arguments.edits),
+        }
+        return ToolResult(answer, _diff(arguments.path, old, new))
+
+    def diff(self, arguments: EditArguments, files: FileStore) -> str:
+        """Compare what is there with what will be."""
+        return _diff(arguments.path, *_edited(arguments, files))
+
+
+def _diff(path: str, old: str, new: str) -> str:
+    return unified_diff(path, _printable(old), _printable(new))
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _edited(arguments: EditArguments, files: FileStore) -> tuple[str, str]:
+    """What the file has, and what it is to have. Bytes that are not UTF-8 stay as they are."""
+    path = arguments.path
+    _check_edits(arguments.edits)
+    with files.open(path) as file:
+        data = file.read(_MAX_EDITED + 1)
+    if len(data) > _MAX_EDITED:
+        raise ToolFileError(f"file too large to edit: {path} (max {_MAX_EDITED} bytes)")
+    old = data.decode("utf-8", "surrogateescape")
+    new = with_edits(path, old, arguments.edits)
+    if new == old:
+        raise ToolFileError("no changes made: the replacement(s) produced identical content")
+    return old, new
+
+
+def _check_edits(edits: list[Edit]) -> None:
+    if not edits:
+        raise ToolFileError('"edits" must be a non-empty array')
+    for number, edit in enumerate(edits):
+        if not edit.old_text:
+            raise ToolFileError(f"edits[{number}].old_text must not be empty")
+        encoded(edit.old_text, f"edits[{number}].old_text")
+        encoded(edit.new_text, f"edits[{number}].new_text")
+
+
+def with_edits(path: str, text: str, edits: list[Edit]) -> str:
+    """The text of a file with all of the edits made.
+
+    Raises:
+        ToolFileError: one cannot be made; the message names it.
+    """
+    # Models write "\n" at the end of lines, whatever ends those of the file.
+    has_crlf = "\r\n" in text and text.count("\n") == text.count("\r\n")
+    if has_crlf:
+        unix = [Edit(_unix(edit.old_text), _unix(edit.new_text)) for edit in edits]
+        return with_edits(path, _unix(text), unix).replace("\n", "\r\n")
+    source = _Source(text)
+    found = sorted(
+        _Found(*source.find(path, number, edit.old_text), number)
+        for number, edit in enumerate(edits)
+    )
+    for one, other in pairwise(found):
+        if one.end > other.begin:
+            raise ToolFileError(
+                f"edits[{one.number}] and edits[{other.number}] overlap in {path}; merge them into "
+                "one edit or target disjoint regions"
+            )
+    return "".join(_pieces(text, found, edits))
+
+
+def _unix(text: str) -> str:
+    return text.replace("\r\n", "\n")
+
+
+class _Found(NamedTuple):
+    """Where an edit is to be made."""
+
+    begin: int
+    end: int
+    number: int
+
+
+def _pieces(text: str, found: Iterable[_Found], edits: list[Edit]) -> Iterable[str]:
+    at = 0
+    for begin, end, number in found:
+        yield text[at:begin]
+        yield edits[number].new_text
+        at = end
+    yield text[at:]
+
+
+@attrs.frozen
+class _Source:
+    """A text in which pieces are found, exactly or nearly."""
+
+    text: str
+
+    @cached_property
+    def _normal(self) -> _Normal:
+        return _Normal.of(self.text)
+
+    def find(self, path: str, number: int, wanted: str) -> tuple[int, int]:
+        """Where the only piece is that is, or else looks, like `wanted`."""
+        count = _count(self.text, wanted)
+        begin = self.text.find(wanted)
+        end = begin + len(wanted)
+        if count == 0:
+            normal = _Normal.of(wanted).text
+            count = _count(self._normal.text, normal) if normal else 0
+            begin, end = self._normal.find(normal)
+        if count == 0:
+            raise ToolFileError(
+                f"could not find edits[{number}].old_text in {path}, it must match the file's "
+                "current content exactly"
+            )
+        if count > 1:
+            raise ToolFileError(
+                f"found {count} occurrences of edits[{number}].old_text in {path}, it must be "
+                "unique"
+            )
+        return begin, end
+
+
+@attrs.frozen
+class _Normal:
+    """A text without what does not matter, and where each of its lines was in that text."""
+
+    text: str
+    lines: list[int]
+    places: list[int]
+
+    @classmethod
+    def of(cls, text: str) -> _Normal:
+        """Make it of a text."""
+        parts, lines, places = [], [], []
+        at_normal = at = 0
+        for line in text.split("\n"):
+            part = line.translate(_ALIKE).rstrip(" \t\r")
+            parts.append(part)
+            lines.append(at_normal)
+            places.append(at)
+            at_normal += len(part) + 1
+            at += len(line) + 1
+        return cls("\n".join(parts), lines, places)
+
+    def find(self, wanted: str) -> tuple[int, int]:
+        """Where the first piece like this is in the text that this was made of."""
+        begin = self.text.find(wanted)
+        return self._place_of(begin), self._place_of(begin + len(wanted))
+
+    def _place_of(self, at: int) -> int:
+        line = bisect_right(self.lines, at) - 1
+        return self.places[line] + at - self.lines[line]
+
+
+def _count(text: str, wanted: str) -> int:
+    """How often a piece is in a text, where it may overlap itself."""
+    count = text.count(wanted)
+    if count == 1 and text.find(wanted, text.find(wanted) + 1) >= 0:
+        return 2
+    return count

@@ -1,0 +1,163 @@
+"""What the kernel takes from a command: Landlock, and the rights of root that Landlock leaves.
+
+Landlock is a sandbox that a process puts around itself and all that it starts. It does not keep a
+command from changing the modes, owners and times of files outside of it, and root may change those
+of all. On a read-only file system nobody can. With some capabilities, root may also look into the
+memory of other processes, such as the server.
+
+Like `supervisor`, which uses it, this imports nothing of trioserve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_ONLY = 1
+_BENEATH_PATH = 1
+
+_EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
+#: Of a directory: to remove and make entries (bits 4 to 12), and from version 2 on to move them.
+_CHANGE = 0x1FF0
+_MOVE, _TRUNCATE, _DEVICE = 1 << 13, 1 << 14, 1 << 15
+#: From version 6 on: not to signal processes outside, nor to reach their abstract sockets.
+_SCOPES = 0b11
+
+_PR_SET_NO_NEW_PRIVS = 38
+
+# Of the kernel, since 5.2 and 5.12; the numbers are those of all processors.
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_CLONE_NEWNS = 0x20000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MOUNT_ATTR_RDONLY = 1
+_PR_CAPBSET_DROP = 24
+
+#: To use and own any file and process as far as the sandbox lets it, to become another user, and to
+#: listen on low ports: chown, dac_override, fowner, fsetid, kill, setgid, setuid,
+#: net_bind_service.
+_KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 10})
+
+
+def version() -> int:
+    """The version of Landlock that the kernel has; 0 without it."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _VERSION_ONLY)))
+
+
+def confine(sandbox: dict[str, list[str]], folder: str) -> None:
+    """Allow this process what the sandbox allows, and the folder.
+
+    Raises:
+        OSError: the kernel does not let us.
+    """
+    number = version()
+    if not number:
+        return  # the server has warned
+    reads = _EXECUTE | _READ | _LIST
+    known = reads | _WRITE | _CHANGE | (_MOVE if number > 1 else 0)
+    known |= (_TRUNCATE if number > 2 else 0) | (_DEVICE if number > 4 else 0)
+    rules = (ctypes.c_uint64 * 3)(known, 0, _SCOPES if number > 5 else 0)
+    size = 24 if number > 5 else 8
+    ruleset = _checked(_libc().syscall(_CREATE_RULESET, ctypes.byref(rules), size, 0))
+    writable = [*sandbox["writable"], *([folder] if folder else [])]
+    for rights, paths in ((known, writable), (reads, sandbox["readable"])):
+        for path in paths:
+            _allow(ruleset, path, rights)
+    for path in sandbox["devices"]:
+        _allow(ruleset, path, known & (_READ | _WRITE | _TRUNCATE | _DEVICE))
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _checked(_libc().syscall(_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+
+
+class _Rule(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("rights", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # there is no such thing on this system
+        return
+    try:
+        if not os.path.isdir(path):
+            rights &= _EXECUTE | _READ | _WRITE | _TRUNCATE | _DEVICE
+        rule = _Rule(rights, parent)
+        _checked(_libc().syscall(_ADD_RULE, ruleset, _BENEATH_PATH, ctypes.byref(rule), 0))
+    finally:
+        os.close(parent)
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl, on Linux. Raises OSError."""
+    if sys.platform == "linux":
+        _checked(_libc().prctl(option, value, 0, 0, 0))
+
+
+def make_read_only(writable: list[str]) -> bool:
+    """Make all file systems read-only for this process and what it starts, but for some folders.
+
+    Returns whether that was possible. If not, nothing has changed.
+
+    Raises:
+        OSError: it was, but then a folder could not be kept.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None):
+        return False
+    trees = []
+    for path in writable:
+        # With what is mounted below it, which stays as it is.
+        flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+        tree = libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags)
+        if tree < 0:
+            return False
+        trees.append(tree)
+    # What to set, what to clear, and two fields that are not for us.
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY)
+    size = ctypes.sizeof(attributes)
+    arguments = (_AT_FDCWD, b"/", _AT_RECURSIVE, ctypes.byref(attributes), size)
+    if libc.syscall(_MOUNT_SETATTR, *arguments):
+        return False
+    for path, tree in zip(writable, trees, strict=True):
+        target = os.fsencode(path)
+        if libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, target, _MOVE_MOUNT_F_EMPTY_PATH):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), path)
+        os.close(tree)
+    return True
+
+
+def drop_capabilities() -> None:
+    """Have the program that this process becomes do without most of what root may do."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return
+    libc = ctypes.CDLL(None)
+    for number in range(64):  # those that the kernel does not know, it refuses
+        if number not in _KEPT_CAPABILITIES:
+            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)

@@ -1,0 +1,421 @@
+"""Where the built-in tools run: on this machine, in a container, or on another host.
+
+A `Runtime` runs commands, and has a `FileStore` for the tools that read and write files. `Host` is
+this machine, inside a sandbox. An `Isolate` is reached by a program such as ``docker`` or ``ssh``.
+`Runtimes` finds the one that a call is to run in.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import attrs
+import trio
+
+from trioserve.config.tools import ToolsConfig
+from trioserve.errors import ToolRuntimeError, ToolTimeoutError
+from trioserve.tools.files.host import HostFiles
+from trioserve.tools.files.isolate import IsolateFiles
+from trioserve.tools.files.store import FileStore
+from trioserve.tools.process import (
+    CommandSandbox,
+    Limits,
+    Output,
+    Process,
+    clean_environment,
+    open_process,
+    run,
+)
+from trioserve.tools.sandbox import PathSandbox
+
+_ASK_TIMEOUT = 15.0
+
+#: Runs a command in a directory, until standard input ends, which is when nobody waits any more:
+#: the program that reaches the place has ended, or the connection is lost. What the command has
+#: started ends with it: it has a group of its own where there is ``setsid``, and processes that
+#: left the group are known by a variable where there is ``/proc``. In the middle of ``exec``, a
+#: process seems to have no variables, so it looks until it has found nothing three times.
+WATCHED = """
+if [ -n "$1" ]; then cd -- "$1" || exit 127; fi
+call="TRIOSERVE_CALL=$2"
+shift 2
+exec 3<&0 </dev/null
+group=
+set -- env "$call" "$@"
+if command -v setsid >/dev/null 2>&1; then group=-; set -- setsid "$@"; fi
+"$@" 3<&- &
+child=$!
+end() {
+    kill -KILL "$group$child"
+    looks=50 nothing=0
+    while [ "$nothing" -lt 3 ] && [ "$looks" -gt 0 ]; do
+        looks=$((looks - 1)) nothing=$((nothing + 1))
+        for file in $(grep -ls "$call" /proc/[0-9]*/environ); do
+            file=${file%/environ}
+            kill -KILL "${file#/proc/}" && nothing=0
+        done
+    done
+} >/dev/null 2>&1
+{ read -r _ <&3; end; } >/dev/null 2>&1 &
+watcher=$!
+exec 3<&-
+wait "$child"
+code=$?
+kill "$watcher"
+end
+exit "$code"
+"""
+_log = logging.getLogger(__name__)
+ENGINES = ("docker", "podman")
+
+#: What begins with ``-`` would be an option.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9./:@_-]*")
+
+#: Seconds to start a container, which may have to be downloaded.
+_PATIENCE = 300.0
+_READY = b"ready"
+_MAX_WORDS = 2000
+
+#: What begins with ``-`` would be an option.
+_TARGET = re.compile(r"[A-Za-z0-9._@][A-Za-z0-9._@-]*")
+
+#: There is nobody to answer a question, so keys must do, and the host must be known.
+_OPTIONS = (
+    "BatchMode=yes",
+    "PasswordAuthentication=no",
+    "KbdInteractiveAuthentication=no",
+    "StrictHostKeyChecking=yes",
+    "ConnectTimeout=10",
+)
+
+
+class Runtime(ABC):
+    """A place where tools run. May be used by several tasks at the same time."""
+
+    @abstractmethod
+    def files(self, cwd: str | None) -> FileStore:
+        """The files there; relative paths begin in `cwd`, or else where the runtime says.
+
+        Raises:
+            InvalidRequestError: tools may not use this directory.
+        """
+
+    def check(self, cwd: str | None) -> None:  # noqa: B027 - most places would have to be asked
+        """Look whether tools may use a directory, where that is known without asking.
+
+        Raises:
+            InvalidRequestError: they may not.
+        """
+
+    @abstractmethod
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        timeout: float,
+        max_output: int,
+        on_output: Callable[[str], None] | None = None,
+    ) -> Output:
+        """Run a command to its end, or for some seconds. When cancelled, it has ended, too.
+
+        It reads nothing, and what it writes to standard error goes to its output.
+
+        Args:
+            argv: the program, and its arguments.
+            cwd: the directory that it starts in; None: where the runtime says.
+            timeout: seconds after which it is ended.
+            max_output: bytes of its output that are kept.
+            on_output: is told what is kept, piece by piece.
+
+        Raises:
+            InvalidRequestError: tools may not use this directory.
+            ToolRuntimeError: it cannot be started.
+        """
+
+
+class Host(Runtime):
+    """This machine. Commands may use what is inside of the sandbox, and read the system's files."""
+
+    def __init__(self, sandbox: PathSandbox, limits: Limits) -> None:
+        """Run commands inside the sandbox, each within these limits."""
+        self._sandbox = sandbox
+        self._limits = limits
+        self._command_sandbox = CommandSandbox.around(sandbox.folders)
+
+    def files(self, cwd: str | None) -> FileStore:
+        """The files inside of the sandbox."""
+        return HostFiles(self._sandbox, cwd)
+
+    def check(self, cwd: str | None) -> None:
+        """Look whether a directory is inside of the sandbox."""
+        self._sandbox.folder(cwd)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        timeout: float,
+        max_output: int,
+        on_output: Callable[[str], None] | None = None,
+    ) -> Output:
+        """Run a command inside the sandbox."""
+        return await run(
+            argv,
+            timeout=timeout,
+            max_output=max_output,
+            on_output=on_output,
+            env=clean_environment(self._command_sandbox),
+            cwd=self._sandbox.folder(cwd),
+            limits=self._limits,
+            sandbox=self._command_sandbox,
+        )
+
+
+class Isolate(Runtime):
+    """A place that has a shell and the usual small programs: sh, cat, head, wc, mkdir, find."""
+
+    @abstractmethod
+    async def argv(self, command: Sequence[str]) -> list[str]:
+        """What runs a command there.
+
+        Raises:
+            ToolRuntimeError: the place cannot be reached.
+        """
+
+    def files(self, cwd: str | None) -> FileStore:
+        """The files there."""
+        return IsolateFiles(self.ask, cwd)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        timeout: float,
+        max_output: int,
+        on_output: Callable[[str], None] | None = None,
+    ) -> Output:
+        """Run a command there. It ends there, too, when this is cancelled."""
+        return await run(
+            await self.argv(["sh", "-c", WATCHED, "sh", cwd or "", secrets.token_hex(8), *argv]),
+            timeout=timeout,
+            max_output=max_output,
+            on_output=on_output,
+            stdin="held",
+            env=os.environ,
+        )
+
+    async def ask(self, script: str, *args: str, max_output: int, stdin: bytes = b"") -> Output:
+        """Run a small script there. Its standard error is kept apart.
+
+        Raises:
+            ToolRuntimeError: it cannot be started.
+            ToolTimeoutError: it takes too long.
+        """
+        output = await run(
+            await self.argv(["sh", "-c", script, "sh", *args]),
+            timeout=_ASK_TIMEOUT,
+            max_output=max_output,
+            stdin=stdin,
+            merged=False,
+            env=os.environ,
+        )
+        if output.timed_out:
+            raise ToolTimeoutError(f"the tool runtime took longer than {_ASK_TIMEOUT:g} seconds")
+        return output
+
+
+def check_alive(output: Output, what: str) -> Output:
+    """The output of a script that cannot fail.
+
+    Raises:
+        ToolRuntimeError: it has failed, so the place is not what it should be.
+    """
+    if output.exit_code:
+        raise ToolRuntimeError(f"{what}: {output.errors.decode(errors='replace').strip()}")
+    return output
+
+
+class Container(Isolate):
+    """A container that runs already."""
+
+    def __init__(self, engine: str, id_: str) -> None:
+        """Reach it by its id or name, with ``docker`` or ``podman``.
+
+        Raises:
+            ToolRuntimeError: this is no id.
+        """
+        if not _ID.fullmatch(id_):
+            raise ToolRuntimeError(f"invalid container id: {id_}")
+        self._engine = engine
+        self._id = id_
+
+    async def argv(self, command: Sequence[str]) -> list[str]:
+        """What runs a command there."""
+        return [self._engine, "exec", "-i", self._id, *command]
+
+
+class OwnContainer(Isolate):
+    """A container that is started when it is needed, again if it ended, and removed at the end."""
+
+    def __init__(self, engine: str, image: str, limits: Limits) -> None:
+        """Make it of an image, with limits for all that runs in it.
+
+        Raises:
+            ToolRuntimeError: this is no name of an image.
+        """
+        if not _IMAGE.fullmatch(image):
+            raise ToolRuntimeError(f"invalid image: {image}")
+        self._engine = engine
+        self._image = image
+        self._limits = limits
+        self._name = ""
+        self._starting = trio.Lock()
+        self._client: Process | None = None
+        self._stack = AsyncExitStack()
+
+    async def argv(self, command: Sequence[str]) -> list[str]:
+        """What runs a command there, once it runs."""
+        async with self._starting:
+            if self._client is None or self._client.has_ended:
+                await self.aclose()
+                await self._start()
+        return [self._engine, "exec", "-i", self._name, *command]
+
+    async def aclose(self) -> None:
+        """Remove it, if it runs. Is done within a time, also if cancelled."""
+        self._client = None
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        self._name = f"trioserve-tools-{os.getpid()}-{secrets.token_hex(4)}"
+        argv = [self._engine, "run", "--rm", "-i", "--name", self._name, *self._options()]
+        # It is removed even when this process is killed, and ends even when all processes are: its
+        # shell ends with standard input.
+        last = [self._engine, "rm", "-f", self._name]
+        try:
+            with trio.fail_after(_PATIENCE):
+                self._client = await self._stack.enter_async_context(
+                    open_process([*argv, self._image, "sh"], env=os.environ, last=last)
+                )
+                await self._until_ready(self._client)
+        except trio.TooSlowError:
+            await self.aclose()
+            raise ToolRuntimeError(
+                f"{self._engine} has not started {self._image} within {_PATIENCE:g} seconds"
+            ) from None
+        except BaseException:
+            await self.aclose()
+            raise
+        _log.info("tools run in the container %s of %s", self._name, self._image)
+
+    def _options(self) -> list[str]:
+        options = [f"--pids-limit={self._limits.processes}"]
+        return options + ([f"--memory={self._limits.memory}"] if self._limits.memory else [])
+
+    async def _until_ready(self, client: Process) -> None:
+        assert client.stdin is not None and client.stderr is not None
+        with suppress(trio.BrokenResourceError):
+            await client.stdin.send_all(b"echo %s\n" % _READY)
+        if _READY in await client.stdout.receive_some():
+            return
+        words = b""
+        async for piece in client.stderr:
+            words = (words + piece)[-_MAX_WORDS:]
+        reason = words.decode(errors="replace").strip()
+        raise ToolRuntimeError(f"{self._engine} cannot start {self._image}: {reason}")
+
+
+class SshHost(Isolate):
+    """A host that takes the user's key. Tools may do there all that the user may."""
+
+    def __init__(self, target: str) -> None:
+        """Reach it as ``user@host`` or by a name of the user's configuration of ssh.
+
+        Raises:
+            ToolRuntimeError: this is no target.
+        """
+        if not _TARGET.fullmatch(target):
+            raise ToolRuntimeError(f"invalid ssh target: {target}")
+        self._target = target
+
+    async def argv(self, command: Sequence[str]) -> list[str]:
+        """What runs a command there."""
+        options = [word for option in _OPTIONS for word in ("-o", option)]
+        # A shell there reads the command again.
+        return ["ssh", "-T", *options, self._target, shlex.join(command)]
+
+
+@attrs.frozen
+class Runtimes:
+    """The place that a configuration names, and others that clients may name."""
+
+    default: Runtime
+    #: What the configuration calls it; None: this machine.
+    default_name: str | None
+    #: Whether clients may name others. They must not get out of a sandbox, or of a container.
+    is_free: bool
+
+    def find(self, name: str | None) -> Runtime:
+        """The place of this name; None: that of the configuration.
+
+        Raises:
+            ToolRuntimeError: there is none, or clients may not use it.
+        """
+        if name is None or name == self.default_name:
+            return self.default
+        runtime = _existing(name)
+        if not self.is_free:
+            raise ToolRuntimeError(
+                f"tool runtime {name} is not the one of --tools-runtime; clients may choose one "
+                "only where tools may use all files of this machine (--tools-dir /)"
+            )
+        return runtime
+
+
+@asynccontextmanager
+async def open_runtimes(config: ToolsConfig, sandbox: PathSandbox) -> AsyncIterator[Runtimes]:
+    """Open the place that a configuration names, and close it at the end.
+
+    A container is started by the first call.
+
+    Raises:
+        ToolRuntimeError: it names none.
+    """
+    limits = Limits(processes=config.tools_max_processes, memory=config.tools_max_memory)
+    name = config.tools_runtime
+    if name is None:
+        yield Runtimes(Host(sandbox, limits), None, sandbox.is_open)
+        return
+    kind, _, target = name.partition(":")
+    if kind not in ENGINES:
+        yield Runtimes(_existing(name), name, is_free=False)
+        return
+    container = OwnContainer(kind, target, limits)
+    try:
+        yield Runtimes(container, name, is_free=False)
+    finally:
+        await container.aclose()
+
+
+def _existing(name: str) -> Runtime:
+    kind, _, target = name.partition(":")
+    if kind in ENGINES:
+        raise ToolRuntimeError(f"tool runtime must name a running container: {name}")
+    if kind == "ssh":
+        return SshHost(target)
+    engine = kind.removesuffix("-container")
+    if kind == f"{engine}-container" and engine in ENGINES:
+        return Container(engine, target)
+    # Never this machine: the caller wants to be apart from it.
+    raise ToolRuntimeError(f"unknown tool runtime: {name}")
