@@ -24,7 +24,7 @@ from trioserve.api.base.neutral import ACCEPTED
 from trioserve.app import create_app, create_router
 from trioserve.cli.help import default_text, value_name
 from trioserve.config import Config
-from trioserve.config.table import FLAGS, GROUPS, Flag
+from trioserve.config.flags import FLAGS, GROUPS, Flag
 
 PACKAGE = Path(trioserve.__file__).parent
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.configs import read, refused
 from trioserve.config import Config
-from trioserve.config.presets import PRESETS
-from trioserve.config.table import FLAGS
+from trioserve.config.flags import FLAGS, PRESETS
 from trioserve.errors import ConfigError
 
 

@@ -1,9 +1,8 @@
 import pytest
 
 from trioserve.config import Config
-from trioserve.config.parse import parse
-from trioserve.config.table import FLAGS
-from trioserve.config.words import words_of
+from trioserve.config.flags import FLAGS
+from trioserve.config.parse import argv_of, parse
 from trioserve.errors import ConfigError
 from trioserve.types import SamplingParams
 
@@ -23,11 +22,11 @@ def test_a_configuration_comes_back_from_its_words() -> None:
             logit_bias=((5, -1.5), (7, 2.0)),
         ),
     )
-    assert parse(words_of(config), {}).config == config
+    assert parse(argv_of(config), {}).config == config
 
 
 def test_the_defaults_need_no_words() -> None:
-    assert words_of(Config()) == ()
+    assert argv_of(Config()) == ()
 
 
 def test_every_switch_can_be_written() -> None:
@@ -40,11 +39,11 @@ def test_every_switch_can_be_written() -> None:
                 config = parse([name], {}).config
             except ConfigError:
                 continue  # it needs others, such as a draft model
-            assert parse(words_of(config), {}).config == config, name
+            assert parse(argv_of(config), {}).config == config, name
             n_written += 1
     assert n_written > 40
 
 
 def test_what_no_flag_sets_is_refused() -> None:
     with pytest.raises(ConfigError, match="api_keys"):
-        words_of(Config(api_keys=("one,two",)))
+        argv_of(Config(api_keys=("one,two",)))

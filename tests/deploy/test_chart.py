@@ -11,7 +11,7 @@ import pytest
 from tests.support.deployment import CHART, DEPLOY, helm, load, load_all, paths_of, render
 from tests.support.kubernetes import check_object
 from trioserve import __version__
-from trioserve.config.table import FLAGS
+from trioserve.config.flags import FLAGS
 
 EVERYTHING = (
     'apiKeys.existingSecret="keys"',

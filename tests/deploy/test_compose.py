@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from tests.support.deployment import DEPLOY, load
+from trioserve.config.flags import FLAGS
 from trioserve.config.parse import config_from
-from trioserve.config.table import FLAGS
 
 COMPOSE = DEPLOY / "compose.yaml"
 WATCH = DEPLOY / "compose.watch.yaml"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.deployment import DEPLOY, ROOT
-from trioserve.config.table import BY_VARIABLE
+from trioserve.config.flags import BY_VARIABLE
 from trioserve.llama.library import MIN_VERSION
 
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")

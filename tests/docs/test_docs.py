@@ -12,7 +12,7 @@ import pytest
 import trioserve
 from tests.support.docs_pages import ROOT, built, hooks
 from trioserve.config import Config
-from trioserve.config.table import FLAGS
+from trioserve.config.flags import FLAGS
 
 PAGES = [
     path

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from trioserve import llama
 from trioserve._version import __version__
 from trioserve.cli.commands import COMMANDS
+from trioserve.config.flags import BY_NAME, FLAGS, GROUPS, Flag
 from trioserve.config.parse import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
-from trioserve.config.table import BY_NAME, FLAGS, GROUPS, Flag
 
 _COLUMN = 30
 

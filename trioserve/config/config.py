@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 
 from trioserve.config.option import option
+from trioserve.config.readers import parse_json
 from trioserve.config.tools import ToolsConfig
-from trioserve.config.values import parse_json
 from trioserve.errors import ConfigError
 
 _models = partial(option, group="Models")

@@ -8,7 +8,7 @@ import attrs
 
 from trioserve.config.media import MediaConfig
 from trioserve.config.option import option
-from trioserve.config.values import parse_placement
+from trioserve.config.readers import parse_placement
 from trioserve.errors import ConfigError
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")

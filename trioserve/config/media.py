@@ -9,8 +9,8 @@ from pathlib import Path
 import attrs
 
 from trioserve.config.option import option
+from trioserve.config.readers import parse_host
 from trioserve.config.source import SourceConfig
-from trioserve.config.values import parse_host
 from trioserve.errors import ConfigError
 from trioserve.types.params import INT32_MAX
 

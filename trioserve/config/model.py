@@ -10,7 +10,7 @@ import attrs
 
 from trioserve.config.drafts import CACHE_TYPES, DraftConfig
 from trioserve.config.option import option
-from trioserve.config.values import (
+from trioserve.config.readers import (
     parse_adapter,
     parse_json,
     parse_override,

@@ -7,14 +7,19 @@ it begins with ``-``. Beyond that grammar, ``--flag=value`` works too.
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
-from collections.abc import Mapping, Sequence
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal
 
 import attrs
 
-from trioserve.config import Config, environment, foreign, toml
-from trioserve.config.table import BY_NAME, FLAGS, Flag
+from trioserve.config import Config, readers, unsupported
+from trioserve.config.flags import BY_NAME, BY_VARIABLE, FALSE_WORDS, FLAGS, TRUE_WORDS, Flag
 from trioserve.errors import ConfigError
 from trioserve.types import SamplingParams
 
@@ -98,8 +103,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     line.read(argv)
     path = line.file or environ.get(CONFIG_VARIABLE)
     others = {name: text for name, text in environ.items() if name != CONFIG_VARIABLE}
-    values = toml.read(path, notes) if path else {}
-    values |= environment.read(others, notes)
+    values = _read_toml(path, notes) if path else {}
+    values |= _read_environment(others, notes)
     values |= line.values
     config = _build(values)
     if config.model_named is not None:
@@ -148,13 +153,13 @@ class _CommandLine:
                 self.file = self._value(name, value)
             elif (flag := BY_NAME.get(name)) is not None:
                 self._set(flag, name, value)
-            elif name in foreign.flags():
-                self._notes.append(foreign.note(name, name, "flag"))
-                if name in foreign.TAKES_VALUE:
+            elif name in unsupported.flags():
+                self._notes.append(unsupported.note(name, name, "flag"))
+                if name in unsupported.TAKES_VALUE:
                     self._value(name, value)
             else:
-                hint = foreign.did_you_mean(
-                    name, [*BY_NAME, *ACTIONS, CONFIG_FLAG], foreign.flags()
+                hint = unsupported.did_you_mean(
+                    name, [*BY_NAME, *ACTIONS, CONFIG_FLAG], unsupported.flags()
                 )
                 raise ConfigError(
                     f"{name} is not a flag of trioserve{hint or '; see trioserve --help'}"
@@ -192,3 +197,216 @@ def _split(word: str) -> tuple[str, str | None]:
         return word, None
     name, equals, value = word.partition("=")
     return name.replace("_", "-"), value if equals else None
+
+
+# -- the environment
+
+#: Prefixes of the variables that are ours to read, and so ours to refuse.
+_OWN_PREFIXES = ("LLAMA_ARG_", "TRIOSERVE_")
+
+
+def _read_environment(environ: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
+    """Read the variables that set fields, and add to `notes` what a person should know.
+
+    Raises:
+        ConfigError: a variable is not known, or has a value that cannot be used.
+    """
+    values: dict[str, Any] = {}
+    for name, text in environ.items():
+        flag = BY_VARIABLE.get(name)
+        if text == "" or not (flag or name.startswith(_OWN_PREFIXES)):
+            continue
+        switched_off = BY_VARIABLE.get(_without_no(name))
+        if flag is not None:
+            _put_variable(flag, values, text, name)
+        elif switched_off is not None and switched_off.read is None:
+            values[switched_off.field] = False  # whatever the text is
+        else:
+            _unsupported_variable(name, text, notes)
+    return _vertex(environ) | values
+
+
+def _vertex(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What Google's Vertex AI asks of a server that it runs. Our own variables win.
+
+    Raises:
+        ConfigError: the port is no number.
+    """
+    if environ.get("AIP_MODE") != "PREDICTION":
+        return {}
+    port = environ.get("AIP_HTTP_PORT") or "8080"
+    if not port.isdecimal():
+        raise ConfigError(f"AIP_HTTP_PORT: {port!r} is not an integer")
+    routes = {
+        "predict_route": environ.get("AIP_PREDICT_ROUTE") or "/predict",
+        "health_route": environ.get("AIP_HEALTH_ROUTE") or "",
+    }
+    return {"port": int(port)} | {
+        name: f"/{path.lstrip('/')}" for name, path in routes.items() if path
+    }
+
+
+def _without_no(name: str) -> str:
+    """``LLAMA_ARG_NO_X`` switches off what ``LLAMA_ARG_X`` switches on."""
+    return name.replace("LLAMA_ARG_NO_", "LLAMA_ARG_", 1)
+
+
+def _put_variable(flag: Flag, values: dict[str, Any], text: str, name: str) -> None:
+    if flag.read is not None:
+        flag.put_text(values, text, name)
+    elif text in TRUE_WORDS | FALSE_WORDS:
+        flag.put(values, flag.on if text in TRUE_WORDS else flag.off)
+    else:
+        raise ConfigError(f"{name} must be true or false, not {text!r}")
+
+
+def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
+    known = unsupported.variables()
+    if name in known:
+        flag, opposite = known[name]
+        meant = opposite if text in FALSE_WORDS else flag
+    elif _without_no(name) in known:
+        meant = known[_without_no(name)][1]
+    else:
+        hint = unsupported.did_you_mean(name, BY_VARIABLE, known)
+        raise ConfigError(f"{name} is not a variable of trioserve{hint}")
+    if meant is not None:  # otherwise it says no to what is not there
+        notes.append(unsupported.note(meant, name, "variable"))
+
+
+# -- a file: its keys are the long flags without the dashes
+
+
+def _read_toml(path: str, notes: list[str]) -> dict[str, Any]:
+    """Read the file, and add to `notes` what a person should know.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds what cannot be used; it names the place.
+    """
+    try:
+        text = readers.file(path)
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        source = f"{path}{_line_of(key, text)}: {key}"
+        name = f"--{key.replace('_', '-')}"
+        if (flag := BY_NAME.get(name)) is not None:
+            _put_key(flag, name, values, value, source)
+        elif name in unsupported.flags():
+            notes.append(unsupported.note(name, source, "flag"))
+        else:
+            keys = [known[2:] for known in BY_NAME if known.startswith("--")]
+            hint = unsupported.did_you_mean(name[2:], keys)
+            raise ConfigError(f"{source} is not a key of the configuration{hint}")
+    return values
+
+
+def _put_key(flag: Flag, name: str, values: dict[str, Any], value: Any, source: str) -> None:
+    if name in flag.negative:
+        key = flag.names[-1].removeprefix("--")
+        raise ConfigError(f"{source}: write {key} = true or {key} = false instead")
+    if flag.read is not None:
+        for each in value if isinstance(value, list) and flag.adds else [value]:
+            flag.put_text(values, _as_text(each, source), source)
+    elif isinstance(value, bool):
+        flag.put(values, flag.on if value else flag.off)
+    else:
+        raise ConfigError(f"{source} must be true or false, not {value!r}")
+
+
+def _line_of(key: str, text: str) -> str:
+    """Where a key is, for an error; empty when it is written in some other way."""
+    name = rf"(\"{re.escape(key)}\"|'{re.escape(key)}'|{re.escape(key)})"
+    found = re.search(rf"^\s*\[?\s*{name}\s*[=\].]", text, re.MULTILINE)
+    return "" if found is None else f":{text.count(chr(10), 0, found.start(1)) + 1}"
+
+
+def _as_text(value: Any, source: str) -> str:
+    """A value as it would be on the command line."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = "a table" if isinstance(value, dict) else repr(value)
+        raise ConfigError(f"{source} must be text or a number, not {kind}")
+    return str(value)
+
+
+# -- a configuration as a command line, for a server in another process
+
+
+def argv_of(config: Config) -> tuple[str, ...]:
+    """Write flags that make this configuration; those for what is as by default are left out.
+
+    Raises:
+        ConfigError: a field has a value that no flag sets.
+    """
+    default = Config()
+    words: list[str] = []
+    for field in dict.fromkeys(flag.field for flag in FLAGS if not flag.sets):
+        value = attrgetter(field)(config)
+        if value != attrgetter(field)(default):
+            words += _argv_of_field(field, value)
+    return tuple(words)
+
+
+def _argv_of_field(field: str, value: Any) -> tuple[str, ...]:
+    """Find words that set a field to a value, by reading them again."""
+    for flag in FLAGS:
+        if flag.field != field or flag.sets:
+            continue
+        if flag.read is None:
+            if value == flag.on:
+                return (flag.names[-1],)
+            if value == flag.off and flag.negative:
+                return (flag.negative[-1],)
+            continue
+        for texts in _ways(flag, value):
+            if _read_texts(flag, texts) == value:
+                return tuple(word for text in texts for word in (flag.names[-1], text))
+    raise ConfigError(f"{field} is {value!r}, which no flag sets")
+
+
+def _read_texts(flag: Flag, texts: list[str]) -> Any:
+    values: dict[str, Any] = {}
+    try:
+        for text in texts:
+            flag.put_text(values, text, flag.field)
+    except ConfigError:
+        return None
+    return values.get(flag.field)
+
+
+def _ways(flag: Flag, value: Any) -> Iterator[list[str]]:
+    """Texts that may mean a value."""
+    if not isinstance(value, tuple):
+        yield [str(value)]
+        return
+    yield [",".join(map(str, value))]
+    yield [_row(value)]
+    yield [";".join(map(str, value))]
+    if flag.adds:
+        yield [_row((each,)) for each in value]
+        yield [_escaped(each) for each in value]
+        yield [_bias(each) for each in value]
+
+
+def _row(values: tuple[Any, ...]) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="").writerow(values)
+    return written.getvalue()
+
+
+def _escaped(value: Any) -> str:
+    text = str(value).replace("\\", "\\\\")
+    return text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+def _bias(value: Any) -> str:
+    """Write a pair of a token and its bias."""
+    match value:
+        case (int(token), float(bias)):
+            return f"{token}{bias:+}"
+        case _:
+            return str(value)

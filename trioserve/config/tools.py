@@ -12,7 +12,7 @@ import attrs
 
 from trioserve.config.model import ModelConfig
 from trioserve.config.option import option
-from trioserve.config.values import parse_host, parse_json
+from trioserve.config.readers import parse_host, parse_json
 from trioserve.errors import ConfigError
 
 _tool = partial(option, group="Tools")

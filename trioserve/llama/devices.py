@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from trioserve.config import ModelConfig
-from trioserve.config.values import parse_override, parse_placement
+from trioserve.config.readers import parse_override, parse_placement
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.library import lib

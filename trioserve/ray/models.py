@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 import attrs
 
 from trioserve.config import Config
-from trioserve.config.parse import parse
-from trioserve.config.table import BY_VARIABLE
-from trioserve.config.words import words_of
+from trioserve.config.flags import BY_VARIABLE
+from trioserve.config.parse import argv_of, parse
 from trioserve.errors import ConfigError
 from trioserve.models.catalog.options import Options, option
 
@@ -163,7 +162,7 @@ def _options(settings: Settings, where: str) -> Options:
         ConfigError: they are wrong, or mean nothing in an application.
     """
     if isinstance(settings, Config):
-        options: Options = parse(words_of(settings), {}).words
+        options: Options = parse(argv_of(settings), {}).words
     elif isinstance(settings, Mapping):
         options = _of_mapping(settings, where)
     elif isinstance(settings, Sequence) and not isinstance(settings, str | bytes):

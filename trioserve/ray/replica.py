@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from trioserve.config import Config
-from trioserve.config.words import words_of
+from trioserve.config.parse import argv_of
 from trioserve.errors import ModelProcessError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog.options import environment_of_children
@@ -178,7 +178,7 @@ def child_argv(config: Config) -> tuple[str, ...]:
     hidden: dict[str, Any] = {"api_keys": (), "api_key_weights": (), "api_key_priority": ()}
     hidden |= {"hf_token": None, "mcp_servers_json": None}
     config = attrs.evolve(config, **hidden, metrics_endpoint=True)
-    words = words_of(config)
+    words = argv_of(config)
     return words if config.model_named is not None else (*words, "--model", str(BUNDLED))
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from trioserve.config.values import AllowedHost, parse_host
+from trioserve.config.readers import AllowedHost, parse_host
 from trioserve.errors import InvalidMediaError
 
 Address = IPv4Address | IPv6Address

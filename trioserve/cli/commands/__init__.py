@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from trioserve.config import Config, logs
-from trioserve.config.foreign import did_you_mean
+from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError, TrioServeError
 
 SERVE = "serve"

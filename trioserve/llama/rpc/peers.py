@@ -15,7 +15,7 @@ import time
 
 import attrs
 
-from trioserve.config.values import parse_rpc
+from trioserve.config.readers import parse_rpc
 from trioserve.errors import ModelLoadError
 
 #: Seconds that a server has to answer. One that is being restarted may listen again within them.

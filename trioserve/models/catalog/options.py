@@ -14,9 +14,9 @@ from typing import Any
 
 import attrs
 
-from trioserve.config import Config, foreign
+from trioserve.config import Config, unsupported
+from trioserve.config.flags import BY_NAME, BY_VARIABLE, FALSE_WORDS, TRUE_WORDS, Flag
 from trioserve.config.parse import CONFIG_VARIABLE, parse
-from trioserve.config.table import BY_NAME, BY_VARIABLE, FALSE_WORDS, TRUE_WORDS, Flag
 from trioserve.errors import ConfigError
 
 _log = logging.getLogger("trioserve.models.catalog")
@@ -91,10 +91,10 @@ def _flag(key: str, text: str, source: str) -> tuple[Flag, str] | None:
     for name in (f"--{key.replace('_', '-')}", f"-{key}"):
         if (flag := BY_NAME.get(name)) is not None:
             return flag, _opposite(text) if name in flag.negative else text
-        if name in foreign.flags():
-            _log.warning(foreign.note(name, source, "flag"))
+        if name in unsupported.flags():
+            _log.warning(unsupported.note(name, source, "flag"))
             return None
-    hint = foreign.did_you_mean(key, [name.lstrip("-") for name in BY_NAME])
+    hint = unsupported.did_you_mean(key, [name.lstrip("-") for name in BY_NAME])
     raise ConfigError(f"{source} is not a flag of trioserve{hint}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from trioserve.config import readers
-from trioserve.config.table import FALSE_WORDS, TRUE_WORDS
+from trioserve.config.flags import FALSE_WORDS, TRUE_WORDS
 from trioserve.errors import ConfigError
 from trioserve.models.catalog.options import OF_THE_ROUTER, SECRETS, Options, option, without
 

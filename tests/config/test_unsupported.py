@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from tests.support.configs import read, refused
-from trioserve.config import Config, foreign
+from trioserve.config import Config, unsupported
+from trioserve.config.flags import FLAGS
 from trioserve.config.parse import parse
-from trioserve.config.table import FLAGS
 
 
 def test_what_is_not_there_yet_is_refused() -> None:
@@ -26,23 +26,23 @@ def test_what_is_not_there_yet_is_refused_with_the_reason() -> None:
     )
 
 
-@pytest.mark.parametrize("flag", sorted(foreign.NO_EFFECT))
+@pytest.mark.parametrize("flag", sorted(unsupported.NO_EFFECT))
 def test_what_cannot_matter_is_noted(flag: str) -> None:
-    value = ["2"] if flag in foreign.TAKES_VALUE else []
+    value = ["2"] if flag in unsupported.TAKES_VALUE else []
     parsed = parse([flag, *value, "--port", "1"], {})
     assert parsed.config == Config(port=1)
-    assert parsed.notes == (f"{flag} has no effect: {foreign.NO_EFFECT[flag]}",)
+    assert parsed.notes == (f"{flag} has no effect: {unsupported.NO_EFFECT[flag]}",)
 
 
 def test_the_table_of_foreign_flags_is_sound() -> None:
-    theirs = foreign.flags()
+    theirs = unsupported.flags()
     own = {flag for one in FLAGS for flag in (*one.names, *one.negative)}
-    assert len(theirs) == sum(len(one.names) + len(one.negative) for one in foreign.table())
+    assert len(theirs) == sum(len(one.names) + len(one.negative) for one in unsupported.table())
     assert not set(theirs) & own
-    assert set(theirs) >= set(foreign.NO_EFFECT)
-    assert set(foreign.NO_EFFECT) >= foreign.TAKES_VALUE
+    assert set(theirs) >= set(unsupported.NO_EFFECT)
+    assert set(unsupported.NO_EFFECT) >= unsupported.TAKES_VALUE
     assert all(flag.startswith("-") for flag in theirs)
-    assert not set(foreign.variables()) & {one.variable for one in FLAGS}
+    assert not set(unsupported.variables()) & {one.variable for one in FLAGS}
 
 
 def test_a_note_is_logged(caplog: pytest.LogCaptureFixture) -> None:

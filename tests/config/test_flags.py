@@ -8,9 +8,9 @@ import attrs
 from hypothesis import given, strategies as st
 
 from trioserve.cli.help import completion_text, help_text
-from trioserve.config import Config, foreign
+from trioserve.config import Config, unsupported
+from trioserve.config.flags import BY_NAME, FLAGS, GROUPS, SAMPLING, Flag
 from trioserve.config.parse import parse
-from trioserve.config.table import BY_NAME, FLAGS, GROUPS, SAMPLING, Flag
 from trioserve.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def test_no_flag_and_no_variable_is_there_twice() -> None:
     assert len(variables) == len(set(variables))
 
 
-_WORDS = st.sampled_from([*BY_NAME, *sorted(foreign.flags()), "-", "--", "=", "4"])
+_WORDS = st.sampled_from([*BY_NAME, *sorted(unsupported.flags()), "-", "--", "=", "4"])
 
 
 @given(st.lists(_WORDS | st.text(max_size=8), max_size=6))

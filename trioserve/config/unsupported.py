@@ -116,7 +116,7 @@ _FLAGS = """
 
 
 @attrs.frozen
-class ForeignFlag:
+class UnsupportedFlag:
     """A flag of llama-server that trioserve does not act on, and why, where there is a reason."""
 
     names: tuple[str, ...]
@@ -126,7 +126,7 @@ class ForeignFlag:
 
 
 @cache
-def table() -> tuple[ForeignFlag, ...]:
+def table() -> tuple[UnsupportedFlag, ...]:
     """All of them."""
     found = []
     why = ""
@@ -134,12 +134,12 @@ def table() -> tuple[ForeignFlag, ...]:
         if line.startswith("# "):
             why = line[2:]
         else:
-            found.append(ForeignFlag(*split_names(line), why))
+            found.append(UnsupportedFlag(*split_names(line), why))
     return tuple(found)
 
 
 @cache
-def flags() -> Mapping[str, ForeignFlag]:
+def flags() -> Mapping[str, UnsupportedFlag]:
     """All of them, by each of their names."""
     return {name: one for one in table() for name in (*one.names, *one.negative)}
 
