@@ -30,7 +30,7 @@ import attrs
 
 from benchmarks import plot
 from benchmarks.stats import percentile, spread
-from trioserve.ray.homes import Homes, waiting
+from trioserve.ray.prefix_affinity import PrefixAffinity, waiting
 
 Blocks = Sequence[tuple[int, int]]
 Load = Callable[[str], float]
@@ -104,7 +104,7 @@ class Prefixes:
     """trioserve's router of requests."""
 
     def __init__(self, seed: int) -> None:
-        self.homes = Homes(random.Random(seed))
+        self.homes = PrefixAffinity(random.Random(seed))
 
     def update(self, replicas: Sequence[str]) -> None:
         self.homes.update(replicas)

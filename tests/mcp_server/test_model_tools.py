@@ -26,7 +26,7 @@ from trioserve.mcp_server.models import OwnModels, models_of_server
 from trioserve.mcp_server.serving import mcp_server
 from trioserve.models.catalog import Catalog
 from trioserve.router.fleet import Fleet
-from trioserve.router.states import Status, Waiting
+from trioserve.router.states import QueueStatus, Status
 from trioserve.types import Grammar
 
 
@@ -174,7 +174,7 @@ async def test_lists_that_a_client_sends_as_text() -> None:
 @pytest.mark.system
 async def test_models_of_its_own(tmp_path: Path) -> None:
     fleet = FakeFleet(FakeCatalog({name: entry(name) for name in ("one", "two")}))
-    fleet.news = [Waiting(position=0, status=Status.LOADING, progress=0.5)]
+    fleet.news = [QueueStatus(position=0, status=Status.LOADING, progress=0.5)]
     told: list[str | None] = []
     path = tmp_path / "one.sock"
 

@@ -13,9 +13,8 @@ from tests.support.ray_replicas import (
 )
 from trioserve.errors import ModelProcessError
 from trioserve.ray import calls
-from trioserve.ray.calls import NoReplicaError, call
-from trioserve.ray.parts import HEAD, LOST, TAKEN, UNSENT
-from trioserve.ray.prefixes import RoutingHint
+from trioserve.ray.calls import HEAD, LOST, TAKEN, UNSENT, NoReplicaError, call
+from trioserve.ray.prefix_affinity import RoutingHint
 
 SENT = ("POST", "/completion", (), b"{}")
 

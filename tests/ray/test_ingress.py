@@ -20,7 +20,7 @@ from tests.support.ray_replicas import (
 )
 from trioserve.api.base.registry import NOT_RUNNING
 from trioserve.config import Config
-from trioserve.ray.parts import HEAD, TAKEN, Part
+from trioserve.ray.calls import HEAD, TAKEN, Part
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "Hi"}]}
 

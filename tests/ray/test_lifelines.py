@@ -6,7 +6,7 @@ import pytest
 from trioserve.errors import ModelProcessError
 from trioserve.ray.exchange import exchange
 from trioserve.ray.lifelines import Anchor, Lifelines
-from trioserve.router.wire import Outgoing
+from trioserve.router.forward import Outgoing
 
 
 class Ingress:

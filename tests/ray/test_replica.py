@@ -14,9 +14,8 @@ from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError, ModelProcessError
 from trioserve.ray import replica as module
-from trioserve.ray.child import Child
-from trioserve.ray.parts import HEAD, LOST, TAKEN, UNSENT
-from trioserve.ray.replica import Replica, child_argv
+from trioserve.ray.calls import HEAD, LOST, TAKEN, UNSENT
+from trioserve.ray.replica import Child, Replica, child_argv
 
 pytestmark = pytest.mark.system
 
@@ -147,7 +146,7 @@ def test_a_child_ends_with_its_lifeline(tmp_path) -> None:
 
 
 def test_a_child_that_does_not_answer_is_killed(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("trioserve.ray.child._ANSWER_TIMEOUT", 0.1)
+    monkeypatch.setattr("trioserve.ray.replica._ANSWER_TIMEOUT", 0.1)
     listens = (
         "import socket\ns = socket.socket(socket.AF_UNIX)\n"
         f"s.bind({str(tmp_path / 'x.sock')!r})\ns.listen(); tell(); os.read(0, 1)"

@@ -29,11 +29,11 @@ from trioserve.errors import (
     TrioServeError,
     UnknownModelError,
 )
-from trioserve.router.child import Watch
-from trioserve.router.deaths import MAX_DEATHS, WINDOW
+from trioserve.router.child import HealthCheck
 from trioserve.router.fleet import Child, Fleet
 from trioserve.router.forward import ModelProcessError
-from trioserve.router.states import FleetEvent, Status, Waiting
+from trioserve.router.states import FleetEvent, QueueStatus, Status
+from trioserve.router.supervisor import MAX_DEATHS, WINDOW
 
 A, B, C = entry("a"), entry("b"), entry("c")
 
@@ -49,7 +49,7 @@ def fleet_of(launcher: ScriptedLauncher, *, max_models: int = 0, max_memory: int
         max_models=max_models,
         max_memory=max_memory,
         launcher=launcher,
-        watch=Watch(ask=answers),
+        watch=HealthCheck(ask=answers),
     )
 
 
@@ -59,7 +59,7 @@ class Request:
     def __init__(self) -> None:
         self.child: Child | None = None
         self.error: TrioServeError | None = None
-        self.waited: list[Waiting] = []
+        self.waited: list[QueueStatus] = []
         self._end = trio.Event()
         self.ended = trio.Event()
 
@@ -161,16 +161,16 @@ async def test_those_who_wait_are_told_their_place_and_the_progress(
     async with fleet_of(launcher, max_models=1) as fleet, requests_of(fleet) as requests:
         first, second = await requests.begin("a"), await requests.begin("b")
         third = await requests.begin("b")
-        assert second.waited == [Waiting(position=0, status=Status.UNLOADED)]
-        assert third.waited[-1] == Waiting(position=1, status=Status.UNLOADED)
+        assert second.waited == [QueueStatus(position=0, status=Status.UNLOADED)]
+        assert third.waited[-1] == QueueStatus(position=1, status=Status.UNLOADED)
         launcher.last("a").say("loading", progress=0.5)
         await trio.sleep(1)
-        assert first.waited[-1] == Waiting(position=0, status=Status.LOADING, progress=0.5)
+        assert first.waited[-1] == QueueStatus(position=0, status=Status.LOADING, progress=0.5)
         launcher.last("a").say("ready", info={})
         await wait_all_tasks_blocked()
         first.end()
         await trio.sleep(1)
-        assert third.waited[-1] == Waiting(position=1, status=Status.LOADING)
+        assert third.waited[-1] == QueueStatus(position=1, status=Status.LOADING)
 
 
 async def test_without_autoload_only_what_runs_is_used() -> None:
@@ -446,7 +446,7 @@ async def test_a_process_that_hangs_is_killed(autojump_clock: trio.testing.MockC
 
     launcher = ScriptedLauncher()
     catalog = ScriptedCatalog(A)
-    fleet = Fleet(catalog, launcher=launcher, watch=Watch(ask=hangs))  # type: ignore[arg-type]
+    fleet = Fleet(catalog, launcher=launcher, watch=HealthCheck(ask=hangs))  # type: ignore[arg-type]
     async with fleet, fleet.use(A) as child:
         began = trio.current_time()
         await child.ended.wait()
@@ -469,7 +469,7 @@ async def test_a_process_that_is_stuck_is_killed(
 
     launcher = ScriptedLauncher()
     catalog = ScriptedCatalog(A)
-    fleet = Fleet(catalog, launcher=launcher, watch=Watch(ask=ask))  # type: ignore[arg-type]
+    fleet = Fleet(catalog, launcher=launcher, watch=HealthCheck(ask=ask))  # type: ignore[arg-type]
     async with fleet, fleet.use(A) as child:
         await child.ended.wait()
         assert child.message == message

@@ -16,8 +16,7 @@ from tests.support.unix_server import SSE_HEAD, Play, chunk, playing, send
 from tests.support.waiting import patiently
 from trioserve.errors import ModelProcessError
 from trioserve.router import forward
-from trioserve.router.forward import Kept, connect, exchange
-from trioserve.router.wire import NotTakenError, Outgoing
+from trioserve.router.forward import Kept, NotTakenError, Outgoing, connect, exchange
 
 GET = Outgoing("GET", "/", [(b"x-a", b"b")])
 

@@ -21,8 +21,7 @@ import trio
 from tests.support import tiny
 from tests.support.waiting import patiently, until
 from trioserve.errors import ModelLoadError
-from trioserve.router.forks import Forks, open_launcher
-from trioserve.router.launch import Launcher, Process, Spawner
+from trioserve.router.launch import Forks, LaunchedProcess, Launcher, Spawner, open_launcher
 from trioserve.server.concurrency import alongside
 
 pytestmark = [
@@ -34,7 +33,9 @@ PR_GET_CHILD_SUBREAPER = 37
 
 
 @asynccontextmanager
-async def started(launcher: Launcher, *argv: str) -> AsyncIterator[tuple[Process, dict[str, Any]]]:
+async def started(
+    launcher: Launcher, *argv: str
+) -> AsyncIterator[tuple[LaunchedProcess, dict[str, Any]]]:
     """A process, with what it says of itself."""
     process = await launcher.launch(argv)
     try:
@@ -171,7 +172,7 @@ async def test_processes_outlive_the_zygote_and_others_are_started_without_it() 
 
 
 async def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trioserve.router.forks._FORK_TIMEOUT", 0.1)
+    monkeypatch.setattr("trioserve.router.launch._FORK_TIMEOUT", 0.1)
     async with tiny.forks() as launcher, started(launcher):
         zygote = launcher.pid
         assert zygote is not None

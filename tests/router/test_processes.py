@@ -22,7 +22,7 @@ from trioserve.models import BUNDLED
 from trioserve.models.catalog import Catalog, ModelEntry, Source, environment_of_children
 from trioserve.router.child import Child
 from trioserve.router.fleet import Fleet
-from trioserve.router.forks import Forks, open_launcher
+from trioserve.router.launch import Forks, open_launcher
 from trioserve.router.states import Status
 
 pytestmark = [

@@ -8,7 +8,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trioserve.errors import ModelLoadError
-from trioserve.router.schedule import PATIENCE, Decision, Schedule, Ticket
+from trioserve.router.schedule import PATIENCE, Lease, Plan, Schedule
 
 ERROR = ModelLoadError("It does not load.")
 
@@ -17,7 +17,7 @@ def nothing() -> None:
     pass
 
 
-def join(schedule: Schedule, name: str) -> Ticket:
+def join(schedule: Schedule, name: str) -> Lease:
     return schedule.join(name, nothing)
 
 
@@ -34,22 +34,22 @@ def running(schedule: Schedule, *names: str) -> None:
 
 def test_a_request_starts_its_model_and_waits_for_it() -> None:
     schedule = Schedule(max_models=1)
-    ticket = join(schedule, "a")
-    assert schedule.decide() == Decision(start=("a",))
-    assert not ticket.granted
+    lease = join(schedule, "a")
+    assert schedule.decide() == Plan(start=("a",))
+    assert not lease.granted
     schedule.ready("a")
-    assert ticket.granted
+    assert lease.granted
     assert join(schedule, "a").granted, "and another does not wait"
 
 
 def test_all_requests_for_a_model_share_one_start() -> None:
     schedule = Schedule()
-    tickets = [join(schedule, "a"), join(schedule, "a")]
-    assert schedule.decide() == Decision(start=("a",))
-    tickets.append(join(schedule, "a"))
-    assert schedule.decide() == Decision()
+    leases = [join(schedule, "a"), join(schedule, "a")]
+    assert schedule.decide() == Plan(start=("a",))
+    leases.append(join(schedule, "a"))
+    assert schedule.decide() == Plan()
     schedule.ready("a")
-    assert all(ticket.granted for ticket in tickets)
+    assert all(lease.granted for lease in leases)
 
 
 def test_the_least_recently_used_model_gives_way() -> None:
@@ -57,9 +57,9 @@ def test_the_least_recently_used_model_gives_way() -> None:
     running(schedule, "a", "b")
     schedule.leave(join(schedule, "a"))
     join(schedule, "c")
-    assert schedule.decide() == Decision(stop=("b",))
+    assert schedule.decide() == Plan(stop=("b",))
     schedule.gone("b", ERROR)
-    assert schedule.decide() == Decision(start=("c",))
+    assert schedule.decide() == Plan(start=("c",))
 
 
 def test_a_model_that_sleeps_gives_way_first() -> None:
@@ -75,7 +75,7 @@ def test_a_model_in_use_does_not_give_way() -> None:
     running(schedule, "a")
     user = join(schedule, "a")
     waiting = join(schedule, "b")
-    assert schedule.decide() == Decision()
+    assert schedule.decide() == Plan()
     schedule.leave(user)
     assert schedule.decide().stop == ("a",)
     assert not waiting.granted
@@ -87,7 +87,7 @@ def test_nobody_gives_way_for_a_request_that_has_left() -> None:
     user = join(schedule, "a")
     schedule.leave(join(schedule, "b"))
     schedule.leave(user)
-    assert schedule.decide() == Decision()
+    assert schedule.decide() == Plan()
 
 
 def test_several_give_way_at_once_and_the_queue_keeps_its_order() -> None:
@@ -97,29 +97,29 @@ def test_several_give_way_at_once_and_the_queue_keeps_its_order() -> None:
         join(schedule, name)
     assert schedule.decide().stop == ("a", "b")
     schedule.gone("b", ERROR)
-    assert schedule.decide() == Decision(start=("c",))
+    assert schedule.decide() == Plan(start=("c",))
     schedule.gone("a", ERROR)
-    assert schedule.decide() == Decision(start=("d",))
+    assert schedule.decide() == Plan(start=("d",))
 
 
 def test_a_model_that_fails_to_load_refuses_those_who_waited() -> None:
     schedule = Schedule()
-    ticket = join(schedule, "a")
+    lease = join(schedule, "a")
     schedule.decide()
     schedule.gone("a", ERROR)
-    assert ticket.error is ERROR
-    assert schedule.decide() == Decision(), "nobody wants it any more"
+    assert lease.error is ERROR
+    assert schedule.decide() == Plan(), "nobody wants it any more"
 
 
 def test_a_request_for_a_model_that_is_being_stopped_gets_the_next_start() -> None:
     schedule = Schedule(max_models=1)
     running(schedule, "a")
     assert schedule.unload("a", ERROR)
-    ticket = join(schedule, "a")
-    assert schedule.decide() == Decision()
+    lease = join(schedule, "a")
+    assert schedule.decide() == Plan()
     schedule.gone("a", ERROR)
-    assert ticket.error is None
-    assert schedule.decide() == Decision(start=("a",))
+    assert lease.error is None
+    assert schedule.decide() == Plan(start=("a",))
 
 
 def test_to_stop_a_model_that_loads_keeps_those_who_wait_and_to_unload_it_does_not() -> None:
@@ -131,7 +131,7 @@ def test_to_stop_a_model_that_loads_keeps_those_who_wait_and_to_unload_it_does_n
     assert kept.error is None and refused.error is ERROR
     schedule.gone("a", ERROR)
     schedule.gone("b", ERROR)
-    assert schedule.decide() == Decision(start=("a",))
+    assert schedule.decide() == Plan(start=("a",))
 
 
 def test_a_model_that_is_held_lets_others_pass() -> None:
@@ -139,10 +139,10 @@ def test_a_model_that_is_held_lets_others_pass() -> None:
     schedule.hold("a")
     join(schedule, "a")
     join(schedule, "b")
-    assert schedule.decide() == Decision(start=("b",))
+    assert schedule.decide() == Plan(start=("b",))
     schedule.release("a")
     schedule.gone("b", ERROR)
-    assert schedule.decide() == Decision(start=("a",))
+    assert schedule.decide() == Plan(start=("a",))
 
 
 def test_the_position_counts_the_requests_before() -> None:
@@ -161,11 +161,11 @@ def test_a_model_that_dies_takes_no_more_requests() -> None:
     schedule = Schedule()
     running(schedule, "a")
     schedule.dying("a")
-    ticket = join(schedule, "a")
-    assert not ticket.granted
+    lease = join(schedule, "a")
+    assert not lease.granted
     schedule.gone("a", ERROR)
-    assert ticket.error is None
-    assert schedule.decide() == Decision(start=("a",))
+    assert lease.error is None
+    assert schedule.decide() == Plan(start=("a",))
 
 
 # -- memory
@@ -174,26 +174,26 @@ def test_a_model_that_dies_takes_no_more_requests() -> None:
 def test_a_model_waits_for_its_estimate_and_then_for_memory() -> None:
     schedule = Schedule(max_memory=10)
     join(schedule, "a")
-    assert schedule.decide() == Decision(estimate=("a",))
-    assert schedule.decide() == Decision(), "it is asked for once"
+    assert schedule.decide() == Plan(estimate=("a",))
+    assert schedule.decide() == Plan(), "it is asked for once"
     schedule.estimated("a", 6)
-    assert schedule.decide() == Decision(start=("a",))
+    assert schedule.decide() == Plan(start=("a",))
     schedule.ready("a")
     assert schedule.need_of("a") == 6
     join(schedule, "b")
     schedule.decide()
     schedule.estimated("b", 5)
-    assert schedule.decide() == Decision(), "both together are too large"
+    assert schedule.decide() == Plan(), "both together are too large"
 
 
 def test_a_model_that_never_fits_is_refused() -> None:
     schedule = Schedule(max_memory=2**20)
-    ticket = join(schedule, "a")
+    lease = join(schedule, "a")
     schedule.decide()
     schedule.estimated("a", 3 * 2**20)
-    assert schedule.decide() == Decision()
-    assert isinstance(ticket.error, ModelLoadError)
-    assert "3 MiB" in ticket.error.message and "1 MiB" in ticket.error.message
+    assert schedule.decide() == Plan()
+    assert isinstance(lease.error, ModelLoadError)
+    assert "3 MiB" in lease.error.message and "1 MiB" in lease.error.message
     again = join(schedule, "a")
     schedule.decide()
     assert again.error is not None
@@ -220,7 +220,7 @@ def test_none_gives_way_if_that_would_not_be_enough() -> None:
     running(schedule, "small", "large")
     user = join(schedule, "large")
     join(schedule, "wanted")
-    assert schedule.decide() == Decision()
+    assert schedule.decide() == Plan()
     schedule.leave(user)
     assert schedule.decide().stop == ("large",)
 
@@ -270,7 +270,7 @@ class Asked:
     """A request, as the test knows it."""
 
     name: str
-    ticket: Ticket
+    lease: Lease
     n_changes: int = 0
     is_lost: bool = False  # the process that it used has ended
 
@@ -302,7 +302,7 @@ class AnyOrder(RuleBasedStateMachine):
         def changed() -> None:
             asked.n_changes += 1
 
-        asked.ticket = self.schedule.join(name, changed)
+        asked.lease = self.schedule.join(name, changed)
         self.asked.append(asked)
         self.turn()
 
@@ -310,7 +310,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_request_leaves(self, data: st.DataObject) -> None:
         asked = self.asked.pop(data.draw(st.integers(0, len(self.asked) - 1)))
-        self.schedule.leave(asked.ticket)
+        self.schedule.leave(asked.lease)
         self.turn()
 
     @rule(name=NAMES)
@@ -352,7 +352,7 @@ class AnyOrder(RuleBasedStateMachine):
         for some in (self.loading, self.ready, self.stopping):
             some.discard(name)
         for one in self.asked:
-            one.is_lost |= one.name == name and one.ticket.granted
+            one.is_lost |= one.name == name and one.lease.granted
         self.schedule.gone(name, ERROR)
         self.turn()
 
@@ -382,7 +382,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def turn(self) -> None:
         """Take a decision, and look at it."""
-        in_use = {one.name for one in self.asked if one.ticket.granted and not one.is_lost}
+        in_use = {one.name for one in self.asked if one.lease.granted and not one.is_lost}
         self.note_queue()
         decision = self.schedule.decide()
         for name in decision.stop:
@@ -419,10 +419,10 @@ class AnyOrder(RuleBasedStateMachine):
     def each_request_waits_or_was_told(self) -> None:
         waiting = set(self.schedule.waiting())
         for one in self.asked:
-            states = (one.ticket in waiting, one.ticket.granted, one.ticket.error is not None)
+            states = (one.lease in waiting, one.lease.granted, one.lease.error is not None)
             assert sum(states) == 1, states
             assert one.n_changes == (not states[0]), "it is told once"
-        assert len(waiting) == sum(one.ticket in waiting for one in self.asked)
+        assert len(waiting) == sum(one.lease in waiting for one in self.asked)
 
     @invariant()
     def nobody_waits_for_what_is_ready(self) -> None:
@@ -434,7 +434,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def the_users_are_counted(self) -> None:
         for name in self.ready:
-            users = [one for one in self.asked if one.name == name and one.ticket.granted]
+            users = [one for one in self.asked if one.name == name and one.lease.granted]
             assert self.schedule.n_users(name) == sum(not one.is_lost for one in users)
 
     def teardown(self) -> None:
@@ -454,9 +454,9 @@ class AnyOrder(RuleBasedStateMachine):
             for name in list(self.stopping):
                 self.stopping.remove(name)
                 self.schedule.gone(name, ERROR)
-            for one in [one for one in self.asked if one.ticket.granted]:
+            for one in [one for one in self.asked if one.lease.granted]:
                 self.asked.remove(one)
-                self.schedule.leave(one.ticket)
+                self.schedule.leave(one.lease)
             self.turn()
         assert not list(self.schedule.waiting())
 

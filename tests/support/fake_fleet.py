@@ -21,7 +21,7 @@ from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelNotLoadedError
 from trioserve.models.catalog import ModelEntry, Source, names
 from trioserve.router.forward import Kept
-from trioserve.router.states import FleetEvent, ModelState, Status, Waiting
+from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
 from trioserve.testing import ScriptedBackend
 
 
@@ -57,7 +57,7 @@ class FakeFleet:
     sockets: dict[str, Path] = attrs.field(factory=dict)
     states: dict[str, ModelState] = attrs.field(factory=dict)
     failures: dict[str, Exception] = attrs.field(factory=dict)
-    news: list[Waiting] = attrs.field(factory=list)
+    news: list[QueueStatus] = attrs.field(factory=list)
     changed: trio.Event = attrs.field(factory=trio.Event)
     ended: trio.Event = attrs.field(factory=trio.Event)
     users: list[str] = attrs.field(factory=list)
@@ -77,7 +77,7 @@ class FakeFleet:
         entry: ModelEntry,
         *,
         autoload: bool = True,
-        on_wait: Callable[[Waiting], None] | None = None,
+        on_wait: Callable[[QueueStatus], None] | None = None,
     ) -> AsyncIterator[FakeChild]:
         name = entry.name
         while name not in self.sockets:

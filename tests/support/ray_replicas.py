@@ -10,13 +10,12 @@ from typing import Any
 import attrs
 
 from trioserve.config import Config
-from trioserve.ray.calls import Handle
+from trioserve.ray.calls import HEAD, TAKEN, Handle, ModelTarget, Part, Targets
+from trioserve.ray.incoming import Sent
 from trioserve.ray.ingress import Ingress
 from trioserve.ray.lifelines import Anchor
-from trioserve.ray.parts import HEAD, TAKEN, Part, Sent
-from trioserve.ray.prefixes import RoutingHint
+from trioserve.ray.prefix_affinity import RoutingHint
 from trioserve.ray.routes import Routes
-from trioserve.ray.targets import Target, Targets
 
 
 class LostError(Exception):
@@ -145,7 +144,7 @@ def ingress_of(
     """An ingress of these models, of which `several` have more than one replica."""
     config = config or Config()
     targets = [
-        Target(
+        ModelTarget(
             name=name,
             aliases=(f"{name}-alias",),
             handle=replicas.handle,

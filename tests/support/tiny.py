@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from trioserve.router.forks import Forks, adopting_orphans
-from trioserve.router.launch import Launcher, Spawner
+from trioserve.router.launch import Forks, Launcher, Spawner, adopting_orphans
 from trioserve.server.concurrency import alongside
 
 #: Both ways: a Python for each process, or forks of one that waits.

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from trioserve.errors import ConfigError
-from trioserve.router.launch import LIFELINE_VARIABLE, STATUS_VARIABLE
+from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
 
 #: Seconds between two lines about the progress.
 _INTERVAL = 0.1

@@ -15,10 +15,9 @@ import trio
 
 from trioserve.errors import TrioServeError, UnavailableError
 from trioserve.models.catalog import Catalog
-from trioserve.router.connected import asked
-from trioserve.router.fleet import Fleet
-from trioserve.router.states import Waiting
-from trioserve.router.wire import Outgoing
+from trioserve.router.fleet import Fleet, send_to_model
+from trioserve.router.forward import Outgoing
+from trioserve.router.states import QueueStatus
 
 T = TypeVar("T")
 
@@ -119,7 +118,7 @@ class OwnModels(Models):
         """See `Models.send`."""
         entry = self._catalog.find(body.get("model"))
 
-        def waits(waiting: Waiting) -> None:
+        def waits(waiting: QueueStatus) -> None:
             share = "" if waiting.progress is None else f": {waiting.progress:.0%}"
             tell(f"Loading {entry.name}{share}")
 
@@ -127,7 +126,7 @@ class OwnModels(Models):
             headers = ((b"content-type", b"application/json"),)
             return Outgoing("POST", path, headers, json.dumps(body).encode())
 
-        async with asked(self._fleet, entry, write, on_wait=waits) as answer:
+        async with send_to_model(self._fleet, entry, write, on_wait=waits) as answer:
             tell("")
             yield answer
 

@@ -2,8 +2,8 @@
 
 `build` makes the application. In an ingress, `ingress` looks at requests, `routes` knows where each
 of them goes, `calls` brings it to a replica, and `request_router` chooses which one, by what
-`prefixes` knows of its beginning. `replica` has it answered by its `child`, which is a server as on
-one machine. Only `application` and `request_router` import Ray.
+`prefix_affinity` knows of its beginning. `replica` has it answered by its child, which is a server
+as on one machine. Only `application` and `request_router` import Ray.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -14,16 +14,14 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.util import get_node_ip_address
 
 from trioserve.errors import ConfigError
-from trioserve.ray.calls import Handle
+from trioserve.ray.calls import Handle, ModelTarget, Targets, replicas_of
+from trioserve.ray.incoming import Sent
 from trioserve.ray.ingress import Ingress
-from trioserve.ray.known import replicas_of
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.models import Model, Served, Settings, read_models
-from trioserve.ray.parts import Sent
-from trioserve.ray.prefixes import RoutingHint
+from trioserve.ray.prefix_affinity import RoutingHint
 from trioserve.ray.replica import Replica
 from trioserve.ray.routes import Routes
-from trioserve.ray.targets import Target, Targets
 
 #: Seconds between two questions of Serve whether a replica lives, and how full it is.
 _PERIOD = 2.0
@@ -87,7 +85,7 @@ def build(
     def make_app() -> Ingress:
         anchor = Anchor(get_node_ip_address())
         targets = [
-            Target(
+            ModelTarget(
                 name=name,
                 aliases=aliases,
                 handle=_handle(name, deployment, anchor),

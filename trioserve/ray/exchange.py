@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from trioserve.errors import ModelProcessError
-from trioserve.router.wire import AT_ONCE, AnswerReader, NotTakenError, Outgoing
+from trioserve.router.forward import AT_ONCE, AnswerReader, NotTakenError, Outgoing
 
 
 @asynccontextmanager

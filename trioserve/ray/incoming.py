@@ -16,15 +16,16 @@ from trioserve.api.base.forms import boundary_of, is_form, parse_form
 from trioserve.api.base.request import ID_HEADER
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError, TrioServeError
-from trioserve.ray.calls import Answer
-from trioserve.ray.parts import Sent
-from trioserve.router.wire import REQUEST_HOP
+from trioserve.router.forward import REQUEST_HOP
 from trioserve.server.memory import Hold
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+#: A request on its way: method, target, headers, body.
+Sent: TypeAlias = tuple[str, str, Sequence[tuple[bytes, bytes]], bytes]
 
 #: Bodies up to this length (bytes) are parsed on the event loop.
 _SHORT_BODY = 32 * 1024
@@ -169,25 +170,3 @@ def _with(query: str, values: Mapping[str, Any]) -> str:
     pairs = [each for each in parse_qsl(query, keep_blank_values=True) if each[0] not in values]
     pairs += [(name, str(value)) for name, value in values.items() if value is not None]
     return urlencode(pairs)
-
-
-@attrs.frozen(kw_only=True)
-class Reply:
-    """An answer to a client: all of it, or its beginning, with `rest` that follows."""
-
-    status: int = 200
-    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),)
-    body: bytes = b""
-    rest: Answer | None = None
-
-
-def reply_of(answer: Answer) -> Reply:
-    """Pass an answer on as it comes."""
-    length = answer.header(b"content-length")
-    is_whole = length.isdigit() and int(length) <= len(answer.body)
-    return Reply(
-        status=answer.status,
-        headers=answer.headers,
-        body=answer.body,
-        rest=None if is_whole else answer,
-    )

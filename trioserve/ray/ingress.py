@@ -18,10 +18,11 @@ from trioserve.api.base import auth, cors, errors, sites, sse
 from trioserve.api.base.request import ID_HEADER, choose_id
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, ModelProcessError, TrioServeError
-from trioserve.ray.incoming import GoneError, Incoming, Receive, Reply, Scope, Send
+from trioserve.ray.calls import Reply
+from trioserve.ray.incoming import GoneError, Incoming, Receive, Scope, Send
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
-from trioserve.router.wire import ANSWER_HOP, STREAMS
+from trioserve.router.forward import ANSWER_HOP, STREAMS
 from trioserve.server.memory import MemoryBudget
 
 _log = logging.getLogger("ray.serve")

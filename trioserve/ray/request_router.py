@@ -1,7 +1,7 @@
 """The router of requests that Serve has in each ingress: to where a prompt's beginning is cached.
 
-What it decides is in `trioserve.ray.homes`; here is what it takes from Serve. `RequestRouter` is an
-alpha interface, so little of it is used.
+What it decides is in `trioserve.ray.prefix_affinity`; here is what it takes from Serve.
+`RequestRouter` is an alpha interface, so little of it is used.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-from trioserve.ray import known
-from trioserve.ray.homes import Homes
+from trioserve.ray.calls import routers
+from trioserve.ray.prefix_affinity import PrefixAffinity
 
 _log = logging.getLogger("ray.serve")
 
@@ -32,11 +32,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._homes = Homes()
+        self._homes = PrefixAffinity()
         self._seen: list[Any] = []
         self._by_name: dict[str, Any] = {}
         self._failed = False
-        known.routers[self._deployment_id.name] = self
+        routers[self._deployment_id.name] = self
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None

@@ -1,23 +1,292 @@
 """Where a request goes: to a replica of its model, to all models, or to the one that knows a state.
 
 Only what concerns several models or replicas is answered here. All else goes to a child as it came.
+`Broadcast` asks every replica; `Streams` finds the replica that has a stream to be resumed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
+from urllib.parse import urlencode
 
 from trioserve.api.base import sse
+from trioserve.api.base.registry import is_unknown
 from trioserve.api.base.writers import FINGERPRINT
+from trioserve.api.router.metrics import label, merged
+from trioserve.api.streams.names import ID
 from trioserve.config import Config
-from trioserve.errors import TrioServeError
-from trioserve.ray.every import EveryReplica
-from trioserve.ray.incoming import Incoming, Reply
-from trioserve.ray.streams import Streams
-from trioserve.ray.targets import Target, Targets, together
+from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
+from trioserve.ray.calls import Answer, ModelTarget, Reply, Targets, reply_of, together
+from trioserve.ray.incoming import Incoming, Sent
+
+#: In a query: the name of the replica that is meant.
+_REPLICA = "replica"
+
+#: Seconds in which each has to take a question.
+_PATIENCE = 5.0
+
+#: A request that costs nothing.
+_ANYTHING: Sent = ("GET", "/health/live", (), b"")
+
+_TEXT = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
+
+
+class Broadcast:
+    """Asks all replicas of a model, or the one that the query names.
+
+    Args:
+        targets: the models.
+        has_metrics: whether clients may see the metrics.
+    """
+
+    def __init__(self, targets: Targets, *, has_metrics: bool) -> None:
+        self._targets = targets
+        self._has_metrics = has_metrics
+
+    async def one(self, request: Incoming) -> Reply:
+        """Have the replica that is named answer, or the only one.
+
+        Raises:
+            NotFoundError: there is none of the name.
+            NotSupportedError: it is not said which.
+        """
+        target = self._targets.of(request)
+        name = request.args.get(_REPLICA)
+        if name is None and not target.is_single:
+            raise NotSupportedError(
+                f"{request.path} is about the state of one server, and the model {target.name!r} "
+                f"is served by several. Name one with ?{_REPLICA}=; GET /slots lists them."
+            )
+        if name is not None and name not in await self._names(target, request):
+            raise NotFoundError(f"There is no replica {name!r}.", param=_REPLICA)
+        sent = request.sent(**{_REPLICA: None})
+        return reply_of(await self._targets.call(target, request, sent=sent, key=name))
+
+    async def slots(self, request: Incoming) -> Reply:
+        """List the slots of all replicas, each with the name of its replica."""
+        target = self._targets.of(request)
+        if target.is_single or request.args.get(_REPLICA):
+            return await self.one(request)
+        listed = []
+        for name, reply in await self._ask(target, request):
+            if reply.status != 200:
+                return reply
+            listed += [{**slot, _REPLICA: name} for slot in json.loads(reply.body)]
+        return Reply(body=sse.encode(listed).encode())
+
+    async def all(self, request: Incoming) -> Reply:
+        """Have all replicas do something; gives the first answer that is an error, or any."""
+        target = self._targets.of(request)
+        if target.is_single or request.args.get(_REPLICA):
+            return await self.one(request)
+        replies = [reply for _, reply in await self._ask(target, request)]
+        return next((reply for reply in replies if reply.status >= 400), replies[0])
+
+    async def owner(self, request: Incoming) -> Reply:
+        """Ask all replicas for the one that gives an answer: of one model, or of all."""
+        targets = [self._targets.of(request)] if request.model else list(self._targets)
+        replies = [reply for one in targets for _, reply in await self._ask(one, request)]
+        return next(
+            (reply for reply in replies if not is_unknown(reply.status, reply.body)), replies[0]
+        )
+
+    async def metrics(self, request: Incoming) -> Reply:
+        """Write the metrics of all replicas of one model, or of all, each with its labels."""
+        texts = []
+        for target in self._measured(request):
+            for name, reply in await self._ask(target, request):
+                if reply.status != 200:
+                    return reply
+                labels = ",".join((label("model_name", target.name), label(_REPLICA, name)))
+                texts.append((labels, reply.body.decode()))
+        return Reply(headers=_TEXT, body=merged(texts).encode())
+
+    async def snapshot(self, request: Incoming) -> Reply:
+        """Gather the snapshots of all replicas of one model, or of all."""
+        models = {}
+        for target in self._measured(request):
+            replies = await self._ask(target, request)
+            if wrong := [reply for _, reply in replies if reply.status != 200]:
+                return wrong[0]
+            models[target.name] = {name: json.loads(reply.body) for name, reply in replies}
+        return Reply(body=sse.encode({"object": "metrics", "models": models}).encode())
+
+    def _measured(self, request: Incoming) -> Iterable[ModelTarget]:
+        """The models whose metrics are asked for. Raises NotSupportedError: there are none."""
+        if not self._has_metrics:
+            raise NotSupportedError(
+                "This server does not support metrics endpoint. Start it with `--metrics`"
+            )
+        return [self._targets.of(request)] if request.args.get("model") else self._targets
+
+    async def _ask(self, target: ModelTarget, request: Incoming) -> Sequence[tuple[str, Reply]]:
+        """Ask all replicas of a model; gives their names and answers.
+
+        One that is lost meanwhile is left out, unless it is the last.
+
+        Raises:
+            TrioServeError: none answers.
+        """
+
+        async def ask(name: str) -> Reply | TrioServeError:
+            try:
+                return await self._targets.ask(
+                    target, request, key=name or None, patience=_PATIENCE
+                )
+            except TrioServeError as error:
+                return error
+
+        names = await self._names(target, request)
+        found = await together(map(ask, names))
+        replies = [
+            (name, one)
+            for name, one in zip(names, found, strict=True)
+            if not isinstance(one, TrioServeError)
+        ]
+        errors = [one for one in found if isinstance(one, TrioServeError)]
+        if not replies and errors:
+            raise errors[0]
+        return replies
+
+    async def _names(self, target: ModelTarget, request: Incoming) -> Sequence[str]:
+        """The names of the replicas of a model. The only one may have none.
+
+        Raises:
+            NotSupportedError: nobody knows them.
+        """
+        if not target.handle.replicas():  # nothing was asked of any yet
+            await self._targets.ask(target, request, sent=_ANYTHING)
+        names = target.handle.replicas()
+        if not names and not target.is_single:
+            raise NotSupportedError(
+                f"{request.path} needs the router of requests, which knows the replicas. This "
+                "application was built with router=False."
+            )
+        return names or ("",)
+
+
+_PREFER = "Prefer"
+
+#: In the query of a stream's address: the model, and the name that stands for the replica.
+_AT = "at"
+
+#: Questions that are asked at the same time.
+_AT_ONCE = 16
+
+
+class Streams:
+    """Finds the replicas that have streams.
+
+    Args:
+        targets: the models.
+        finds_replicas: whether requests with the same key get to the same replica.
+    """
+
+    def __init__(self, targets: Targets, *, finds_replicas: bool) -> None:
+        self._targets = targets
+        self._finds_replicas = finds_replicas or all(one.is_single for one in targets)
+
+    async def begin(self, target: ModelTarget, request: Incoming) -> Reply:
+        """Have a replica answer a request, which may make a stream to be read again."""
+        name = request.headers.get(ID)
+        is_for_later = "respond-async" in request.headers.get(_PREFER, "").lower()
+        if request.method != "POST" or not (name or is_for_later):
+            return reply_of(await self._targets.call(target, request))
+        if not self._finds_replicas:
+            sent = _without_names(request.sent())
+            return reply_of(await self._targets.call(target, request, sent=sent))
+        key = name or secrets.token_urlsafe(12)
+        answer = await self._targets.call(target, request, key=key)
+        return (
+            await _addressed(answer, target.name, key)
+            if answer.status == 202
+            else (reply_of(answer))
+        )
+
+    async def by_name(self, request: Incoming) -> Reply:
+        """Read or stop the stream of a conversation: whichever model has it."""
+        self._check(request)
+        key = request.args.get("conv_id")
+        missing: Reply | None = None
+        for target in self._targets:
+            answer = await self._targets.call(target, request, key=key)
+            if answer.status not in (204, 404):
+                return reply_of(answer)
+            try:
+                missing = Reply(
+                    status=answer.status, headers=answer.headers, body=await answer.read()
+                )
+            finally:
+                answer.close()
+        assert missing is not None
+        return missing
+
+    async def by_secret(self, request: Incoming) -> Reply:
+        """Read or stop a stream by the address that its POST was given."""
+        self._check(request)
+        try:
+            name, key = json.loads(base64.urlsafe_b64decode(request.args.get(_AT, "")))
+            target = self._targets.by_name[name]
+        except (ValueError, KeyError, TypeError):
+            raise NotFoundError("Stream not found or expired") from None
+        sent = request.sent(**{_AT: None})
+        return reply_of(await self._targets.call(target, request, sent=sent, key=str(key)))
+
+    async def lookup(self, request: Incoming) -> Reply:
+        """Ask for each conversation where it would be."""
+        self._check(request)
+        ids = request.fields.get("conversation_ids")
+        if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
+            return await self._targets.ask(self._targets.first, request)
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(target: ModelTarget, id_: str) -> Reply:
+            sent = request.sent(body=sse.encode({"conversation_ids": [id_]}).encode())
+            async with limit:
+                return await self._targets.ask(target, request, sent=sent, key=id_)
+
+        found = await together(ask(target, id_) for id_ in ids for target in self._targets)
+        if wrong := [reply for reply in found if reply.status != 200]:
+            return wrong[0]
+        merged: list[Any] = [one for reply in found for one in json.loads(reply.body)]
+        return Reply(body=sse.encode(merged).encode())
+
+    def _check(self, request: Incoming) -> None:
+        if not self._finds_replicas:
+            raise NotSupportedError(
+                f"{request.path} needs the router of requests, which finds the replica that has a "
+                "stream. This application was built with router=False."
+            )
+
+
+async def _addressed(answer: Answer, model: str, key: str) -> Reply:
+    """Say in the address of a stream who has it."""
+    try:
+        body = json.loads(await answer.read())
+    finally:
+        answer.close()
+    at = base64.urlsafe_b64encode(json.dumps([model, key]).encode()).decode()
+    location = f"{body['location']}?{urlencode({_AT: at})}"
+    headers = [each for each in answer.headers if each[0] not in (b"location", b"content-length")]
+    return Reply(
+        status=answer.status,
+        headers=[*headers, (b"location", location.encode())],
+        body=sse.encode({**body, "location": location}).encode(),
+    )
+
+
+def _without_names(sent: Sent) -> Sent:
+    """Leave out what would make an answer a stream that can be read again."""
+    method, target, headers, body = sent
+    names = (ID.lower().encode(), _PREFER.lower().encode())
+    return method, target, [each for each in headers if each[0] not in names], body
+
 
 #: Answers a request.
 Handler: TypeAlias = Callable[[Incoming], Awaitable[Reply]]
@@ -47,7 +316,7 @@ class Routes:
         self._config = config
         self._targets = targets
         self._streams = Streams(targets, finds_replicas=finds_replicas)
-        every = EveryReplica(targets, has_metrics=config.metrics_endpoint)
+        every = Broadcast(targets, has_metrics=config.metrics_endpoint)
         reads: Mapping[str, Handler] = {
             "/health": self._ready,
             "/v1/health": self._ready,
@@ -93,7 +362,7 @@ class Routes:
     async def _each(self, request: Incoming) -> Mapping[str, Reply | TrioServeError]:
         """Ask a replica of each model; gives the answers, or what went wrong."""
 
-        async def ask(target: Target) -> Reply | TrioServeError:
+        async def ask(target: ModelTarget) -> Reply | TrioServeError:
             try:
                 return await self._targets.ask(target, request, patience=_LIST_PATIENCE)
             except TrioServeError as error:

@@ -16,9 +16,8 @@ import structlog
 import trio
 
 from trioserve.errors import ModelLoadError, ModelProcessError
-from trioserve.router.forward import Kept, exchange
-from trioserve.router.launch import Launcher, Process
-from trioserve.router.wire import Outgoing
+from trioserve.router.forward import Kept, Outgoing, exchange
+from trioserve.router.launch import LaunchedProcess, Launcher
 
 _log = structlog.stdlib.get_logger("trioserve.router")
 
@@ -50,7 +49,7 @@ async def ask_live(path: Path) -> int:
 
 
 @attrs.frozen(kw_only=True)
-class Watch:
+class HealthCheck:
     """How a process is watched. Times are in seconds.
 
     Attributes:
@@ -76,7 +75,7 @@ class Child:
     it was told to end.
     """
 
-    def __init__(self, name: str, socket_path: Path, watch: Watch) -> None:
+    def __init__(self, name: str, socket_path: Path, watch: HealthCheck) -> None:
         self.name = name
         self.socket_path = socket_path
         self.kept = Kept()
@@ -90,7 +89,7 @@ class Child:
         self.asked = False
         self._complaint = ""  # the last line of its log that is an error, or no line of a log
         self._watching = watch
-        self._process: Process | None = None
+        self._process: LaunchedProcess | None = None
         self._spoke = trio.Event()
         self._stop = trio.Event()
         self._stop_timeout = 0.0
@@ -139,7 +138,7 @@ class Child:
         about = f": {self._complaint}" if self._complaint else "."
         return f"The process of the model {self.name!r} {how}{about}"
 
-    async def _attend(self, process: Process, told: Callable[[Report], None]) -> None:
+    async def _attend(self, process: LaunchedProcess, told: Callable[[Report], None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._stop_when_asked, process)
@@ -152,7 +151,7 @@ class Child:
                 reading.cancel_scope.deadline = trio.current_time() + _LAST_WORDS
             nursery.cancel_scope.cancel()
 
-    async def _stop_when_asked(self, process: Process) -> None:
+    async def _stop_when_asked(self, process: LaunchedProcess) -> None:
         await self._stop.wait()
         if self._stop_timeout > 0:
             process.send_signal(signal.SIGTERM)
@@ -166,7 +165,7 @@ class Child:
     async def _read_status(
         self, stream: trio.abc.ReceiveStream, told: Callable[[Report], None]
     ) -> None:
-        lines = _Lines()
+        lines = _LineSplitter()
         async for data in stream:
             self._spoke.set()
             for line in lines.add(data):
@@ -180,7 +179,7 @@ class Child:
                 told(report)
 
     async def _read_log(self, stream: trio.abc.ReceiveStream) -> None:
-        lines = _Lines()
+        lines = _LineSplitter()
         async for data in stream:
             for line in lines.add(data):
                 self._relay(line)
@@ -240,7 +239,7 @@ def _how(exit_code: int) -> str:
         return f"was ended by signal {-exit_code}"
 
 
-class _Lines:
+class _LineSplitter:
     """Cuts what comes into lines. `rest` is the line that is not complete yet."""
 
     def __init__(self) -> None:
@@ -276,7 +275,7 @@ async def estimate(launcher: Launcher, name: str, argv: Sequence[str]) -> int:
         if report["state"] == "estimated":
             found.append(report["bytes"])
 
-    child = Child(name, Path(), Watch(interval=math.inf))
+    child = Child(name, Path(), HealthCheck(interval=math.inf))
     await child.run(launcher, [ESTIMATE, *argv], told)
     if not found:
         raise ModelLoadError(child.last_words())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -22,15 +22,12 @@ from trioserve.errors import (
     UnknownModelError,
 )
 from trioserve.models.catalog import Catalog, ModelEntry
-from trioserve.router.child import Child, Watch
-from trioserve.router.events import Events
-from trioserve.router.folder import socket_folder
-from trioserve.router.forks import open_launcher
-from trioserve.router.launch import Launcher
-from trioserve.router.record import Record
-from trioserve.router.schedule import Schedule, Ticket
-from trioserve.router.states import FleetEvent, ModelState, Status, Waiting
-from trioserve.router.supervisor import Supervisor, too_often
+from trioserve.router.child import Child, HealthCheck
+from trioserve.router.forward import Answer, ChildConnection, NotTakenError, Outgoing, connect
+from trioserve.router.launch import Launcher, open_launcher, socket_folder
+from trioserve.router.schedule import Lease, Schedule
+from trioserve.router.states import Events, FleetEvent, ModelState, QueueStatus, Status
+from trioserve.router.supervisor import FleetSupervisor, Record, too_often
 from trioserve.server.concurrency import EnteredOnce, alongside
 
 __all__ = ["Child", "Fleet"]
@@ -70,18 +67,18 @@ class Fleet(EnteredOnce):
         max_memory: int = 0,
         drain_timeout: float = 30.0,
         launcher: Launcher | None = None,
-        watch: Watch | None = None,
+        watch: HealthCheck | None = None,
     ) -> None:
         self.catalog = catalog
         self.max_models = max_models
         self._drain_timeout = drain_timeout
         self._launcher = launcher
-        self._watch = watch or Watch()
+        self._watch = watch or HealthCheck()
         self._schedule = Schedule(max_models=max_models, max_memory=max_memory)
         self._events = Events()
         self._listeners: set[_Bell] = set()  # of those who want to know where they stand
         self._news = _Bell()
-        self._supervisor: Supervisor | None = None
+        self._supervisor: FleetSupervisor | None = None
         self._closed = False
 
     # -- life
@@ -99,7 +96,7 @@ class Fleet(EnteredOnce):
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(socket_folder())
             launcher = await stack.enter_async_context(self._open_launcher())
-            self._supervisor = supervisor = Supervisor(
+            self._supervisor = supervisor = FleetSupervisor(
                 self._schedule,
                 launcher,
                 self._watch,
@@ -146,7 +143,7 @@ class Fleet(EnteredOnce):
             await child.finished.wait()
 
     @property
-    def _parts(self) -> Supervisor:
+    def _parts(self) -> FleetSupervisor:
         """Raises ServerClosingError before the fleet is entered."""
         if self._supervisor is None:
             raise ServerClosingError
@@ -160,7 +157,7 @@ class Fleet(EnteredOnce):
         entry: ModelEntry,
         *,
         autoload: bool = True,
-        on_wait: Callable[[Waiting], None] | None = None,
+        on_wait: Callable[[QueueStatus], None] | None = None,
     ) -> AsyncIterator[Child]:
         """Wait until a model is ready, and keep it for the length of the block.
 
@@ -184,17 +181,17 @@ class Fleet(EnteredOnce):
             child = record.child  # now: it may have died before the request goes on
             bell.ring()
 
-        ticket = self._schedule.join(entry.name, changed)
+        lease = self._schedule.join(entry.name, changed)
         try:
-            if not ticket.granted:
+            if not lease.granted:
                 self._parts.turn()
-                await self._until_granted(ticket, bell, on_wait)
+                await self._until_granted(lease, bell, on_wait)
             record.use()
             assert child is not None
             yield child
         finally:
             record.use()
-            self._schedule.leave(ticket)
+            self._schedule.leave(lease)
             self._parts.turn()
 
     def _usable(self, entry: ModelEntry, autoload: bool) -> Record:
@@ -214,25 +211,25 @@ class Fleet(EnteredOnce):
         return not self._closed and self._schedule.is_free(entry.name)
 
     async def _until_granted(
-        self, ticket: Ticket, bell: _Bell, on_wait: Callable[[Waiting], None] | None
+        self, lease: Lease, bell: _Bell, on_wait: Callable[[QueueStatus], None] | None
     ) -> None:
         if on_wait is not None:
             self._listeners.add(bell)
         try:
-            while not ticket.granted:
-                if ticket.error is not None:
-                    raise ticket.error.with_traceback(None)
+            while not lease.granted:
+                if lease.error is not None:
+                    raise lease.error.with_traceback(None)
                 if on_wait is not None:
-                    on_wait(self._waiting(ticket))
+                    on_wait(self._waiting(lease))
                 await bell.wait()
         finally:
             self._listeners.discard(bell)
 
-    def _waiting(self, ticket: Ticket) -> Waiting:
-        record = self._parts.records[ticket.model]
-        is_next = self._schedule.is_loading(ticket.model)
-        return Waiting(
-            position=self._schedule.position(ticket),
+    def _waiting(self, lease: Lease) -> QueueStatus:
+        record = self._parts.records[lease.model]
+        is_next = self._schedule.is_loading(lease.model)
+        return QueueStatus(
+            position=self._schedule.position(lease),
             status=record.status if is_next else Status.UNLOADED,
             progress=record.progress if is_next else None,
         )
@@ -335,3 +332,65 @@ class _Bell:
     async def wait(self) -> None:
         await self._rung.wait()
         self._rung = trio.Event()
+
+
+@asynccontextmanager
+async def connected(
+    fleet: Fleet,
+    entry: ModelEntry,
+    *,
+    autoload: bool = True,
+    on_wait: Callable[[QueueStatus], None] | None = None,
+) -> AsyncIterator[ChildConnection]:
+    """Wait until a model is ready, and connect to it; both for the length of the block.
+
+    A process may have died a moment ago, and the fleet not know it yet. Nothing was sent to it
+    then, so the request waits for the next one. Arguments are those of `Fleet.use`.
+
+    Raises:
+        TrioServeError: as `Fleet.use`; or the process takes no more connections.
+    """
+    while True:
+        async with AsyncExitStack() as stack:
+            child = await stack.enter_async_context(
+                fleet.use(entry, autoload=autoload, on_wait=on_wait)
+            )
+            try:
+                connection = stack.enter_context(
+                    connect(child.socket_path, child.kept, child.ended)
+                )
+            except NotTakenError:
+                pass
+            else:
+                yield connection
+                return
+        await child.ended.wait()
+
+
+@asynccontextmanager
+async def send_to_model(
+    fleet: Fleet,
+    entry: ModelEntry,
+    write: Callable[[], Awaitable[Outgoing]],
+    *,
+    on_wait: Callable[[QueueStatus], None] | None = None,
+) -> AsyncIterator[Answer]:
+    """Wait until a model is ready, and send it a request; gives the answer, once its head is there.
+
+    Args:
+        fleet: has the model.
+        entry: the model.
+        write: writes the request when the model is ready; again, if a process has not taken it.
+        on_wait: as for `Fleet.use`.
+
+    Raises:
+        TrioServeError: as `connected`, and as `write`; the process ended before it had answered.
+    """
+    while True:
+        async with connected(fleet, entry, on_wait=on_wait) as connection:
+            try:
+                answer = await connection.ask(await write())
+            except NotTakenError:
+                continue
+            yield answer
+            return

@@ -7,31 +7,37 @@ number is in the environment, it tells its status as lines of JSON.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import tempfile
+from array import array
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import attrs
+import structlog
 import trio
+from filelock import FileLock, Timeout
 
 import trioserve
 from trioserve.errors import ModelLoadError
-
-#: Names the descriptor that a process tells its status on.
-STATUS_VARIABLE = "TRIOSERVE_STATUS_FD"
+from trioserve.router import zygote
+from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
+from trioserve.server.concurrency import alongside
 
 #: Starts a server. The folder that it is started in does not count as a place of packages.
 COMMAND = (sys.executable, "-P", "-m", "trioserve")
 
-#: Says that standard input is a lifeline.
-LIFELINE_VARIABLE = "TRIOSERVE_LIFELINE"
 
-
-class Process(Protocol):
+class LaunchedProcess(Protocol):
     """A process that was started. Whoever has it waits for its end, and then closes it."""
 
     @property
@@ -59,7 +65,7 @@ class Process(Protocol):
 class Launcher(Protocol):
     """Starts processes."""
 
-    async def launch(self, argv: Sequence[str]) -> Process:
+    async def launch(self, argv: Sequence[str]) -> LaunchedProcess:
         """Start ``trioserve`` with these arguments.
 
         When cancelled, no process is left.
@@ -136,16 +142,16 @@ class Piped:
 
     @property
     def status(self) -> trio.abc.ReceiveStream:
-        """See `Process.status`."""
+        """See `LaunchedProcess.status`."""
         return self.pipes.status
 
     @property
     def log(self) -> trio.abc.ReceiveStream:
-        """See `Process.log`."""
+        """See `LaunchedProcess.log`."""
         return self.pipes.log
 
     def close(self) -> None:
-        """See `Process.close`."""
+        """See `LaunchedProcess.close`."""
         self.pipes.close()
 
 
@@ -173,7 +179,7 @@ class Spawner:
         self._environ = environ
         self._command = command
 
-    async def launch(self, argv: Sequence[str]) -> Process:
+    async def launch(self, argv: Sequence[str]) -> LaunchedProcess:
         """See `Launcher.launch`."""
         with open_pipes() as pipes:
             told = {STATUS_VARIABLE: str(pipes.status_end), LIFELINE_VARIABLE: "1"}
@@ -194,3 +200,242 @@ def with_package(environ: Mapping[str, str]) -> dict[str, str]:
     root = str(Path(trioserve.__file__).parent.parent)
     paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
     return {**environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+_log = structlog.stdlib.get_logger("trioserve.router")
+
+#: Seconds that a zygote has to begin, and that a fork may take.
+_START_TIMEOUT = 60.0
+_FORK_TIMEOUT = 10.0
+
+#: Seconds until a zygote that has died is replaced; twice as many for each one that did not begin.
+_RESTART_DELAY = 1.0
+_MAX_RESTART_DELAY = 300.0
+
+_COMMAND = (sys.executable, "-P", "-m", "trioserve.cli.zygote")
+
+#: What another process says of its end when it is not known.
+_UNKNOWN_END = 255
+
+
+@asynccontextmanager
+async def open_launcher(environ: Mapping[str, str]) -> AsyncIterator[Launcher]:
+    """The best way to start processes with an environment, as long as a block lasts."""
+    spawner = Spawner(environ)
+    with adopting_orphans() as adopts:
+        if not adopts:
+            yield spawner
+            return
+        forks = Forks(environ, spawner)
+        async with alongside(forks.run):
+            yield forks
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[bool]:
+    """Become the parent of our children's orphans while a block lasts; gives whether we do.
+
+    Afterwards the system's first process adopts them again, and reaps them.
+    """
+    adopts = hasattr(os, "pidfd_open")
+    if adopts:
+        try:
+            zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
+        except (OSError, AttributeError):
+            adopts = False
+    try:
+        yield adopts
+    finally:
+        if adopts:
+            zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
+
+
+class Forks:
+    """Starts processes as forks of a zygote, and without one while none is there.
+
+    Args:
+        environ: their environment.
+        spawner: starts processes in the other way.
+        command: starts a zygote; the number of its socket is added.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str], spawner: Launcher, command: Sequence[str] = _COMMAND
+    ) -> None:
+        self._environ = environ
+        self._spawner = spawner
+        self._command = command
+        self._decided = trio.Event()  # there is a zygote, or it has failed
+        self._one_at_a_time = trio.Lock()
+        self._orders: trio.socket.SocketType | None = None
+        self._zygote: trio.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process that others are forked from, if there is one."""
+        return self._zygote.pid if self._zygote is not None else None
+
+    async def run(self) -> None:
+        """Keep a zygote until cancelled. One that dies is replaced."""
+        delay = _RESTART_DELAY
+        while True:
+            try:
+                began = await self._keep_one()
+            except OSError as error:
+                began = False
+                _log.warning(
+                    "the process that others are forked from cannot be started",
+                    reason=error.strerror,
+                )
+            self._decided.set()
+            delay = _RESTART_DELAY if began else min(2 * delay, _MAX_RESTART_DELAY)
+            await trio.sleep(delay)
+
+    async def _keep_one(self) -> bool:
+        """Start a zygote, and wait until it has died. When cancelled, it ends.
+
+        Returns whether it had begun.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with trio.socket.from_stdlib_socket(ours) as orders, theirs:
+            process = await trio.lowlevel.open_process(
+                [*self._command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=with_package(self._environ),
+                start_new_session=True,
+            )
+            theirs.close()
+            began = False
+            try:
+                with trio.move_on_after(_START_TIMEOUT):
+                    began = await orders.recv(len(zygote.READY)) == zygote.READY
+                if began:
+                    self._zygote, self._orders = process, orders
+                    self._decided.set()
+                    await process.wait()
+            finally:
+                self._zygote, self._orders = None, None
+                process.kill()
+                with trio.CancelScope(shield=True):
+                    code = await process.wait()
+        _log.warning("the process that others are forked from has ended", exit_code=code)
+        return began
+
+    async def launch(self, argv: Sequence[str]) -> LaunchedProcess:
+        """See `Launcher.launch`."""
+        await self._decided.wait()
+        async with self._one_at_a_time:
+            forked = None if self._orders is None else await self._fork(self._orders, argv)
+        return forked or await self._spawner.launch(argv)
+
+    async def _fork(
+        self, orders: trio.socket.SocketType, argv: Sequence[str]
+    ) -> LaunchedProcess | None:
+        """Have a process forked; None if there is no zygote any more. Raises ModelLoadError."""
+        with open_pipes() as pipes:
+            pid = await self._order(orders, argv, pipes)
+            if pid is not None:
+                return _Forked(pipes, pid, os.pidfd_open(pid))
+            pipes.close()
+        return None
+
+    async def _order(
+        self, orders: trio.socket.SocketType, argv: Sequence[str], pipes: Pipes
+    ) -> int | None:
+        """Order a fork; returns its number, or None if there is no zygote any more.
+
+        Cannot be cancelled, because the answer would then be taken for that of the next order.
+
+        Raises:
+            ModelLoadError: the system does not allow another process.
+        """
+        descriptors = array("i", [pipes.stdin, pipes.status_end, pipes.log_end])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+        answer = b""
+        with (
+            trio.move_on_after(_FORK_TIMEOUT, shield=True),
+            contextlib.suppress(
+                OSError, trio.ClosedResourceError
+            ),  # it has died; `_keep_one` says so
+        ):
+            await orders.sendmsg([json.dumps(list(argv)).encode()], ancillary)
+            answer = await orders.recv(32)
+        if answer == zygote.FAILED:
+            raise ModelLoadError("The process of the model cannot be started: too many processes.")
+        if answer:
+            return int(answer)
+        self._orders = None
+        if self._zygote is not None:
+            self._zygote.kill()
+        return None
+
+
+@attrs.define(eq=False)
+class _Forked(Piped):
+    """A process that was forked from the zygote, and that we adopted."""
+
+    pid: int
+    _descriptor: int
+    _code: int | None = None
+
+    async def wait(self) -> int:
+        if self._code is None:
+            await trio.lowlevel.wait_readable(self._descriptor)
+            self._code = self._reap()
+        return self._code
+
+    def _reap(self) -> int:
+        try:
+            ended = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
+        except ChildProcessError:
+            return _UNKNOWN_END  # somebody else in this program waits for all processes
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        super().close()
+
+
+_PREFIX = "trioserve-router-"
+_LOCK = "lock"
+
+#: The longest path of a folder that sockets fit into; the system has a limit of about 100 bytes.
+_MAX_LENGTH = 80
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Make a folder that only we may enter, for the length of a block.
+
+    What routers that were killed have left behind is removed, too: nobody holds the lock in it.
+    """
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    if len(os.fsencode(path)) > _MAX_LENGTH:
+        path.rmdir()
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+    with FileLock(path / _LOCK):
+        try:
+            _sweep(path.parent)
+            yield path
+        finally:
+            shutil.rmtree(path)
+
+
+def _sweep(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        lock = folder / _LOCK
+        try:
+            # One without a lock may be in the making.
+            if folder.lstat().st_uid != os.getuid() or not lock.is_file():
+                continue
+            with FileLock(lock, blocking=False):
+                shutil.rmtree(folder)
+        except (Timeout, OSError):
+            continue  # its router runs, or somebody else removes it

@@ -42,10 +42,8 @@ from trioserve.errors import (
     UnsupportedFieldError,
 )
 from trioserve.models.catalog import Catalog, ModelEntry
-from trioserve.router.connected import asked
-from trioserve.router.fleet import Fleet
-from trioserve.router.forward import Answer
-from trioserve.router.wire import Outgoing
+from trioserve.router.fleet import Fleet, send_to_model
+from trioserve.router.forward import Answer, Outgoing
 from trioserve.server.chat_prompts import Messages
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.embedding_results import Array
@@ -455,7 +453,9 @@ class RemoteServer:
 
         async with AsyncExitStack() as stack:
             with trio.move_on_at(deadline) as scope:
-                answer = await stack.enter_async_context(asked(self._fleet, self._entry, send))
+                answer = await stack.enter_async_context(
+                    send_to_model(self._fleet, self._entry, send)
+                )
             if scope.cancelled_caught:
                 raise DeadlineExceededError("The request's deadline has passed.")
             if answer.status != 200:

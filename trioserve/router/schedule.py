@@ -32,7 +32,7 @@ class _Phase(Enum):
 
 
 @attrs.define(eq=False)
-class Ticket:
+class Lease:
     """A request's place in line for a model; once `granted`, its right to use it.
 
     `changed` is called when it is granted or refused. When refused, `error` says why.
@@ -41,7 +41,7 @@ class Ticket:
     model: str
     changed: Callable[[], None]
     error: TrioServeError | None = None
-    _run: _Run | None = None
+    _run: _Instance | None = None
 
     @property
     def granted(self) -> bool:
@@ -50,7 +50,7 @@ class Ticket:
 
 
 @attrs.define(eq=False)
-class _Run:
+class _Instance:
     """A place that is taken: a process, from before its start until it has ended."""
 
     name: str
@@ -60,22 +60,22 @@ class _Run:
     sleeping: bool = False
     closing: bool = False  # takes no more requests, because the queue has waited for long
     n_users: int = 0
-    waiting: list[Ticket] = attrs.field(factory=list)  # while it loads
+    waiting: list[Lease] = attrs.field(factory=list)  # while it loads
 
 
 @attrs.define(eq=False)
-class _Wish:
+class PendingLoad:
     """An entry of the queue: a model that is to be started, and the requests that wait for it."""
 
     name: str
     need: int | None  # bytes; None: not known yet
     wanted: bool = False  # even if no request waits
     n_overtaken: int = 0
-    tickets: list[Ticket] = attrs.field(factory=list)
+    leases: list[Lease] = attrs.field(factory=list)
 
 
 @attrs.frozen
-class Decision:
+class Plan:
     """What is to be done now: whose process to start, whose to stop, whose memory to estimate."""
 
     start: tuple[str, ...] = ()
@@ -94,8 +94,8 @@ class Schedule:
     def __init__(self, *, max_models: int = 0, max_memory: int = 0) -> None:
         self.max_models = max_models
         self.max_memory = max_memory
-        self._runs: dict[str, _Run] = {}
-        self._queue: list[_Wish] = []
+        self._runs: dict[str, _Instance] = {}
+        self._queue: list[PendingLoad] = []
         self._needs: dict[str, int] = {}
         self._asked: set[str] = set()  # whose need is being estimated
         self._held: set[str] = set()
@@ -103,53 +103,53 @@ class Schedule:
 
     # -- what requests do
 
-    def join(self, name: str, changed: Callable[[], None]) -> Ticket:
+    def join(self, name: str, changed: Callable[[], None]) -> Lease:
         """A request asks for a model. It must `leave` in the end, whatever becomes of it."""
-        ticket = Ticket(name, changed)
+        lease = Lease(name, changed)
         run = self._runs.get(name)
         if run is not None and run.phase is _Phase.LOADING:
-            run.waiting.append(ticket)
+            run.waiting.append(lease)
         elif run is not None and self.is_free(name):
-            self._grant(run, ticket)
+            self._grant(run, lease)
             if (first := self._first()) is not None:
                 first.n_overtaken += 1
         else:
-            self._wish(name).tickets.append(ticket)
-        return ticket
+            self._pend(name).leases.append(lease)
+        return lease
 
     def is_free(self, name: str) -> bool:
         """Whether a request that joins would be granted its model at once."""
         run = self._runs.get(name)
         return run is not None and run.phase is _Phase.READY and not run.closing
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, lease: Lease) -> None:
         """The request has ended, or does not wait any longer."""
-        if ticket._run is not None:
-            ticket._run.n_users -= 1
-            self._use(ticket._run)
-            ticket._run = None
+        if lease._run is not None:
+            lease._run.n_users -= 1
+            self._use(lease._run)
+            lease._run = None
             return
-        run, wish = self._runs.get(ticket.model), self._find(ticket.model)
-        if run is not None and ticket in run.waiting:
-            run.waiting.remove(ticket)
-        elif wish is not None and ticket in wish.tickets:
-            wish.tickets.remove(ticket)
-            self._drop_if_empty(wish)
+        run, pending = self._runs.get(lease.model), self._find(lease.model)
+        if run is not None and lease in run.waiting:
+            run.waiting.remove(lease)
+        elif pending is not None and lease in pending.leases:
+            pending.leases.remove(lease)
+            self._drop_if_empty(pending)
 
-    def position(self, ticket: Ticket) -> int:
+    def position(self, lease: Lease) -> int:
         """How many waiting requests are before this one."""
-        run = self._runs.get(ticket.model)
-        if run is not None and ticket in run.waiting:
-            return run.waiting.index(ticket)
-        line = [one for wish in self._queue for one in wish.tickets]
-        return line.index(ticket) if ticket in line else 0
+        run = self._runs.get(lease.model)
+        if run is not None and lease in run.waiting:
+            return run.waiting.index(lease)
+        line = [one for pending in self._queue for one in pending.leases]
+        return line.index(lease) if lease in line else 0
 
     # -- what others ask for
 
     def want(self, name: str) -> None:
         """Start a model as soon as there is a place, even if no request waits for it."""
         if name not in self._runs or self._runs[name].phase is _Phase.STOPPING:
-            self._wish(name).wanted = True
+            self._pend(name).wanted = True
 
     def unload(self, name: str, error: TrioServeError) -> bool:
         """Take a model's place away. Requests that use it may end; those that wait are refused.
@@ -168,16 +168,16 @@ class Schedule:
             return False
         run.phase = _Phase.STOPPING
         if run.waiting:
-            wish = self._wish(name)
-            wish.tickets[:0] = run.waiting
+            pending = self._pend(name)
+            pending.leases[:0] = run.waiting
             run.waiting.clear()
         return True
 
     def refuse(self, name: str, error: TrioServeError) -> None:
         """Take a model out of the queue, and refuse those that wait for it there."""
-        if (wish := self._find(name)) is not None:
-            self._queue.remove(wish)
-            self._refuse_all(wish.tickets, error)
+        if (pending := self._find(name)) is not None:
+            self._queue.remove(pending)
+            self._refuse_all(pending.leases, error)
 
     def hold(self, name: str) -> None:
         """Do not start a model before `release`; others may overtake it."""
@@ -197,8 +197,8 @@ class Schedule:
             return  # it woke up, or is being stopped
         run.phase = _Phase.READY
         self._use(run)
-        for ticket in run.waiting:
-            self._grant(run, ticket)
+        for lease in run.waiting:
+            self._grant(run, lease)
         run.waiting.clear()
 
     def asleep(self, name: str) -> None:
@@ -218,8 +218,8 @@ class Schedule:
         """The memory that a model needs is known."""
         self._needs[name] = need
         self._asked.discard(name)
-        if (wish := self._find(name)) is not None:
-            wish.need = need
+        if (pending := self._find(name)) is not None:
+            pending.need = need
 
     def not_estimated(self, name: str, error: TrioServeError) -> None:
         """It cannot be known what a model needs: those that wait for it are refused."""
@@ -255,145 +255,145 @@ class Schedule:
         """Whether any request waits."""
         return next(self.waiting(), None) is not None
 
-    def waiting(self, name: str | None = None) -> Iterator[Ticket]:
+    def waiting(self, name: str | None = None) -> Iterator[Lease]:
         """The requests that wait, for one model or for all."""
         for run in self._runs.values():
             if name in (None, run.name):
                 yield from run.waiting
-        for wish in self._queue:
-            if name in (None, wish.name):
-                yield from wish.tickets
+        for pending in self._queue:
+            if name in (None, pending.name):
+                yield from pending.leases
 
-    def decide(self) -> Decision:
+    def decide(self) -> Plan:
         """Say what to do, and count it as done: what starts is loading, what stops is stopping."""
         start: list[str] = []
         stop: list[str] = []
-        for wish in [one for one in self._queue if one.need and self._is_too_large(one.need)]:
-            self.refuse(wish.name, _too_large(wish, self.max_memory))
-        planned: list[_Wish] = []  # wishes that get what is being freed
-        short: _Wish | None = None  # the first one for which too little can be freed now
-        for wish in self._unheld():
-            run = self._runs.get(wish.name)
-            if wish.need is None or (run is not None and run.phase is not _Phase.STOPPING):
+        for pending in [one for one in self._queue if one.need and self._is_too_large(one.need)]:
+            self.refuse(pending.name, _too_large(pending, self.max_memory))
+        planned: list[PendingLoad] = []  # loads that get what is being freed
+        short: PendingLoad | None = None  # the first one for which too little can be freed now
+        for pending in self._unheld():
+            run = self._runs.get(pending.name)
+            if pending.need is None or (run is not None and run.phase is not _Phase.STOPPING):
                 break
-            victims = self._victims(wish, planned, self._idle())
+            victims = self._victims(pending, planned, self._idle())
             if victims is None:
-                short = wish
+                short = pending
                 break
             for victim in victims:
                 victim.phase = _Phase.STOPPING
                 stop.append(victim.name)
-            if planned or run is not None or not self._has_room(self._runs.values(), wish):
-                planned.append(wish)
+            if planned or run is not None or not self._has_room(self._runs.values(), pending):
+                planned.append(pending)
             else:
-                self._start(wish)
-                start.append(wish.name)
+                self._start(pending)
+                start.append(pending.name)
         self._close_for(short)
-        return Decision(tuple(start), tuple(stop), tuple(self._to_estimate()))
+        return Plan(tuple(start), tuple(stop), tuple(self._to_estimate()))
 
-    def _start(self, wish: _Wish) -> None:
-        self._queue.remove(wish)
-        run = _Run(wish.name, wish.need or 0, self._n_uses, waiting=wish.tickets)
-        self._runs[wish.name] = run
+    def _start(self, pending: PendingLoad) -> None:
+        self._queue.remove(pending)
+        run = _Instance(pending.name, pending.need or 0, self._n_uses, waiting=pending.leases)
+        self._runs[pending.name] = run
 
     def _victims(
-        self, wish: _Wish, planned: list[_Wish], candidates: Iterable[_Run]
-    ) -> list[_Run] | None:
-        """The first of the candidates whose places are enough for a wish; None: all are not."""
-        staying: list[_Run | _Wish] = [*planned]
+        self, pending: PendingLoad, planned: list[PendingLoad], candidates: Iterable[_Instance]
+    ) -> list[_Instance] | None:
+        """The first of the candidates whose places are enough for a load; None: all are not."""
+        staying: list[_Instance | PendingLoad] = [*planned]
         staying += [run for run in self._runs.values() if run.phase is not _Phase.STOPPING]
-        chosen: list[_Run] = []
+        chosen: list[_Instance] = []
         for run in candidates:
-            if self._has_room(staying, wish):
+            if self._has_room(staying, pending):
                 break
             staying.remove(run)
             chosen.append(run)
-        if not self._has_room(staying, wish):
+        if not self._has_room(staying, pending):
             return None
         for run in reversed(chosen[:-1]):  # some that are small may stay, for one that is large
-            if self._has_room([*staying, run], wish):
+            if self._has_room([*staying, run], pending):
                 staying.append(run)
                 chosen.remove(run)
         return chosen
 
-    def _has_room(self, others: Iterable[_Run | _Wish], wish: _Wish) -> bool:
-        """Whether a wish can be granted beside others."""
-        needs = [one.need or 0 for one in (*others, wish)]
+    def _has_room(self, others: Iterable[_Instance | PendingLoad], pending: PendingLoad) -> bool:
+        """Whether a load can be granted beside others."""
+        needs = [one.need or 0 for one in (*others, pending)]
         too_many = 0 < self.max_models < len(needs)
         return not too_many and not self._is_too_large(sum(needs))
 
     def _is_too_large(self, need: int) -> bool:
         return 0 < self.max_memory < need
 
-    def _idle(self) -> list[_Run]:
+    def _idle(self) -> list[_Instance]:
         """Those that may have to give way, in this order."""
         return [run for run in self._by_use() if not run.n_users]
 
-    def _by_use(self) -> list[_Run]:
+    def _by_use(self) -> list[_Instance]:
         runs = [run for run in self._runs.values() if run.phase is _Phase.READY]
         return sorted(runs, key=lambda run: (not run.closing, not run.sleeping, run.last_used))
 
-    def _close_for(self, wish: _Wish | None) -> None:
-        """Have models take no more requests if a wish was overtaken too often; open the others."""
-        closing: list[_Run] = []
-        if wish is not None and wish is self._first() and wish.n_overtaken >= PATIENCE:
-            closing = self._victims(wish, [], self._by_use()) or []
+    def _close_for(self, pending: PendingLoad | None) -> None:
+        """Have models take no more requests if a load was overtaken too often; open the others."""
+        closing: list[_Instance] = []
+        if pending is not None and pending is self._first() and pending.n_overtaken >= PATIENCE:
+            closing = self._victims(pending, [], self._by_use()) or []
         for run in self._by_use():
             run.closing = run in closing
             own = None if run.closing else self._find(run.name)
             if own is not None:
                 self._queue.remove(own)
-                for ticket in own.tickets:
-                    self._grant(run, ticket)
+                for lease in own.leases:
+                    self._grant(run, lease)
 
     def _to_estimate(self) -> Iterator[str]:
-        for wish in self._queue:
-            if wish.need is None and wish.name not in self._asked:
-                self._asked.add(wish.name)
-                yield wish.name
+        for pending in self._queue:
+            if pending.need is None and pending.name not in self._asked:
+                self._asked.add(pending.name)
+                yield pending.name
 
     # -- the queue
 
-    def _wish(self, name: str) -> _Wish:
-        wish = self._find(name)
-        if wish is None:
-            wish = _Wish(name, self._needs.get(name, None if self.max_memory else 0))
-            self._queue.append(wish)
-        return wish
+    def _pend(self, name: str) -> PendingLoad:
+        pending = self._find(name)
+        if pending is None:
+            pending = PendingLoad(name, self._needs.get(name, None if self.max_memory else 0))
+            self._queue.append(pending)
+        return pending
 
-    def _find(self, name: str) -> _Wish | None:
-        return next((wish for wish in self._queue if wish.name == name), None)
+    def _find(self, name: str) -> PendingLoad | None:
+        return next((pending for pending in self._queue if pending.name == name), None)
 
-    def _unheld(self) -> list[_Wish]:
-        return [wish for wish in self._queue if wish.name not in self._held]
+    def _unheld(self) -> list[PendingLoad]:
+        return [pending for pending in self._queue if pending.name not in self._held]
 
-    def _first(self) -> _Wish | None:
+    def _first(self) -> PendingLoad | None:
         return next(iter(self._unheld()), None)
 
-    def _drop_if_empty(self, wish: _Wish) -> None:
-        if not wish.tickets and not wish.wanted:
-            self._queue.remove(wish)
+    def _drop_if_empty(self, pending: PendingLoad) -> None:
+        if not pending.leases and not pending.wanted:
+            self._queue.remove(pending)
 
-    def _grant(self, run: _Run, ticket: Ticket) -> None:
-        ticket._run = run
+    def _grant(self, run: _Instance, lease: Lease) -> None:
+        lease._run = run
         run.n_users += 1
         self._use(run)
-        ticket.changed()
+        lease.changed()
 
-    def _use(self, run: _Run) -> None:
+    def _use(self, run: _Instance) -> None:
         self._n_uses += 1
         run.last_used = self._n_uses
 
-    def _refuse_all(self, tickets: list[Ticket], error: TrioServeError) -> None:
-        for ticket in tickets:
-            ticket.error = error
-            ticket.changed()
-        tickets.clear()
+    def _refuse_all(self, leases: list[Lease], error: TrioServeError) -> None:
+        for lease in leases:
+            lease.error = error
+            lease.changed()
+        leases.clear()
 
 
-def _too_large(wish: _Wish, limit: int) -> ModelLoadError:
-    needs, allowed = (f"{n / 2**20:,.0f} MiB" for n in (wish.need or 0, limit))
+def _too_large(pending: PendingLoad, limit: int) -> ModelLoadError:
+    needs, allowed = (f"{n / 2**20:,.0f} MiB" for n in (pending.need or 0, limit))
     return ModelLoadError(
-        f"The model {wish.name!r} needs about {needs} of memory, more than the {allowed} that all "
-        "models together may have (--models-memory)."
+        f"The model {pending.name!r} needs about {needs} of memory, more than the {allowed} that "
+        "all models together may have (--models-memory)."
     )

@@ -1,13 +1,15 @@
-"""What a fleet tells of its models."""
+"""What a fleet tells of its models, and the events that it sends to all who subscribe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import attrs
+import trio
 
 
 class Status(StrEnum):
@@ -57,7 +59,7 @@ class FleetEvent:
 
 
 @attrs.frozen(kw_only=True)
-class Waiting:
+class QueueStatus:
     """Where a request stands that waits for its model.
 
     `position` counts the waiting requests that are before it. `progress` is the share of the model
@@ -67,3 +69,35 @@ class Waiting:
     position: int
     status: Status
     progress: float | None = None
+
+
+#: Events that a subscriber may leave unread, before it is cut off.
+_MAX_UNREAD = 1000
+
+
+class Events:
+    """Hands events on to subscribers. None of them can hold up the others."""
+
+    def __init__(self) -> None:
+        self._subscribers: set[trio.MemorySendChannel[FleetEvent]] = set()
+
+    @asynccontextmanager
+    async def subscribe(self) -> AsyncIterator[trio.MemoryReceiveChannel[FleetEvent]]:
+        """Receive the events from now on. The channel ends for one who leaves too many unread."""
+        send, receive = trio.open_memory_channel[FleetEvent](_MAX_UNREAD)
+        self._subscribers.add(send)
+        try:
+            # Not `async with`, whose checkpoint would let `tell` meet a channel without a reader.
+            with receive:
+                yield receive
+        finally:
+            self._subscribers.discard(send)
+
+    def tell(self, event: FleetEvent) -> None:
+        """Hand an event on."""
+        for one in list(self._subscribers):
+            try:
+                one.send_nowait(event)
+            except (trio.WouldBlock, trio.BrokenResourceError):
+                self._subscribers.discard(one)
+                one.close()

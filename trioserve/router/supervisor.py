@@ -1,29 +1,126 @@
-"""Starting, stopping and restarting processes, as a schedule and what becomes of them demand."""
+"""The processes of models: started, stopped and restarted as a schedule demands.
+
+`Record` is what is known of one model, and `Deaths` how often its processes died lately.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import structlog
 import trio
 
 from trioserve.errors import ModelFailedError, ModelLoadError, TrioServeError
 from trioserve.models.catalog import ModelEntry
-from trioserve.router.child import Child, Report, Watch, estimate
-from trioserve.router.deaths import MAX_DEATHS
+from trioserve.router.child import Child, HealthCheck, Report, estimate
 from trioserve.router.launch import Launcher
-from trioserve.router.record import Record
 from trioserve.router.schedule import Schedule
-from trioserve.router.states import FleetEvent, Status
+from trioserve.router.states import FleetEvent, ModelState, Status
+
+#: This many deaths within these seconds are too many; for as long, it is not started again.
+MAX_DEATHS = 3
+WINDOW = 60.0
+
+#: Seconds before the next start, after the first death within the window and the second.
+_DELAYS = (0.25, 1.0)
+
+
+class Deaths:
+    """The recent deaths of one model's processes. Times are those of any clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._failed_until = 0.0
+
+    def note(self, now: float) -> float | None:
+        """Count a death. Returns the seconds until the next start; None: there were too many."""
+        self._times = [*(time for time in self._times if time > now - WINDOW), now]
+        if len(self._times) < MAX_DEATHS:
+            return _DELAYS[len(self._times) - 1]
+        self._failed_until = now + WINDOW
+        return None
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until it may be started, when there were too many deaths; otherwise 0."""
+        return max(0.0, self._failed_until - now)
+
+    def forget(self) -> None:
+        """Begin anew, because a person asked for it or the model has changed."""
+        self._times.clear()
+        self._failed_until = 0.0
+
+
+@attrs.define(eq=False)
+class Record:
+    """A model, its process if it has one, and what became of the last one."""
+
+    entry: ModelEntry
+    child: Child | None = None
+    is_ready: bool = False  # its process was ready once, though it may sleep
+    status: Status = Status.UNLOADED
+    args: tuple[str, ...] = ()
+    progress: float | None = None
+    info: Mapping[str, Any] = attrs.field(factory=dict)
+    failed: bool = False
+    exit_code: int | None = None
+    message: str | None = None
+    log_tail: tuple[str, ...] = ()
+    last_used: float | None = None
+    deaths: Deaths = attrs.field(factory=Deaths)
+
+    def begin(self, child: Child) -> None:
+        """A process is being started."""
+        self.child, self.is_ready = child, False
+        self.status = Status.LOADING
+        self.args = (*self.entry.args, "--host", str(child.socket_path))
+        self.progress, self.info = None, {}
+        self.failed, self.exit_code, self.message, self.log_tail = False, None, None, ()
+        self.use()
+
+    def end(self, child: Child) -> None:
+        """Its process has ended."""
+        self.child, self.is_ready = None, False
+        self.status = Status.UNLOADED
+        self.progress = None
+        self.exit_code = child.exit_code
+        self.failed = not child.asked
+        if self.failed:
+            self.message, self.log_tail = child.last_words(), tuple(child.lines)
+
+    def use(self) -> None:
+        """Note that it is in use now."""
+        self.last_used = time.time()
+
+    def state(self, *, n_requests: int, n_waiting: int, memory: int | None) -> ModelState:
+        """Show it to others, with what the schedule knows of it."""
+        return ModelState(
+            value=self.status,
+            args=self.args,
+            pid=self.child.pid if self.child is not None else None,
+            socket_path=self.child.socket_path if self.child is not None else None,
+            progress=self.progress,
+            info=self.info,
+            failed=self.failed,
+            exit_code=self.exit_code,
+            message=self.message,
+            log_tail=self.log_tail,
+            last_used=self.last_used,
+            n_requests=n_requests,
+            n_waiting=n_waiting,
+            memory=memory,
+        )
+
 
 _log = structlog.stdlib.get_logger("trioserve.router")
 
 
-class Supervisor:
+class FleetSupervisor:
     """Does what a schedule decides. Call `turn` whenever something has changed there.
 
     Args:
@@ -39,7 +136,7 @@ class Supervisor:
         self,
         schedule: Schedule,
         launcher: Launcher,
-        watch: Watch,
+        watch: HealthCheck,
         *,
         folder: Path,
         tell: Callable[[FleetEvent], None],

@@ -21,7 +21,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trioserve.router.launch import LIFELINE_VARIABLE, STATUS_VARIABLE
+#: Names the descriptor that a process tells its status on.
+STATUS_VARIABLE = "TRIOSERVE_STATUS_FD"
+
+#: Says that standard input is a lifeline.
+LIFELINE_VARIABLE = "TRIOSERVE_LIFELINE"
 
 #: The largest order, in bytes.
 MAX_ORDER = 128 * 1024

@@ -24,7 +24,7 @@ from trioserve.api.llama import admin
 from trioserve.api.sessions.ring import OffsetError
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.router.wire import NotTakenError
+from trioserve.router.forward import NotTakenError
 from trioserve.server.transcription import TranscriptStream
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 

@@ -226,7 +226,7 @@ async def test_only_what_was_downloaded_is_deleted() -> None:
 
 
 def test_sources_have_names() -> None:
-    from trioserve.api.router import listing
+    from trioserve.api.router import routes
 
     for source in Source:
-        listing.model(entry("one", source=source), ModelState(), Modalities())
+        routes.describe(entry("one", source=source), ModelState(), Modalities())

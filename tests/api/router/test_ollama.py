@@ -22,7 +22,7 @@ from trioserve.api.ollama.lines import CONTENT_TYPE
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.router.states import FleetEvent, ModelState, Status, Waiting
+from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
 
 MISSING = Path("/nothing.gguf")
 
@@ -249,7 +249,7 @@ async def test_a_stream_whose_model_loads_has_empty_parts(
     body = {**ASK, "model": "one", "prompt": "Hi", "sse_ping_interval": 0.1}
     async with routed({"one": None}) as router:
         fleet = router.fleet
-        fleet.news = [Waiting(position=0, status=Status.LOADING)]
+        fleet.news = [QueueStatus(position=0, status=Status.LOADING)]
         async with streaming(router, path, body) as next_chunk:
             for _ in range(2):
                 (part,) = lines_in(await next_chunk())
@@ -267,7 +267,7 @@ async def test_a_stream_whose_model_loads_has_empty_parts(
 async def test_a_stream_whose_model_cannot_be_loaded_ends_with_the_error() -> None:
     body = {**ASK, "model": "one", "sse_ping_interval": 0.1}
     async with routed({"one": None}) as router:
-        router.fleet.news = [Waiting(position=0, status=Status.LOADING)]
+        router.fleet.news = [QueueStatus(position=0, status=Status.LOADING)]
         async with streaming(router, "/api/chat", body) as next_chunk:
             assert '"done":false' in await next_chunk()
             router.fleet.failures["one"] = ModelLoadError("It is broken.")

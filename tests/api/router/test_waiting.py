@@ -20,7 +20,7 @@ from tests.support.http_server import child_app, chunks_of, post
 from tests.support.scripts import CHAT, answering
 from tests.support.waiting import until
 from trioserve.errors import ModelLoadError
-from trioserve.router.states import Status, Waiting
+from trioserve.router.states import QueueStatus, Status
 
 STREAM = {**CHAT, "stream": True}
 TELLING = {**STREAM, "queue_comments": True}
@@ -37,10 +37,10 @@ def streaming(
 async def test_a_stream_tells_where_it_stands(tmp_path: Any) -> None:
     async with routed({"one": None}) as router:
         fleet = router.fleet
-        fleet.news = [Waiting(position=1, status=Status.UNLOADED)]
+        fleet.news = [QueueStatus(position=1, status=Status.UNLOADED)]
         async with streaming(router, TELLING) as next_chunk:
             assert await next_chunk() == ": waiting for the model, position 2\n\n"
-            fleet.news = [Waiting(position=0, status=Status.LOADING, progress=0.5)]
+            fleet.news = [QueueStatus(position=0, status=Status.LOADING, progress=0.5)]
             fleet.change()
             assert await next_chunk() == ": loading the model, 50%\n\n"
             async with child_app(tmp_path / "one.sock", answering("Hello")):
@@ -56,7 +56,7 @@ async def test_a_stream_tells_where_it_stands(tmp_path: Any) -> None:
 @pytest.mark.system
 async def test_a_stream_that_does_not_ask_gets_pings() -> None:
     async with routed({"one": None}) as router:
-        router.fleet.news = [Waiting(position=0, status=Status.LOADING, progress=0.25)]
+        router.fleet.news = [QueueStatus(position=0, status=Status.LOADING, progress=0.25)]
         async with streaming(router, {**STREAM, "sse_ping_interval": 0.1}) as next_chunk:
             for _ in range(3):
                 assert await next_chunk() == ": loading the model, 25%\n\n"
@@ -73,7 +73,7 @@ async def test_a_model_that_cannot_be_loaded(body: dict[str, Any]) -> None:
 
 async def test_a_model_that_cannot_be_loaded_after_the_answer_has_begun() -> None:
     async with routed({"one": None}) as router:
-        router.fleet.news = [Waiting(position=0, status=Status.LOADING)]
+        router.fleet.news = [QueueStatus(position=0, status=Status.LOADING)]
         async with streaming(router, TELLING, "/v1/messages") as next_chunk:
             assert await next_chunk() == ": loading the model\n\n"
             router.fleet.failures["one"] = ModelLoadError("It is broken.")

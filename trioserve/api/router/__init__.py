@@ -10,7 +10,7 @@ from __future__ import annotations
 from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.router import forwarding, owners
+from trioserve.api.router import forwarding
 
 #: Blueprints and endpoints that are answered by the router itself.
 _OWN = frozenset(
@@ -32,7 +32,7 @@ def install(app: Quart) -> None:
         if endpoint is None or endpoint.partition(".")[0] in _OWN:
             return None
         if endpoint in _OF_OWNERS:
-            return await owners.forward()
+            return await forwarding.forward_to_owner()
         return await forwarding.forward()
 
     app.before_request(forward)

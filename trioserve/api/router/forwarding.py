@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from typing import Self
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Any, Self, TypeAlias
 from urllib.parse import quote
 
 import attrs
@@ -19,25 +19,254 @@ from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import errors, sse
+from trioserve.api.base import errors, limits, sse
+from trioserve.api.base.body import parse_json, read_whole
 from trioserve.api.base.connection import GRACE, WAITED_HEADER, Beat, Request, counted
 from trioserve.api.base.errors import ErrorShape
+from trioserve.api.base.fields import MismatchError
+from trioserve.api.base.forms import Form, boundary_of, is_form, parse_form
+from trioserve.api.base.readers import keep_alive, seconds
+from trioserve.api.base.registry import is_unknown
 from trioserve.api.base.request import (
     ID_HEADER,
+    TIMEOUT_HEADER,
     current_request,
     current_request_id,
     json_response,
 )
-from trioserve.api.router import asked
-from trioserve.api.router.asked import Asked
-from trioserve.api.router.places import Place, place_at
+from trioserve.api.ollama.events import BODIES, Writer
+from trioserve.api.ollama.lines import CONTENT_TYPE
 from trioserve.api.router.service import current_router
-from trioserve.errors import DeadlineExceededError, ModelProcessError, TrioServeError
+from trioserve.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    ModelNotLoadedError,
+    ModelProcessError,
+    NotFoundError,
+    TrioServeError,
+)
 from trioserve.models.catalog import ModelEntry
-from trioserve.router.fleet import Fleet
-from trioserve.router.forward import Answer
-from trioserve.router.states import Status
-from trioserve.router.wire import ANSWER_HOP, REQUEST_HOP, STREAMS, NotTakenError, Outgoing
+from trioserve.router.fleet import Fleet, connected
+from trioserve.router.forward import (
+    ANSWER_HOP,
+    REQUEST_HOP,
+    STREAMS,
+    Answer,
+    ChildConnection,
+    NotTakenError,
+    Outgoing,
+    connect,
+    exchange,
+)
+from trioserve.router.states import QueueStatus, Status
+from trioserve.server.concurrency import alongside
+
+#: Writes where a request stands; None: it is not known yet.
+Say: TypeAlias = Callable[[QueueStatus | None], bytes]
+
+
+class Place:
+    """The place of one request. Made by `place_at`.
+
+    `waiting` is where the request stands, for as long as it waits, and `say` writes that.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self.waiting: QueueStatus | None = None
+        self._say = say
+        self._connection: ChildConnection | None = None
+        self._failure: TrioServeError | None = None
+        self._decided = trio.Event()
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a connection, or there will be none."""
+        return self._decided.is_set()
+
+    async def wait(self) -> None:
+        """Wait until it is decided."""
+        await self._decided.wait()
+
+    async def connection(self) -> ChildConnection:
+        """Wait for a connection to the child. May be called again. Raises as `connected`."""
+        await self._decided.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._connection is not None
+        return self._connection
+
+    def give(self, connection: ChildConnection) -> None:
+        """This is the connection."""
+        self._connection = connection
+        self._decided.set()
+
+    async def keep(self, fleet: Fleet, entry: ModelEntry, *, autoload: bool) -> None:
+        """Take a connection, and keep it until cancelled."""
+        try:
+            async with connected(fleet, entry, autoload=autoload, on_wait=self._note) as connection:
+                self.give(connection)
+                await trio.sleep_forever()
+        except TrioServeError as error:
+            self._failure = error
+        except Exception as error:
+            self._failure = errors.unexpected(error)
+        self._decided.set()
+
+    def _note(self, waiting: QueueStatus) -> None:
+        self.waiting = waiting
+
+    def comment(self) -> bytes:
+        """Write where the request stands, for a stream that is silent meanwhile."""
+        return self._say(self.waiting)
+
+    async def beat(self) -> bytes:
+        """Write the same as a ping; nothing once it is decided, because the child sends its own."""
+        return b"" if self.decided else self.comment()
+
+
+@asynccontextmanager
+async def place_at(
+    fleet: Fleet, entry: ModelEntry, say: Say, *, autoload: bool
+) -> AsyncIterator[Place]:
+    """Take a place at the child of a model for the length of the block, waiting aside for it."""
+    place = Place(say)
+
+    async def keep() -> None:
+        await place.keep(fleet, entry, autoload=autoload)
+
+    async with AsyncExitStack() as stack:
+        if fleet.is_ready(entry):  # there is nothing to wait for, and so no need for a task
+            child = await stack.enter_async_context(fleet.use(entry, autoload=autoload))
+            with suppress(ModelProcessError):
+                place.give(stack.enter_context(connect(child.socket_path, child.kept, child.ended)))
+        if not place.decided:
+            await stack.aclose()
+            await stack.enter_async_context(alongside(keep))
+        yield place
+
+
+def comment_on(waiting: QueueStatus | None) -> bytes:
+    """Write where a request stands, as a comment in a stream."""
+    if waiting is None:
+        return b":\n\n"
+    if waiting.status in (Status.LOADING, Status.DOWNLOADING):
+        share = "" if waiting.progress is None else f", {waiting.progress:.0%}"
+        return f": {waiting.status} the model{share}\n\n".encode()
+    return f": waiting for the model, position {waiting.position + 1}\n\n".encode()
+
+
+_YES, _NO = frozenset({"true", "1"}), frozenset({"false", "0"})
+
+
+@attrs.frozen
+class ForwardedRequest:
+    """A request that is to be forwarded."""
+
+    body: bytes
+    model: str | None  # the name that it gives
+    autoload: bool  # whether its model may be loaded for it
+    deadline: float  # until when it may wait (`trio.current_time`)
+    #: Seconds of silence before a ping; infinite when the answer is no stream.
+    ping_interval: float
+    tells_place: bool  # as soon as it waits
+    content_type: str  # of its answer, if that is a stream
+    say: Say  # writes a ping
+    #: The answer where the model is not loaded; none: it has to be loaded for an answer.
+    if_unloaded: Mapping[str, Any] | None = None
+
+
+async def read_request() -> ForwardedRequest:
+    """Read the current request. What is wrong with other fields is for the child to say.
+
+    Raises:
+        InvalidRequestError: the body is not JSON, or a value cannot be used.
+        TrioServeError: the body is too large.
+    """
+    body, fields = await read_whole(_fields_of)
+    config = current_router().config
+    model, lines = _model(fields), BODIES.get(request.path)
+    stream = fields.get("stream")
+    streams = stream is True if lines is None else stream in (None, True)
+    interval = _ping_interval(fields, config.sse_ping_interval) if streams else math.inf
+    writer = None if lines is None else Writer(model=model or "", body=lines)
+    return ForwardedRequest(
+        body=body,
+        model=model,
+        autoload=_flag("autoload", default=config.models_autoload),
+        deadline=_deadline(fields),
+        ping_interval=interval,
+        tells_place=streams and fields.get("queue_comments") is True,
+        content_type="text/event-stream" if lines is None else CONTENT_TYPE,
+        say=comment_on if writer is None else _empty_parts(writer),
+        if_unloaded=writer.nothing("unload") if writer and _only_unloads(fields) else None,
+    )
+
+
+def _empty_parts(writer: Writer) -> Say:
+    return lambda _waiting: writer.empty()
+
+
+def _only_unloads(fields: Mapping[str, Any]) -> bool:
+    """Whether a request to one of Ollama's routes asks for nothing but the model's memory back."""
+    if any(fields.get(name) for name in ("messages", "prompt", "suffix")):
+        return False
+    try:
+        return keep_alive(fields.get("keep_alive")) == 0
+    except MismatchError:  # or it is not there
+        return False
+
+
+def _fields_of(body: bytes) -> Mapping[str, Any]:
+    """Parse the body, as far as it is an object, or a form with files."""
+    content_type = request.headers.get("Content-Type", "")
+    if not body:
+        return {}
+    if is_form(content_type):
+        return _fields_of_form(parse_form(body, boundary_of(content_type)))
+    value = parse_json(body)
+    return value if isinstance(value, dict) else {}
+
+
+def _fields_of_form(form: Form) -> Mapping[str, Any]:
+    """The fields of a form that are read here, as they are in JSON."""
+    fields: dict[str, Any] = {name: values[-1] for name, values in form.fields.items()}
+    with suppress(KeyError, ValueError):  # it is not there, or the child will refuse it
+        fields["timeout"] = float(fields["timeout"])
+    return {**fields, "stream": form.flag("stream")}
+
+
+def _model(fields: Mapping[str, Any]) -> str | None:
+    name = fields.get("model", request.args.get("model"))
+    if name is None and request.path.startswith("/api/"):
+        name = fields.get("name")  # as older clients of Ollama call it
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequestError("'model' must be a string.", param="model")
+    return name or None
+
+
+def _flag(name: str, *, default: bool) -> bool:
+    value = request.args.get(name, "")
+    if value and value not in _YES | _NO:
+        raise InvalidRequestError(f"'{name}' must be true or false, not {value!r:.40}.", param=name)
+    return value in _YES if value else default
+
+
+def _deadline(fields: Mapping[str, Any]) -> float:
+    """When the time of the request is up. What is no time is refused by the child."""
+    given = fields.get("timeout")
+    try:
+        if given is None:
+            given = float(request.headers.get(TIMEOUT_HEADER, "inf"))
+        return current_request().arrived + seconds(given)
+    except (MismatchError, ValueError):
+        return math.inf
+
+
+def _ping_interval(fields: Mapping[str, Any], default: float) -> float:
+    given = fields.get("sse_ping_interval")
+    interval = given if isinstance(given, int | float) and not isinstance(given, bool) else default
+    return max(interval, limits.MIN_PING_INTERVAL) if interval > 0 else math.inf
+
 
 #: Bodies up to this length (bytes) are received before the answer begins: it can still become an
 #: error until then.
@@ -50,10 +279,10 @@ async def forward() -> Response:
     Raises:
         TrioServeError: the model is unknown or cannot be loaded, or the request is wrong.
     """
-    return await forward_to_model(await asked.read())
+    return await forward_to_model(await read_request())
 
 
-async def forward_to_model(wanted: Asked) -> Response:
+async def forward_to_model(wanted: ForwardedRequest) -> Response:
     """Answer a request that was read as the child of its model does. Raises as `forward`."""
     router, resources = current_router(), current_request().resources
     fleet = router.fleet
@@ -70,7 +299,7 @@ async def forward_to_model(wanted: Asked) -> Response:
     return response
 
 
-async def _respond(fleet: Fleet, entry: ModelEntry, wanted: Asked) -> Response:
+async def _respond(fleet: Fleet, entry: ModelEntry, wanted: ForwardedRequest) -> Response:
     """Wait for the child, but only until it is time to say something to the client."""
     current = current_request()
     while True:
@@ -87,7 +316,7 @@ async def _respond(fleet: Fleet, entry: ModelEntry, wanted: Asked) -> Response:
             return await respond(await connection.ask(outgoing(current, wanted.body)))
 
 
-async def _wait(place: Place, wanted: Asked, patience: float) -> None:
+async def _wait(place: Place, wanted: ForwardedRequest, patience: float) -> None:
     """Wait until the place is decided, for so many seconds at most.
 
     Raises:
@@ -177,7 +406,9 @@ async def _parts(
             await trio.sleep(GRACE)
 
 
-async def _answer_late(place: Place, wanted: Asked, client: _Client) -> AsyncGenerator[bytes, None]:
+async def _answer_late(
+    place: Place, wanted: ForwardedRequest, client: _Client
+) -> AsyncGenerator[bytes, None]:
     """Tell where the request stands until it has its child, and then pass on what that answers."""
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
     said = b""
@@ -194,3 +425,52 @@ async def _answer_late(place: Place, wanted: Asked, client: _Client) -> AsyncGen
                 yield part
     except TrioServeError as error:
         yield client.last_event(error, 0)
+
+
+async def forward_to_owner() -> Response:
+    """Answer as the child does that knows the id, or else as the last one.
+
+    Raises:
+        NotFoundError: no model is loaded.
+        TrioServeError: as `forward`.
+    """
+    wanted = await read_request()
+    if wanted.model is not None:
+        return await forward_to_model(wanted)
+    router, resources = current_router(), current_request().resources
+    fleet = router.fleet
+    resources.enter_context(counted(router.n_forwarded))
+    response: Response | None = None
+    for name, entry in list(fleet.catalog.entries.items()):
+        if fleet.state(name).value is Status.LOADED:
+            response = await _ask(entry, wanted.body) or response
+            if response is not None and not await _is_unknown(response):
+                break
+    if response is None:
+        raise NotFoundError("There is no such answer: no model is loaded.")
+    return response
+
+
+async def _ask(entry: ModelEntry, body: bytes) -> Response | None:
+    """Ask one child; None when it has ended meanwhile."""
+    async with AsyncExitStack() as stack:
+        try:
+            child = await stack.enter_async_context(
+                current_router().fleet.use(entry, autoload=False)
+            )
+            answer = await stack.enter_async_context(
+                exchange(child.socket_path, outgoing(current_request(), body))
+            )
+            response = await respond(answer)
+        except (ModelNotLoadedError, ModelProcessError):
+            return None
+        if not answer.ended:  # it is the one: its stream lasts as long as the request
+            await current_request().resources.enter_async_context(stack.pop_all())
+        return response
+
+
+async def _is_unknown(response: Response) -> bool:
+    """Whether a child does not know the id."""
+    if response.content_type != "application/json":
+        return False
+    return is_unknown(response.status_code, await response.get_data(as_text=False))

@@ -1,15 +1,22 @@
-"""What a router counts, in the text format of Prometheus. Its models have metrics of their own."""
+"""The metrics of a router, in one text with those of the models that are loaded."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter as Count
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
+import attrs
+import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
+from trioserve.errors import ModelProcessError
 from trioserve.router.fleet import Fleet
+from trioserve.router.forward import Outgoing, exchange
 from trioserve.router.states import Status
 from trioserve.server.observers.observer import ToolWork
 
@@ -32,11 +39,11 @@ class RouterMetrics:
     def render(self, fleet: Fleet) -> bytes:
         """Write all metrics."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Now(fleet, self._answered, self._tool_calls))
+        registry.register(_RouterCollector(fleet, self._answered, self._tool_calls))
         return generate_latest(registry)
 
 
-class _Now:
+class _RouterCollector:
     """A collector of what is so at this moment."""
 
     def __init__(
@@ -85,3 +92,103 @@ class _Now:
             waiting.add_metric([name], state.n_waiting)
         yield running
         yield waiting
+
+
+#: Seconds that a model may take. It waits 5 for a step to end, and Prometheus 10 for all of this.
+_PATIENCE = 7.0
+
+#: Of these, a model only has what the router sends it.
+_OF_THE_ROUTER = ("trioserve:http_", "trioserve:stream")
+
+_MODEL_NAME = re.compile(r'\bmodel_name="(?:[^"\\]|\\.)*"')
+
+
+async def of_models(fleet: Fleet, request: Outgoing) -> dict[str, str]:
+    """Send a request to each model that is loaded; gives what they answer.
+
+    None is loaded for this, or kept from being unloaded. One that does not answer, or has no
+    metrics, is left out.
+    """
+    found: dict[str, str] = {}
+
+    async def ask(name: str, path: Path) -> None:
+        with trio.move_on_after(_PATIENCE), suppress(ModelProcessError):  # the log has its end
+            async with exchange(path, request) as answer:
+                text = await answer.receive_all()
+            if answer.status == 200:
+                found[name] = text.decode()
+
+    async with trio.open_nursery() as nursery:
+        for name in fleet.catalog.entries:
+            if (path := fleet.state(name).socket_path) is not None:
+                nursery.start_soon(ask, name, path)
+    return dict(sorted(found.items()))
+
+
+@attrs.define
+class _Family:
+    """A metric: its comments, by kind, and its samples."""
+
+    head: dict[str, str] = attrs.field(factory=dict)
+    samples: list[str] = attrs.field(factory=list)
+
+
+def joined(own: str, models: Mapping[str, str]) -> str:
+    """Write metrics as one text, each with its help and type once.
+
+    Args:
+        own: those of the router.
+        models: those of each model, which get its name as their label `model_name`.
+    """
+    labelled = [(label("model_name", name), text) for name, text in models.items()]
+    return merged([("", own), *labelled], without=_OF_THE_ROUTER)
+
+
+def merged(texts: Iterable[tuple[str, str]], *, without: tuple[str, ...] = ()) -> str:
+    """Write metrics as one text, each with its help and type once.
+
+    Args:
+        texts: of each source its labels, which its samples get, and its metrics.
+        without: beginnings of names that are left out where there are labels.
+    """
+    families: dict[str, _Family] = {}
+    for labels, text in texts:
+        _add(families, text.splitlines(), labels, without)
+    return "".join(
+        f"{line}\n"
+        for family in families.values()
+        for line in (*family.head.values(), *family.samples)
+    )
+
+
+def label(name: str, value: str) -> str:
+    """Write a label as a sample has it."""
+    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'{name}="{escaped}"'
+
+
+def _add(
+    families: dict[str, _Family], lines: Iterable[str], labels: str, without: tuple[str, ...]
+) -> None:
+    family = _Family()
+    for line in lines:
+        if line.startswith("#"):
+            _, kind, name, *_ = line.split(" ", 3)
+            if labels and name.startswith(without):
+                family = _Family()  # which nobody reads
+            else:
+                family = families.setdefault(name, _Family())
+            family.head.setdefault(kind, line)
+        else:
+            family.samples.append(_labelled(line, labels))
+
+
+def _labelled(sample: str, labels: str) -> str:
+    """Add labels, in the place of that of the model."""
+    if not labels:
+        return sample
+    named, n = _MODEL_NAME.subn(lambda _: labels, sample, count=1)
+    if n:
+        return named
+    name, brace, others = sample.partition("{")
+    return f"{name}{{{labels},{others}" if brace else sample.replace(" ", f"{{{labels}}} ", 1)

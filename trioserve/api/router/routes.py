@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import trio
@@ -17,7 +18,7 @@ from trioserve.api.base.connection import Beat
 from trioserve.api.base.openapi import takes
 from trioserve.api.base.request import current_request, json_response
 from trioserve.api.base.writers import FINGERPRINT
-from trioserve.api.router import forwarding, listing, scrape
+from trioserve.api.router import forwarding, metrics as router_metrics
 from trioserve.api.router.service import RouterService, current_fleet, current_router
 from trioserve.errors import (
     InvalidRequestError,
@@ -25,9 +26,97 @@ from trioserve.errors import (
     NotSupportedError,
     UnknownModelError,
 )
-from trioserve.models.catalog import ModelEntry
-from trioserve.router.states import FleetEvent
+from trioserve.models.catalog import ModelEntry, Source
+from trioserve.router.forward import Outgoing
+from trioserve.router.states import FleetEvent, ModelState, Status
 from trioserve.types import Modalities
+
+#: The sources, in the words of llama-server where it has them.
+_SOURCES: Mapping[Source, str] = {
+    Source.BUNDLED: "bundled",
+    Source.CACHE: "cache",
+    Source.DIRECTORY: "models_dir",
+    Source.PRESET: "preset",
+}
+
+
+def describe(entry: ModelEntry, state: ModelState, modalities: Modalities) -> dict[str, Any]:
+    """Describe a model, for clients of llama-server, OpenAI and Anthropic.
+
+    Once it has been loaded, its process has said what it is. Until then, `modalities` are known.
+    """
+    created = 0 if entry.version is None else entry.version[0] // 10**9
+    described: dict[str, Any] = {
+        "id": entry.name,
+        "aliases": list(entry.aliases),
+        "tags": list(entry.tags),
+        "object": "model",
+        "owned_by": "trioserve",
+        "created": created,
+        "status": status(entry, state),
+        "source": _SOURCES[entry.source],
+        "can_remove": entry.source is Source.CACHE,
+        "path": None if entry.path is None else str(entry.path),
+        "size": entry.size,
+        # as Anthropic's clients read it
+        "type": "model",
+        "display_name": entry.name,
+        "created_at": _time(created),
+    }
+    takes = {"input_modalities": modalities.names, "output_modalities": ["text"]}
+    return {"architecture": takes, **state.info, **described}
+
+
+def describe_download(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a model that is not here yet."""
+    return {
+        "id": name,
+        "object": "model",
+        "owned_by": "trioserve",
+        "created": 0,
+        "status": {"value": Status.DOWNLOADING.value, "progress": progress},
+        "type": "model",
+        "display_name": name,
+        "created_at": _time(0),
+    }
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
+    """Say what a model does. What is not known, or not so, is left out."""
+    written: dict[str, Any] = {
+        "value": state.value.value,
+        "args": list(state.args or entry.args),
+    }
+    more: dict[str, Any] = {
+        "progress": state.progress,
+        "pid": state.pid,
+        "memory": state.memory,
+        "last_used": state.last_used,
+    }
+    if state.failed:
+        more |= {
+            "failed": True,
+            "exit_code": state.exit_code,
+            "message": state.message,
+            "log": list(state.log_tail),
+        }
+    return written | {name: value for name, value in more.items() if value is not None}
+
+
+def page(models: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make the answer that lists models. It is always one page, in Anthropic's words."""
+    return {
+        "data": models,
+        "object": "list",
+        "has_more": False,
+        "first_id": models[0]["id"] if models else None,
+        "last_id": models[-1]["id"] if models else None,
+    }
+
 
 blueprint = Blueprint("router", __name__)
 
@@ -88,7 +177,9 @@ async def metrics() -> Response:
     router = _router_with_metrics()
     own = router.metrics.render(router.fleet) + await base_metrics.render(router)
     return Response(
-        scrape.joined(own.decode(), await scrape.of_models(router.fleet)),
+        router_metrics.joined(
+            own.decode(), await router_metrics.of_models(router.fleet, _question())
+        ),
         content_type=base_metrics.CONTENT_TYPE,
     )
 
@@ -99,9 +190,13 @@ async def metrics_as_json() -> Response:
     """Tell what each model that is loaded has done so far and does now, as one JSON object."""
     if request.args.get("model"):
         return await forwarding.forward()
-    found = await scrape.of_models(_router_with_metrics().fleet)
+    found = await router_metrics.of_models(_router_with_metrics().fleet, _question())
     models = {name: json.loads(text) for name, text in found.items()}
     return json_response({"object": "metrics", "models": models})
+
+
+def _question() -> Outgoing:
+    return forwarding.outgoing(current_request(), b"")
 
 
 def _router_with_metrics() -> RouterService:
@@ -127,15 +222,13 @@ async def models() -> Response:
     modalities = await current_router().modalities_of(fleet.catalog.entries.values())
     entries = fleet.catalog.entries
     listed = [
-        listing.model(entry, fleet.state(entry.name), modalities.get(entry.name, Modalities()))
+        describe(entry, fleet.state(entry.name), modalities.get(entry.name, Modalities()))
         for entry in entries.values()
         if not entry.hidden
     ]
     coming = current_router().downloads.running
-    listed += [
-        listing.downloading(name, coming[name].progress()) for name in coming.keys() - entries
-    ]
-    return json_response(listing.page(listed))
+    listed += [describe_download(name, coming[name].progress()) for name in coming.keys() - entries]
+    return json_response(page(listed))
 
 
 @blueprint.post("/models")
@@ -165,7 +258,7 @@ async def model(name: str) -> Response:
     fleet = current_fleet()
     entry = _known(name)
     modalities = (await current_router().modalities_of([entry]))[entry.name]
-    return json_response(listing.model(entry, fleet.state(entry.name), modalities))
+    return json_response(describe(entry, fleet.state(entry.name), modalities))
 
 
 @blueprint.post("/models/load")

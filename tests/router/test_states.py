@@ -6,8 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trioserve.router.events import _MAX_UNREAD, Events
-from trioserve.router.states import FleetEvent
+from trioserve.router.states import _MAX_UNREAD, Events, FleetEvent
 
 LOADED = FleetEvent(model="model", event="model_status")
 

@@ -7,7 +7,7 @@ import trio
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering
 from tests.support.unix_server import playing
-from trioserve.api.router.scrape import joined
+from trioserve.api.router.metrics import joined
 
 METRICS = {"metrics_endpoint": True}
 
