@@ -19,8 +19,8 @@ import attrs
 
 import trioserve
 from trioserve import errors
-from trioserve.api.base import openapi
-from trioserve.api.base.neutral import ACCEPTED
+from trioserve.api import openapi
+from trioserve.api.base.generation_request import ACCEPTED
 from trioserve.app import create_app, create_router
 from trioserve.cli.help import default_text, value_name
 from trioserve.config import Config

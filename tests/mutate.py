@@ -39,7 +39,7 @@ TARGETS = (
     "trioserve/chat/parse",
     "trioserve/server/dispatch.py",
     "trioserve/server/admission.py",
-    "trioserve/api/sessions/ring.py",
+    "trioserve/api/sessions/session.py",
 )
 
 _FAST = ("tests", "-m", "not system")

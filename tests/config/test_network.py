@@ -14,7 +14,7 @@ from tests.support.clients import client_of
 from tests.support.command import run, serving
 from tests.support.http_server import connected, serving_script
 from tests.support.waiting import patiently
-from trioserve.api.base import cors
+from trioserve.api.base import access
 from trioserve.config import Config
 
 # -- where it listens
@@ -143,7 +143,7 @@ HERE, THERE = "http://localhost:3000", "https://example.com"
     ],
 )
 def test_which_origins_are_let_in(settings: dict[str, Any], origin: str, says: str | None) -> None:
-    assert cors.allowed(origin, Config(**settings)) == says
+    assert access.allowed(origin, Config(**settings)) == says
 
 
 async def test_a_preflight_says_what_is_allowed() -> None:

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.support.scripts import answering
-from trioserve.api.base.request import current_request
-from trioserve.api.streams import reading
+from trioserve.api import streams
+from trioserve.api.base.http import current_request
 from trioserve.testing import ScriptedBackend
 
 
@@ -47,13 +47,13 @@ def gated(text: str, **settings: Any) -> tuple[ScriptedBackend, Gate]:
 def connections_of_readers(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """Note the readers of streams in the order in which they come: each can be cut off."""
     connections: list[Callable[[], None]] = []
-    respond = reading.respond
+    respond = streams.respond
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         connections.append(current_request().abort)
         return respond(*args, **kwargs)
 
-    monkeypatch.setattr(reading, "respond", noted)
+    monkeypatch.setattr(streams, "respond", noted)
     return connections
 
 

@@ -14,20 +14,9 @@ from collections.abc import Sequence
 from quart import Blueprint
 from quart_trio import QuartTrio
 
-from trioserve.api import pages, predict, router
-from trioserve.api.anthropic import errors as anthropic_errors, routes as anthropic
-from trioserve.api.base import (
-    auth,
-    cors,
-    errors,
-    intake,
-    metrics as base_metrics,
-    openapi,
-    rate_limits,
-    request,
-    sites,
-    tcp,
-)
+from trioserve.api import metrics, openapi, pages, predict, router, streams
+from trioserve.api.anthropic import events as anthropic_errors, routes as anthropic
+from trioserve.api.base import access, errors, http, intake, rate_limits, tcp
 from trioserve.api.base.connection import (
     ANSWERING,
     MEMORY,
@@ -37,27 +26,16 @@ from trioserve.api.base.connection import (
     Request,
 )
 from trioserve.api.base.service import Service
-from trioserve.api.llama import (
-    admin,
-    completion as llama,
-    control,
-    infill,
-    lora,
-    metrics,
-    rerank,
-    slots,
-)
+from trioserve.api.llama import admin, completion as llama, rerank, slots
 from trioserve.api.ollama import (
-    embed as ollama_embeddings,
-    errors as ollama_errors,
+    events as ollama_errors,
     models as ollama_models,
     routes as ollama,
 )
-from trioserve.api.openai import audio, chat as openai, embeddings, run_routes as runs
-from trioserve.api.openai.responses import errors as responses_errors, routes as responses
+from trioserve.api.openai import audio, chat as openai, embeddings, runs
+from trioserve.api.openai.responses import events as responses_errors, routes as responses
 from trioserve.api.router import ollama as router_ollama, routes as router_routes
 from trioserve.api.router.service import RouterService
-from trioserve.api.streams import posts as streamed_posts, routes as streams
 from trioserve.api.tools import proxy, routes as tools
 from trioserve.config import Config
 
@@ -71,18 +49,14 @@ ERROR_SHAPES = (anthropic_errors.SHAPE, responses_errors.SHAPE, ollama_errors.SH
 _OF_MODELS: Sequence[Blueprint] = (
     openai.blueprint,
     audio.blueprint,
-    control.blueprint,
     runs.blueprint,
     responses.blueprint,
     anthropic.blueprint,
     ollama.blueprint,
-    ollama_embeddings.blueprint,
     llama.blueprint,
-    infill.blueprint,
     embeddings.blueprint,
     rerank.blueprint,
     slots.blueprint,
-    lora.blueprint,
     streams.blueprint,
 )
 
@@ -90,7 +64,7 @@ _OF_MODELS: Sequence[Blueprint] = (
 def install(app: QuartTrio, served: Service) -> None:
     """Make an app serve the API with a service."""
     _install_base(app, served)
-    for blueprint in (admin.blueprint, metrics.blueprint, ollama_models.blueprint, *_OF_MODELS):
+    for blueprint in (admin.blueprint, ollama_models.blueprint, *_OF_MODELS):
         app.register_blueprint(blueprint)
 
 
@@ -106,21 +80,21 @@ def _install_base(app: QuartTrio, served: intake.Intake) -> None:
     app.asgi_http_class = Connection
     app.request_class = Request
     app.config["RESPONSE_TIMEOUT"] = None  # a stream lasts as long as it lasts
-    # Stopping waits for the inference thread, which a long step can hold.
+    # Stopping waits for the inference thread, which a long tick can hold.
     app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     intake.attach(app, served)
     app.config[ANSWERING] = served.n_answering
     app.config[MEMORY] = lambda: served.memory
     tcp.install()
-    request.install(app)  # first: what follows may answer, and log
-    base_metrics.install(app)
-    cors.install(app)
-    sites.install(app)
+    http.install(app)  # first: what follows may answer, and log
+    metrics.install(app)
+    access.install_cors(app)
+    access.install_sites(app)
     rate_limits.install(app)
-    auth.install(app)
+    access.install_keys(app)
     errors.install(app, ERROR_SHAPES)
-    streamed_posts.install(app)  # after the checks: an answer that is posted for is read later
+    streams.install(app)  # after the checks: an answer that is posted for is read later
     pages.install(app)
     for blueprint in (openapi.blueprint, pages.blueprint, proxy.blueprint, tools.blueprint):
         app.register_blueprint(blueprint)

@@ -22,7 +22,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.errors import body as error_body
-from trioserve.api.base.request import json_response
+from trioserve.api.base.http import json_response
 from trioserve.config import Config
 from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError
 

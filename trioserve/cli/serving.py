@@ -75,7 +75,7 @@ def serve(
             return 1
         from hypercorn.utils import LifespanFailureError
 
-        from trioserve.api.base.descriptors import raise_limit
+        from trioserve.api.base.tcp import raise_limit
 
         raise_limit()
         try:

@@ -10,10 +10,9 @@ from urllib.parse import parse_qsl, quote, urlencode
 import attrs
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base.body import parse_json
+from trioserve.api.base.body import boundary_of, is_form, parse_form, parse_json
 from trioserve.api.base.connection import WAITED_HEADER
-from trioserve.api.base.forms import boundary_of, is_form, parse_form
-from trioserve.api.base.request import ID_HEADER
+from trioserve.api.base.http import ID_HEADER
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError, TrioServeError
 from trioserve.router.forward import REQUEST_HOP

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from trioserve.api import ERROR_SHAPES
-from trioserve.api.base import auth, cors, errors, sites, sse
-from trioserve.api.base.request import ID_HEADER, choose_id
+from trioserve.api.base import access, errors, sse
+from trioserve.api.base.http import ID_HEADER, choose_id
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, ModelProcessError, TrioServeError
 from trioserve.ray.calls import Reply
@@ -75,7 +75,7 @@ class Ingress:
                 if request.method == "OPTIONS":
                     await client.reply(Reply(headers=()))
                     return
-                sites.check(request.path, request.headers, request.server, self._config)
+                access.check(request.path, request.headers, request.server, self._config)
                 held.belongs_to(self._key_of(request))
                 await request.read(receive, self._config, held)
                 await client.reply(await self._routes.answer(request))
@@ -91,10 +91,12 @@ class Ingress:
     def _key_of(self, request: Incoming) -> str:
         """The API key that a request shows. Raises AuthenticationError."""
         path = request.path
-        if not self._config.api_keys or path in auth.PUBLIC or path.startswith(_LOOKED_AT_AGAIN):
+        if not self._config.api_keys or path in access.PUBLIC or path.startswith(_LOOKED_AT_AGAIN):
             return ""
-        shown = auth.key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
-        if not auth.is_valid(shown, self._config.api_keys):
+        shown = access.key_in(
+            request.headers.get("Authorization"), request.headers.get("X-Api-Key")
+        )
+        if not access.is_valid(shown, self._config.api_keys):
             raise AuthenticationError("Invalid API Key")
         return shown
 
@@ -157,7 +159,7 @@ class _Client:
         if self._request.headers.get(ID_HEADER) != self._request.id:  # else the proxy says it
             headers.append((ID_HEADER.lower().encode(), self._request.id.encode()))
         origin = self._request.headers.get("Origin", "")
-        allowing = cors.headers_for(origin, self._request.method, self._config)
+        allowing = access.headers_for(origin, self._request.method, self._config)
         headers += _headers(allowing)
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

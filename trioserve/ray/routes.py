@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
 from trioserve.api.base import sse
-from trioserve.api.base.registry import is_unknown
-from trioserve.api.base.writers import FINGERPRINT
+from trioserve.api.base.outputs import FINGERPRINT
+from trioserve.api.base.running import is_unknown
 from trioserve.api.router.metrics import label, merged
-from trioserve.api.streams.names import ID
+from trioserve.api.streams import ID
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
 from trioserve.ray.calls import Answer, ModelTarget, Reply, Targets, reply_of, together

@@ -9,7 +9,7 @@ import jiter
 from hypothesis import given, settings, strategies as st
 
 from tests.support.json_values import JSON
-from trioserve.api.base.arguments import read_arguments
+from trioserve.api.base.outputs import read_arguments
 
 
 @settings(max_examples=50)

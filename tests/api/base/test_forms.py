@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from trioserve.api.base.forms import Form, boundary_of, parse_form, with_field
+from trioserve.api.base.body import Form, boundary_of, parse_form, with_field
 from trioserve.api.base.limits import MAX_FORM_FIELDS, MAX_FORM_PARTS
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 

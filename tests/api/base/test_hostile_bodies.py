@@ -12,15 +12,15 @@ from trioserve.api.anthropic.request import MessagesRequest
 from trioserve.api.base import limits
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import structure
-from trioserve.api.llama.request import (
+from trioserve.api.llama.completion import (
     DetokenizeRequest,
     InfillRequest,
     LlamaCompletionRequest,
     TokenizeRequest,
 )
 from trioserve.api.llama.rerank import RerankRequest
-from trioserve.api.ollama.embed import OllamaEmbedRequest
 from trioserve.api.ollama.request import OllamaChatRequest
+from trioserve.api.ollama.routes import OllamaEmbedRequest
 from trioserve.api.openai.embeddings import EmbeddingsRequest
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS

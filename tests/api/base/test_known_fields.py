@@ -12,7 +12,7 @@ from tests.support.clients import client_of, error_body, events_in
 from tests.support.scripts import HI
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import fields_of
-from trioserve.api.base.neutral import ACCEPTED, NEUTRAL, NEUTRAL_IN_CHAT
+from trioserve.api.base.generation_request import ACCEPTED, NEUTRAL, NEUTRAL_IN_CHAT
 from trioserve.api.openai.request import CompletionRequest
 from trioserve.testing import ScriptedBackend
 from trioserve.types import GenerationParams, SamplingParams

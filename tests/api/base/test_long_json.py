@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trioserve.api.base import limits, long_json
-from trioserve.api.base.body import parse_json
-from trioserve.api.base.long_json import LongReader
+from trioserve.api.base import body, limits
+from trioserve.api.base.body import LongReader, parse_json
 from trioserve.errors import InvalidRequestError
 
 JSON = st.recursive(
@@ -32,7 +31,7 @@ def refuse(name: str) -> NoReturn:
 
 def read(text: str) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_json, "_STEP", 64)
+        patch.setattr(body, "_STEP", 64)
         return LongReader(text, refuse).read()
 
 

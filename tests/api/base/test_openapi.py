@@ -10,7 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.support.clients import client_of
-from trioserve.api.base import json_schema, openapi
+from trioserve.api import openapi
+from trioserve.api.base import fields as json_schema
 from trioserve.api.base.fields import field, fields_of, json_type
 from trioserve.app import create_app
 from trioserve.errors import TrioServeError
@@ -38,7 +39,7 @@ def test_every_route_with_a_body_says_what_it_takes() -> None:
         for path, method, handler in openapi.routes(APP)
         if method in ("POST", "PUT", "PATCH") and not hasattr(handler, "takes")
     }
-    assert silent == set(), "add @takes(...) of trioserve.api.base.openapi to the handler"
+    assert silent == set(), "add @takes(...) of trioserve.api.openapi to the handler"
 
 
 def taken() -> set[Any]:

@@ -18,8 +18,8 @@ from tests.support.clients import busy, client_and_service, client_of
 from tests.support.http_server import connected, post, serving_script
 from tests.support.scripts import CHAT, ENDLESS, HI
 from tests.support.waiting import patiently, until
-from trioserve.api.base import keepalive
-from trioserve.api.base.keepalive import PING, Waiting, comment_on
+from trioserve.api.base import sse
+from trioserve.api.base.sse import PING, Waiting, comment_on
 from trioserve.server import RequestContext, Server, queue
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.queue import Queue
@@ -104,7 +104,7 @@ async def test_what_a_silent_response_says(autojump_clock: MockClock) -> None:
 async def test_a_ping_does_not_wait_for_a_long_step(autojump_clock: MockClock) -> None:
     seen, _ = looking(place(7, 1), takes=60)
     assert await Waiting(seen, [Mailbox(7, 1)]).comment() == PING
-    assert trio.current_time() == pytest.approx(keepalive.LOOK_TIMEOUT)
+    assert trio.current_time() == pytest.approx(sse.LOOK_TIMEOUT)
 
 
 # -- places

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from tests.support.clients import client_of
-from trioserve.api.base import sites
+from trioserve.api.base import access
 from trioserve.config import Config
 
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
@@ -61,7 +61,7 @@ async def test_a_name_that_is_made_to_point_here() -> None:
 
 
 def test_names() -> None:
-    assert sites.host_in("[::1]:80") == "::1"
-    assert sites.host_in("A.b:1") == "a.b"
-    assert sites.answers_to("anything", Config(allowed_hosts=("*",)))
-    assert not sites.is_own("http://", "")
+    assert access.host_in("[::1]:80") == "::1"
+    assert access.host_in("A.b:1") == "a.b"
+    assert access.answers_to("anything", Config(allowed_hosts=("*",)))
+    assert not access.is_own("http://", "")

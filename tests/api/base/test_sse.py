@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from trioserve.api.base import sse
 from trioserve.api.base.connection import Beat, Request
-from trioserve.api.base.keepalive import PING, Waiting
+from trioserve.api.base.sse import PING, Waiting
 from trioserve.errors import DecodeError
 from trioserve.types import Chunk, Finished, FinishReason, Timings
 

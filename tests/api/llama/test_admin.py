@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from tests.support.clients import client_and_service, client_of, error_body
 from tests.support.waiting import patiently
-from trioserve.api.base import auth, cors, errors, request
-from trioserve.api.base.request import json_response
+from trioserve.api.base import access, errors, http
+from trioserve.api.base.http import json_response
 from trioserve.errors import QueueFullError
 from trioserve.testing import ScriptedBackend
 
@@ -203,14 +203,14 @@ async def test_keys() -> None:
 
 
 def test_a_key_is_compared_with_all() -> None:
-    assert auth.is_valid("b", ["a", "b"])
-    assert not auth.is_valid("", ["a"])
-    assert not auth.is_valid("\udcff", ["a"])
-    assert auth.key_in("Bearer x", "y") == "x"
-    assert auth.key_in(None, "y") == "y"
-    assert auth.key_in("bEARER  x", None) == "x"
-    assert auth.key_in("Bearer schl\xc3\xbcssel", None) == "schlüssel"
-    assert auth.is_valid("schlüssel", ["schlüssel"])
+    assert access.is_valid("b", ["a", "b"])
+    assert not access.is_valid("", ["a"])
+    assert not access.is_valid("\udcff", ["a"])
+    assert access.key_in("Bearer x", "y") == "x"
+    assert access.key_in(None, "y") == "y"
+    assert access.key_in("bEARER  x", None) == "x"
+    assert access.key_in("Bearer schl\xc3\xbcssel", None) == "schlüssel"
+    assert access.is_valid("schlüssel", ["schlüssel"])
 
 
 # -- origins
@@ -228,7 +228,7 @@ async def test_only_pages_of_this_machine_may_read_answers() -> None:
             ("", False),
             ("http://[", False),
         ):
-            assert cors.is_local(origin) is local
+            assert access.is_local(origin) is local
             answer = await client.options("/v1/chat/completions", headers={"Origin": origin})
             assert answer.status_code == 200
             allowed = answer.headers.get("Access-Control-Allow-Origin")
@@ -241,7 +241,7 @@ async def test_only_pages_of_this_machine_may_read_answers() -> None:
 
 async def test_request_ids() -> None:
     async with client_of() as client:
-        with capture_logs([request.structlog.contextvars.merge_contextvars]) as logs:
+        with capture_logs([http.structlog.contextvars.merge_contextvars]) as logs:
             answer = await client.post(
                 "/completion", json={"prompt": "a"}, headers={"X-Request-Id": "my-id_1.2"}
             )
@@ -250,8 +250,8 @@ async def test_request_ids() -> None:
         assert [line["request_id"] for line in lines] == ["my-id_1.2"] * 2
         made = [(await client.get("/nope")).headers["X-Request-Id"] for _ in range(2)]
         assert made[0] != made[1]
-    assert request.choose_id("bad id\n") != "bad id\n"
-    assert len(request.choose_id("x" * 129)) < 129
+    assert http.choose_id("bad id\n") != "bad id\n"
+    assert len(http.choose_id("x" * 129)) < 129
 
 
 async def test_errors_have_one_shape() -> None:
@@ -268,7 +268,7 @@ async def test_errors_have_one_shape() -> None:
 
 async def test_what_nobody_expected_is_logged_under_the_id_of_the_request() -> None:
     app = Quart(__name__)
-    request.install(app)
+    http.install(app)
     errors.install(app)
 
     @app.get("/broken")

@@ -9,7 +9,7 @@ import pytest
 from tests.support.ollama_api import WEATHER
 from tests.support.scripts import HI
 from trioserve.api.base.fields import MismatchError
-from trioserve.api.ollama.messages import (
+from trioserve.api.ollama.request import (
     continues_final_message,
     read_messages,
     read_tools,

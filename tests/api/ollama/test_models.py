@@ -14,8 +14,8 @@ from tests.support.ollama_api import use_ollama
 from tests.support.scripts import answering
 from tests.support.served_model import served_model
 from trioserve._version import __version__
-from trioserve.api.ollama import describe
-from trioserve.api.ollama.describe import Described, Loaded, human_number, quantization_name
+from trioserve.api.ollama import models
+from trioserve.api.ollama.models import Described, Loaded, human_number, quantization_name
 from trioserve.models import BUNDLED
 
 GEMMA = Described(
@@ -45,14 +45,14 @@ HEAD = {
 
 def test_models_are_listed_newest_first() -> None:
     newer = attrs.evolve(GEMMA, name="newer", modified=2e9)
-    first, second = describe.tags([GEMMA, newer])["models"]
+    first, second = models.describe_tags([GEMMA, newer])["models"]
     assert second == {**HEAD, "modified_at": "2001-09-09T01:46:40Z"}
     assert (first["name"], first["modified_at"]) == ("newer", "2033-05-18T03:33:20Z")
 
 
 def test_loaded_models_say_until_when() -> None:
     given = [Loaded(model=GEMMA, n_ctx=4096), Loaded(model=GEMMA, n_ctx=1, expires=1e9)]
-    first, second = describe.processes(given)["models"]
+    first, second = models.describe_processes(given)["models"]
     assert first == {**HEAD, "expires_at": "2318-01-01T00:00:00Z", "context_length": 4096}
     assert second["expires_at"] == "2001-09-09T01:46:40Z"
 
@@ -80,7 +80,7 @@ def test_a_model_is_shown() -> None:
         "tokenizer.ggml.tokens": 262144,
         "tokenizer.chat_template": "{{ x }}",
     }
-    shown = describe.show(
+    shown = models.describe_model(
         GEMMA,
         path="/m.gguf",
         template="{{ x }}",
@@ -169,7 +169,7 @@ async def test_names_the_tag_latest_and_the_version() -> None:
             assert answer.status_code == 400
             assert f"'{field}'" in answer.json()["error"]
         answer = await client.get("/api/version")
-        assert answer.json() == {"version": describe.OLLAMA_VERSION, "trioserve": __version__}
+        assert answer.json() == {"version": models.OLLAMA_VERSION, "trioserve": __version__}
         for path in ("/api/version", "/api/tags"):
             assert (await client.head(path)).status_code == 200
 

@@ -15,12 +15,13 @@ from tests.support.json_values import JSON, places
 from tests.support.ollama_api import WEATHER
 from tests.support.scripts import HI
 from trioserve.api.base.fields import fields_of
-from trioserve.api.ollama.options import FIXED, Options
 from trioserve.api.ollama.request import (
+    FIXED,
     NEUTRAL,
     NEUTRAL_IN_GENERATE,
     OllamaChatRequest,
     OllamaGenerateRequest,
+    Options,
 )
 from trioserve.chat.messages import parse_messages
 from trioserve.chat.params import ChatParams

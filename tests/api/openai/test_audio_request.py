@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trioserve.api.base.forms import Form
-from trioserve.api.openai.audio_request import TranscriptionRequest, TranslationRequest
+from trioserve.api.base.body import Form
+from trioserve.api.openai.audio import TranscriptionRequest, TranslationRequest
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.transcription import TranscriptionParams
 

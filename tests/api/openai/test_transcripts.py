@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.api.openai import transcripts
-from trioserve.api.openai.audio_request import TranscriptionRequest, TranslationRequest
+from trioserve.api.openai import audio
+from trioserve.api.openai.audio import TranscriptionRequest, TranslationRequest
 from trioserve.server.transcription import (
     Segment,
     Summary,
@@ -36,14 +36,14 @@ SAID = Transcript(
 
 
 def test_subrip() -> None:
-    assert transcripts.as_srt(SAID) == (
+    assert audio.as_srt(SAID) == (
         "1\n00:00:00,500 --> 00:01:01,000\nOne & two.\n\n"
         "2\n01:01:01,250 --> 01:01:03,000\n-> <Three>\n\n"
     )
 
 
 def test_webvtt() -> None:
-    assert transcripts.as_vtt(SAID) == (
+    assert audio.as_vtt(SAID) == (
         "WEBVTT\n\n"
         "00:00:00.500 --> 00:01:01.000\nOne &amp; two.\n\n"
         "01:01:01.250 --> 01:01:03.000\n-&gt; &lt;Three&gt;\n\n"
@@ -51,12 +51,12 @@ def test_webvtt() -> None:
 
 
 def test_text() -> None:
-    assert transcripts.as_text(SAID) == "One & two. --> <Three>\n"
+    assert audio.as_text(SAID) == "One & two. --> <Three>\n"
 
 
 def test_verbose_json_has_segments() -> None:
     request = TranscriptionRequest(file=b"any", response_format="verbose_json")
-    body = transcripts.as_verbose_json(SAID, request)
+    body = audio.as_verbose_json(SAID, request)
     first, *_ = body.pop("segments")
     assert body == {
         "task": "transcribe",
@@ -84,7 +84,7 @@ def test_verbose_json_has_what_is_wanted(wanted: set[str]) -> None:
     request = TranscriptionRequest(
         file=b"any", response_format="verbose_json", timestamp_granularities=frozenset(wanted)
     )
-    body = transcripts.as_verbose_json(SAID, request)
+    body = audio.as_verbose_json(SAID, request)
     assert body.keys() & {"words", "segments"} == {f"{name}s" for name in wanted}
     if "words" in body:
         assert body["words"][1] == {"word": "two.", "start": 2.0, "end": 2.5}
@@ -92,15 +92,15 @@ def test_verbose_json_has_what_is_wanted(wanted: set[str]) -> None:
 
 def test_a_translation_says_so() -> None:
     request = TranslationRequest(file=b"any", response_format="verbose_json")
-    assert transcripts.as_verbose_json(SAID, request)["task"] == "translate"
+    assert audio.as_verbose_json(SAID, request)["task"] == "translate"
 
 
 def test_usage_is_in_tokens_where_they_are_counted() -> None:
     request = TranscriptionRequest(file=b"any")
-    assert transcripts.as_json(SAID, request)["usage"] == {"type": "duration", "seconds": 3663}
+    assert audio.as_json(SAID, request)["usage"] == {"type": "duration", "seconds": 3663}
     usage = TranscriptUsage(n_text=5, n_audio=100, n_output=20)
     counted = Transcript(text="", segments=(), probs=(), duration=1, summary=Summary(usage=usage))
-    assert transcripts.as_json(counted, request)["usage"] == {
+    assert audio.as_json(counted, request)["usage"] == {
         "type": "tokens",
         "input_tokens": 105,
         "input_token_details": {"text_tokens": 5, "audio_tokens": 100},

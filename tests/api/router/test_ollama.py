@@ -18,7 +18,7 @@ from tests.support.http_server import child_app, chunks_of, post
 from tests.support.ollama_api import ASK, lines_in, with_client
 from tests.support.scripts import answering
 from trioserve._version import __version__
-from trioserve.api.ollama.lines import CONTENT_TYPE
+from trioserve.api.ollama.events import CONTENT_TYPE
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import ModelEntry, Source

@@ -13,7 +13,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.api.sessions import metrics
+from trioserve.api import metrics
 from trioserve.api.sessions.session import Form, Send, Session
 from trioserve.api.sessions.sessions import Sessions
 from trioserve.config import Config
@@ -330,7 +330,7 @@ async def test_metrics(autojump_clock: MockClock) -> None:
         await writers[1].write(b"data: 1\n\n")
         await writers[2].end()
         with running.reading():
-            text = metrics.render(sessions).decode()
+            text = metrics.render_streams(sessions).decode()
             n_bytes = len(running.ring)
     samples = {
         (one.name, *one.labels.values()): one.value

@@ -24,9 +24,9 @@ from tests.support.event_source import (
 from tests.support.http_server import chunks_of, connected, post, slots_in_use
 from tests.support.scripts import CHAT, HI, answering, endless
 from tests.support.waiting import PATIENCE, patiently, until
+from trioserve.api import streams
 from trioserve.api.base.service import Service
 from trioserve.api.sessions.session import Session
-from trioserve.api.streams import reading
 
 CHATS = "/v1/chat/completions"
 STREAM = {**CHAT, "stream": True}
@@ -185,7 +185,7 @@ async def test_a_reader_that_the_stream_has_overtaken_is_told() -> None:
     async with client_and_service(answering("Hello")) as (client, service):
         await client.post(CHATS, json=CHAT, headers={**NAMED, **ASYNC})
         session = await until_closed(service)
-        slow = reading._follow(session, 0, b"", b"last")
+        slow = streams._follow(session, 0, b"", b"last")
         session.drop(1)
         error, last = [part async for part in slow]
         assert "no longer kept" in payloads_in(error)[-1]["error"]["message"]

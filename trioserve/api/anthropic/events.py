@@ -1,22 +1,22 @@
-"""How Anthropic's messages are written: as blocks, streamed or whole.
+"""Errors as Anthropic's clients see them, on its routes alone.
 
-Both are made of the same events, so they are equal. A block begins, grows, and ends before the
-next one begins.
+``{"type": "error", "error": {"type", "message"}, "request_id"}``; the statuses are those of all
+routes.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import attrs
 
-from trioserve.api.anthropic import errors as anthropic_errors
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.base import errors, sse
-from trioserve.api.base.arguments import read_arguments
-from trioserve.api.base.request import current_request_id
+from trioserve.api.base.errors import ErrorShape, message_of
+from trioserve.api.base.http import current_request_id
+from trioserve.api.base.outputs import read_arguments
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -27,6 +27,62 @@ from trioserve.chat.deltas import (
 from trioserve.errors import TrioServeError
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.types import Finished, FinishReason, Progress
+
+# -- errors
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+        "request_id": {"type": "string"},
+    },
+    "required": ["type", "error", "request_id"],
+}
+
+
+def _applies_to(path: str) -> bool:
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
+    """Make the JSON body of an error."""
+    other = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
+    kind = _TYPES.get(error.status, other)
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message_of(error, request_id)},
+        "request_id": request_id,
+    }
+
+
+def event(written: Mapping[str, Any], n_before: int = 0) -> bytes:
+    """Write the body of an error as the last event of a stream."""
+    return b"event: error\n" + sse.event(written)
+
+
+SHAPE = ErrorShape(_applies_to, body, _SCHEMA, event)
+
+
+# -- blocks and messages
+
 
 #: One of Anthropic's events, as JSON.
 Event: TypeAlias = dict[str, Any]
@@ -240,4 +296,4 @@ def _write(event: Event) -> bytes:
 def last_event(error: Exception) -> bytes:
     """Make the event that ends a stream which had begun."""
     known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
-    return anthropic_errors.event(anthropic_errors.body(known, current_request_id()))
+    return event(body(known, current_request_id()))

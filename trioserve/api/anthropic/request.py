@@ -27,8 +27,12 @@ from trioserve.api.base.fields import (
     structure,
     text,
 )
-from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
+from trioserve.api.base.generation_request import (
+    GenerationRequest,
+    Neutral,
+    only,
+    refuse_unsupported,
+)
 from trioserve.chat.messages import Messages, Tools
 from trioserve.chat.params import ChatParams
 from trioserve.chat.tool_choice import Mode, ToolChoice

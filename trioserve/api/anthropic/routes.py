@@ -5,13 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.anthropic.events import (
-    Blocks,
-    Head,
-    MessageEvents,
-    last_event,
-    whole_message,
-)
+from trioserve.api.anthropic.events import Blocks, Head, MessageEvents, last_event, whole_message
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
 from trioserve.api.base.generation import (
     admit,
@@ -19,12 +13,9 @@ from trioserve.api.base.generation import (
     read_chat,
     respond_stream,
 )
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import (
-    current_request_id,
-    json_response,
-)
+from trioserve.api.base.http import current_request_id, json_response
 from trioserve.api.base.service import awake_server
+from trioserve.api.openapi import takes
 
 blueprint = Blueprint("anthropic", __name__)
 

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from trioserve.api.base.intake import Intake
-from trioserve.api.base.tool_calls import ToolCalls
+from trioserve.api.base.running import ToolCalls
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
 from trioserve.tools.registry import ToolRegistry

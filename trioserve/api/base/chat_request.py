@@ -1,9 +1,9 @@
-"""What requests for a chat may hold, and what the prompt of a chat is made of."""
+"""``trioserve_run_tools``: which tools the server runs for a chat, and how."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import attrs
 
@@ -15,11 +15,15 @@ from trioserve.api.base.fields import (
     json_type,
     mapping,
     named,
+    of_class,
+    one_of,
     structure,
 )
-from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.neutral import NEUTRAL_IN_CHAT, refuse_unsupported
-from trioserve.api.base.run_request import NAME as RUN_TOOLS, RunTools, run_tools
+from trioserve.api.base.generation_request import (
+    NEUTRAL_IN_CHAT,
+    GenerationRequest,
+    refuse_unsupported,
+)
 from trioserve.chat.media_parts import DETAILS
 from trioserve.chat.messages import (
     MAX_MESSAGES,
@@ -34,6 +38,62 @@ from trioserve.chat.params import ChatParams
 from trioserve.chat.template.continuation import ContinueFinalMessage
 from trioserve.chat.tool_choice import MODES, ToolChoice, parse_tool_choice
 from trioserve.errors import InvalidRequestError
+
+# -- tools that the server runs
+
+
+#: The field.
+RUN_TOOLS = "trioserve_run_tools"
+
+
+@attrs.frozen(kw_only=True)
+class RunTools:
+    """What the server is to run. Whatever is not said is up to the configuration."""
+
+    #: Names of tools, or patterns such as ``weather_*``; None: all that the server has.
+    tools: tuple[str, ...] | None = None
+    #: How many answers the model gives at most.
+    max_steps: int | None = field(read=readers.steps, default=None)
+    #: What becomes of calls that write: a person is asked, all are made, or none is.
+    approval: Literal["ask", "all", "none"] | None = field(
+        read=one_of("ask", "all", "none"), default=None
+    )
+    #: The folder that relative paths begin in, and where the tools run.
+    cwd: str | None = None
+    runtime: str | None = None
+
+
+_KNOWN = tuple(attrs.fields_dict(RunTools))
+
+
+@json_type(
+    {
+        "anyOf": [
+            {"type": "boolean"},
+            {**of_class(RunTools), "additionalProperties": False},
+        ],
+        "description": "Has the server run the tools that the model calls, and the model go on.",
+    }
+)
+def run_tools(value: Any) -> RunTools | None:
+    """Read the field: false is nothing, true is an object without fields.
+
+    Raises:
+        InvalidRequestError: a field within is unknown, has the wrong type or makes no sense.
+    """
+    if not isinstance(value, dict):
+        try:
+            return RunTools() if boolean(value) else None
+        except MismatchError:
+            raise MismatchError("true, false or an object") from None
+    for name in value:
+        if name not in _KNOWN:
+            raise InvalidRequestError(
+                f"'{RUN_TOOLS}.{name:.80}' is not known; there are {', '.join(_KNOWN)}.",
+                param=f"{RUN_TOOLS}.{name:.80}",
+            )
+    return structure(RunTools, value, f"{RUN_TOOLS}.")
+
 
 # -- messages and tools
 

@@ -17,7 +17,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import HTTPException
 
 from trioserve.api.base import sse
-from trioserve.api.base.request import current_request_id
+from trioserve.api.base.http import current_request_id
 from trioserve.errors import (
     ContextLengthExceededError,
     InvalidRequestError,

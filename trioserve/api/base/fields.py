@@ -6,6 +6,7 @@ their declaration (see `field`). A null counts as absent, as in llama-server.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from types import NoneType, UnionType
@@ -55,7 +56,7 @@ def json_type(
     *,
     properties: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[_F], _F]:
-    """Say what JSON a reader takes, for `trioserve.api.base.openapi`.
+    """Say what JSON a reader takes, for `trioserve.api.openapi`.
 
     Args:
         schema: of the value that a `read` takes, as JSON Schema.
@@ -263,3 +264,70 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     tuple[str, ...]: strings,
     dict[str, Any]: mapping,
 }
+
+
+# -- what JSON a request class takes, as JSON Schema
+
+
+#: Where a description keeps the schemas of classes.
+COMPONENTS = "#/components/schemas/"
+
+
+def of_fields(cls: Any, names: Iterable[str] | None = None) -> dict[str, Schema]:
+    """The schemas of a class's fields by the names that they have in JSON."""
+    found: dict[str, Schema] = {}
+    for field in fields_of(cls, names):
+        if field.whole is not None:
+            found |= {name: _or_null(one) for name, one in field.whole.json_properties.items()}
+            continue
+        first, *others = field.names
+        found[first] = schema = _of_field(field)
+        about = f"Another name of {first}, which wins."
+        found |= {name: {**schema, "description": about} for name in others}
+    return found
+
+
+def _of_field(field: Field) -> Schema:
+    schema = dict(field.read.json_schema)
+    if field.inner is not None:
+        schema = {"$ref": COMPONENTS + field.inner.__name__}
+    low, high = getattr(field.attribute.validator, "bounds", (-math.inf, math.inf))
+    schema |= {"minimum": low} if math.isfinite(low) else {}
+    schema |= {"maximum": high} if math.isfinite(high) else {}
+    if field.required:
+        return schema
+    if isinstance(field.attribute.default, bool | int | float | str):
+        schema["default"] = field.attribute.default
+    return _or_null(schema)
+
+
+def _or_null(schema: Schema) -> Schema:
+    """A null counts as absent."""
+    if "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    added = {}
+    if "anyOf" in schema:
+        added["anyOf"] = [*schema["anyOf"], {"type": "null"}]
+    if "enum" in schema and None not in schema["enum"]:
+        added["enum"] = [*schema["enum"], None]
+    if "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        added["type"] = [*kinds, *(() if "null" in kinds else ("null",))]
+    return {**schema, **added}
+
+
+def of_class(cls: Any) -> Schema:
+    """The schema of a request class. Fields that it does not know are ignored, so may be there."""
+    schema: Schema = {"type": "object", "properties": of_fields(cls)}
+    required = [field.names for field in fields_of(cls) if field.required and field.whole is None]
+    if only := [names[0] for names in required if len(names) == 1]:
+        schema["required"] = only
+    if several := [names for names in required if len(names) > 1]:
+        schema["allOf"] = [{"anyOf": [{"required": [name]} for name in names]} for names in several]
+    return schema
+
+
+def classes_in(cls: Any) -> set[Any]:
+    """The request class, and those that its fields have."""
+    inner = [field.inner for field in fields_of(cls) if field.inner is not None]
+    return {cls}.union(*map(classes_in, inner))

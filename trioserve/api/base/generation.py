@@ -12,17 +12,16 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunTools
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.keepalive import Waiting
-from trioserve.api.base.request import current_context, current_request, json_response
-from trioserve.api.base.run_request import NAME as RUN_TOOLS, RunTools
+from trioserve.api.base.http import current_context, current_request, json_response
 from trioserve.api.base.service import (
     awake_server,
     current_server,
     current_service,
     keep_awake,
 )
+from trioserve.api.base.sse import Waiting
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import check_copies

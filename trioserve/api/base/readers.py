@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import attrs
@@ -14,15 +15,16 @@ from trioserve.api.base.fields import MismatchError, integer, json_type, number,
 from trioserve.chat.markers import media_marker, split_at
 from trioserve.chat.media_parts import source_of
 from trioserve.chat.messages import MAX_PARTS
+from trioserve.errors import InvalidRequestError
 from trioserve.server.media_prompts import MixedPrompt
-from trioserve.types import MAX_SALT, MAX_SCALE, SAMPLER_LETTERS, GenerationParams
+from trioserve.types import MAX_SALT, MAX_SCALE, SAMPLER_LETTERS, GenerationParams, Grammar
 from trioserve.types.params import INT32_MAX
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
 RawPrompt: TypeAlias = str | tuple[int | str, ...]
 
 #: A prompt that may have media in it.
-AnyPrompt: TypeAlias = RawPrompt | MixedPrompt
+GivenPrompt: TypeAlias = RawPrompt | MixedPrompt
 
 #: A token, or text that stands for its tokens, and what is added to their logits.
 Bias: TypeAlias = tuple[int | str, float]
@@ -278,7 +280,7 @@ def lora(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 @json_type(_PROMPTS)
-def prompts(value: Any) -> tuple[AnyPrompt, ...]:
+def prompts(value: Any) -> tuple[GivenPrompt, ...]:
     """Read `prompt`: one prompt or a list of them.
 
     A prompt is a string, a list of token ids, a list of ids and strings, or an object with a
@@ -298,7 +300,7 @@ def prompts(value: Any) -> tuple[AnyPrompt, ...]:
     return tuple(any_prompt(each, f"prompt[{i}]") for i, each in enumerate(value))
 
 
-def any_prompt(value: Any, path: str) -> AnyPrompt:
+def any_prompt(value: Any, path: str) -> GivenPrompt:
     """Read a prompt in which markers may stand for media, in base64.
 
     Raises:
@@ -338,3 +340,72 @@ def content(value: Any) -> RawPrompt:
     if isinstance(value, list) and not value:
         return ()
     return _prompt(value)
+
+
+# -- what an output must look like
+
+
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+@json_type(
+    properties={
+        "grammar": {"type": "string"},
+        "json_schema": {"type": ["object", "boolean"]},
+        "response_format": {"type": "object"},
+    }
+)
+def read_grammar(body: Mapping[str, Any]) -> Grammar | None:
+    """Read what the output must look like; None where any text will do.
+
+    Raises:
+        InvalidRequestError: a field is wrong, or more than one says something.
+    """
+    grammars = [
+        grammar
+        for name, read in _READERS.items()
+        if (value := body.get(name)) is not None and (grammar := read(value, name)) is not None
+    ]
+    if len(grammars) > 1:
+        first, second = grammars[0].param, grammars[1].param
+        raise InvalidRequestError(f"'{first}' and '{second}' exclude each other.", param=second)
+    return grammars[0] if grammars else None
+
+
+def _gbnf(value: Any, name: str) -> Grammar | None:
+    if not value:
+        return None
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"'{name}' must be text, in GBNF.", param=name)
+    return Grammar("gbnf", value, param=name)
+
+
+def _schema(value: Any, name: str) -> Grammar:
+    if not isinstance(value, dict | bool):
+        raise InvalidRequestError(f"The schema in '{name}' must be an object.", param=name)
+    return Grammar("json_schema", json.dumps(value), param=name)
+
+
+def _response_format(value: Any, name: str) -> Grammar | None:
+    if not isinstance(value, dict) or value.get("type") not in _FORMATS:
+        raise InvalidRequestError(
+            f"'{name}' must be an object with a type: {', '.join(_FORMATS)}.", param=name
+        )
+    if value["type"] == "text":
+        return None
+    if value["type"] == "json_object":
+        schema = value.get("schema")
+        return Grammar("json_object", param=name) if schema is None else _schema(schema, name)
+    inner = value.get("json_schema", value)
+    if not isinstance(inner, dict) or "schema" not in inner:
+        raise InvalidRequestError(
+            f"'{name}' of type json_schema needs 'json_schema' with a 'schema'.", param=name
+        )
+    return _schema(inner["schema"], name)
+
+
+_READERS: Mapping[str, Callable[[Any, str], Grammar | None]] = {
+    "grammar": _gbnf,
+    "json_schema": _schema,
+    "response_format": _response_format,
+}

@@ -13,7 +13,7 @@ from trioserve.api.base.app_life import AppLife
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import Request
 from trioserve.api.base.intake import intake_of
-from trioserve.api.base.registry import Responses
+from trioserve.api.base.running import Responses
 from trioserve.config import Config
 from trioserve.errors import (
     ModelLoadingError,

@@ -17,6 +17,8 @@ that one does, and in addition:
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,6 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
-from trioserve.api.base.descriptors import max_connections
 from trioserve.api.base.intake import NAME, Intake
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError
 
@@ -244,3 +245,30 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+# -- file descriptors
+
+
+if sys.platform != "win32":
+    import resource
+
+#: Descriptors that are kept for files, and for clients that are told that there are too many.
+RESERVE = 64
+
+
+def raise_limit() -> None:
+    """Let the process have as many descriptors as its hard limit allows."""
+    if sys.platform == "win32":
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS has a limit below the hard one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def max_connections() -> float:
+    """How many connections the limit of descriptors allows, now."""
+    if sys.platform == "win32":
+        return math.inf
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if limit == resource.RLIM_INFINITY else max(1, limit - RESERVE)

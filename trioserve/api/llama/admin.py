@@ -7,13 +7,16 @@ from typing import Any
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import writers
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import json_response
+from trioserve.api import metrics as base
+from trioserve.api.base import outputs
+from trioserve.api.base.http import json_response
+from trioserve.api.base.intake import current_intake
 from trioserve.api.base.service import current_server, current_service
+from trioserve.api.openapi import takes
 from trioserve.chat.markers import media_marker
 from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.server import Server
+from trioserve.server.observers.metrics import Metrics, snapshot
 
 blueprint = Blueprint("admin", __name__)
 
@@ -125,7 +128,7 @@ async def props() -> Response:
     return json_response(
         {
             "default_generation_settings": {
-                "params": writers.generation_settings(
+                "params": outputs.generation_settings(
                     await server.params({}), draft_types=server.config.draft_types
                 ),
                 "n_ctx": server.model.n_ctx_seq,
@@ -150,7 +153,7 @@ async def props() -> Response:
             "chat_template_caps": server.model.template.capabilities.as_flags(),
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,
-            "build_info": writers.FINGERPRINT,
+            "build_info": outputs.FINGERPRINT,
             "is_sleeping": server.sleeping,
             "cors_proxy_enabled": server.config.has_mcp_proxy,
         }
@@ -166,3 +169,32 @@ async def set_props() -> Response:
             "This server does not support changing global properties. Start it with `--props`"
         )
     return json_response({"success": True})
+
+
+@blueprint.get("/metrics")
+async def metrics() -> Response:
+    """Write what the server has done so far, in Prometheus's text format."""
+    server, metrics = _current()
+    status = await server.status()
+    return Response(
+        metrics.render(status) + await base.render(current_intake()),
+        headers={"Process-Start-Time-Unix": str(int(metrics.started))},
+        content_type=base.CONTENT_TYPE,
+    )
+
+
+@blueprint.get("/v1/metrics")
+async def metrics_as_json() -> Response:
+    """Tell what the server has done so far and what it does now, as one JSON object."""
+    server, metrics = _current()
+    return json_response(snapshot(metrics, await server.status()))
+
+
+def _current() -> tuple[Server, Metrics]:
+    """The server and its metrics. Raises NotSupportedError where there are none."""
+    server = current_server()
+    if server.metrics is None:
+        raise NotSupportedError(
+            "This server does not support metrics endpoint. Start it with `--metrics`"
+        )
+    return server, server.metrics

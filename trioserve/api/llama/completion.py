@@ -1,40 +1,153 @@
-"""llama-server's own routes, for completion, tokens and templates."""
+"""What requests to llama-server's own routes may hold."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar, Self
 
+import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sse, writers
-from trioserve.api.base.body import read_body_as
+from trioserve.api.base import limits, outputs as writers, readers, sse
+from trioserve.api.base.body import read_body, read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
-from trioserve.api.base.fields import structure
-from trioserve.api.base.generation import (
-    admit,
-    open_streams,
-    read_chat,
-    respond_stream,
+from trioserve.api.base.fields import MismatchError, field, json_type, objects, strings, structure
+from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
+from trioserve.api.base.generation_request import NEUTRAL_IN_LLAMA, TextRequest, refuse_unsupported
+from trioserve.api.base.http import current_request, json_response, long_response, size_of_outputs
+from trioserve.api.base.outputs import own_form
+from trioserve.api.base.readers import GivenPrompt, RawPrompt
+from trioserve.api.base.running import NOT_RUNNING
+from trioserve.api.base.service import (
+    awake_server,
+    current_responses,
+    current_server,
+    read_for_model,
 )
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.own_form import own_form
-from trioserve.api.base.request import long_response, size_of_outputs
-from trioserve.api.base.service import awake_server
-from trioserve.api.llama.request import (
-    DetokenizeRequest,
-    LlamaCompletionRequest,
-    LlamaRequest,
-    TokenizeRequest,
-)
+from trioserve.api.openapi import takes
+from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.choices import copies_of
+from trioserve.server.infill import File, Gap, check_infill
 from trioserve.server.media_prompts import AnyPrompt
 from trioserve.server.stream import Completion
 from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, TokenId, TokenProbs
+
+# -- what requests may hold
+
+
+@json_type({"type": "array", "items": {"type": "string"}, "maxItems": limits.MAX_RESPONSE_FIELDS})
+def _response_fields(value: Any) -> tuple[str, ...]:
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_RESPONSE_FIELDS, "names")
+    return strings(value)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class LlamaRequest(TextRequest):
+    """What the routes that continue a prompt have in common."""
+
+    has_max_logprobs: ClassVar[bool] = False
+    return_tokens: bool = False
+    response_fields: tuple[str, ...] = field(read=_response_fields, default=())
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        refuse_unsupported(body, NEUTRAL_IN_LLAMA)
+        return structure(cls, body)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class LlamaCompletionRequest(LlamaRequest):
+    """``POST /completion``."""
+
+    prompts: tuple[GivenPrompt, ...] = field("prompt", read=readers.prompts)
+
+
+# -- /infill
+
+
+#: The name of a file that has none, as in llama-server.
+_NO_NAME = "tmp"
+
+
+@json_type({"type": "array", "items": {"type": "object"}, "maxItems": limits.MAX_EXTRA_FILES})
+def _extra_files(value: Any) -> tuple[File, ...]:
+    """Read `input_extra`: files, each with a text and perhaps a name."""
+    files = []
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_EXTRA_FILES, "files")
+    for each in objects(value):
+        text, name = each.get("text"), each.get("filename", _NO_NAME)
+        if not isinstance(text, str) or not isinstance(name, str):
+            raise MismatchError("a list of objects with a 'text' and perhaps a 'filename'")
+        files.append(File(name, text))
+    return tuple(files)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class InfillRequest(LlamaRequest):
+    """``POST /infill``: text with a gap. `prompt` is what the gap begins with."""
+
+    input_prefix: RawPrompt = field(read=readers.content)
+    input_suffix: RawPrompt = field(read=readers.content)
+    input_extra: tuple[File, ...] = field(read=_extra_files, default=())
+    prompt: str = ""
+
+
+# -- tokens
+
+
+@json_type({"type": "array", "items": {"type": "integer"}, "maxItems": limits.MAX_TOKENS})
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_TOKENS, "token ids")
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise MismatchError("a list of token ids")
+    return tuple(value)
+
+
+@json_type(
+    {
+        "type": ["string", "array"],
+        "items": {"type": ["string", "integer"]},
+        "maxLength": limits.MAX_TEXT,
+        "maxItems": limits.MAX_TOKENS,
+    }
+)
+def _text(value: Any) -> RawPrompt:
+    """Read text, or a list of ids and strings."""
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_TOKENS, "token ids")
+    content = readers.content(value)
+    parts = (content,) if isinstance(content, str) else content
+    if sum(len(part) for part in parts if isinstance(part, str)) > limits.MAX_TEXT:
+        raise MismatchError(f"text of at most {limits.MAX_TEXT} characters")
+    return content
+
+
+@attrs.frozen(kw_only=True)
+class TokenizeRequest:
+    """``POST /tokenize``."""
+
+    model: str | None = field(read=readers.model_name, default=None)
+    content: RawPrompt = field(read=_text, default="")
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class DetokenizeRequest:
+    """``POST /detokenize``."""
+
+    model: str | None = field(read=readers.model_name, default=None)
+    tokens: tuple[int, ...] = field(read=_token_ids, default=())
+
 
 blueprint = Blueprint("llama", __name__)
 
@@ -247,3 +360,66 @@ class CompletionEvents:
     def end(self) -> bytes:
         """Write nothing: the last part of each output says that it is the last."""
         return b""
+
+
+# -- infill
+
+
+@blueprint.post("/infill")
+@takes(InfillRequest)
+async def fill() -> Response:
+    """Fill the gap between two texts."""
+    request, _ = await read_for_model(
+        InfillRequest.parse, lambda server: check_infill(server.model)
+    )
+    server, params, context = await admit(request)
+    gap = Gap(
+        prefix=request.input_prefix,
+        suffix=request.input_suffix,
+        extra=request.input_extra,
+        beginning=request.prompt,
+    )
+    prompt = await server.parts.infill.prompt_for(gap, params.max_tokens)
+    return await answer(server, request, [prompt], params, context)
+
+
+# -- control of answers that are being streamed
+
+
+_NOT_ENABLED = "reasoning control not enabled for this completion"
+
+
+@attrs.frozen(kw_only=True)
+class ControlRequest:
+    """``POST /v1/chat/completions/control``."""
+
+    id: str = ""
+    action: str = ""
+
+
+@blueprint.post("/v1/chat/completions/control")
+@takes(ControlRequest)
+async def control() -> Response:
+    """End the reasoning of a running answer, or the answer."""
+    request = structure(ControlRequest, await read_body())
+    if not request.id:
+        raise InvalidRequestError("missing completion id", param="id")
+    if request.action not in ("reasoning_end", "cancel"):
+        raise InvalidRequestError("unknown control action", param="action")
+    response = current_responses().find(request.id, current_request().api_key)
+    if response is None or response.has_ended:
+        return _refuse(NOT_RUNNING)
+    if request.action == "cancel":
+        response.cancel()
+        return json_response({"success": True})
+    if not response.reasoning_control:
+        return _refuse(_NOT_ENABLED)
+    server, live = current_server(), response.live
+    if any([await server.end_reasoning(stream) for stream in live]):
+        return json_response({"success": True})
+    ended = all(stream.mailbox.ended for stream in live)  # meanwhile; else the model has none
+    return _refuse(NOT_RUNNING if ended else _NOT_ENABLED)
+
+
+def _refuse(message: str) -> Response:
+    return json_response({"success": False, "message": message})

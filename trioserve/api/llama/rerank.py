@@ -15,9 +15,9 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
 from trioserve.api.base.fields import MismatchError, field, json_type, structure
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context, long_response
+from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import read_for_model
+from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.embedding_results import Ranking
 

@@ -1,4 +1,4 @@
-"""Slots: what each of them does, and what it has computed, to a file and back."""
+"""Slots, which can be saved to a file and restored; and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import keepalive, writers
-from trioserve.api.base.body import read_body
-from trioserve.api.base.fields import structure
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request, json_response
+from trioserve.api.base import outputs, readers, sse
+from trioserve.api.base.body import read_body, read_json
+from trioserve.api.base.fields import named, structure
+from trioserve.api.base.http import current_request, json_response
 from trioserve.api.base.service import awake_server, current_server
+from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
 from trioserve.types import SlotStatus
+
+# -- slots
+
 
 blueprint = Blueprint("slots", __name__)
 
@@ -53,7 +56,7 @@ async def slots() -> Response:
     return json_response(
         {
             "slots": written,
-            "queue": [keepalive.place(one) for one in status.waiting],
+            "queue": [sse.place(one) for one in status.waiting],
             "kv_cache": {"cells": counters.n_cells, "used": counters.n_cells_used},
             "totals": {
                 "prompt_tokens": counters.prompt_queries,
@@ -96,7 +99,7 @@ def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
         return written | {"next_token": [{"has_next_token": runs, "n_decoded": slot.n_decoded}]}
     limit = slot.task.params.max_tokens
     written |= {
-        "params": writers.generation_settings(
+        "params": outputs.generation_settings(
             slot.task.params, draft_types=current_server().config.draft_types
         ),
         "next_token": [
@@ -146,3 +149,39 @@ async def act(id_slot: str) -> Response:
     tokens, size, time = names
     figures = {tokens: moved.n_tokens, size: moved.n_bytes, "timings": {time: moved.ms}}
     return json_response(head | figures)
+
+
+# -- adapters
+
+
+@blueprint.get("/lora-adapters")
+async def list_adapters() -> Response:
+    """List the adapters that were loaded with the model, each with its scale."""
+    adapters = (await awake_server()).parts.adapters
+    return json_response(
+        [
+            {
+                "id": id_,
+                "path": info.path,
+                "scale": scale,
+                "task_name": info.task_name,
+                "prompt_prefix": info.prompt_prefix,
+            }
+            for id_, (info, scale) in enumerate(zip(adapters.infos, adapters.scales, strict=True))
+        ]
+    )
+
+
+@blueprint.post("/lora-adapters")
+@takes(None)
+async def set_scales() -> Response:
+    """Set the scales, by a list of objects with ``id`` and ``scale``; others get 0.
+
+    Requests that run or wait already keep theirs.
+    """
+    body = await read_json()
+    if not isinstance(body, list):
+        raise InvalidRequestError("Request body must be an array")
+    scales = named(readers.lora, body, "lora")
+    (await awake_server()).parts.adapters.set(dict(scales))
+    return json_response({"success": True})

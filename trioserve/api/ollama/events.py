@@ -1,8 +1,4 @@
-"""How answers are written for Ollama's clients: in parts, or whole.
-
-Each part is an object with what is new, and the last one says why the output ended and how long
-everything took, in nanoseconds.
-"""
+"""Errors as Ollama's clients see them, on its routes alone: ``{"error": "a sentence"}``."""
 
 from __future__ import annotations
 
@@ -12,11 +8,15 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 import attrs
+from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sse, writers
-from trioserve.api.base.arguments import read_arguments
-from trioserve.api.ollama.describe import rfc3339
-from trioserve.api.ollama.errors import line
+from trioserve.api.base import errors, outputs, sse
+from trioserve.api.base.errors import ErrorShape, message_of
+from trioserve.api.base.generation import event_stream
+from trioserve.api.base.generation_request import GenerationRequest
+from trioserve.api.base.http import current_request, current_request_id
+from trioserve.api.base.outputs import read_arguments
+from trioserve.api.base.sse import Waiting
 from trioserve.chat.deltas import (
     Message,
     MessageBuilder,
@@ -24,8 +24,53 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.server.stream import ChatChunk
+from trioserve.errors import TrioServeError, UnknownModelError
+from trioserve.server import Server
+from trioserve.server.dispatch import Mailbox
+from trioserve.server.queue import Queue
+from trioserve.server.stream import ChatChunk, ChatStream, Stream
 from trioserve.types import Chunk, Finished, FinishReason, Progress, TokenProbs
+
+# -- errors
+
+
+_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}},
+    "required": ["error"],
+}
+
+
+def _applies_to(path: str) -> bool:
+    return path.startswith("/api/")
+
+
+def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
+    """Make the JSON body of an error."""
+    return {"error": message_of(error, request_id)}
+
+
+def line(value: Any, n_before: int = 0) -> bytes:
+    """Write a line of a stream: an error ends one, and is no different from the others."""
+    return f"{sse.encode(value)}\n".encode()
+
+
+def status(error: TrioServeError) -> int:
+    """The status of an error. Clients pull a model for which they get a 404."""
+    return 404 if isinstance(error, UnknownModelError) else error.status
+
+
+SHAPE = ErrorShape(_applies_to, body, _SCHEMA, line, status)
+"""How Ollama's clients get errors; but for one, the statuses are those of all routes."""
+
+
+# -- parts
+
+
+def rfc3339(moment: datetime) -> str:
+    """Write a moment as Ollama does, in UTC."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
 
 #: Writes what was said, or a part of it.
 Body: TypeAlias = Callable[[Message], dict[str, Any]]
@@ -108,7 +153,7 @@ class Writer:
         head = {"model": self.model, "created_at": rfc3339(datetime.now(UTC))}
         written = {**head, **self.body(message), **end}
         if probs:
-            written["logprobs"] = writers.probs(probs, post_sampling=False, n_top=self.n_top)
+            written["logprobs"] = outputs.probs(probs, post_sampling=False, n_top=self.n_top)
         return written
 
 
@@ -165,3 +210,54 @@ class Parts:
     def _complete(self) -> tuple[ToolCall, ...]:
         call, self._call = self._call, None
         return () if call is None else (call,)
+
+
+# -- streams
+
+
+CONTENT_TYPE = "application/x-ndjson"
+
+
+def last_line(error: Exception) -> bytes:
+    """Make the line that ends a stream which had begun."""
+    known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
+    return line(body(known, current_request_id()))
+
+
+class _EmptyParts(Waiting):
+    """Fills silence with parts that have no text."""
+
+    def __init__(
+        self, queue: Queue, mailboxes: Sequence[Mailbox], write: Callable[[], bytes]
+    ) -> None:
+        super().__init__(queue, mailboxes)
+        self._write = write
+
+    async def comment(self) -> bytes:
+        """Write a part without text."""
+        return self._write()
+
+
+async def respond_lines(
+    server: Server,
+    request: GenerationRequest,
+    stream: Stream | ChatStream,
+    encoder: sse.Encoder[sse.Event],
+    empty: Callable[[], bytes],
+) -> Response:
+    """Make the response that sends a stream of the current request; see `sse.respond`.
+
+    Args:
+        server: what makes the stream.
+        request: what asked for it.
+        stream: what is sent.
+        encoder: writes its events.
+        empty: writes a part without text.
+    """
+    streams: Any = [stream]
+    events = await event_stream(server, request, streams, encoder, last_line)
+    waiting = _EmptyParts(server.parts.queue, [stream.mailbox], empty)
+    events = attrs.evolve(
+        events, pings=attrs.evolve(events.pings, waiting=waiting), content_type=CONTENT_TYPE
+    )
+    return await sse.respond(current_request(), events)

@@ -1,36 +1,327 @@
-"""What requests for text may hold on Ollama's routes, made by `fields.structure`.
+"""``options``: what Ollama's clients say of sampling and limits, and of how a model is loaded.
 
-Beside Ollama's fields they take those that all routes share, such as ``seed`` or ``timeout``; what
-``options`` says wins. Fields that nobody knows are ignored; one of Ollama's that asks for what this
-server does not do is refused, unless its value asks for nothing.
+What is fixed when a model is loaded is a flag of the server, so a request cannot change it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Self, TypeAlias
 
 import attrs
 
 from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
-from trioserve.api.base.fields import MismatchError, field, json_type, structure
-from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
-from trioserve.api.ollama.describe import can_think
-from trioserve.api.ollama.messages import (
-    continues_final_message,
-    read_messages,
-    read_tools,
-    with_images,
+from trioserve.api.base.fields import (
+    MismatchError,
+    field,
+    integer,
+    json_type,
+    named,
+    objects,
+    required,
+    strings,
+    structure,
+    text,
 )
-from trioserve.api.ollama.options import Options, refuse_fixed
-from trioserve.chat.messages import Messages, Tools
+from trioserve.api.base.generation_request import (
+    GenerationRequest,
+    Neutral,
+    only,
+    refuse_unsupported,
+)
+from trioserve.api.ollama.models import can_think
+from trioserve.chat.documents import text_part
+from trioserve.chat.media_parts import media_part, source_of
+from trioserve.chat.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Message,
+    Messages,
+    Tools,
+    check_count,
+    parse_messages,
+    parse_tools,
+)
 from trioserve.chat.params import ChatParams
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import Server
 from trioserve.types import Grammar
+
+# -- ``options``
+
+
+#: Options that requests cannot change: the flag that does it, if there is one, and which values
+#: ask for nothing. They are Ollama's defaults.
+FIXED: Mapping[str, tuple[str, Neutral]] = {
+    "num_batch": ("--batch-size", only()),
+    "num_gpu": ("--n-gpu-layers", only(-1)),
+    "main_gpu": ("--main-gpu", only(0)),
+    "num_thread": ("--threads", only(0)),
+    "use_mmap": ("--load-mode", only(True)),
+    "use_mlock": ("--load-mode", only(False)),
+    "numa": ("--numa", only(False)),
+    "f16_kv": ("--cache-type-k", only()),
+    "embedding_only": ("--embeddings", only(False)),
+    "low_vram": ("", only(False)),
+    "logits_all": ("", only(False)),
+    "vocab_only": ("", only(False)),
+    "penalize_newline": ("", only(True)),
+    "tfs_z": ("", only(1, 1.0)),
+}
+
+
+@json_type({"type": "integer", "description": "0 and less: no limit."})
+def _num_predict(value: Any) -> int:
+    n = integer(value)
+    return -1 if n <= 0 else readers.max_tokens(n)
+
+
+@attrs.frozen(kw_only=True)
+class ContextOptions:
+    """The option of requests that generate nothing."""
+
+    n_ctx: int | None = field("num_ctx", read=readers.integer_in(1), default=None)
+
+    def check(self, n_ctx: int) -> None:
+        """Refuse to promise a longer context than there is. Raises InvalidRequestError."""
+        if self.n_ctx is not None and self.n_ctx > n_ctx:
+            raise InvalidRequestError(
+                f"'options.num_ctx' is {self.n_ctx}, and a request has a context of {n_ctx} tokens "
+                "here; the flag --ctx-size sets it.",
+                param="options.num_ctx",
+            )
+
+
+@attrs.frozen(kw_only=True)
+class Options(ContextOptions):
+    """The options of requests that generate."""
+
+    max_tokens: int | None = field("num_predict", read=_num_predict, default=None)
+    n_keep: int | None = field("num_keep", read=readers.budget, default=None)
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_last_n: int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    stop: tuple[str, ...] | None = field(read=readers.words, default=None)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The fields of `GenerationParams` and `SamplingParams` that are set."""
+        fields = attrs.asdict(self, recurse=False)
+        return {
+            name: fields[name] for name in fields if name != "n_ctx" and fields[name] is not None
+        }
+
+
+def refuse_fixed(body: Mapping[str, Any]) -> None:
+    """Refuse options that this server, or a request to it, cannot change.
+
+    Raises:
+        UnsupportedFieldError: naming the first one.
+    """
+    options = body.get("options")
+    for name, value in options.items() if isinstance(options, Mapping) else ():
+        flag, is_neutral = FIXED.get(name, ("", _anything))
+        if value is None or is_neutral(value):
+            continue
+        instead = f"the flag {flag} sets it for all requests" if flag else "leave it out"
+        raise UnsupportedFieldError(
+            f"'options.{name}' is not supported with this value; {instead}.",
+            param=f"options.{name}",
+        )
+
+
+def _anything(_value: Any) -> bool:
+    return True
+
+
+# -- messages
+
+
+#: Fields of a message that have other names in the normal form.
+_NAMES = {"thinking": "reasoning_content", "tool_name": "name"}
+
+#: Stands for an image in a text.
+_PLACE = "[img]"
+
+_CALL = {
+    "type": "object",
+    "properties": {
+        "id": {"type": ["string", "null"]},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "arguments": {"type": ["object", "string"]}},
+            "required": ["name"],
+        },
+    },
+    "required": ["function"],
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+        "content": {"type": ["string", "null"]},
+        "thinking": {"type": ["string", "null"]},
+        "images": {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MAX_PARTS},
+        "tool_calls": {"type": ["array", "null"], "items": _CALL, "maxItems": MAX_PARTS},
+        "tool_name": {"type": ["string", "null"]},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+    "required": ["role"],
+}
+
+
+@json_type({"type": "array", "items": _MESSAGE, "maxItems": MAX_MESSAGES})
+def read_messages(value: Any) -> Messages:
+    """Read `messages`; there may be none.
+
+    Raises:
+        MismatchError: it is no list of objects.
+        InvalidMediaError: an image is not valid base64.
+        InvalidRequestError: something is missing or has the wrong type. Both name it.
+    """
+    given = objects(value)
+    check_count(len(given), MAX_MESSAGES, "messages", "messages")
+    if not given:
+        return Messages()
+    renamed = [_renamed(message, f"messages[{i}]") for i, message in enumerate(given)]
+    return _with_ids(parse_messages(renamed))
+
+
+def _renamed(message: Mapping[str, Any], path: str) -> Message:
+    fields = {name: value for name, value in message.items() if name not in (*_NAMES, "images")}
+    for theirs, ours in _NAMES.items():
+        if (value := message.get(theirs)) is not None:
+            fields[ours] = named(text, value, f"{path}.{theirs}")
+    if fields.get("content") is None:
+        fields["content"] = ""
+    if (given := message.get("images")) is not None:
+        images = named(strings, given, f"{path}.images")
+        content = required(fields, "content", text, path)
+        fields["content"] = with_images(content, images, f"{path}.images")
+    return fields
+
+
+def with_images(said: str, images: Sequence[str], path: str) -> str | list[dict[str, Any]]:
+    """Make the content of a message. As in Ollama, images stand where the text says ``[img]``.
+
+    Those for which there is no such place stand before the text.
+
+    Raises:
+        InvalidMediaError: an image is not valid base64; `param` names it.
+    """
+    if not images:
+        return said
+    check_count(len(images), MAX_PARTS, path, "images")
+    parts = [
+        media_part(source_of(image, "image", f"{path}[{i}]")) for i, image in enumerate(images)
+    ]
+    texts = said.split(_PLACE, len(parts))
+    n_placed = len(texts) - 1
+    content = parts[n_placed:]
+    for piece, image in zip_longest(texts, parts[:n_placed]):
+        content += [text_part(piece)] if piece else []
+        content += [] if image is None else [image]
+    return content
+
+
+def _with_ids(messages: Messages) -> Messages:
+    """Give an id to calls that have none, and to results: that of the call that they answer."""
+    written: list[Message] = []
+    unanswered: list[tuple[str, str]] = []  # the name and the id of each call
+    n_calls = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            # Nine letters and digits: some templates take no other ids.
+            calls = [
+                {"id": f"call{i:05d}", **call} for i, call in enumerate(calls, start=n_calls + 1)
+            ]
+            n_calls += len(calls)
+            unanswered = [(call["function"]["name"], call["id"]) for call in calls]
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool" and unanswered:
+            message = _answering(message, unanswered)
+        written.append(message)
+    return Messages(written)
+
+
+def _answering(message: Message, unanswered: list[tuple[str, str]]) -> Message:
+    """Find the call that a result belongs to, and take it from the list."""
+    id_, name = message.get("tool_call_id"), message.get("name")
+    found = next(
+        (one for one in unanswered if (one[1] == id_ if id_ else name in (None, one[0]))), None
+    )
+    if found is None:
+        return message
+    unanswered.remove(found)
+    return {"name": found[0], "tool_call_id": found[1], **message}
+
+
+@json_type()
+def continues_final_message(body: Mapping[str, Any]) -> bool:
+    """Whether the last message, which `read_messages` has checked, is the assistant's to continue.
+
+    Raises:
+        InvalidRequestError: it calls a tool, and so waits for a result.
+    """
+    messages = body.get("messages")
+    if body.get("continue_final_message") is False or not messages:  # as the configuration has it
+        return False
+    last = messages[-1]
+    if last["role"] == "assistant" and last.get("tool_calls"):
+        path = f"messages[{len(messages) - 1}]"
+        raise InvalidRequestError(f"'{path}' calls a tool, and needs its result.", param=path)
+    return bool(last["role"] == "assistant")
+
+
+# -- tools
+
+_TOOL = {
+    "type": "object",
+    "properties": {
+        "type": {"type": ["string", "null"]},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["function"],
+}
+
+
+@json_type({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS})
+def read_tools(value: Any) -> Tools:
+    """Read `tools`; their type may be left out, as there is only one.
+
+    Raises:
+        MismatchError: it is no list of objects.
+        InvalidRequestError: something is missing or has the wrong type; `param` names it.
+    """
+    return parse_tools(
+        [{**tool, "type": tool.get("type") or "function"} for tool in objects(value)]
+    )
+
+
+# -- the routes
+
 
 #: Candidates for each token, as in Ollama.
 _MAX_TOP_LOGPROBS = 20

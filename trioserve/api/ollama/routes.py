@@ -1,37 +1,57 @@
-"""Ollama's routes for text: ``/api/chat`` and ``/api/generate``."""
+"""Ollama's routes for text and embeddings: ``/api/chat``, ``/api/generate``, ``/api/embed``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from time import monotonic
+from typing import Any, Self
 
+import attrs
 import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.body import read_body_as
+from trioserve.api.base.fields import MismatchError, field, json_type, strings, structure
 from trioserve.api.base.generation import admit, gap_prompt, open_streams, read_chat
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import (
+from trioserve.api.base.http import (
     current_context,
     current_request,
     json_response,
     long_response,
     size_of_outputs,
 )
-from trioserve.api.base.service import current_server, keep_awake
-from trioserve.api.ollama.events import Body, Parts, Writer, chat_body, generate_body
-from trioserve.api.ollama.lines import CONTENT_TYPE, respond_lines
+from trioserve.api.base.service import current_server, keep_awake, read_for_model
+from trioserve.api.ollama.events import (
+    CONTENT_TYPE,
+    Body,
+    Parts,
+    Writer,
+    chat_body,
+    generate_body,
+    nanoseconds,
+    respond_lines,
+)
 from trioserve.api.ollama.request import (
+    ContextOptions,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaRequest,
+    refuse_fixed,
 )
+from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message
+from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server import RequestContext, Server
+from trioserve.server.embedding_results import Array
 from trioserve.server.keeper import ServerState
 from trioserve.server.stream import ChatCompletion, ChatStream, Stream
 from trioserve.server.tokens import PromptLike
-from trioserve.types import GenerationParams
+from trioserve.types import GenerationParams, TokenId
+
+# -- text
+
 
 blueprint = Blueprint("ollama", __name__)
 
@@ -119,3 +139,144 @@ async def _answer(
     return await long_response(
         lambda: writer.last(message, done.finished, done.probs), size_of_outputs([done])
     )
+
+
+# -- embeddings
+
+
+#: The norms of the two routes: 1, and as the model has it.
+_EUCLIDEAN, _NONE = 2, -1
+
+
+@json_type(
+    {
+        "type": ["string", "array"],
+        "items": {"type": "string"},
+        "maxItems": limits.MAX_INPUTS,
+        "description": "A text, or a list of them.",
+    }
+)
+def _texts(value: Any) -> tuple[str, ...]:
+    """Read `input`; an empty text alone is none."""
+    if isinstance(value, list):
+        limits.check_count(len(value), limits.MAX_INPUTS, "texts")
+        return strings(value)
+    if not isinstance(value, str):
+        raise MismatchError("a string or a list of strings")
+    return (value,) if value else ()
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class _Request:
+    """What both routes take."""
+
+    model: str | None = field(read=readers.model_name, default=None)
+    options: ContextOptions = attrs.field(factory=ContextOptions)
+    priority: int = 0
+    timeout: float | None = field(read=readers.seconds, default=None)
+    keep_alive: float | None = field(read=readers.keep_alive, default=None)
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        refuse_fixed(body)
+        return structure(cls, body)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class OllamaEmbedRequest(_Request):
+    """``POST /api/embed``. Without texts it loads the model."""
+
+    texts: tuple[str, ...] = field("input", read=_texts, default=())
+    truncate: bool = True
+    dimensions: int | None = field(read=readers.integer_in(1), default=None)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class OllamaEmbeddingsRequest(_Request):
+    """``POST /api/embeddings``. Without a prompt it loads the model."""
+
+    prompt: str = ""
+
+
+@blueprint.post("/api/embed")
+@takes(OllamaEmbedRequest)
+async def embed() -> Response:
+    """Make a vector of length 1 of each text; texts that are too long are cut."""
+    request, server = await read_for_model(OllamaEmbedRequest.parse, _check)
+    context = await _ready(server, request)
+    ready = monotonic()
+    arrived = ready - (trio.current_time() - current_request().arrived)
+    prompts: Sequence[PromptLike] = request.texts
+    done = None
+    while prompts and done is None:
+        try:
+            done = await server.embed(
+                prompts,
+                dimensions=request.dimensions,
+                normalize=_EUCLIDEAN,
+                priority=request.priority,
+                context=context,
+            )
+        except InputTooLongError as error:
+            if not request.truncate:
+                raise
+            limit = error.n_ctx  # that of the context; there may be a smaller one of a batch
+            prompts = [await _cut(server, each, limit) for each in request.texts]
+    vectors = () if done is None else done.vectors
+    head = {
+        "model": server.model.info.name,
+        "total_duration": nanoseconds(monotonic() - arrived),
+        "load_duration": nanoseconds(ready - arrived),
+        "prompt_eval_count": 0 if done is None else sum(done.n_tokens),
+    }
+    return await long_response(
+        lambda: {**head, "embeddings": sse.LazyList(_numbers, vectors)}, sum(map(len, vectors))
+    )
+
+
+@blueprint.post("/api/embeddings")
+@takes(OllamaEmbeddingsRequest)
+async def embeddings() -> Response:
+    """Make a vector of a text, with the length that the model gives it."""
+    request, server = await read_for_model(OllamaEmbeddingsRequest.parse, _check)
+    context = await _ready(server, request)
+    if not request.prompt:
+        return json_response({"embedding": []})
+    done = await server.embed(
+        request.prompt, normalize=_NONE, priority=request.priority, context=context
+    )
+    (vector,) = done.vectors
+    return await long_response(lambda: {"embedding": _numbers(vector)}, len(vector))
+
+
+def _check(server: Server) -> None:
+    server.model.check_embeds()
+    if server.model.pooling == "none":
+        raise InvalidRequestError(
+            "This server makes a vector of each token, because its pooling is 'none', and this "
+            "route has one for each text. POST /embeddings gives them."
+        )
+
+
+def _numbers(vector: Array) -> list[float]:
+    numbers: list[float] = vector.tolist()
+    return numbers
+
+
+async def _ready(server: Server, request: _Request) -> RequestContext:
+    """Have the model in memory for a request, and make its context."""
+    request.options.check(server.model.n_ctx_seq)
+    context = current_context(request.timeout, request.keep_alive)
+    await keep_awake(server, context)
+    return context
+
+
+async def _cut(server: Server, text: str, limit: int) -> tuple[TokenId, ...]:
+    """Cut a text that has too many tokens. A token that ends every text stays the last one."""
+    tokens = await server.tokenize(text, param="input")
+    if len(tokens) <= limit:
+        return tokens
+    ending = await server.tokenize("")
+    n_last = int(tokens[-1:] == ending[-1:])
+    return tokens[: limit - n_last] + tokens[len(tokens) - n_last :]

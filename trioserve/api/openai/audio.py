@@ -1,26 +1,404 @@
-"""OpenAI's routes for recordings: ``/v1/audio/transcriptions`` and ``/v1/audio/translations``."""
+"""What the forms of ``/v1/audio/transcriptions`` and ``/v1/audio/translations`` may hold."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
+import attrs
 import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, sse
+from trioserve.api.base import errors, outputs, readers, sse
+from trioserve.api.base.body import Form, read_form
 from trioserve.api.base.connection import Beat
-from trioserve.api.base.forms import read_form
-from trioserve.api.base.keepalive import PING
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_context, current_request, long_response
+from trioserve.api.base.fields import (
+    MismatchError,
+    boolean,
+    field,
+    json_type,
+    number,
+    one_of,
+    structure,
+    text,
+)
+from trioserve.api.base.http import current_context, current_request, long_response
 from trioserve.api.base.service import current_server, keep_awake
-from trioserve.api.openai import transcripts
-from trioserve.api.openai.audio_request import TranscriptionRequest, TranslationRequest
-from trioserve.api.openai.transcripts import TranscriptEvents
-from trioserve.server.transcription import Summary, TranscriptEvent, TranscriptStream
-from trioserve.types import MediaSource
+from trioserve.api.base.sse import PING
+from trioserve.api.openapi import takes
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.server.transcription import (
+    Segment,
+    Summary,
+    Text,
+    Transcript,
+    TranscriptEvent,
+    TranscriptionParams,
+    TranscriptStream,
+    TranscriptUsage,
+)
+from trioserve.types import MediaSource, TokenProbs
+
+# -- forms
+
+
+_T = TypeVar("_T")
+
+_FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+
+#: Those in which the times of segments are.
+_TIMED = frozenset({"srt", "verbose_json", "vtt"})
+
+#: Characters of `prompt`.
+_MAX_PROMPT = 4096
+
+_WORDS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+
+#: Fields of OpenAI's that need what no transcriber here can do, and what to do instead.
+_REFUSED: Mapping[str, str] = {
+    "keywords": "name the words in 'prompt'",
+    "known_speaker_names": "speakers are not told apart",
+    "known_speaker_references": "speakers are not told apart",
+    "languages": "name one in 'language', or none",
+}
+
+
+def _from_text(
+    read: Callable[[Any], _T], convert: Callable[[str], Any] = str
+) -> Callable[[Sequence[str]], _T]:
+    """Make a reader of the values of a field of a form, of which the last one counts."""
+
+    @json_type(read.json_schema)  # type: ignore[attr-defined]
+    def read_last(values: Sequence[str] | bytes) -> _T:
+        if isinstance(values, bytes):
+            raise MismatchError("a field of the form, and no file")
+        try:
+            value = convert(values[-1].strip())
+        except (KeyError, ValueError):
+            value = None  # of no type that is read
+        return read(value)
+
+    return read_last
+
+
+@json_type({"type": "string", "maxLength": _MAX_PROMPT})
+def _prompt(value: Any) -> str:
+    if len(text(value)) > _MAX_PROMPT:
+        raise MismatchError(f"a string of at most {_MAX_PROMPT} characters")
+    return str(value)
+
+
+@json_type({"type": "string", "pattern": "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", "examples": ["en"]})
+def _language(value: Any) -> str:
+    head, *rest = text(value).split("-")
+    parts_are_well = all(2 <= len(each) <= 8 and each.isalnum() for each in rest)
+    if not (head.isascii() and head.isalpha() and 2 <= len(head) <= 3 and parts_are_well):
+        raise MismatchError('the code of a language, such as "en"')
+    return str(value).lower()
+
+
+@json_type({"type": "number", "minimum": 0, "maximum": 1})
+def _temperature(value: Any) -> float:
+    if not 0 <= number(value) <= 1:
+        raise MismatchError("between 0 and 1")
+    return float(value)
+
+
+def _some_of(*choices: str) -> Callable[[Sequence[str]], frozenset[str]]:
+    """Make a reader of a field with any number of values, each of them one of a few."""
+    read_one = one_of(*choices)
+
+    @json_type({"type": "array", "items": {"enum": list(choices)}})
+    def read(values: Sequence[str]) -> frozenset[str]:
+        return frozenset(read_one(value) for value in values)
+
+    return read
+
+
+@json_type({"type": "string", "contentMediaType": "application/octet-stream"})
+def _file(value: Any) -> bytes:
+    if not isinstance(value, bytes) or not value:  # a field of text, say
+        raise MismatchError("a file, and not empty")
+    return value
+
+
+_SECONDS = _from_text(readers.seconds, float)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class TranslationRequest:
+    """``POST /v1/audio/translations``, a form: what is spoken is written in English."""
+
+    file: bytes = field(read=_file, repr=False)
+    model: str | None = field(read=_from_text(readers.model_name), default=None)
+    prompt: str = field(read=_from_text(_prompt), default="")
+    response_format: str = field(read=_from_text(one_of(*_FORMATS)), default="json")
+    temperature: float = field(read=_from_text(_temperature, float), default=0.0)
+    timeout: float | None = field(read=_SECONDS, default=None)
+    keep_alive: float | None = field(read=_from_text(readers.keep_alive), default=None)
+
+    @property
+    def params(self) -> TranscriptionParams:
+        """How the recording is to be transcribed."""
+        return TranscriptionParams(
+            translate=True,
+            prompt=self.prompt,
+            temperature=self.temperature,
+            timed=self.response_format in _TIMED,
+        )
+
+    @classmethod
+    def parse(cls, form: Form) -> Self:
+        """Read a form; empty fields count as absent.
+
+        Raises:
+            InvalidRequestError: a field is wrong; `param` names it.
+        """
+        given = {name: [one for one in values if one] for name, values in form.fields.items()}
+        filled = {name: values for name, values in given.items() if values}
+        for name, instead in _REFUSED.items():
+            if name in filled or f"{name}[]" in filled:
+                raise UnsupportedFieldError(f"'{name}' is not supported: {instead}.", param=name)
+        if filled.get("response_format") == ["diarized_json"]:
+            raise UnsupportedFieldError(
+                "'response_format' must not be \"diarized_json\": speakers are not told apart.",
+                param="response_format",
+            )
+        if any(name.startswith("chunking_strategy[") for name in filled):
+            raise UnsupportedFieldError(
+                "'chunking_strategy' must be \"auto\": recordings are cut in their pauses.",
+                param="chunking_strategy",
+            )
+        return structure(cls, {**filled, **form.files})
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class TranscriptionRequest(TranslationRequest):
+    """``POST /v1/audio/transcriptions``, a form: what is spoken is written as it is."""
+
+    language: str | None = field(read=_from_text(_language), default=None)
+    stream: bool = field(
+        read=_from_text(boolean, lambda value: _WORDS[value.lower()]), default=False
+    )
+    timestamp_granularities: frozenset[str] = field(
+        "timestamp_granularities[]",
+        "timestamp_granularities",
+        read=_some_of("word", "segment"),
+        default=frozenset(),
+    )
+    include: frozenset[str] = field(
+        "include[]", "include", read=_some_of("logprobs"), default=frozenset()
+    )
+    chunking_strategy: str | None = field(read=_from_text(one_of("auto")), default=None)
+    max_tokens: int | None = field(read=_from_text(readers.integer_in(1), int), default=None)
+
+    def __attrs_post_init__(self) -> None:
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise _only_with("timestamp_granularities", "verbose_json")
+        if self.include and self.response_format != "json":
+            raise _only_with("include", "json")
+        if self.stream and self.response_format not in ("json", "text"):
+            raise _only_with("stream", "json")
+
+    @property
+    def params(self) -> TranscriptionParams:
+        """How the recording is to be transcribed."""
+        return attrs.evolve(
+            super().params,
+            translate=False,
+            language=self.language,
+            max_tokens=self.max_tokens,
+            skip_silence=self.chunking_strategy is not None,
+            words="word" in self.timestamp_granularities,
+            logprobs=bool(self.include),
+        )
+
+
+def _only_with(name: str, response_format: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"'{name}' needs the 'response_format' \"{response_format}\".", param=name
+    )
+
+
+# -- transcripts
+
+
+#: Whisper counts the places of segments in steps of 10 ms.
+_STEPS_PER_SECOND = 100
+
+#: The types of answers that are no JSON, by the `response_format`.
+CONTENT_TYPES: Mapping[str, str] = {
+    "text": "text/plain; charset=utf-8",
+    "srt": "application/x-subrip; charset=utf-8",
+    "vtt": "text/vtt; charset=utf-8",
+}
+
+
+def as_json(transcript: Transcript, request: TranslationRequest) -> dict[str, Any]:
+    """Write a transcript as ``json``."""
+    body: dict[str, Any] = {"text": transcript.text}
+    if isinstance(request, TranscriptionRequest) and request.include:
+        body["logprobs"] = logprobs(transcript.probs)
+    usage = transcript.summary.usage
+    body["usage"] = _seconds(transcript) if usage is None else tokens(usage)
+    return body
+
+
+def as_verbose_json(transcript: Transcript, request: TranslationRequest) -> dict[str, Any]:
+    """Write a transcript as ``verbose_json``: with its segments, or words, or both."""
+    wanted: Iterable[str] = ()
+    if isinstance(request, TranscriptionRequest):
+        wanted = request.timestamp_granularities
+    body: dict[str, Any] = {
+        "task": "translate" if request.params.translate else "transcribe",
+        "language": transcript.summary.language or "unknown",
+        "duration": transcript.duration,
+        "text": transcript.text,
+    }
+    if "word" in wanted:
+        body["words"] = [
+            {"word": each.text, "start": each.start, "end": each.end} for each in transcript.words
+        ]
+    if not wanted or "segment" in wanted:
+        body["segments"] = [_segment(i, each) for i, each in enumerate(transcript.segments)]
+    return {**body, "usage": _seconds(transcript)}
+
+
+def _segment(index: int, segment: Segment) -> dict[str, Any]:
+    data = segment.text.encode()
+    return {
+        "id": index,
+        "seek": round(segment.start * _STEPS_PER_SECOND),
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": segment.tokens,
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": len(data) / len(zlib.compress(data)),
+        "no_speech_prob": segment.no_speech_prob,
+    }
+
+
+def tokens(usage: TranscriptUsage) -> dict[str, Any]:
+    """Write the tokens that a transcript took."""
+    n_input = usage.n_text + usage.n_audio
+    return {
+        "type": "tokens",
+        "input_tokens": n_input,
+        "input_token_details": {"text_tokens": usage.n_text, "audio_tokens": usage.n_audio},
+        "output_tokens": usage.n_output,
+        "total_tokens": n_input + usage.n_output,
+    }
+
+
+def _seconds(transcript: Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(transcript.duration)}
+
+
+def logprobs(probs: Sequence[TokenProbs]) -> list[dict[str, Any]]:
+    """Write the tokens with their probabilities."""
+    return [
+        {
+            "token": outputs.decode_piece(each.chosen.piece),
+            "bytes": list(each.chosen.piece),
+            "logprob": each.chosen.logprob,
+        }
+        for each in probs
+    ]
+
+
+# -- as text
+
+
+def as_text(transcript: Transcript) -> str:
+    """Write the text alone."""
+    return f"{transcript.text}\n"
+
+
+def as_srt(transcript: Transcript) -> str:
+    """Write subtitles as SubRip."""
+    cues = [
+        f"{i}\n{_time(each.start, ',')} --> {_time(each.end, ',')}\n{_line(each.text)}\n\n"
+        for i, each in enumerate(_shown(transcript), 1)
+    ]
+    return "".join(cues)
+
+
+def as_vtt(transcript: Transcript) -> str:
+    """Write subtitles as WebVTT."""
+    cues = [
+        f"{_time(each.start, '.')} --> {_time(each.end, '.')}\n{_escaped(each.text)}\n\n"
+        for each in _shown(transcript)
+    ]
+    return "".join(["WEBVTT\n\n", *cues])
+
+
+def _shown(transcript: Transcript) -> list[Segment]:
+    return [each for each in transcript.segments if each.text]
+
+
+def _time(seconds: float, point: str) -> str:
+    n_ms = round(seconds * 1000)
+    n_s, n_ms = divmod(n_ms, 1000)
+    return f"{n_s // 3600:02}:{n_s // 60 % 60:02}:{n_s % 60:02}{point}{n_ms:03}"
+
+
+def _line(text: str) -> str:
+    """Make one line of a text: an empty one would end the subtitle."""
+    return " ".join(text.split()).replace("-->", "->")
+
+
+def _escaped(text: str) -> str:
+    return _line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+AS_TEXT: Mapping[str, Callable[[Transcript], str]] = {
+    "text": as_text,
+    "srt": as_srt,
+    "vtt": as_vtt,
+}
+
+
+# -- as events
+
+
+class TranscriptEvents:
+    """Writes the events of a streamed transcript, and keeps what its last one repeats."""
+
+    def __init__(self, *, with_logprobs: bool) -> None:
+        self._with_logprobs = with_logprobs
+        self._texts: list[str] = []
+        self._probs: list[TokenProbs] = []
+
+    def encode(self, event: TranscriptEvent) -> bytes:
+        """Write an event; empty when there is nothing to tell."""
+        if isinstance(event, Text):
+            return self._delta(event)
+        return self._done(event) if isinstance(event, Summary) else b""
+
+    def _delta(self, text: Text) -> bytes:
+        self._texts.append(text.text)
+        delta: dict[str, Any] = {"type": "transcript.text.delta", "delta": text.text}
+        if self._with_logprobs and text.probs:
+            self._probs += text.probs
+            return sse.event({**delta, "logprobs": logprobs(text.probs)})
+        return sse.event(delta) if text.text else b""
+
+    def _done(self, summary: Summary) -> bytes:
+        done: dict[str, Any] = {"type": "transcript.text.done", "text": "".join(self._texts)}
+        if self._with_logprobs:
+            done["logprobs"] = logprobs(self._probs)
+        if summary.usage is not None:
+            done["usage"] = tokens(summary.usage)
+        return sse.event(done) + sse.DONE
+
+
+# -- routes
+
 
 blueprint = Blueprint("audio", __name__)
 
@@ -58,11 +436,11 @@ async def _answer(request_class: type[TranslationRequest]) -> Response:
         return await _respond_events(stream, server.config.sse_ping_interval, encoder)
     transcript = await stream.read()
     wanted = request.response_format
-    if (write := transcripts.AS_TEXT.get(wanted)) is not None:
-        return Response(write(transcript), content_type=transcripts.CONTENT_TYPES[wanted])
-    as_json = transcripts.as_verbose_json if wanted == "verbose_json" else transcripts.as_json
+    if (write := AS_TEXT.get(wanted)) is not None:
+        return Response(write(transcript), content_type=CONTENT_TYPES[wanted])
+    write_json = as_verbose_json if wanted == "verbose_json" else as_json
     size = _SEGMENT_SIZE * len(transcript.segments) + len(transcript.probs)
-    return await long_response(lambda: as_json(transcript, request), size)
+    return await long_response(lambda: write_json(transcript, request), size)
 
 
 async def _respond_events(

@@ -10,7 +10,7 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import writers
+from trioserve.api.base import outputs as writers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import (
@@ -21,20 +21,22 @@ from trioserve.api.base.generation import (
     read_chat,
     respond_stream,
 )
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.own_form import Verbose
-from trioserve.api.base.registry import Running
-from trioserve.api.base.request import current_request, long_response, size_of_outputs
+from trioserve.api.base.http import current_request, long_response, size_of_outputs
+from trioserve.api.base.outputs import Verbose
+from trioserve.api.base.running import Running
 from trioserve.api.base.service import current_responses
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
+    RunEvents,
     chat_logprobs,
+    finish_reason,
     text_logprobs,
+    usage as run_usage,
 )
 from trioserve.api.openai.request import CompletionRequest
-from trioserve.api.openai.run_events import RunEvents, finish_reason, usage as run_usage
 from trioserve.api.openai.runs import open_run, read_run, respond_run
+from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.server import RequestContext, Server

@@ -14,18 +14,11 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
-from trioserve.api.base.fields import (
-    MismatchError,
-    field,
-    integer,
-    json_type,
-    objects,
-    structure,
-)
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.readers import AnyPrompt
-from trioserve.api.base.request import current_context
+from trioserve.api.base.fields import MismatchError, field, integer, json_type, objects, structure
+from trioserve.api.base.http import current_context
+from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
+from trioserve.api.openapi import takes
 from trioserve.chat.media_parts import parse_media_part
 from trioserve.chat.messages import MAX_PARTS
 from trioserve.errors import InvalidRequestError
@@ -47,7 +40,7 @@ _EXPECTED = (
 )
 
 
-def _inputs(name: str) -> Callable[[Any], tuple[AnyPrompt, ...]]:
+def _inputs(name: str) -> Callable[[Any], tuple[GivenPrompt, ...]]:
     """Make a reader of one text or a list of them, in the field `name`."""
 
     @json_type(
@@ -58,7 +51,7 @@ def _inputs(name: str) -> Callable[[Any], tuple[AnyPrompt, ...]]:
             "as one with a list of parts as `content`, of the types that chats have.",
         }
     )
-    def read(value: Any) -> tuple[AnyPrompt, ...]:
+    def read(value: Any) -> tuple[GivenPrompt, ...]:
         if not isinstance(value, list):
             return (_input(value, name),)
         if not value:
@@ -72,7 +65,7 @@ def _inputs(name: str) -> Callable[[Any], tuple[AnyPrompt, ...]]:
     return read
 
 
-def _input(value: Any, path: str) -> AnyPrompt:
+def _input(value: Any, path: str) -> GivenPrompt:
     if isinstance(value, dict) and isinstance(value.get("content"), list):
         return _joined(objects(value["content"]), f"{path}.content")
     if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
@@ -84,7 +77,7 @@ def _input(value: Any, path: str) -> AnyPrompt:
     raise MismatchError(_EXPECTED)
 
 
-def _joined(parts: Sequence[dict[str, Any]], path: str) -> AnyPrompt:
+def _joined(parts: Sequence[dict[str, Any]], path: str) -> GivenPrompt:
     """Put the parts of a text together."""
     limits.check_count(len(parts), MAX_PARTS, "parts")
     found = [_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
@@ -128,8 +121,8 @@ def _norm(value: Any) -> int:
 class EmbeddingsRequest:
     """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
 
-    input: tuple[AnyPrompt, ...] | None = field(read=_inputs("input"), default=None)
-    content: tuple[AnyPrompt, ...] | None = field(read=_inputs("content"), default=None)
+    input: tuple[GivenPrompt, ...] | None = field(read=_inputs("input"), default=None)
+    content: tuple[GivenPrompt, ...] | None = field(read=_inputs("content"), default=None)
     model: str | None = None
     encoding_format: str = field(read=_encoding, default="float")
     dimensions: int | None = field(read=_width, default=None)

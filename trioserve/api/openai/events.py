@@ -6,15 +6,17 @@ What is the same in all chunks of a response is written once; each chunk adds it
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from time import monotonic
 from typing import Any
 
-from trioserve.api.base import sse, writers
+import attrs
+
+from trioserve.api.base import outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.own_form import Verbose
+from trioserve.api.base.outputs import Verbose
 from trioserve.api.openai.request import CompletionRequest
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -24,16 +26,22 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.chat.template.continuation import final_message_deltas
-from trioserve.server.stream import ChatChunk, ChatStream
-from trioserve.types import (
-    Chunk,
-    Finished,
-    GenerationParams,
-    Progress,
-    Prompt,
-    Timings,
-    TokenProbs,
+from trioserve.server.runs.events import (
+    ApprovalGiven,
+    ApprovalNeeded,
+    RunAnswer,
+    RunCall,
+    RunEnded,
+    RunEvent,
+    StepChunk,
+    StepStarted,
+    ToolCalled,
+    ToolOutput,
+    ToolReturned,
+    ToolStarted,
 )
+from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, Timings, TokenProbs
 
 
 def chat_logprobs(
@@ -41,7 +49,7 @@ def chat_logprobs(
 ) -> dict[str, Any]:
     """Write the candidates for each token, as OpenAI's chat API does."""
     post = params.post_sampling_probs
-    content = writers.probs(values, post_sampling=post, n_top=request.top_logprobs)
+    content = outputs.probs(values, post_sampling=post, n_top=request.top_logprobs)
     return {"content": content, "refusal": None}
 
 
@@ -53,14 +61,14 @@ def text_logprobs(
     `offset` says where in the text the first token begins, in characters.
     """
     post = params.post_sampling_probs
-    figure = partial(writers.figure_of, post_sampling=post)
-    tokens = [writers.decode_piece(each.chosen.piece) for each in values]
+    figure = partial(outputs.figure_of, post_sampling=post)
+    tokens = [outputs.decode_piece(each.chosen.piece) for each in values]
 
     def top_of(each: TokenProbs) -> dict[str, float]:
-        return {writers.decode_piece(top.piece): figure(top) for top in each.top}
+        return {outputs.decode_piece(top.piece): figure(top) for top in each.top}
 
     return {
-        "content": writers.probs(values, post_sampling=post),
+        "content": outputs.probs(values, post_sampling=post),
         "tokens": tokens,
         "token_logprobs": [figure(each.chosen) for each in values],
         "top_logprobs": sse.LazyList(top_of, values),
@@ -72,12 +80,12 @@ class Frame:
     """What all chunks of a response share."""
 
     def __init__(self, model: str, object_: str, prefix: str) -> None:
-        self.id = writers.new_id(prefix)
+        self.id = outputs.new_id(prefix)
         shared = {
             "created": int(time.time()),
             "id": self.id,
             "model": model,
-            "system_fingerprint": writers.FINGERPRINT,
+            "system_fingerprint": outputs.FINGERPRINT,
             "object": object_,
         }
         self._shared = sse.encode(shared)[1:-1]
@@ -146,8 +154,8 @@ class ChatEvents:
         if not self._request.stream_options.include_usage:
             return sse.DONE
         timings = [choice.timings for choice in self._choices]
-        usage = writers.usage(self._n_prompt, timings, copies=len(timings))
-        first = writers.timings(timings[0])
+        usage = outputs.usage(self._n_prompt, timings, copies=len(timings))
+        first = outputs.timings(timings[0])
         return self._frame.chunk("", usage=usage, timings=first).encode() + sse.DONE
 
 
@@ -173,7 +181,7 @@ class ChoiceEvents:
 
     def begin_prompt(self, n_prompt: int) -> None:
         """Begin a prompt: what is measured from now on is about this one."""
-        self._live = writers.LiveTimings(n_prompt, monotonic)
+        self._live = outputs.LiveTimings(n_prompt, monotonic)
 
     def aside(self, **fields: Any) -> str:
         """Write something that is no part of the message."""
@@ -203,14 +211,14 @@ class ChoiceEvents:
     def last(self, event: Finished, more: Mapping[str, Any], *, reason: str = "") -> str:
         """Write why it ended, unless that is given, and `more` beside."""
         self.timings = event.timings
-        reason = reason or writers.finish_reason(event.reason, tool_calls=self._called)
+        reason = reason or outputs.finish_reason(event.reason, tool_calls=self._called)
         choice: dict[str, Any] = {"finish_reason": reason, "index": self._index, "delta": {}}
         if self._probs:
             choice["logprobs"] = chat_logprobs(self._probs, self._request, self._params)
         begin = self.begin()
         if self._request.stream_options.include_usage:
             return begin + self._frame.chunk(sse.encode(choice), **more)
-        timings = writers.timings(event.timings)
+        timings = outputs.timings(event.timings)
         return begin + self._frame.chunk(sse.encode(choice), timings=timings, **more)
 
     def begin(self) -> str:
@@ -234,7 +242,7 @@ class ChoiceEvents:
         choice = self._choice(delta, probs)
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
-        live = writers.timings(self._live.now())
+        live = outputs.timings(self._live.now())
         return self._frame.chunk(choice, timings=live)
 
     def _choice(self, delta: str, more: str = "") -> str:
@@ -286,7 +294,7 @@ class CompletionEvents:
         self._n_prompts = [len(prompt) for prompt in prompts]
         self._echoes = list(echoes)
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
-        self._live = [writers.LiveTimings(n, monotonic) for n in self._n_prompts]
+        self._live = [outputs.LiveTimings(n, monotonic) for n in self._n_prompts]
         self._timings = [Timings()] * len(prompts)  # known at the end
 
     def encode(self, index: int, event: sse.Event) -> bytes:
@@ -308,7 +316,7 @@ class CompletionEvents:
         if not self._request.stream_options.include_usage:
             return sse.DONE
         n = self._request.n_copies
-        usage = writers.usage(sum(self._n_prompts[::n]), self._timings, copies=n)
+        usage = outputs.usage(sum(self._n_prompts[::n]), self._timings, copies=n)
         return self._frame.chunk("", usage=usage).encode() + sse.DONE
 
     def _chunk(self, index: int, event: Chunk) -> str:
@@ -318,7 +326,7 @@ class CompletionEvents:
         choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.probs))
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
-        live = writers.timings(self._live[index].now())
+        live = outputs.timings(self._live[index].now())
         return self._frame.chunk(choice, timings=live)
 
     def _logprobs(self, index: int, probs: Sequence[TokenProbs]) -> dict[str, Any] | None:
@@ -330,11 +338,11 @@ class CompletionEvents:
 
     def _last(self, index: int, event: Finished) -> str:
         self._timings[index] = event.timings
-        choice = self._choice(index, "", finish=writers.finish_reason(event.reason))
-        extra = {"timings": writers.timings(event.timings)}
+        choice = self._choice(index, "", finish=outputs.finish_reason(event.reason))
+        extra = {"timings": outputs.timings(event.timings)}
         extra |= self._verbose(index, self._prompts[index], event)
         if not self._request.stream_options.include_usage:
-            extra["usage"] = writers.usage(self._n_prompts[index], [event.timings])
+            extra["usage"] = outputs.usage(self._n_prompts[index], [event.timings])
         return self._frame.chunk(choice, **extra)
 
     def _choice(
@@ -349,3 +357,150 @@ class CompletionEvents:
         return sse.encode(
             {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
         )
+
+
+# -- runs of tools
+
+
+#: The field of a chunk that tells what happens.
+EVENT = "trioserve_event"
+
+
+def event_fields(event: RunEvent) -> dict[str, Any]:
+    """Write an event, unless it is a `StepChunk`, as both APIs have it."""
+    kind, fields = _kind_and_fields(event)
+    if isinstance(event, StepStarted | StepChunk | RunEnded):
+        return {"type": kind, "id": event.id, **fields}
+    return {"type": kind, "id": event.id, "call_id": event.call.id, **fields}
+
+
+def _kind_and_fields(event: RunEvent) -> tuple[str, dict[str, Any]]:
+    match event:
+        case StepStarted(step=step):
+            return "step", {"step": step}
+        case ToolCalled(call=call):
+            return "call", _call(call)
+        case ApprovalNeeded(preview=preview):
+            return "approval", {"preview": preview}
+        case ApprovalGiven(approved=approved, reason=reason):
+            return "approved" if approved else "denied", {"reason": reason}
+        case ToolStarted():
+            return "started", {}
+        case ToolOutput(text=text):
+            return "output", {"text": text}
+        case ToolReturned():
+            return "result", attrs.asdict(event, filter=_is_of_result)
+        case RunEnded(answer=answer):
+            return "end", _end(answer)
+    raise AssertionError(event)
+
+
+def _call(call: RunCall) -> dict[str, Any]:
+    return {
+        "step": call.step,
+        "tool": call.tool.name,
+        "kind": call.tool.kind,
+        "display_name": call.tool.display_name,
+        "arguments": call.arguments,
+        "writes": call.tool.writes,
+    }
+
+
+def _is_of_result(attribute: attrs.Attribute[Any], _: Any) -> bool:
+    return attribute.name not in ("id", "call")
+
+
+def _end(answer: RunAnswer) -> dict[str, Any]:
+    return {"reason": answer.reason, "steps": answer.steps, "messages": list(answer.messages)}
+
+
+def finish_reason(answer: RunAnswer) -> str:
+    """Say why a run has ended, in OpenAI's words."""
+    reasons = {"answer": "stop", "client_tools": "tool_calls"}
+    return reasons.get(answer.reason, "length")
+
+
+def usage(answer: RunAnswer) -> dict[str, Any]:
+    """Count tokens: the output of all steps, and the prompt of the last one."""
+    return outputs.usage(len(answer.prompt), [counted(answer)])
+
+
+def counted(answer: RunAnswer) -> Timings:
+    """The timings of a run, with the numbers of tokens in the prompt of its last step."""
+    last = answer.finished.timings
+    return attrs.evolve(answer.timings, cache_n=last.cache_n, prompt_n=last.prompt_n)
+
+
+class ClientCalls:
+    """Picks, of what the model writes, all but the calls that the server runs.
+
+    Args:
+        names: of the client's own tools.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._indexes: dict[int, int] = {}  # of calls in the step, and among those that are told
+
+    def begin_step(self) -> None:
+        """Begin the next answer of the model."""
+        self._indexes = {}
+
+    def pick(self, chunk: ChatChunk) -> ChatChunk:
+        """Take the next part of an answer."""
+        picked = map(self._pick, chunk.deltas)
+        return attrs.evolve(chunk, deltas=tuple(each for each in picked if each is not None))
+
+    def _pick(self, delta: Delta) -> Delta | None:
+        if isinstance(delta, ToolCallStart) and delta.name in self._names:
+            self._indexes[delta.index] = len(self._indexes)
+        if not isinstance(delta, ToolCallStart | ToolCallArguments):
+            return delta
+        index = self._indexes.get(delta.index)
+        return None if index is None else attrs.evolve(delta, index=index)
+
+
+class RunEvents:
+    """Writes the chunks of a streamed chat for which the server runs tools."""
+
+    def __init__(
+        self, model: str, request: ChatRequest, params: GenerationParams, verbose: Verbose
+    ) -> None:
+        self._request, self._verbose = request, verbose
+        self._frame = Frame(model, "chat.completion.chunk", "chatcmpl")
+        self.id = self._frame.id
+        self._choice = ChoiceEvents(0, self._frame, request, params, 0)
+        self._calls = ClientCalls(request.tool_names)
+        self._last: Mapping[str, Any] = {}  # the fields of the chunk with the usage
+
+    def encode(self, index: int, event: RunEvent) -> bytes:
+        """Write an event."""
+        if isinstance(event, StepChunk):
+            return self._step(event.chunk).encode()
+        if isinstance(event, StepStarted):
+            self._calls.begin_step()
+            self._choice.begin_prompt(0)
+        told = self._choice.aside(**{EVENT: event_fields(event)})
+        if isinstance(event, RunEnded):
+            told += self._end(event.answer)
+        return told.encode()
+
+    def _step(self, chunk: ChatChunk | Progress) -> str:
+        if isinstance(chunk, ChatChunk):
+            return self._choice.chunk(self._calls.pick(chunk))
+        if self._request.return_progress:
+            return self._choice.progress(chunk)
+        self._choice.note(chunk)
+        return ""
+
+    def _end(self, answer: RunAnswer) -> str:
+        self._last = {"usage": usage(answer), "timings": outputs.timings(answer.timings)}
+        last = attrs.evolve(answer.finished, timings=answer.timings)
+        more = self._verbose(0, answer.prompt, last)
+        return self._choice.last(last, more, reason=finish_reason(answer))
+
+    def end(self) -> bytes:
+        """Write the usage, where it was asked for, and the last line."""
+        if not self._request.stream_options.include_usage:
+            return sse.DONE
+        return self._frame.chunk("", **self._last).encode() + sse.DONE

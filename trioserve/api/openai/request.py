@@ -9,9 +9,8 @@ import attrs
 
 from trioserve.api.base import readers
 from trioserve.api.base.fields import field, structure
-from trioserve.api.base.generation_request import TextRequest
-from trioserve.api.base.neutral import NEUTRAL, refuse_unsupported
-from trioserve.api.base.readers import AnyPrompt
+from trioserve.api.base.generation_request import NEUTRAL, TextRequest, refuse_unsupported
+from trioserve.api.base.readers import GivenPrompt
 from trioserve.errors import InvalidRequestError
 
 
@@ -19,7 +18,7 @@ from trioserve.errors import InvalidRequestError
 class CompletionRequest(TextRequest):
     """``POST /v1/completions``."""
 
-    prompts: tuple[AnyPrompt, ...] = field("prompt", read=readers.prompts)
+    prompts: tuple[GivenPrompt, ...] = field("prompt", read=readers.prompts)
     suffix: str = ""
     echo: bool = False
     best_of: int | None = field(read=readers.copies, default=None)

@@ -6,16 +6,19 @@ from collections import deque
 from itertools import chain
 
 import attrs
+from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
-from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.body import read_body_as
+from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
+from trioserve.api.base.fields import structure
 from trioserve.api.base.generation import pings_of, tools_to_run
-from trioserve.api.base.registry import Running
-from trioserve.api.base.request import current_request
-from trioserve.api.base.run_request import NAME
+from trioserve.api.base.http import current_request, json_response
+from trioserve.api.base.running import NOT_RUNNING, Running
 from trioserve.api.base.service import current_responses
-from trioserve.errors import InvalidRequestError
+from trioserve.api.openapi import takes
+from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Mailbox, size_of
 from trioserve.server.runs.events import RunAnswer, RunEvent, StepChunk, StepStarted
@@ -40,9 +43,9 @@ async def open_run(
     tools, max_steps = tools_to_run(server, asked), asked.max_steps
     if max_steps is not None and max_steps > server.config.tool_max_steps:
         raise InvalidRequestError(
-            f"'{NAME}.max_steps' must be at most {server.config.tool_max_steps}, which "
+            f"'{RUN_TOOLS}.max_steps' must be at most {server.config.tool_max_steps}, which "
             "--tool-max-steps sets.",
-            param=f"{NAME}.max_steps",
+            param=f"{RUN_TOOLS}.max_steps",
         )
     run = RunParams(
         max_steps=max_steps,
@@ -54,7 +57,7 @@ async def open_run(
     try:
         server.tools.check(run.place)
     except InvalidRequestError as error:
-        raise InvalidRequestError(error.message, param=f"{NAME}.{error.param}") from None
+        raise InvalidRequestError(error.message, param=f"{RUN_TOOLS}.{error.param}") from None
     opened = server.stream_run(
         request.messages, tools, params, request.chat_params, run, context=context
     )
@@ -137,3 +140,57 @@ async def read_run(run: Run) -> tuple[RunAnswer, ChatCompletion]:
 def _hurry(stream: ChatStream) -> None:
     """Have output come as soon as it is there."""
     stream.stream.is_paced = False
+
+
+# -- routes
+
+
+blueprint = Blueprint("runs", __name__)
+
+
+@attrs.frozen(kw_only=True)
+class ApproveRequest:
+    """``POST …/{id}/approve``."""
+
+    call_id: str
+    approve: bool
+    reason: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class StopRequest:
+    """``POST …/{id}/stop``."""
+
+    call_id: str
+
+
+@blueprint.post("/v1/chat/completions/<id_>/approve")
+@blueprint.post("/v1/responses/<id_>/approve")
+@takes(ApproveRequest)
+async def approve(id_: str) -> Response:
+    """Let a call through that waits for a person, or refuse it. `reason` is told to the model."""
+    asked = await read_body_as(lambda body: structure(ApproveRequest, body))
+    run = _find(id_)
+    if asked.approve:
+        run.approve(asked.call_id)
+    else:
+        run.deny(asked.call_id, asked.reason)
+    return json_response({"success": True})
+
+
+@blueprint.post("/v1/chat/completions/<id_>/stop")
+@blueprint.post("/v1/responses/<id_>/stop")
+@takes(StopRequest)
+async def stop(id_: str) -> Response:
+    """Stop a call that waits or runs. The model is told that a person has stopped it."""
+    asked = await read_body_as(lambda body: structure(StopRequest, body))
+    _find(id_).stop(asked.call_id)
+    return json_response({"success": True})
+
+
+def _find(id_: str) -> Run:
+    """Find the run of an answer. Raises NotFoundError: there is none, or it is another client's."""
+    response = current_responses().find(id_, current_request().api_key)
+    if response is None or response.run is None:
+        raise NotFoundError(NOT_RUNNING, param="id")
+    return response.run

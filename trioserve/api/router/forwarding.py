@@ -20,22 +20,20 @@ from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import errors, limits, sse
-from trioserve.api.base.body import parse_json, read_whole
+from trioserve.api.base.body import Form, boundary_of, is_form, parse_form, parse_json, read_whole
 from trioserve.api.base.connection import GRACE, WAITED_HEADER, Beat, Request, counted
 from trioserve.api.base.errors import ErrorShape
 from trioserve.api.base.fields import MismatchError
-from trioserve.api.base.forms import Form, boundary_of, is_form, parse_form
-from trioserve.api.base.readers import keep_alive, seconds
-from trioserve.api.base.registry import is_unknown
-from trioserve.api.base.request import (
+from trioserve.api.base.http import (
     ID_HEADER,
     TIMEOUT_HEADER,
     current_request,
     current_request_id,
     json_response,
 )
-from trioserve.api.ollama.events import BODIES, Writer
-from trioserve.api.ollama.lines import CONTENT_TYPE
+from trioserve.api.base.readers import keep_alive, seconds
+from trioserve.api.base.running import is_unknown
+from trioserve.api.ollama.events import BODIES, CONTENT_TYPE, Writer
 from trioserve.api.router.service import current_router
 from trioserve.errors import (
     DeadlineExceededError,

@@ -14,18 +14,17 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request, json_response
-from trioserve.api.ollama import describe
-from trioserve.api.ollama.describe import Described
-from trioserve.api.ollama.errors import line
-from trioserve.api.ollama.lines import CONTENT_TYPE
+from trioserve.api.base.http import current_request, json_response
+from trioserve.api.ollama import models as describe
+from trioserve.api.ollama.events import CONTENT_TYPE, line
 from trioserve.api.ollama.models import (
+    Described,
     OllamaDeleteRequest,
     OllamaPullRequest,
     OllamaShowRequest,
     parameters_of,
 )
+from trioserve.api.openapi import takes
 from trioserve.api.router.forwarding import outgoing
 from trioserve.api.router.service import current_fleet, current_router
 from trioserve.chat.template.builtin import source_of
@@ -48,7 +47,7 @@ _PATIENCE = 1.0
 @blueprint.get("/api/version")
 async def version() -> Response:
     """Tell which version of Ollama's API this is, and which version of trioserve."""
-    return json_response(describe.version())
+    return json_response(describe.describe_version())
 
 
 @blueprint.get("/api/tags")
@@ -56,7 +55,7 @@ async def tags() -> Response:
     """List the models."""
     entries = current_fleet().catalog.entries.values()
     visible = [entry for entry in entries if entry.path is not None and not entry.hidden]
-    return json_response(describe.tags([await _described(entry) for entry in visible]))
+    return json_response(describe.describe_tags([await _described(entry) for entry in visible]))
 
 
 @blueprint.get("/api/ps")
@@ -105,7 +104,7 @@ def _shown(entry: ModelEntry, summary: GgufSummary, described: Described) -> dic
         sampling=config.sampling, max_tokens=config.n_predict, stop=config.stop
     )
     template = config.chat_template or summary.template or CHATML
-    return describe.show(
+    return describe.describe_model(
         described,
         path=str(summary.path),
         template=template,

@@ -12,12 +12,13 @@ import trio
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import metrics as base_metrics, sse
+from trioserve.api import metrics as base_metrics
+from trioserve.api.base import sse
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import Beat
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request, json_response
-from trioserve.api.base.writers import FINGERPRINT
+from trioserve.api.base.http import current_request, json_response
+from trioserve.api.base.outputs import FINGERPRINT
+from trioserve.api.openapi import takes
 from trioserve.api.router import forwarding, metrics as router_metrics
 from trioserve.api.router.service import RouterService, current_fleet, current_router
 from trioserve.errors import (

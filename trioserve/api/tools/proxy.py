@@ -20,12 +20,12 @@ import trio
 from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sites
+from trioserve.api.base import access
 from trioserve.api.base.body import read_whole
 from trioserve.api.base.connection import GRACE, Request
+from trioserve.api.base.http import current_request
 from trioserve.api.base.intake import current_intake
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request
+from trioserve.api.openapi import takes
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidMediaError,
@@ -120,7 +120,7 @@ async def forward() -> Response:
     if not config.has_mcp_proxy:
         raise PermissionDeniedError("This feature is disabled. Start the server with "
                                     "--ui-mcp-proxy.")  # fmt: skip
-    sites.check_embedding(request.headers, config)
+    access.check_embedding(request.headers, config)
     current = current_request()
     target = _target(request.args.get("url", ""))
     headers = [(b"host", target.netloc.encode()), *_headers(current)]

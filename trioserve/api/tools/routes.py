@@ -19,9 +19,9 @@ from trioserve.api.base.app_life import AppLife
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import Beat
 from trioserve.api.base.fields import structure
+from trioserve.api.base.http import current_request, uncounted_context
 from trioserve.api.base.intake import current_intake
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.request import current_request, uncounted_context
+from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
 from trioserve.server.concurrency import alongside
 from trioserve.server.observers.observer import ToolWork, observed_tool

@@ -11,9 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.message_writers import WRITERS
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
-from trioserve.api.openai.responses.items import Event
+from trioserve.api.openai.responses.items import Event, TokensOfText
 from trioserve.api.openai.responses.request import ResponsesRequest
-from trioserve.api.openai.responses.tokens import TokensOfText
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments
 from trioserve.chat.formats.families import HERMES_THINK
 from trioserve.chat.formats.syntax import ChatFormat

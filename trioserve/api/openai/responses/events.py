@@ -1,20 +1,18 @@
-"""How a response is put together, and how its stream is written.
-
-A whole response and a streamed one are made by the same steps: without a stream, nobody is told
-of them.
-"""
+"""Errors in the streams of the Responses API. Elsewhere they are like those of other routes."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any
 
-from trioserve.api.base import errors, sse, writers
+from trioserve.api.base import errors, outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.request import current_request_id
-from trioserve.api.openai.responses.errors import as_event
+from trioserve.api.base.errors import ErrorShape
+from trioserve.api.base.http import current_request_id
+from trioserve.api.openai.events import counted, event_fields
 from trioserve.api.openai.responses.items import (
     CallItem,
     Event,
@@ -22,10 +20,10 @@ from trioserve.api.openai.responses.items import (
     MadeCallItem,
     MessageItem,
     ReasoningItem,
+    TokensOfText,
     new_id,
 )
 from trioserve.api.openai.responses.request import ResponsesRequest
-from trioserve.api.openai.responses.tokens import TokensOfText
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -36,8 +34,39 @@ from trioserve.chat.deltas import (
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.engine.backend import Vocab
 from trioserve.errors import TrioServeError
+from trioserve.server.runs.events import (
+    EndReason,
+    RunEnded,
+    RunEvent,
+    StepChunk,
+    StepStarted,
+    ToolCalled,
+    ToolReturned,
+)
 from trioserve.server.stream import ChatChunk
 from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings, TokenProbs
+
+# -- errors
+
+
+_PATHS = frozenset({"/v1/responses", "/responses"})
+
+
+def as_event(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Make an event of the body of an error: flat, as the API has it, and as it is elsewhere."""
+    error = body["error"]
+    code = error["code"] if isinstance(error["code"], str) else error["type"]
+    flat = {"code": code, "message": error["message"], "param": error["param"]}
+    return {"type": "error", **flat, **body}
+
+
+def event(body: Mapping[str, Any], n_before: int) -> bytes:
+    """Write a body as the last event of a stream, after so many others."""
+    numbered = {"type": "error", "sequence_number": n_before, **as_event(body)}
+    return b"event: error\n" + sse.event(numbered)
+
+
+SHAPE = ErrorShape(_PATHS.__contains__, lambda error, request_id: errors.body(error), event=event)
 
 
 class ResponseBuilder:
@@ -181,7 +210,7 @@ class ResponseBuilder:
         if not probs:
             return []
         post = self._params.post_sampling_probs
-        return list(writers.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs))
+        return list(outputs.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs))
 
     def _output(self) -> list[dict[str, Any]]:
         return [self._written[index] for index in sorted(self._written)]
@@ -227,7 +256,7 @@ class ResponseEvents:
 
     def begin_prompt(self, n_prompt: int) -> None:
         """Begin a prompt: what is measured from now on is about this one."""
-        self._live = writers.LiveTimings(n_prompt, monotonic)
+        self._live = outputs.LiveTimings(n_prompt, monotonic)
 
     def encode(self, index: int, event: sse.Event) -> bytes:
         """Write an event."""
@@ -237,10 +266,10 @@ class ResponseEvents:
             events += self._builder.add(event)
             self._live.on_output(len(event.tokens), event.drafts)
             if self._chat.timings_per_token:
-                extra["timings"] = writers.timings(self._live.now())
+                extra["timings"] = outputs.timings(self._live.now())
         elif isinstance(event, Finished):
             events += self._builder.finish(event)
-            extra["timings"] = writers.timings(event.timings)
+            extra["timings"] = outputs.timings(event.timings)
         else:
             assert isinstance(event, Progress)
             self._live.on_progress(event)
@@ -271,3 +300,117 @@ class ResponseEvents:
         numbered = {"type": kind, "sequence_number": self._n_events, **event}
         self._n_events += 1
         return f"event: {kind}\ndata: {sse.encode(numbered)}\n\n".encode()
+
+
+# -- runs of tools
+
+
+#: The label of tools that are those of no MCP server.
+_OWN = "trioserve"
+
+#: Why a response is incomplete, by why its run has ended.
+_CUT: Mapping[EndReason, str] = {"length": "max_output_tokens", "max_steps": "max_steps"}
+
+
+class RunBuilder(ResponseBuilder):
+    """Turns the events of a run into those of a response, and keeps the response as it is.
+
+    Args:
+        model: the name that the response gives.
+        request: what was asked for.
+        chat: the same, as a chat.
+        params: how it is answered.
+        vocab: what the tokens stand for.
+        labels: the MCP servers that have the tools, by the names of these; empty: none has.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        request: ResponsesRequest,
+        chat: ChatRequest,
+        params: GenerationParams,
+        vocab: Vocab,
+        labels: Mapping[str, str],
+    ) -> None:
+        super().__init__(model, request, chat, params, 0, vocab)
+        self._vocab = vocab
+        self._of_client = frozenset(chat.tool_names)
+        self._labels = labels
+        self._calls: dict[str, MadeCallItem] = {}  # without a result, by their ids
+        self._step = _new_step()
+
+    def take(self, event: RunEvent) -> list[Event]:
+        """Take the next event."""
+        if isinstance(event, StepChunk):
+            return self.add(event.chunk) if isinstance(event.chunk, ChatChunk) else []
+        fields = event_fields(event)
+        told = {**fields, "type": f"response.trioserve_{fields['type']}"}
+        return [told, *self._follow(event)]
+
+    def _follow(self, event: RunEvent) -> list[Event]:
+        """What the events of the API say of something that happens."""
+        match event:
+            case StepStarted(step=step) if step > 1:
+                events = self._close("completed")
+                self._tokens = TokensOfText(self._vocab.pieces)
+                self._step = _new_step()
+                return events
+            case ToolCalled():
+                return self._close("completed")
+            case ToolReturned():
+                item = self._calls.pop(event.call.id)
+                item.take(event.content, is_error=event.is_error)
+                return self._close_item(item, "failed" if event.is_error else "completed")
+            case RunEnded(answer=answer):
+                return self._end(_CUT.get(answer.reason), counted(answer), len(answer.prompt))
+        return []
+
+    def _item_for(self, delta: Delta, index: int) -> Item:
+        if not isinstance(delta, ToolCallStart) or delta.name in self._of_client:
+            return super()._item_for(delta, index)
+        item = MadeCallItem(index, delta, self._labels.get(delta.name) or _OWN)
+        self._calls[delta.id] = item
+        return item
+
+    def _close(self, status: str) -> list[Event]:
+        """Close the last item. Calls stay open until they have a result, unless none will come."""
+        events: list[Event] = []
+        if self._items and isinstance(last := self._items[-1], MadeCallItem):
+            events += [] if last.is_called else last.called()
+        else:
+            events += super()._close(status)
+        if status == "incomplete":
+            for item in self._calls.values():
+                events += self._close_item(item, status)
+            self._calls = {}
+        return events
+
+
+def _new_step() -> str:
+    """Name a step. The name comes back with the items, and tells them from those of others."""
+    return f"step_{secrets.token_hex(8)}"
+
+
+class RunResponseEvents:
+    """Writes the stream of a response for which the server runs tools."""
+
+    def __init__(self, builder: RunBuilder, chat: ChatRequest) -> None:
+        self._builder = builder
+        self._events = ResponseEvents(builder, chat, 0)
+        self.fail = self._events.fail
+
+    def encode(self, index: int, event: RunEvent) -> bytes:
+        """Write an event."""
+        if isinstance(event, StepChunk):
+            return self._events.encode(index, event.chunk)
+        if isinstance(event, StepStarted):
+            self._events.begin_prompt(0)
+        events = [*self._builder.begin(), *self._builder.take(event)]
+        if isinstance(event, RunEnded):
+            events[-1] = {**events[-1], "timings": outputs.timings(event.answer.timings)}
+        return self._events.write(events)
+
+    def end(self) -> bytes:
+        """Nothing follows the last event."""
+        return b""

@@ -1,8 +1,4 @@
-"""The input of ``/v1/responses``: from its items to the messages of a chat.
-
-Items of the assistant that follow one another (reasoning, a message, calls) are one message of a
-chat, as in llama-server. Each message remembers which field it came from, for error messages.
-"""
+"""The parts of an item's content: text, images, sound and files."""
 
 from __future__ import annotations
 
@@ -10,23 +6,103 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
-from trioserve.api.base.fields import mapping, named, required, text
-from trioserve.api.openai.responses.parts import (
-    INPUT,
-    OUTPUT,
-    THOUGHTS,
-    Item,
-    Part,
-    read_content,
-    read_parts,
-)
+from trioserve.api.base.fields import mapping, named, one_of, required, text
 from trioserve.chat.documents import text_part
-from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, check_count
+from trioserve.chat.media_parts import file_part, media_part, parse_media_part, source_of
+from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+
+# -- parts
+
+
+Item: TypeAlias = Mapping[str, Any]
+
+#: A part of a message in normal form.
+Part: TypeAlias = dict[str, Any]
+
+#: The types of text parts, and the field that holds their text.
+INPUT: Mapping[str, str] = {"input_text": "text"}
+OUTPUT: Mapping[str, str] = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
+THOUGHTS: Mapping[str, str] = {"reasoning_text": "text", "summary_text": "text"}
+
+#: The types of parts that are files. They stand where `INPUT` does.
+_FILES = ("input_image", "input_audio", "input_video", "input_file")
+
+_DETAIL = one_of("auto", "low", "high", "original")
+
+
+def read_content(item: Item, name: str, path: str, texts: Mapping[str, str]) -> str | list[Part]:
+    """Read a field of an item that is text or a list of parts.
+
+    Args:
+        item: what has the field.
+        name: of the field.
+        path: of the item, for errors.
+        texts: the types of text parts that it may have.
+
+    Raises:
+        UnsupportedFieldError: a part is of another type, or refers to a file that was uploaded.
+        InvalidRequestError: something is missing or of the wrong type, or a file is not valid
+            base64. All name the field.
+    """
+    where = f"{path}.{name}"
+    value = item.get(name)
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise InvalidRequestError(f"'{where}' is required.", param=where)
+    return read_parts(value, where, texts, instead="a string or ")
+
+
+def read_parts(
+    value: object, path: str, texts: Mapping[str, str], *, instead: str = ""
+) -> list[Part]:
+    """Read a list of parts. `instead` says what else it might be. Raises as `read_content`."""
+    if not isinstance(value, list):
+        raise InvalidRequestError(f"'{path}' must be {instead}a list of parts.", param=path)
+    check_count(len(value), MAX_PARTS, path, "parts")
+    return [_read_part(part, f"{path}[{i}]", texts) for i, part in enumerate(value)]
+
+
+def _read_part(part: object, path: str, texts: Mapping[str, str]) -> Part:
+    if not isinstance(part, Mapping):
+        raise InvalidRequestError(f"'{path}' must be an object.", param=path)
+    kind = required(part, "type", text, path)
+    if kind in texts:
+        return text_part(required(part, texts[kind], text, path))
+    known = [*texts, *(_FILES if texts is INPUT else ())]
+    if kind not in known:
+        raise UnsupportedFieldError(
+            f"'{path}.type' is {kind!r:.80}; it must be one of {', '.join(known)}.",
+            param=f"{path}.type",
+        )
+    if kind == "input_image":
+        return _image(part, path)
+    if kind == "input_file":
+        return file_part(part, path)
+    media = parse_media_part(kind, part, path)
+    assert media is not None, kind
+    return media
+
+
+def _image(part: Item, path: str) -> Part:
+    if part.get("file_id") is not None:
+        raise UnsupportedFieldError(
+            f"'{path}.file_id' is not supported: no files are kept here. Send 'image_url'.",
+            param=f"{path}.file_id",
+        )
+    if (detail := part.get("detail")) is not None:
+        named(_DETAIL, detail, f"{path}.detail")
+    url = required(part, "image_url", text, path)
+    return media_part(source_of(url, "image", f"{path}.image_url"))
+
+
+# -- items
+
 
 _ROLES = {"user": INPUT, "system": INPUT, "developer": INPUT, "assistant": OUTPUT}
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from trioserve.api.base import readers
-from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
 from trioserve.api.base.fields import (
     MismatchError,
     field,
@@ -20,13 +20,12 @@ from trioserve.api.base.fields import (
     mapping,
     named,
     objects,
+    of_fields,
     strings,
     structure,
     text,
 )
-from trioserve.api.base.json_schema import of_fields
-from trioserve.api.base.neutral import Neutral, only, refuse_unsupported
-from trioserve.api.base.run_request import NAME as RUN_TOOLS
+from trioserve.api.base.generation_request import Neutral, only, refuse_unsupported
 from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError

@@ -13,14 +13,18 @@ from trioserve.api.base.generation import (
     read_chat,
     respond_stream,
 )
-from trioserve.api.base.openapi import takes
-from trioserve.api.base.registry import Running
-from trioserve.api.base.request import current_request, long_response
+from trioserve.api.base.http import current_request, long_response
+from trioserve.api.base.running import Running
 from trioserve.api.base.service import current_responses
-from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
+from trioserve.api.openai.responses.events import (
+    ResponseBuilder,
+    ResponseEvents,
+    RunBuilder,
+    RunResponseEvents,
+)
 from trioserve.api.openai.responses.request import ResponsesRequest
-from trioserve.api.openai.responses.runs import RunBuilder, RunResponseEvents
 from trioserve.api.openai.runs import open_run, respond_run
+from trioserve.api.openapi import takes
 from trioserve.server import RequestContext, Server
 from trioserve.server.stream import ChatChunk
 from trioserve.types import Finished, GenerationParams

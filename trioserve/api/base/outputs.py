@@ -1,8 +1,9 @@
-"""The parts that the JSON of several routes has in common. The names are llama-server's."""
+"""How outputs are written in JSON, as far as several routes agree. The names are llama-server's."""
 
 from __future__ import annotations
 
 import codecs
+import json
 import math
 import secrets
 from collections.abc import Collection, Sequence
@@ -13,10 +14,13 @@ import attrs
 from trioserve._version import __version__
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.sse import LazyList
+from trioserve.server import Server
 from trioserve.types import (
+    Finished,
     FinishReason,
     GenerationParams,
     Progress,
+    Prompt,
     SamplingParams,
     Timings,
     TokenId,
@@ -255,3 +259,118 @@ class LiveTimings:
             draft_n=self._drafts[0],
             draft_n_accepted=self._drafts[1],
         )
+
+
+def own_form(
+    server: Server,
+    request: GenerationRequest,
+    params: GenerationParams,
+    prompt: Prompt,
+    finished: Finished,
+    *,
+    text: str,
+    tokens: Sequence[TokenId],
+    index: int,
+) -> dict[str, Any]:
+    """Write an output that has ended. `text` and `tokens` are empty at the end of a stream."""
+    n_predicted = finished.timings.predicted_n
+    return {
+        "index": index,
+        "content": text,
+        "tokens": tokens,
+        "id_slot": finished.slot_id,
+        "stop": True,
+        "model": server.model.info.name,
+        "tokens_predicted": n_predicted,
+        "tokens_evaluated": len(prompt),
+        "generation_settings": generation_settings(
+            params,
+            request,
+            reasoning_format=server.config.reasoning_format,
+            end_of_generation=server.model.vocab.end_of_generation,
+            draft_types=server.config.draft_types,
+        ),
+        "prompt": server.text_of(prompt),
+        "has_new_line": "\n" in text,
+        "truncated": finished.truncated,
+        "stop_type": finished.reason.value,
+        "stopping_word": finished.stopping_word,
+        # The last token was sampled, and not decoded.
+        "tokens_cached": len(prompt) + max(n_predicted - 1, 0),
+        "timings": timings(finished.timings),
+    }
+
+
+class Verbose:
+    """Writes ``__verbose``, where a request asks for it or the log level is debug.
+
+    Call it with the number of an output, its prompt and how it ended, and for a whole answer with
+    its tokens.
+    """
+
+    def __init__(
+        self, server: Server, request: GenerationRequest, params: GenerationParams
+    ) -> None:
+        self._server, self._request, self._params = server, request, params
+        wanted = request.verbose
+        self.is_on = server.config.log_level == "debug" if wanted is None else wanted
+
+    def __call__(
+        self,
+        index: int,
+        prompt: Prompt,
+        finished: Finished,
+        tokens: Sequence[TokenId] = (),
+    ) -> dict[str, Any]:
+        """Write the field, or nothing."""
+        if not self.is_on:
+            return {}
+        text = self._server.detokenize(tokens) if tokens else ""
+        written = own_form(
+            self._server,
+            self._request,
+            self._params,
+            prompt,
+            finished,
+            text=text,
+            tokens=tokens,
+            index=index,
+        )
+        return {"__verbose": written}
+
+
+def read_arguments(text: str) -> Any:
+    """Read the arguments of a call. Of those cut short, take what is complete, as the SDKs do."""
+    head, closing = _cut(text)
+    for candidate in (text, text + closing, head):
+        try:
+            return json.loads(candidate, parse_int=_integer)
+        except ValueError:
+            continue
+    return {}  # it was cut before there was anything
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) < 4000 else digits  # Python refuses longer ones
+
+
+def _cut(text: str) -> tuple[str, str]:
+    """Cut JSON after its last complete member, closed; and tell what would close all of it."""
+    open_: list[str] = []
+    at, closing = 0, ""
+    in_string = escaped = False
+    for i, character in enumerate(text):
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = not escaped and character == "\\"
+        elif character == '"':
+            in_string = True
+        elif character in "{[":
+            open_.append("}" if character == "{" else "]")
+            at, closing = i + 1, "".join(reversed(open_))
+        elif character in "}]":
+            open_.pop()
+            at, closing = i + 1, "".join(reversed(open_))
+        elif character == ",":
+            at, closing = i, "".join(reversed(open_))
+    return text[:at] + closing, "".join(reversed(open_))

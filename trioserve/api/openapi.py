@@ -18,11 +18,11 @@ from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
-from trioserve.api.base import json_schema
-from trioserve.api.base.auth import PAGE_RULES, PUBLIC, PUBLIC_RULES
+from trioserve.api.base import fields
+from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.api.base.errors import shapes_of
+from trioserve.api.base.http import json_response
 from trioserve.api.base.intake import current_intake
-from trioserve.api.base.request import json_response
 from trioserve.errors import TrioServeError
 
 blueprint = Blueprint("openapi", __name__)
@@ -53,7 +53,7 @@ _KEYS = {
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 
-#: Headers of requests whose answer may be a stream. See `trioserve.api.streams.posts`.
+#: Headers of requests whose answer may be a stream. See `trioserve.api.streams`.
 _OF_STREAMS = {
     "X-Conversation-Id": {
         "description": "A name for the stream, which then can be resumed.",
@@ -111,9 +111,9 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
     for path, method, handler in routes(app):
         paths[path][method.lower()] = _operation(path, method, handler)
         if (request_class := getattr(handler, "takes", None)) is not None:
-            classes |= json_schema.classes_in(request_class)
+            classes |= fields.classes_in(request_class)
     schemas = {
-        cls.__name__: json_schema.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
+        cls.__name__: fields.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
     }
     errors = [_ERROR, *(shape.schema for shape in shapes_of(app) if shape.schema is not None)]
     return {
@@ -152,9 +152,9 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     parameters = _parameters(path, getattr(handler, "query", {}))
     kinds: dict[str, Any] = {"application/json": _ANYTHING}
     if request_class is not None:
-        body = {"schema": {"$ref": json_schema.COMPONENTS + request_class.__name__}}
+        body = {"schema": {"$ref": fields.COMPONENTS + request_class.__name__}}
         operation["requestBody"] = {"required": True, "content": {handler.content: body}}  # type: ignore[attr-defined]
-        if "stream" in json_schema.of_fields(request_class):
+        if "stream" in fields.of_fields(request_class):
             kinds[handler.streams] = _ANYTHING  # type: ignore[attr-defined]
             parameters += [
                 {"name": name, "in": "header", **about} for name, about in _OF_STREAMS.items()
@@ -190,7 +190,7 @@ def _errors() -> dict[str, Any]:
     for kind in _tree(TrioServeError):
         about = " ".join((kind.__doc__ or "").split())
         meanings[str(kind.status)].append(f"{kind.type}: {about}")
-    content = {"application/json": {"schema": {"$ref": f"{json_schema.COMPONENTS}Error"}}}
+    content = {"application/json": {"schema": {"$ref": f"{fields.COMPONENTS}Error"}}}
     return {
         status: {"description": "\n".join(dict.fromkeys(about)), "content": content}
         for status, about in sorted(meanings.items())

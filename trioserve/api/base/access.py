@@ -1,0 +1,242 @@
+"""Who may use the API: API keys, requests that other sites' pages cause, and CORS."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from quart import Quart, request
+from quart_trio.wrappers import TrioResponse as Response
+from werkzeug.datastructures import Headers
+
+from trioserve.api.base import rate_limits
+from trioserve.api.base.http import current_request
+from trioserve.api.base.intake import intake_of
+from trioserve.config import Config
+from trioserve.errors import AuthenticationError, PermissionDeniedError
+
+# -- API keys: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients send
+
+
+#: Routes that need no key, as in llama-server; and the page, which holds no secrets.
+PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready"})
+
+#: Rules that begin so have an id that stands in for a key: an `EventSource` sends no headers.
+PUBLIC_RULES = "/v1/stream/"
+
+#: Rules of the page's own files. Those of ``--path`` in their place need the key.
+PAGE_RULES = ("/assets/", "/licenses.txt", "/sw.js")
+
+_BEARER = re.compile(r"bearer +", re.IGNORECASE)
+
+
+def key_in(authorization: str | None, x_api_key: str | None) -> str:
+    """The key that a request shows; empty when it shows none.
+
+    Headers come as Latin-1, whatever their bytes mean; keys are UTF-8.
+    """
+    shown = (authorization or x_api_key or "").encode("latin-1", "replace")
+    text = shown.decode("utf-8", "surrogateescape")
+    return _BEARER.sub("", text, count=1) if _BEARER.match(text) else text
+
+
+def is_valid(shown: str, keys: Iterable[str]) -> bool:
+    """Compare a key with all valid ones, in a time that tells nothing of them."""
+    offered = shown.encode("utf-8", "surrogateescape")
+    matches = [hmac.compare_digest(offered, key.encode()) for key in keys]
+    return any(matches)
+
+
+def install_keys(app: Quart) -> None:
+    """Refuse requests without a valid key, once the configuration has keys."""
+
+    async def check() -> None:
+        config = intake_of(app).config
+        # By the rule, not by the path: a path may lead out of its beginning again.
+        rule = request.url_rule.rule if request.url_rule is not None else ""
+        if not config.api_keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
+            return
+        if config.static_path is None and rule.startswith(PAGE_RULES):
+            return
+        shown = key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        if not is_valid(shown, config.api_keys):
+            raise AuthenticationError("Invalid API Key")
+        current_request().api_key = shown
+        current_request().held.belongs_to(shown)
+
+    app.before_request(check)
+
+
+# -- Pages from other origins
+
+
+#: Seconds that a browser may remember the answer to a preflight request.
+_MAX_AGE = "600"
+
+_EXPOSED = ", ".join(
+    (
+        "Location",
+        "Mcp-Protocol-Version",
+        "Mcp-Session-Id",
+        "Preference-Applied",
+        "Request-Id",
+        "Retry-After",
+        "WWW-Authenticate",
+        "X-Request-Id",
+        *rate_limits.HEADERS,
+    )
+)
+
+
+def is_local(origin: str) -> bool:
+    """Whether an origin is a page that this machine serves."""
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed(origin: str, config: Config) -> str | None:
+    """What ``Access-Control-Allow-Origin`` says to a page of this origin; None: it says nothing."""
+    names = [name.strip() for name in config.cors_origins.split(",")]
+    if "*" in names:
+        # With credentials, browsers do not take the star.
+        return origin if origin and config.cors_credentials else "*"
+    if origin in names or ("localhost" in names and is_local(origin)):
+        return origin
+    return None
+
+
+def headers_for(origin: str, method: str, config: Config) -> dict[str, str]:
+    """The headers by which a browser knows whether a page of this origin may read an answer."""
+    allowing = allowed(origin, config)
+    if not allowing:
+        return {}
+    headers = {
+        "Access-Control-Allow-Origin": allowing,
+        "Access-Control-Expose-Headers": _EXPOSED,
+    }
+    if config.cors_credentials:
+        headers["Access-Control-Allow-Credentials"] = "true"
+    if method == "OPTIONS":
+        headers["Access-Control-Allow-Methods"] = config.cors_methods
+        headers["Access-Control-Allow-Headers"] = config.cors_headers
+        headers["Access-Control-Max-Age"] = _MAX_AGE
+    return headers
+
+
+def install_cors(app: Quart) -> None:
+    """Answer preflight requests, and mark answers for the pages that may read them."""
+
+    async def preflight() -> Response | None:
+        # Without a key: browsers send none with these.
+        if request.method == "OPTIONS":
+            return Response()  # 200, as in llama-server
+        return None
+
+    async def mark(response: Response) -> Response:
+        origin = request.headers.get("Origin", "")
+        response.headers.add("Vary", "Origin")
+        response.headers.update(headers_for(origin, request.method, intake_of(app).config))
+        return response
+
+    app.before_request(preflight)
+    app.after_request(mark)
+
+
+# -- Requests that other sites' pages cause
+
+
+#: Routes that tell nothing and do nothing: probes may ask them from anywhere.
+OPEN = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address, without a port, always means this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_in(authority: str) -> str:
+    """The name or the address in a value of ``Host``, in lower case; empty when there is none."""
+    try:
+        return urlsplit(f"//{authority}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def answers_to(host: str, config: Config) -> bool:
+    """Whether ``--allowed-hosts`` or loopback lets a name in. ``.example.org``: all below it."""
+    names = config.allowed_hosts
+    return (
+        is_loopback(host)
+        or "*" in names
+        or any(
+            host == name.lstrip(".") or (name[:1] == "." and host.endswith(name)) for name in names
+        )
+    )
+
+
+def is_own(origin: str, authority: str) -> bool:
+    """Whether an origin is the server itself, by the name that the client used for it."""
+    try:
+        return urlsplit(origin).netloc.lower() == authority.lower() != ""
+    except ValueError:
+        return False
+
+
+def check(path: str, headers: Headers, server: str, config: Config) -> None:
+    """Look where a request is from.
+
+    Args:
+        path: what it asks for.
+        headers: its headers; ``Host`` and ``Origin`` are looked at.
+        server: the address that it came to; empty for a Unix socket.
+        config: what the server lets in.
+
+    Raises:
+        PermissionDeniedError: the request is refused.
+    """
+    if path in OPEN:
+        return
+    authority, origin = headers.get("Host", ""), headers.get("Origin")
+    if not config.api_keys and is_loopback(server) and authority:
+        host = host_in(authority)
+        if not answers_to(host, config):
+            raise PermissionDeniedError(
+                f"This server does not answer to the name {host!r}. Start it with "
+                "--allowed-hosts, or with --api-key."
+            )
+    if origin and not is_own(origin, authority) and allowed(origin, config) is None:
+        raise PermissionDeniedError(
+            f"Pages of {origin} may not use this server. --cors-origins lets them."
+        )
+
+
+def check_embedding(headers: Headers, config: Config) -> None:
+    """Refuse a GET of another site's page that tells no origin, such as one for an image.
+
+    Raises:
+        PermissionDeniedError: it is one.
+    """
+    foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    if foreign and not headers.get("Origin") and allowed("", config) is None:
+        raise PermissionDeniedError("Pages of other sites may not use this route.")
+
+
+def install_sites(app: Quart) -> None:
+    """Refuse what comes from other sites. To be done before keys are looked at."""
+
+    async def look() -> None:
+        server = request.scope.get("server") or ("",)  # none: a Unix socket
+        check(request.path, request.headers, server[0], intake_of(app).config)
+
+    app.before_request(look)

@@ -1,0 +1,449 @@
+"""Streams that can be resumed: the POSTs that begin them; routes that read and stop them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import cache, partial
+from typing import Any
+
+import attrs
+import trio
+from quart import Blueprint, Quart, current_app, request
+from quart_trio.wrappers import TrioResponse as Response
+from werkzeug.datastructures import Headers
+
+from trioserve.api.base import access, errors, fields as json_schema, limits, sse
+from trioserve.api.base.body import (
+    boundary_of,
+    is_form,
+    look_into,
+    parse_form,
+    parse_object,
+    read_body_as,
+    with_field,
+)
+from trioserve.api.base.connection import WAITED_HEADER
+from trioserve.api.base.fields import field, json_type, strings, structure
+from trioserve.api.base.http import ID_HEADER, current_request, current_request_id, json_response
+from trioserve.api.base.intake import current_intake
+from trioserve.api.openapi import takes
+from trioserve.api.sessions.session import Form, OffsetError, Send, Session
+from trioserve.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    PayloadTooLargeError,
+    PermissionDeniedError,
+    TrioServeError,
+)
+
+# -- names
+
+
+#: The header of a POST that names its stream.
+ID = "X-Conversation-Id"
+
+MAX_CHARS = 256
+
+
+def conversation_id(given: bytes, param: str) -> str:
+    """Read an id from a header or a parameter. Raises InvalidRequestError: it cannot be one."""
+    try:
+        id_ = given.decode()
+    except UnicodeDecodeError:  # a header may be that, too
+        id_ = given.decode("latin-1")
+    if not 0 < len(id_) <= MAX_CHARS or not id_.isprintable():
+        raise InvalidRequestError(
+            f"'{param}' must be 1 to {MAX_CHARS} characters, none of them a control character.",
+            param=param,
+        )
+    return id_
+
+
+# -- reading
+
+
+#: Bytes of a stream that are sent at once.
+_PIECE = 2**16
+
+
+def respond(
+    session: Session,
+    offset: int,
+    *,
+    headers: Headers | None = None,
+    first: bytes = b"",
+    last: bytes = b"",
+) -> Response:
+    """Make the response that sends a stream from an offset on, until it ends.
+
+    Args:
+        session: what is sent.
+        offset: where to begin; the ring has it.
+        headers: of the response, other than usual.
+        first: what is sent before.
+        last: what is sent after the end.
+    """
+    current_request().resources.enter_context(session.reading())
+    body = _follow(session, offset, first, last)
+    headers = headers or Headers(sse.HEADERS)
+    return Response(body, headers=headers, content_type=session.form.content_type)
+
+
+async def _follow(
+    session: Session, offset: int, first: bytes, last: bytes
+) -> AsyncGenerator[bytes, None]:
+    # An async generator, so no nursery or cancel scope may be open at a `yield`.
+    ring = session.ring
+    if first:
+        yield first
+    try:
+        while not (ring.closed and offset == ring.end):
+            if events := ring.read(offset, _PIECE):
+                offset += len(events)
+                yield events
+            else:
+                await session.wait_change()
+    except OffsetError as error:  # it was slower than the stream, or the stream was stopped
+        yield session.event_of(session.failure or error)
+    if last:
+        yield last
+
+
+# -- POSTs
+
+
+#: Seconds that a client waits for its 202, or for an error, unless it says ``wait=N``.
+_WAIT = 0.25
+
+#: Headers of the POST that end here, or that the request within the app has anew.
+_OURS = frozenset(
+    f"content-length expect prefer transfer-encoding {ID} {ID_HEADER} {WAITED_HEADER}".lower()
+    .encode()
+    .split()
+)
+
+#: Headers of the answer within the app that the answer to the POST has anew.
+_THEIRS = frozenset({b"content-length", b"vary"})
+
+_WAIT_SECONDS = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?', re.ASCII)
+
+
+@attrs.frozen
+class _Wanted:
+    """What the headers of a POST ask for."""
+
+    conversation: str | None
+    wait: float | None  # seconds until the 202; none: the answer is to be the stream
+
+    @classmethod
+    def read(cls, headers: Headers) -> _Wanted | None:
+        """Read them; None: there is no session to be. Raises InvalidRequestError: it is no id."""
+        wanted = [
+            each.partition(";")[0].strip().lower()
+            for value in headers.getlist("Prefer")
+            for each in value.split(",")
+        ]
+        is_async = "respond-async" in wanted
+        if ID not in headers and not is_async:
+            return None
+        given = [_WAIT_SECONDS.fullmatch(each) for each in wanted]
+        seconds = next((float(each[1]) for each in given if each is not None), _WAIT)
+        return cls(
+            conversation_id(headers[ID].encode("latin-1"), ID) if ID in headers else None,
+            seconds if is_async else None,
+        )
+
+
+def install(app: Quart) -> None:
+    """Take over the POSTs that are to become sessions. To be done after the checks of keys."""
+
+    async def take_over() -> Response | None:
+        takes: Any = getattr(app.view_functions.get(request.endpoint or ""), "takes", None)
+        if request.method != "POST" or takes is None:
+            return None
+        default = _stream_by_default(takes)
+        wanted = None if default is None else _Wanted.read(request.headers)
+        if default is None or wanted is None or not current_intake().streams.is_open:
+            return None
+        body = await _stream_body(default=default, always=wanted.wait is not None)
+        return None if body is None else await _begin(wanted, body)
+
+    app.before_request(take_over)
+
+
+@cache
+def _stream_by_default(request_class: type) -> bool | None:
+    """Whether such a request asks for a stream when it does not say; None: it never does."""
+    schema = json_schema.of_fields(request_class).get("stream")
+    return None if schema is None else bool(schema["default"])
+
+
+async def _stream_body(*, default: bool, always: bool) -> bytes | None:
+    """The body of the current request, if it asks for a stream, or if it `always` does.
+
+    What is wrong with it is for the handler to say.
+    """
+
+    content_type = request.headers.get("Content-Type", "")
+
+    def look(body: bytes) -> bytes | None:
+        if is_form(content_type):
+            return look_at_form(body, boundary_of(content_type))
+        fields = parse_object(body)
+        stream = fields.get("stream")
+        if stream is True or (stream is None and default):
+            return body
+        if not always or not (stream is None or stream is False):
+            return None
+        # Of two values, the last one counts.
+        return body.rstrip()[:-1] + (b"," if fields else b"") + b'"stream":true}'
+
+    def look_at_form(body: bytes, boundary: bytes) -> bytes | None:
+        form = parse_form(body, boundary)
+        if form.flag("stream"):
+            return body
+        may_be_asked = always and "stream" not in form.fields
+        return with_field(body, boundary, "stream", "true") if may_be_asked else None
+
+    try:
+        return await look_into(look)
+    except (InvalidRequestError, PayloadTooLargeError):
+        return None
+
+
+async def _begin(wanted: _Wanted, body: bytes) -> Response:
+    """Begin a session, and make the response to the current request."""
+    current, sessions = current_request(), current_intake().streams
+    app: Any = current_app._get_current_object()  # type: ignore[attr-defined]
+    scope = {**current.scope, "headers": _headers(current.scope["headers"], len(body))}
+    receive = _receive(body)
+    current.body.clear()
+    current.held.release()  # from now on, the request within the app holds it
+
+    async def ask(send: Send) -> None:
+        await app.asgi_http_class(app, scope)(receive, send)
+
+    session = sessions.start(
+        current.api_key, wanted.conversation, _form(), ask, secret=wanted.wait is not None
+    )
+    with trio.move_on_after(math.inf if wanted.wait is None else wanted.wait):
+        await session.wait_answer()
+    if session.is_stream or not session.is_answered:
+        if wanted.wait is not None:
+            return _accepted(session)
+        return respond(session, 0, headers=_passed_on(session))
+    sessions.forget(session)
+    return _as_it_is(session)
+
+
+def _headers(given: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+    """The headers of the request within the app. Its time began when this one came."""
+    waited = max(0.0, trio.current_time() - current_request().arrived)
+    return [
+        *(header for header in given if header[0].lower() not in _OURS),
+        (b"content-length", b"%d" % length),
+        (ID_HEADER.lower().encode(), current_request_id().encode()),
+        (WAITED_HEADER.lower().encode(), f"{waited:.6f}".encode()),
+    ]
+
+
+def _receive(body: bytes) -> Callable[[], Any]:
+    """Make the ASGI ``receive`` of a client that sends a body, and stays."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        if not messages:
+            await trio.sleep_forever()
+        return messages.pop()
+
+    return receive
+
+
+def _form() -> Form:
+    """How the route of the current request writes streams, and their errors."""
+    shape, request_id = errors.shape_of(request.path), current_request_id()
+    handler: Any = current_app.view_functions[request.endpoint or ""]
+
+    def body(error: Exception) -> Any:
+        known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
+        return shape.body(known, request_id)
+
+    return Form(handler.streams, body, shape.event)
+
+
+# -- the response to the POST
+
+
+def _accepted(session: Session) -> Response:
+    location = f"{request.root_path}/v1/stream/{session.names.secret}"
+    response = json_response({"location": location}, status=202)
+    response.headers["Location"] = location
+    response.headers["Preference-Applied"] = "respond-async"
+    return response
+
+
+def _as_it_is(session: Session) -> Response:
+    """Pass on an answer that is no stream. Raises what has kept it from being given."""
+    if session.failure is not None:
+        raise session.failure
+    assert session.head is not None
+    return Response(session.body, session.head.status, _passed_on(session))
+
+
+def _passed_on(session: Session) -> Headers:
+    assert session.head is not None
+    return Headers(
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in session.head.headers
+        if name not in _THEIRS
+    )
+
+
+# -- routes
+
+
+blueprint = Blueprint("streams", __name__)
+
+#: What an `EventSource` gets before and after the events. It connects again after any end of a
+#: response, so many milliseconds later, unless the page closes it at the last event.
+_FIRST = b"retry: 500\n\n"
+_LAST = b"event: done\ndata: {}\n\n"
+
+_OFFSET = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+_STOPPED = "The stream was stopped."
+
+_LAST_EVENT_ID = "Last-Event-ID"
+
+
+@json_type({"type": "array", "items": {"type": "string"}, "maxItems": limits.MAX_LOOKUPS})
+def _ids(value: Any) -> tuple[str, ...]:
+    given = strings(value)
+    limits.check_count(len(given), limits.MAX_LOOKUPS, "strings")
+    return given
+
+
+@attrs.frozen(kw_only=True)
+class LookupRequest:
+    """``POST /v1/streams/lookup``."""
+
+    conversation_ids: tuple[str, ...] = field(read=_ids)
+
+
+# -- by the name that the client has chosen
+
+
+@blueprint.get("/v1/stream")
+@takes(
+    None,
+    query={
+        "conv_id": "the id of the conversation, as its POST had it in X-Conversation-Id",
+        "from": "the offset in bytes from which on to read; Last-Event-ID wins",
+    },
+)
+async def read() -> Response:
+    """Read a stream from an offset on, and follow it until it ends."""
+    session = _named()
+    if session is None:
+        raise NotFoundError("Stream not found or expired", param="conv_id")
+    return _read(session, _offset(session))
+
+
+@blueprint.delete("/v1/stream")
+@takes(None, query={"conv_id": "the id of the conversation"})
+async def stop() -> Response:
+    """Stop a stream, and forget it. Where there is none, nothing is to be done."""
+    if (session := _named()) is not None:
+        current_intake().streams.stop(session, _STOPPED)
+    return Response(status=204)
+
+
+@blueprint.post("/v1/streams/lookup")
+@takes(LookupRequest)
+async def lookup() -> Response:
+    """Tell of the streams of some conversations, as far as there are any."""
+    wanted = await read_body_as(partial(structure, LookupRequest))
+    found = current_intake().streams.lookup(current_request().api_key, wanted.conversation_ids)
+    return json_response(
+        [
+            {
+                "conversation_id": session.names.conversation,
+                "is_done": session.ring.closed,
+                "total_bytes": session.ring.end,
+                "started_at": session.started_at,
+                "completed_at": session.completed_at,
+            }
+            for session in found
+        ]
+    )
+
+
+def _named() -> Session | None:
+    given = request.args.get("conv_id")
+    if given is None:
+        raise InvalidRequestError("'conv_id' is required.", param="conv_id")
+    id_ = conversation_id(given.encode(), "conv_id")
+    return current_intake().streams.find(current_request().api_key, id_)
+
+
+# -- by the name that nobody guesses
+
+
+@blueprint.get("/v1/stream/<id_>")
+@takes(None, query={"from": "as for /v1/stream"})
+async def read_secret(id_: str) -> Response:
+    """Read a stream, as an `EventSource` does. The last event is called ``done``."""
+    session = _secret(id_)
+    if session is None:
+        raise NotFoundError("Stream not found or expired")
+    offset = _offset(session)
+    if session.ring.closed and offset == session.ring.end:
+        return Response(status=204)  # which stops an EventSource from coming back
+    if session.form.content_type != sse.CONTENT_TYPE:
+        return _read(session, offset)
+    return _read(session, offset, _FIRST, _LAST)
+
+
+@blueprint.delete("/v1/stream/<id_>")
+async def stop_secret(id_: str) -> Response:
+    """Stop a stream, and forget it. Where there is none, nothing is to be done."""
+    if (session := _secret(id_)) is not None:
+        current_intake().streams.stop(session, _STOPPED)
+    return Response(status=204)
+
+
+def _secret(id_: str) -> Session | None:
+    """Find a stream. Raises PermissionDeniedError: another key is shown than made it."""
+    session = current_intake().streams.find_secret(id_)
+    shown = access.key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+    if session is not None and session.names.key and shown not in ("", session.names.key):
+        raise PermissionDeniedError("This stream belongs to another API key.")
+    return session
+
+
+# -- reading
+
+
+def _read(session: Session, offset: int, first: bytes = b"", last: bytes = b"") -> Response:
+    if request.method == "HEAD":
+        return Response(headers=sse.HEADERS, content_type=session.form.content_type)
+    return respond(session, offset, first=first, last=last)
+
+
+def _offset(session: Session) -> int:
+    """Where the request wants to begin. An id wins: an `EventSource` comes back with the same URL.
+
+    Raises:
+        InvalidRequestError: it is no number, no longer kept, or not there yet.
+    """
+    id_, ring = request.headers.get(_LAST_EVENT_ID), session.ring
+    param, given = (_LAST_EVENT_ID, id_) if id_ else ("from", request.args.get("from") or "0")
+    if not _OFFSET.fullmatch(given):
+        raise InvalidRequestError(f"'{param}' must be a number of bytes.", param=param)
+    offset = int(given)
+    ring.check(offset, param)
+    if id_ and not ring.is_boundary(offset):
+        raise OffsetError(f"No event of the stream has the id {offset}.", param=param)
+    return offset
