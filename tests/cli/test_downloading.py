@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.command import Terminal
-from trioserve.cli import downloading
-from trioserve.cli.downloading import reporting
+from trioserve.cli import progress
+from trioserve.cli.progress import reporting
 from trioserve.models.hub import Progress
 
 
@@ -21,7 +21,7 @@ def at(done: int, total: int = 2_000_000_000, name: str = "m-Q8_0.gguf") -> Prog
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(0, 1000, 10))
-    monkeypatch.setattr(downloading, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(progress, "monotonic", lambda: next(seconds))
 
 
 def test_progress_on_a_terminal_is_a_bar() -> None:

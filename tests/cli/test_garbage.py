@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.cli.garbage import keep_collecting
+from trioserve.cli.memory import keep_collecting
 
 
 class Cycle:

@@ -11,9 +11,8 @@ import pytest
 import structlog
 
 from tests.support.command import Terminal
-from trioserve.cli import loading
-from trioserve.cli.loading import LoadReport, load
-from trioserve.cli.status import StatusPipe
+from trioserve.cli import progress
+from trioserve.cli.progress import LoadReport, StatusPipe, load
 from trioserve.config import Config
 from trioserve.llama.rpc import library
 
@@ -56,9 +55,9 @@ def loaded_with(
         ended.set()
 
     ended = threading.Event()
-    monkeypatch.setattr(loading.os, "_exit", exit_with)
+    monkeypatch.setattr(progress.os, "_exit", exit_with)
     monkeypatch.setattr(library, "connect", lambda config: order.append(f"connect {config.rpc}"))
-    monkeypatch.setattr(loading.llama, "load", lambda _, progress: load_model(progress, ended))
+    monkeypatch.setattr(progress.llama, "load", lambda _, progress: load_model(progress, ended))
     read, write = os.pipe()
     config = Config(rpc=("10.0.0.1:50052",), **fields)
     assert load(StatusPipe(write), config) == "the model"  # type: ignore[comparison-overlap]

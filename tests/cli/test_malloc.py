@@ -16,7 +16,7 @@ _SCRIPT = """
 import ctypes, sys, threading
 
 if "limit" in sys.argv:
-    from trioserve.cli.malloc import limit_arenas
+    from trioserve.cli.memory import limit_arenas
 
     limit_arenas()
 

@@ -17,7 +17,7 @@ import trio
 from tests.support.command import Running, serving
 from tests.support.http_server import chunks_of, post
 from tests.support.waiting import patiently
-from trioserve.cli.routing import fleet_of
+from trioserve.cli.serving import fleet_of
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError

@@ -16,8 +16,7 @@ import trio
 
 from tests.support.command import Running, serving
 from trioserve import Config
-from trioserve.cli.serving import check_reach, serve
-from trioserve.cli.sockets import open_sockets
+from trioserve.cli.serving import check_reach, open_sockets, serve
 
 pytestmark = pytest.mark.system
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trioserve.cli.sockets import open_socket, url_of
+from trioserve.cli.serving import open_socket, url_of
 
 
 def test_a_socket_on_any_free_port() -> None:

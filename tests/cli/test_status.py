@@ -16,7 +16,7 @@ import attrs
 import httpx
 import pytest
 
-from trioserve.cli.status import StatusPipe, take_status
+from trioserve.cli.progress import StatusPipe, take_status
 from trioserve.errors import ConfigError
 
 
@@ -132,7 +132,7 @@ def test_the_variables_are_taken_out_of_the_environment() -> None:
 
 def test_the_progress_is_not_told_for_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("trioserve.cli.status.monotonic", lambda: now)
+    monkeypatch.setattr("trioserve.cli.progress.monotonic", lambda: now)
     ours, theirs = os.pipe()
     with os.fdopen(ours) as lines:
         with os.fdopen(theirs, "wb"):

@@ -48,7 +48,7 @@ import sys
 import trio
 from tests.support.process_memory import resident
 from trioserve import Config, Server
-from trioserve.cli.malloc import limit_arenas
+from trioserve.cli.memory import limit_arenas
 
 async def main() -> None:
     config = Config(

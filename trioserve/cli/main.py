@@ -15,16 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import structlog
+import trio
 
-from trioserve.cli import commands, help as texts, routing
-from trioserve.cli.commands import listing
-from trioserve.cli.estimating import ESTIMATE, tell_estimate
-from trioserve.cli.malloc import limit_arenas
-from trioserve.cli.serving import serve
-from trioserve.cli.status import StatusPipe, take_status
+from trioserve.cli import commands, help as texts
+from trioserve.cli.commands import cache
+from trioserve.cli.memory import limit_arenas
+from trioserve.cli.progress import StatusPipe, fetch, take_status
+from trioserve.cli.serving import fleet_of, serve
 from trioserve.config import logs
 from trioserve.config.parse import parse
 from trioserve.errors import TrioServeError
+from trioserve.router.child import ESTIMATE
 
 _log = structlog.stdlib.get_logger("trioserve")
 
@@ -34,7 +35,7 @@ _TEXTS: Mapping[str, Callable[[], str]] = {
     "version": texts.version_text,
     "list-devices": texts.devices_text,
     "completion-bash": texts.completion_text,
-    "cache-list": listing.text,
+    "cache-list": cache.list_text,
 }
 
 
@@ -54,6 +55,23 @@ def _open_standard_files() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
+def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Tell the router that asks how many bytes a server with these flags would need.
+
+    It is not for people, who have ``trioserve show``. Returns the exit code.
+
+    Raises:
+        ModelLoadError: the model cannot be used.
+        HubError: it cannot be downloaded.
+        ConfigError: a flag is wrong.
+    """
+    from trioserve.llama.estimate import estimate
+
+    config = trio.run(fetch, status, parse(argv, environ).config)
+    status.tell("estimated", bytes=estimate(config))
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is without the name of the program. Returns the exit code."""
     _open_standard_files()
@@ -63,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = take_status(os.environ)
         if words[:1] == [ESTIMATE]:
-            return tell_estimate(status, words[1:], os.environ)
+            return _tell_estimate(status, words[1:], os.environ)
         if words and not words[0].startswith("-"):
             name = words.pop(0)
             commands.check(name)
@@ -77,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status.is_open:
             config = attrs.evolve(config, log_format="json")  # for who reads it
         logs.configure(config)
-        fleet = routing.fleet_of(config, words, os.environ, watched=status.is_open)
+        fleet = fleet_of(config, words, os.environ, watched=status.is_open)
     except TrioServeError as error:
         status.tell("failed", message=error.message)
         print(f"trioserve: {error.message}", file=sys.stderr)

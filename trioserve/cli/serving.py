@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -9,8 +10,8 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,11 +20,8 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from trioserve.cli.downloading import fetch
-from trioserve.cli.garbage import keep_collecting
-from trioserve.cli.loading import load
-from trioserve.cli.sockets import open_sockets, url_of
-from trioserve.cli.status import StatusPipe
+from trioserve.cli.memory import keep_collecting
+from trioserve.cli.progress import StatusPipe, fetch, load
 from trioserve.config import Config
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.models import resolve
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from trioserve.api.base.app_life import AppLife
     from trioserve.api.base.service import Service
     from trioserve.api.router.service import RouterService
+    from trioserve.models.catalog import Catalog
     from trioserve.router.fleet import Fleet
 
 _log = structlog.stdlib.get_logger("trioserve")
@@ -263,3 +262,156 @@ def _exit_soon(code: int) -> None:
     timer = threading.Timer(_GRACE + 2.0, end)
     timer.daemon = True
     timer.start()
+
+
+# -- sockets
+
+#: Bytes that the kernel holds for a client that does not read; connections inherit it. Left to
+#: itself, the kernel would take megabytes, which is thousands of tokens that nobody reads.
+_SEND_BUFFER = 128 * 1024
+
+
+@contextmanager
+def open_sockets(config: Config) -> Iterator[list[socket.socket]]:
+    """Bind a socket to each address of `Config.host`; they are closed in the end.
+
+    Raises:
+        ConfigError: an address cannot be used.
+    """
+    hosts = [host.strip() for host in config.host.split(",")]
+    with ExitStack() as closing:
+        opened = []
+        for host in hosts:
+            try:
+                one = open_socket(host, config.port, reuse=config.reuse_port, both=len(hosts) == 1)
+            except OSError as error:
+                where = host if host.endswith(".sock") else f"{host}:{config.port}"
+                raise ConfigError(f"cannot listen on {where}: {error.strerror}") from None
+            closing.callback(_close, one)
+            opened.append(one)
+        yield opened
+
+
+def open_socket(host: str, port: int, *, reuse: bool = False, both: bool = True) -> socket.socket:
+    """Bind a socket: TCP, where port 0 takes a free one, or a path that ends in ``.sock``.
+
+    With `reuse`, other sockets may be bound to the same port. Without `both`, an IPv6 address
+    leaves the port free for IPv4.
+
+    Raises:
+        OSError: the name is not known, or the port is taken or not allowed.
+    """
+    if host.endswith(".sock"):
+        return _open_path(Path(host))
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    opened = socket.socket(family, kind, protocol)
+    try:
+        if sys.platform != "win32":  # where it would let two servers share a port
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6 and not both:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        opened.bind(address)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def _open_path(path: Path) -> socket.socket:
+    """Bind a Unix socket, in the place of one that nobody listens on any more."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            if opened.connect_ex(str(path)) == 0:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            path.unlink()
+        opened.bind(str(path))
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def _close(opened: socket.socket) -> None:
+    """Close a socket, and remove the path of a Unix socket."""
+    name = opened.getsockname()
+    opened.close()
+    if isinstance(name, str) and name:
+        Path(name).unlink(missing_ok=True)
+
+
+def url_of(listening: socket.socket, *, secure: bool = False) -> str:
+    """The address that clients use."""
+    scheme = "https" if secure else "http"
+    name = listening.getsockname()
+    if isinstance(name, str):
+        return f"{scheme}+unix://{name}"
+    host, port = name[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+# -- one model or many
+
+
+def fleet_of(
+    config: Config, argv: Sequence[str], environ: Mapping[str, str], *, watched: bool = False
+) -> Callable[[], Fleet] | None:
+    """Find the models that there are to choose from, unless one is named. Blocks.
+
+    A model that other machines compute has a fleet, too, of itself: its process may end or hang
+    with any of them, and must be watched.
+
+    Args:
+        config: what the command line and the variables say.
+        argv: the command line, whose flags go to all models.
+        environ: the variables.
+        watched: whether another program watches this process, and starts it again.
+
+    Returns:
+        what makes their fleet; None where there is one model to serve.
+
+    Raises:
+        ConfigError: the models cannot be listed, or there cannot be other machines here.
+    """
+    catalog = _catalog_of(config, argv, environ, watched=watched)
+    if catalog is None:
+        return None
+
+    def make() -> Fleet:
+        from trioserve.router.fleet import Fleet
+
+        return Fleet(
+            catalog,
+            max_models=config.models_max,
+            max_memory=config.models_memory * 2**20,
+            drain_timeout=config.drain_timeout,
+        )
+
+    return make
+
+
+def _catalog_of(
+    config: Config, argv: Sequence[str], environ: Mapping[str, str], *, watched: bool
+) -> Catalog | None:
+    is_asked_for = config.models_dir is not None or config.models_preset is not None
+    if config.rpc and not watched:
+        from trioserve.llama.rpc import library
+
+        library.check()
+    if config.model_named is None:
+        from trioserve.models.catalog import Catalog, Source
+
+        catalog = Catalog.of(config, argv, environ)
+        found = catalog.entries.values()
+        if is_asked_for or any(one.source is not Source.BUNDLED for one in found):
+            return catalog
+    if not config.rpc or watched:
+        return None
+    from trioserve.models.catalog import OneModel
+
+    return OneModel(config, argv, environ)

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.gguf_models import write_decoder
-from trioserve.cli.commands import COMMANDS
+from trioserve.cli.commands import COMMANDS, bytes_text, count_text, duration_text
 from trioserve.cli.main import main
-from trioserve.cli.units import bytes_text, count_text, duration_text
 from trioserve.models import BUNDLED
 
 

@@ -1,7 +1,8 @@
 """The commands of ``trioserve``: what the first word asks for, if it is no flag.
 
-Each has a module here with ``run(argv, environ)``, which returns the exit code; it is imported only
-when its command is given. ``serve`` has none: it is what ``trioserve`` does without a command.
+Each is a function of ``(argv, environ)`` in a module here, which returns the exit code; the module
+is imported only when its command is given. ``serve`` has none: it is what ``trioserve`` does
+without a command.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Command:
     usage: str
     help: str
     details: str = ""
-    module: str = ""  # if it is not called as the command, which is a word of Python
+    function: str = ""  # MODULE.FUNCTION here, if it is not ``run`` in a module of its own
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -38,13 +39,15 @@ COMMANDS: Mapping[str, Command] = {
         "download models from the hub into the cache, or what is new of them",
         "MODEL is USER/REPO or USER/REPO:QUANT. The flags that name a model work, too: --hf-file,\n"
         "--model-url, or --gpt-oss-20b-default and the like. What was begun is continued.\n",
+        function="cache.pull",
     ),
-    "list": Command("", "list the models in the cache", module="listing"),
+    "list": Command("", "list the models in the cache", function="cache.list_models"),
     "rm": Command(
         "MODEL ...",
         "delete models from the cache",
         "MODEL is a name that trioserve list has. Without a quantization, it must be the only one\n"
         "of its repository. What unfinished downloads of the repository have left goes, too.\n",
+        function="cache.rm",
     ),
     "ps": Command(
         "[--url URL] [--all] [flags]",
@@ -117,7 +120,8 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"usage: trioserve {name} {command.usage}\n\n{_sentence(command)}", end="")
         return 0
     try:
-        code: int = import_module(f"{__name__}.{COMMANDS[name].module or name}").run(argv, environ)
+        module, _, function = (COMMANDS[name].function or f"{name}.run").partition(".")
+        code: int = getattr(import_module(f"{__name__}.{module}"), function)(argv, environ)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads this has enough: that is how pipes end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -149,3 +153,37 @@ def take_name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return None, list(argv)
+
+
+# -- numbers for people
+
+_BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def bytes_text(size: float) -> str:
+    """Format a number of bytes, such as ``4.1 GiB``."""
+    unit = 0
+    while size >= 1024 and unit < len(_BYTES) - 1:
+        size /= 1024
+        unit += 1
+    digits = 0 if unit == 0 or size >= 100 else 1
+    return f"{size:.{digits}f} {_BYTES[unit]}"
+
+
+def count_text(number: float) -> str:
+    """Format a large number in three digits, such as ``268 M``."""
+    for unit in ("", " K", " M", " B"):
+        if number < 1000 or unit == " B":
+            break
+        number /= 1000
+    return f"{number:.3g}{unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Format a length of time in its largest unit, such as ``4 minutes``."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            number = round(seconds / size)
+            return f"{number} {unit}{'s' if number > 1 else ''}"
+    number = round(seconds)
+    return f"{number} second{'s' if number != 1 else ''}"

@@ -20,10 +20,9 @@ import attrs
 
 from trioserve import llama
 from trioserve._version import __version__
-from trioserve.cli.commands import hush
-from trioserve.cli.commands.local import on_disk
-from trioserve.cli.sockets import open_sockets
-from trioserve.cli.units import bytes_text
+from trioserve.cli.commands import bytes_text, hush
+from trioserve.cli.commands.show import on_disk
+from trioserve.cli.serving import open_sockets
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError, TrioServeError

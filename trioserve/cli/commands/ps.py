@@ -12,8 +12,7 @@ from typing import Any
 import attrs
 
 from trioserve.cli.address import Address, take_url
-from trioserve.cli.commands import take
-from trioserve.cli.units import bytes_text, duration_text
+from trioserve.cli.commands import bytes_text, duration_text, take
 from trioserve.config.parse import parse
 from trioserve.errors import UnavailableError
 

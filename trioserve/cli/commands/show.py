@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import trio
 
-from trioserve.cli.commands import hush, take, take_name
-from trioserve.cli.commands.local import on_disk
-from trioserve.cli.units import bytes_text, count_text
+from trioserve.cli.commands import bytes_text, count_text, hush, take, take_name
 from trioserve.config import Config
 from trioserve.config.parse import parse
-from trioserve.errors import TrioServeError, UnknownModelError
+from trioserve.errors import ModelLoadError, TrioServeError, UnknownModelError
 from trioserve.models import resolve
 from trioserve.models.catalog import Catalog, GgufSummary, describe
+from trioserve.models.fetch import fetch, is_local
 
 _COLUMN = 16
 
@@ -103,3 +103,20 @@ def _memory_text(memory: Mapping[str, int | None]) -> str:
         f"of {memory['n_ctx']} tokens, {parts['compute']} for computing"
     )
     return text if memory["free"] is None else f"{text}; {parts['free']} are free"
+
+
+def on_disk(config: Config) -> Config:
+    """Put the paths of files in the place of names of the hub; nothing is downloaded.
+
+    Raises:
+        UnknownModelError: a model is not in the cache.
+    """
+    if is_local(config):
+        return config
+    try:
+        return trio.run(fetch, attrs.evolve(config, offline=True))
+    except ModelLoadError as error:
+        named = " or ".join(filter(None, (config.model_named, config.spec_draft_hf)))
+        raise UnknownModelError(
+            f"The model {named} is not on this machine yet; trioserve pull downloads it."
+        ) from error

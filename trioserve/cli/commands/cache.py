@@ -1,23 +1,24 @@
-"""``trioserve pull``: downloads models into the cache."""
+"""``trioserve pull``, ``list`` and ``rm``: the models in the cache."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 
 import trio
 
-from trioserve.cli.downloading import reporting
-from trioserve.cli.units import bytes_text
+from trioserve.cli.commands import bytes_text
+from trioserve.cli.progress import reporting
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def pull(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
@@ -69,3 +70,47 @@ async def _pull(config: Config) -> None:
             print(f"{model.name}: {bytes_text(model.size)} in {model.files[0]}")
             if model.mmproj is not None:
                 print(f"with its projector, {model.mmproj.name}")
+
+
+def list_models(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        ConfigError: something follows the name of the command.
+    """
+    if argv:
+        raise ConfigError(f"list takes no flags and no names, such as {argv[0]!r}")
+    print(list_text(), end="")
+    return 0
+
+
+def list_text() -> str:
+    """A line for each model: its name, its size, and when it was downloaded."""
+    from trioserve.models.hub import cached_models
+
+    rows = [("NAME", "SIZE", "DOWNLOADED")]
+    for model in cached_models():
+        downloaded = datetime.fromtimestamp(model.files[0].stat().st_mtime)
+        rows.append((model.name, bytes_text(model.size), f"{downloaded:%Y-%m-%d %H:%M}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join(
+        f"{name:<{widths[0]}}  {size:>{widths[1]}}  {downloaded}\n"
+        for name, size, downloaded in rows
+    )
+
+
+def rm(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        TrioServeError: a model is not there, or cannot be deleted.
+    """
+    from trioserve.models.hub import HubReference, remove
+
+    flags = [word for word in argv if word.startswith("-")]
+    if flags or not argv:
+        raise ConfigError("rm takes the names of models, as trioserve list has them")
+    for name in argv:
+        removed = remove(HubReference.parse(name))
+        print(f"deleted {removed.name}: {bytes_text(removed.size)}")
+    return 0

@@ -1,12 +1,13 @@
-"""When Python looks for garbage: not while requests hold many objects.
+"""How the command keeps the memory of a server small, and its pauses short.
 
-To find reference cycles, the collector looks at each list, dict and object, and no thread runs
+To find reference cycles, Python's collector looks at each list, dict and object, and no thread runs
 meanwhile: half a second for the values of a body of some megabytes, again and again while they
 are there. What was made lately is still looked at as usual; the rest only while there is little.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable
 
@@ -47,3 +48,23 @@ async def keep_collecting(n_held: Callable[[], int]) -> None:
             n_delays = 0
     finally:
         gc.set_threshold(young, middle, old)
+
+
+#: `M_ARENA_MAX` of glibc.
+_ARENA_MAX = -8
+
+#: One for the main thread, and one for the others.
+_N_ARENAS = 2
+
+
+def limit_arenas() -> None:
+    """Keep memory together that threads allocate; to be called before there are any.
+
+    glibc gives threads heaps of their own, eight for each core. Workers come and go with the
+    requests, and each leaves memory behind that the others do not use. The heaps would spare
+    threads that allocate at the same time some waiting: Python's have to wait for each other
+    anyway, and llama.cpp's allocate little.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, _N_ARENAS)  # other libraries ignore what they do not know

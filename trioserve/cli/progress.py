@@ -1,0 +1,272 @@
+"""How a start goes, told to who waits for it: a person, the log, and the program that started this.
+
+A router starts servers, and other programs may do so. ``TRIOSERVE_STATUS_FD`` names a
+descriptor, on which each change of the status is a line of JSON with a ``state``: ``downloading``
+and ``loading`` with the ``progress`` (0.0 to 1.0), ``ready`` with ``info`` about the model,
+``sleeping``, or ``failed`` with a ``message``. With ``TRIOSERVE_LIFELINE``, the end of standard
+input ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TextIO
+
+import structlog
+
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.errors import ConfigError
+from trioserve.models import fetch as fetching
+from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
+
+if TYPE_CHECKING:
+    from trioserve.engine import AnyBackend
+    from trioserve.models.hub import Progress
+
+_log = structlog.stdlib.get_logger("trioserve")
+
+#: Seconds between two lines about the progress.
+_INTERVAL = 0.1
+
+
+class StatusPipe:
+    """Tells the status to whoever started this process, if that wants to know.
+
+    May be used by any thread.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = descriptor
+        self._told_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody listens."""
+        return self._descriptor is not None
+
+    def tell(self, state: str, **fields: Any) -> None:
+        """Tell a state, with what belongs to it."""
+        if self._descriptor is not None:
+            line = json.dumps({"state": state, **fields}) + "\n"
+            with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+                os.write(self._descriptor, line.encode())
+
+    def progress(self, share: float, state: str = "loading") -> None:
+        """Tell how much of the model is loaded, or of its files downloaded, but not too often."""
+        now = monotonic()
+        if now - self._told_at >= _INTERVAL:
+            self._told_at = now
+            self.tell(state, progress=round(share, 3))
+
+
+def take_status(environ: MutableMapping[str, str]) -> StatusPipe:
+    """Take what is for us out of the environment, and hold on to the lifeline if there is one.
+
+    Raises:
+        ConfigError: the descriptor is none.
+    """
+    if environ.pop(LIFELINE_VARIABLE, ""):
+        threading.Thread(target=_end_with_input, name="trioserve-lifeline", daemon=True).start()
+    text = environ.pop(STATUS_VARIABLE, "")
+    if not text:
+        return StatusPipe()
+    try:
+        descriptor = int(text)
+        os.set_inheritable(descriptor, False)
+    except (ValueError, OSError):
+        raise ConfigError(f"{STATUS_VARIABLE}: {text!r} is not an open descriptor") from None
+    return StatusPipe(descriptor)
+
+
+def _end_with_input() -> None:
+    """End this process when standard input ends. In a thread, so that nothing can be in its way."""
+    while os.read(0, 4096):
+        pass  # nothing is said on a lifeline
+    os._exit(1)
+
+
+# -- downloading
+
+_BAR = 20  # characters
+
+
+async def fetch(status: StatusPipe, config: Config) -> Config:
+    """Find the models that a configuration names, and tell how far the downloads are.
+
+    Raises:
+        TrioServeError: as `trioserve.models.fetch.fetch`.
+    """
+    with reporting(sys.stderr) as report:
+
+        def both(progress: Progress) -> None:
+            report(progress)
+            status.progress(progress.all_done / max(progress.all_total, 1), "downloading")
+
+        return await fetching.fetch(config, both)
+
+
+@contextmanager
+def reporting(stream: TextIO) -> Iterator[DownloadReport]:
+    """Make a report that leaves the terminal's line clean."""
+    report = DownloadReport(stream)
+    try:
+        yield report
+    finally:
+        report.end()
+
+
+class DownloadReport:
+    """Tells how far a download is: a bar on a terminal, else a log line each tenth."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._has_line = False
+        self._tenths = 0
+        self._first: tuple[float, int] | None = None  # when, and how many bytes were there
+
+    def __call__(self, progress: Progress) -> None:
+        """Report how far it is."""
+        now, done, total = monotonic(), progress.all_done, progress.all_total
+        if self._first is None:
+            self._first = now, done
+            if done == total:
+                return  # it was there
+        seconds, n_new = now - self._first[0], done - self._first[1]
+        speed = n_new / seconds if seconds > 0 else 0.0
+        name = progress.url.rpartition("/")[2].partition("?")[0]
+        if self._is_terminal:
+            self._has_line = True
+            self._stream.write(f"\r{_line(name, done, total, speed)}\x1b[K")
+            self._stream.flush()
+        elif total and done * 10 // total > self._tenths:
+            self._tenths = done * 10 // total
+            _log.info(
+                "downloading",
+                file=name,
+                percent=self._tenths * 10,
+                megabytes=round(total / 1e6),
+                megabytes_per_second=round(speed / 1e6, 1),
+            )
+
+    def end(self) -> None:
+        """Leave the terminal's line clean."""
+        if self._has_line:
+            self._has_line = False
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def _line(name: str, done: int, total: int, speed: float) -> str:
+    if len(name) > 40:
+        name = f"{name[:18]}…{name[-21:]}"
+    pace = f"{speed / 1e6:.1f} MB/s"
+    if not total:
+        return f"{name}: {done / 1e9:.2f} GB, {pace}"
+    bar = ("#" * (done * _BAR // total)).ljust(_BAR)
+    left = f", {_time((total - done) / speed)} left" if speed and done < total else ""
+    return f"{name}: [{bar}] {done / total:4.0%} of {total / 1e9:.2f} GB, {pace}{left}"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+# -- loading
+
+
+def load(
+    status: StatusPipe, config: Config, *, progress: Callable[[float], bool] | None = None
+) -> AnyBackend:
+    """Load the model, and tell how far it is. Runs in a worker thread."""
+    report = LoadReport(config.model or "the bundled model", sys.stderr)
+
+    def all_of_them(share: float) -> bool:
+        goes_on()
+        report(share)
+        status.progress(share)
+        return progress is None or progress(share)
+
+    if config.rpc:
+        from trioserve.llama.rpc import library
+
+        library.connect(config)
+    with _ended_if_stalled(status, config.watchdog_timeout if config.rpc else 0.0) as goes_on:
+        try:
+            return llama.load(config, progress=all_of_them)
+        finally:
+            report.end()
+
+
+@contextmanager
+def _ended_if_stalled(status: StatusPipe, seconds: float) -> Iterator[Callable[[], None]]:
+    """End this process when loading makes no progress, because another machine does not answer.
+
+    The block calls the function that it gets whenever there is some. With 0 seconds, nothing is
+    ended.
+    """
+    moved, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while moved.wait(seconds):
+            moved.clear()
+            if over.is_set():
+                return
+        message = f"Loading the model has made no progress for {seconds:g} seconds."
+        _log.error(message)
+        status.tell("failed", message=message)
+        os._exit(1)
+
+    if not seconds:
+        yield moved.set
+        return
+    thread = threading.Thread(target=watch, name="trioserve-loading", daemon=True)
+    thread.start()
+    try:
+        yield moved.set
+    finally:
+        over.set()
+        moved.set()
+        thread.join()
+
+
+class LoadReport:
+    """Tells how far loading is: a line that changes on a terminal, else a log line each quarter.
+
+    Says nothing in the first `patience` seconds, because most models are there by then.
+    """
+
+    def __init__(self, name: str, stream: TextIO, *, patience: float = 1.0) -> None:
+        self._name = name
+        self._stream = stream
+        self._speaks_at = monotonic() + patience
+        self._quarters = 0
+        self._has_line = False
+
+    def __call__(self, share: float) -> None:
+        """Report that `share` (0.0 to 1.0) is loaded."""
+        if monotonic() < self._speaks_at:
+            return
+        if self._stream.isatty():
+            self._has_line = True
+            self._stream.write(f"\rLoading {self._name}: {share:4.0%}")
+            self._stream.flush()
+        elif int(share * 4) > self._quarters:
+            self._quarters = int(share * 4)
+            _log.info("loading", model=self._name, percent=self._quarters * 25)
+
+    def end(self) -> None:
+        """Leave the terminal's line clean."""
+        if self._has_line:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
