@@ -139,7 +139,7 @@ FUZZ_SECONDS ?= 300
 FUZZ_ARGS ?=
 
 fuzz: $(VENV)/.installed-fuzz
-	@N_DAMAGED_MEDIA=200 $(PY) -m pytest -q tests/server/test_media_hostile.py tests/server/test_documents.py
+	@N_DAMAGED_MEDIA=200 $(PY) -m pytest -q tests/server/media/test_media_hostile.py tests/server/prompts/test_documents.py
 	@$(PY) -m tests.fuzz $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 SOAK_SECONDS ?= 600

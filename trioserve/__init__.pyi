@@ -94,17 +94,17 @@ from .server import (
     Server as Server,
     ServerState as ServerState,
 )
-from .server.embedding_results import (
+from .server.generation.embeddings import (
     Embeddings as Embeddings,
     Ranking as Ranking,
-)
-from .server.media_prompts import (
-    MixedPrompt as MixedPrompt,
 )
 from .server.observers.telemetry import (
     RequestRecord as RequestRecord,
     Telemetry as Telemetry,
     TelemetryBatch as TelemetryBatch,
+)
+from .server.prompts.media import (
+    MixedPrompt as MixedPrompt,
 )
 from .server.runs.events import (
     ApprovalGiven as ApprovalGiven,
@@ -121,13 +121,11 @@ from .server.runs.events import (
     ToolStarted as ToolStarted,
 )
 from .server.runs.params import (
+    AnyTool as AnyTool,
     RunParams as RunParams,
 )
 from .server.runs.run import (
     Run as Run,
-)
-from .server.runs.tools import (
-    AnyTool as AnyTool,
 )
 from .server.stream import (
     ChatChunk as ChatChunk,

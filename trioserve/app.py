@@ -20,7 +20,7 @@ from trioserve.api.router.service import OpenFleet, RouterService
 from trioserve.config import Config, logs
 from trioserve.config.parse import from_environment
 from trioserve.errors import ConfigError, TrioServeError
-from trioserve.server.lifecycle import Loader
+from trioserve.server.lifecycle.engine import Loader
 
 _log = structlog.stdlib.get_logger("trioserve")
 

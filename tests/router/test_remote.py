@@ -43,7 +43,7 @@ from trioserve.errors import (
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Answer
 from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream
-from trioserve.server.media_prompts import MixedPrompt
+from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.stream import ChatChunk
 from trioserve.server.transcription import Word
 from trioserve.testing import ScriptedBackend

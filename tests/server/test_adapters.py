@@ -22,7 +22,7 @@ from trioserve.errors import ConfigError, EngineError, InvalidRequestError, Mode
 from trioserve.llama import load
 from trioserve.models import BUNDLED
 from trioserve.server import Server
-from trioserve.server.adapters import AdapterScales
+from trioserve.server.model import AdapterScales
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import AdapterInfo, CacheRoot, Prompt, Task
 

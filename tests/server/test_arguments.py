@@ -12,7 +12,7 @@ from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.server import RequestContext, Server
-from trioserve.server.choices import best_of
+from trioserve.server.generation.completions import best_of
 from trioserve.testing import ScriptedBackend, scripted, stepping
 from trioserve.types import GenerationParams, SamplingParams
 

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.waiting import patiently
 from trioserve.errors import BridgeError
-from trioserve.server.bridge import Bridge, EventFdBridge, SocketPairBridge, open_bridge
+from trioserve.server.dispatch import Bridge, EventFdBridge, SocketPairBridge, open_bridge
 
 KINDS = [EventFdBridge, SocketPairBridge] if hasattr(os, "eventfd") else [SocketPairBridge]
 

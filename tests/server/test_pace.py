@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from trioserve.errors import RequestEndedError
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.memory import MemoryBudget
+from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.stream import Stream
 from trioserve.types import CancelReason, Chunk, Finished, FinishReason, Timings
 

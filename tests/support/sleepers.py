@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.scripted_server import ScriptedLoader
 from trioserve.server import Server
-from trioserve.server.keeper import ServerState
+from trioserve.server.lifecycle.keeper import ServerState
 from trioserve.testing import ScriptedBackend
 
 

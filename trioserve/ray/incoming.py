@@ -16,7 +16,7 @@ from trioserve.api.base.http import ID_HEADER
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError, TrioServeError
 from trioserve.router.forward import REQUEST_HOP
-from trioserve.server.memory import Hold
+from trioserve.server.limits.memory import Hold
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

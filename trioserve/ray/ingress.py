@@ -23,7 +23,7 @@ from trioserve.ray.incoming import GoneError, Incoming, Receive, Scope, Send
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
 from trioserve.router.forward import ANSWER_HOP, STREAMS
-from trioserve.server.memory import MemoryBudget
+from trioserve.server.limits.memory import MemoryBudget
 
 _log = logging.getLogger("ray.serve")
 

@@ -44,10 +44,10 @@ from trioserve.errors import (
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.fleet import Fleet, send_to_model
 from trioserve.router.forward import Answer, Outgoing
-from trioserve.server.chat_prompts import Messages
 from trioserve.server.concurrency import EnteredOnce
-from trioserve.server.embedding_results import Array
-from trioserve.server.media_prompts import MixedPrompt
+from trioserve.server.generation.embeddings import Array
+from trioserve.server.prompts.chats import Messages
+from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
 from trioserve.server.transcription import Segment, Summary, Transcript, Word
 from trioserve.types import Chunk, Finished, FinishReason, MediaKind, MediaSource, Prompt, Timings

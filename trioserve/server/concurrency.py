@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import trio
+
+from trioserve.errors import TrioServeError
+
+_T = TypeVar("_T")
 
 
 @asynccontextmanager
@@ -59,3 +63,29 @@ class EnteredOnce(ABC):
     ) -> bool | None:
         assert self._life is not None
         return await self._life.__aexit__(exc_type, exc, traceback)
+
+
+async def all_of(calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    """Make calls at the same time, and return what they return.
+
+    Raises:
+        TrioServeError: one of them failed; the others are cancelled.
+    """
+    if len(calls) == 1:
+        return [await calls[0]()]
+    results: dict[int, _T] = {}
+    failures: list[TrioServeError] = []
+
+    async def make(index: int, call: Callable[[], Awaitable[_T]]) -> None:
+        try:
+            results[index] = await call()
+        except TrioServeError as error:
+            failures.append(error)  # raised below, outside of the nursery's group
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for index, call in enumerate(calls):
+            nursery.start_soon(make, index, call)
+    if failures:
+        raise failures[0]
+    return [results[index] for index in range(len(calls))]

@@ -21,21 +21,19 @@ from trioserve.errors import (
     ServerClosingError,
     ServerSleepingError,
 )
-from trioserve.server.arguments import refuse, take_context
-from trioserve.server.common import Common
 from trioserve.server.concurrency import EnteredOnce, alongside
-from trioserve.server.context import RequestContext
-from trioserve.server.health import Health
-from trioserve.server.keeper import Keeper, ServerState
-from trioserve.server.lifecycle import Driver, Loader, in_thread, running_engine
-from trioserve.server.memory import MemoryBudget, release_memory
+from trioserve.server.context import RequestContext, refuse, take_context
+from trioserve.server.generation.requests import Common
+from trioserve.server.lifecycle.engine import Driver, Health, Loader, in_thread, running_engine
+from trioserve.server.lifecycle.keeper import Keeper, ServerState
+from trioserve.server.lifecycle.parts import Parts
+from trioserve.server.limits.memory import MemoryBudget, release_memory
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.log import RequestLog
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer
 from trioserve.server.observers.telemetry import Telemetry
-from trioserve.server.parts import Parts
-from trioserve.server.runs.registry import Runs
+from trioserve.server.runs.run import Runs
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import EngineCounters, EngineStatus
 

@@ -13,19 +13,16 @@ import attrs
 from trioserve.chat.media_parts import Audio
 from trioserve.chat.params import ChatParams
 from trioserve.errors import ServerClosingError
-from trioserve.server.arguments import refuse, take_chat, take_context
-from trioserve.server.chat_prompts import Messages
-from trioserve.server.chats import Chats
-from trioserve.server.completions import Completions
-from trioserve.server.context import RequestContext
-from trioserve.server.embedding_results import Embeddings, Ranking
-from trioserve.server.media_prompts import AnyPrompt
+from trioserve.server.context import RequestContext, refuse, take_chat, take_context
+from trioserve.server.generation.chats import Chats
+from trioserve.server.generation.completions import Completions
+from trioserve.server.generation.embeddings import Embeddings, Ranking
+from trioserve.server.prompts.chats import Messages
+from trioserve.server.prompts.media import AnyPrompt
 from trioserve.server.runs.events import RunAnswer
-from trioserve.server.runs.loop import Question
-from trioserve.server.runs.opening import check_chat, open_run
-from trioserve.server.runs.params import RunParams, take_run
+from trioserve.server.runs.loop import Question, check_chat, open_run
+from trioserve.server.runs.params import AnyTool, RunParams, RunTools, take_run, tools_of
 from trioserve.server.runs.run import Run
-from trioserve.server.runs.tools import AnyTool, RunTools, tools_of
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
 from trioserve.server.texts import ServerTexts
 from trioserve.server.transcription import Transcript, TranscriptionParams

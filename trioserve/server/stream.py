@@ -13,7 +13,7 @@ from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import RequestEndedError
 from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, size_of
-from trioserve.server.memory import Hold
+from trioserve.server.limits.memory import Hold
 from trioserve.types import (
     CancelReason,
     Chunk,

@@ -7,10 +7,10 @@ from typing import Any
 
 from trioserve.chat.markers import media_marker
 from trioserve.chat.params import ChatParams
-from trioserve.server.arguments import generation_params, refuse, take_chat
-from trioserve.server.chat_prompts import Messages
+from trioserve.server.context import generation_params, refuse, take_chat
 from trioserve.server.life import ServerLife
-from trioserve.server.tokens import PromptLike
+from trioserve.server.prompts.chats import Messages
+from trioserve.server.prompts.tokens import PromptLike
 from trioserve.types import GenerationParams, Prompt, TokenId
 
 

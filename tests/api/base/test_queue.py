@@ -22,7 +22,7 @@ from trioserve.api.base import sse
 from trioserve.api.base.sse import PING, Waiting, comment_on
 from trioserve.server import RequestContext, Server, queue
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.queue import Queue
+from trioserve.server.limits.admission import Queue
 from trioserve.testing import ScriptedBackend
 from trioserve.types import EngineStatus, Task, WaitingStatus
 

@@ -17,7 +17,7 @@ from tests.support.scripts import CHAT
 from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.server.keeper import ServerState
+from trioserve.server.lifecycle.keeper import ServerState
 from trioserve.testing import ScriptedBackend
 from trioserve.types import AdapterInfo
 

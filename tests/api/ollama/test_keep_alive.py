@@ -15,7 +15,7 @@ from tests.support.scripted_server import ScriptedLoader
 from tests.support.waiting import patiently
 from trioserve.config import Config
 from trioserve.server import Server
-from trioserve.server.keeper import ServerState
+from trioserve.server.lifecycle.keeper import ServerState
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from trioserve import (
     ToolStarted,
     UnknownToolCallError,
 )
-from trioserve.server.runs.decisions import Decisions
+from trioserve.server.runs.run import Decisions
 
 A_CALL = calls(("work", {"n": 1}))
 

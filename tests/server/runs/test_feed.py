@@ -7,9 +7,9 @@ import trio
 import trio.testing
 
 from trioserve import RunCall, RunEvent, StepStarted, ToolInfo, ToolOutput
-from trioserve.server.runs.feed import Feed
-from trioserve.server.runs.fitting import fit
-from trioserve.server.runs.messages import read_arguments
+from trioserve.server.runs.calls import read_arguments
+from trioserve.server.runs.loop import fit
+from trioserve.server.runs.run import Feed
 
 CALL = RunCall("call_1", 1, ToolInfo(name="work"), "{}")
 

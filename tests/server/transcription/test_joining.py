@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.server.transcription.joining import Joiner
+from trioserve.server.transcription.model import Joiner
 
 
 def joined(*windows: list[str]) -> list[str]:

@@ -34,8 +34,7 @@ from trioserve.server.transcription import (
     TranscriptionParams,
     Word,
 )
-from trioserve.server.transcription.whisper import WhisperTranscriber
-from trioserve.server.transcription.whisper_child import WhisperChild, WhisperSettings
+from trioserve.server.transcription.whisper import WhisperChild, WhisperSettings, WhisperTranscriber
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import DecodedAudio, MediaSource
 

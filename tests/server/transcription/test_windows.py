@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trioserve.server.transcription.windows import windows_of
+from trioserve.server.transcription.model import windows_of
 from trioserve.types import DecodedAudio
 
 RATE = 1000

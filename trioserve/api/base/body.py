@@ -19,7 +19,7 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from trioserve.api.base import limits
 from trioserve.api.base.connection import Request
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
-from trioserve.server.memory import weight_of
+from trioserve.server.limits.memory import weight_of
 
 # -- JSON that is long
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from quart import Request as QuartRequest
 
     from trioserve.server.dispatch import Mailbox
-    from trioserve.server.memory import Hold
+    from trioserve.server.limits.memory import Hold
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
 

@@ -24,12 +24,12 @@ from trioserve.api.base.service import (
 from trioserve.api.base.sse import Waiting
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import RequestContext, Server
-from trioserve.server.choices import check_copies
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.infill import Gap, missing_tokens
-from trioserve.server.media_prompts import AnyPrompt, MixedPrompt
+from trioserve.server.generation.completions import check_copies
+from trioserve.server.prompts.infill import Gap, missing_tokens
+from trioserve.server.prompts.media import AnyPrompt, MixedPrompt
+from trioserve.server.prompts.tokens import PromptLike
 from trioserve.server.stream import ChatStream, Stream
-from trioserve.server.tokens import PromptLike
 from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams
 

@@ -9,7 +9,7 @@ from trio_util import AsyncValue
 
 from trioserve.api.sessions.sessions import Sessions
 from trioserve.config import Config
-from trioserve.server.memory import MemoryBudget
+from trioserve.server.limits.memory import MemoryBudget
 
 #: Where an app has its intake: `app.extensions[NAME]`.
 NAME = "trioserve"

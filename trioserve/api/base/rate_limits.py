@@ -14,7 +14,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.connection import Request
 from trioserve.api.base.service import current_server
-from trioserve.server.rate_limits import RateLimits, Remaining
+from trioserve.server.limits.rate_limits import RateLimits, Remaining
 
 _KINDS = ("requests", "tokens")
 

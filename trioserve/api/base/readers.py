@@ -16,7 +16,7 @@ from trioserve.chat.markers import media_marker, split_at
 from trioserve.chat.media_parts import source_of
 from trioserve.chat.messages import MAX_PARTS
 from trioserve.errors import InvalidRequestError
-from trioserve.server.media_prompts import MixedPrompt
+from trioserve.server.prompts.media import MixedPrompt
 from trioserve.types import MAX_SALT, MAX_SCALE, SAMPLER_LETTERS, GenerationParams, Grammar
 from trioserve.types.params import INT32_MAX
 

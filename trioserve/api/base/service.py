@@ -23,8 +23,8 @@ from trioserve.errors import (
 from trioserve.models.fetch import fetch
 from trioserve.server import RequestContext, Server
 from trioserve.server.concurrency import alongside
-from trioserve.server.lifecycle import Loader
-from trioserve.server.memory import MemoryBudget
+from trioserve.server.lifecycle.engine import Loader
+from trioserve.server.limits.memory import MemoryBudget
 from trioserve.tools.registry import ToolRegistry
 
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from trioserve.api.base.connection import Beat, Request
 from trioserve.errors import TrioServeError
 from trioserve.server.concurrency import alongside
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.queue import Queue
+from trioserve.server.limits.admission import Queue
 from trioserve.server.runs.events import RunEnded, RunEvent
 from trioserve.server.stream import ChatChunk, ChatStream, Stream
 from trioserve.types import Chunk, Finished, Progress, TokenProbs, WaitingStatus

@@ -30,9 +30,9 @@ from trioserve.api.base.service import (
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
-from trioserve.server.choices import copies_of
-from trioserve.server.infill import File, Gap, check_infill
-from trioserve.server.media_prompts import AnyPrompt
+from trioserve.server.generation.completions import copies_of
+from trioserve.server.prompts.infill import File, Gap, check_infill
+from trioserve.server.prompts.media import AnyPrompt
 from trioserve.server.stream import Completion
 from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, TokenId, TokenProbs
 

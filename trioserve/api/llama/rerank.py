@@ -19,7 +19,7 @@ from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server.embedding_results import Ranking
+from trioserve.server.generation.embeddings import Ranking
 
 blueprint = Blueprint("rerank", __name__)
 

@@ -27,7 +27,7 @@ from trioserve.chat.deltas import (
 from trioserve.errors import TrioServeError, UnknownModelError
 from trioserve.server import Server
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.queue import Queue
+from trioserve.server.limits.admission import Queue
 from trioserve.server.stream import ChatChunk, ChatStream, Stream
 from trioserve.types import Chunk, Finished, FinishReason, Progress, TokenProbs
 

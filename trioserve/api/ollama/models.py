@@ -26,7 +26,7 @@ from trioserve.api.openapi import takes
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import NotSupportedError, UnknownModelError
 from trioserve.server import Server
-from trioserve.server.infill import missing_tokens
+from trioserve.server.prompts.infill import missing_tokens
 from trioserve.types import GenerationParams, Modalities
 
 # -- what clients are told of models, made of plain data: a server has one, a router many

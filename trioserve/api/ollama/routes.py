@@ -44,10 +44,10 @@ from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server import RequestContext, Server
-from trioserve.server.embedding_results import Array
-from trioserve.server.keeper import ServerState
+from trioserve.server.generation.embeddings import Array
+from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.prompts.tokens import PromptLike
 from trioserve.server.stream import ChatCompletion, ChatStream, Stream
-from trioserve.server.tokens import PromptLike
 from trioserve.types import GenerationParams, TokenId
 
 # -- text

@@ -40,8 +40,8 @@ from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.server import RequestContext, Server
-from trioserve.server.choices import best_of
-from trioserve.server.media_prompts import AnyPrompt
+from trioserve.server.generation.completions import best_of
+from trioserve.server.prompts.media import AnyPrompt
 from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.types import GenerationParams, Prompt
 

@@ -23,8 +23,8 @@ from trioserve.chat.media_parts import parse_media_part
 from trioserve.chat.messages import MAX_PARTS
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
-from trioserve.server.embedding_results import Array, Embeddings
-from trioserve.server.media_prompts import MixedPrompt
+from trioserve.server.generation.embeddings import Array, Embeddings
+from trioserve.server.prompts.media import MixedPrompt
 from trioserve.types import MediaSource
 
 blueprint = Blueprint("embeddings", __name__)

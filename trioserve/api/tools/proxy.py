@@ -35,8 +35,7 @@ from trioserve.errors import (
     ProxyTimeoutError,
     UnavailableError,
 )
-from trioserve.server.dialing import FAILURES, Dialer, url_of
-from trioserve.server.fetch_rules import FetchRules, Target, parse_url
+from trioserve.server.media.fetch import FAILURES, Dialer, FetchRules, Target, parse_url, url_of
 
 blueprint = Blueprint("proxy", __name__)
 

@@ -1,9 +1,9 @@
-"""`Loop`: lets the model answer, runs what it calls, and lets it answer again, until it is done."""
+"""Runs: the model answers, what it calls is run, and it answers again, until it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,18 +14,56 @@ from trioserve.chat.deltas import ToolCall
 from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.tool_choice import ToolChoice, choose
-from trioserve.errors import DeadlineExceededError
-from trioserve.server.admission import let_finish
-from trioserve.server.chat_prompts import Messages as AnyMessages
+from trioserve.config import Config
+from trioserve.errors import DeadlineExceededError, InvalidRequestError, UnsupportedFieldError
+from trioserve.server.concurrency import alongside
 from trioserve.server.context import RequestContext
-from trioserve.server.runs.calls import Calls
-from trioserve.server.runs.events import EndReason, RunAnswer, StepChunk, StepStarted
-from trioserve.server.runs.fitting import Tokens, fit
-from trioserve.server.runs.messages import assistant_message, tool_message
-from trioserve.server.runs.run import Run
-from trioserve.server.runs.tools import RunTools
+from trioserve.server.generation.requests import Common
+from trioserve.server.limits.admission import let_finish
+from trioserve.server.model import LoadedModel
+from trioserve.server.prompts.chats import Messages as AnyMessages
+from trioserve.server.runs.calls import Calls, assistant_message, tool_message
+from trioserve.server.runs.events import EndReason, RunAnswer, RunEnded, StepChunk, StepStarted
+from trioserve.server.runs.params import RunParams, RunTools
+from trioserve.server.runs.run import Run, Runs
 from trioserve.server.stream import ChatChunk, ChatStream
-from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings
+from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings, TokenId
+
+#: Characters of a token, generously: what has more of them is cut before it is tokenized.
+_MAX_CHARS = 16
+
+#: Tokens that a note takes, about.
+_NOTE = 24
+
+
+class Tokens(Protocol):
+    """Turns text into tokens and back, as `Server` does."""
+
+    async def tokenize(
+        self, prompt: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> tuple[TokenId, ...]:
+        """Turn text into token ids."""
+
+    def detokenize(self, tokens: tuple[TokenId, ...]) -> str:
+        """Turn token ids into text."""
+
+
+async def fit(text: str, n_tokens: int, tokens: Tokens) -> str:
+    """Cut a text to so many tokens, with a note that says so. It is left as it is if it fits."""
+    head = _as_unicode(text[: max(0, n_tokens) * _MAX_CHARS])
+    if 4 * len(text) <= n_tokens:  # a token has at least a byte
+        return head
+    ids = await tokens.tokenize(head, add_special=False, parse_special=False)
+    if len(ids) <= n_tokens and len(head) == len(text):
+        return head
+    n_chars = len(tokens.detokenize(ids[: max(0, n_tokens - _NOTE)]))
+    note = f"[cut here: all {len(text)} characters are too long for the context]"
+    return f"{head[:n_chars]}\n{note}"
+
+
+def _as_unicode(text: str) -> str:
+    """Replace halves of surrogate pairs, which cannot be tokenized."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class Model(Tokens, Protocol):
@@ -195,3 +233,77 @@ class Loop:
 def _sum(one: Timings, other: Timings) -> Timings:
     names = attrs.fields_dict(Timings)
     return Timings(**{name: getattr(one, name) + getattr(other, name) for name in names})
+
+
+def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
+    """Refuse chats in which no tools can be run.
+
+    Raises:
+        InvalidRequestError: the answer is to continue a message, or calls are not taken out of it.
+        UnsupportedFieldError: the server shows no tools to the model.
+    """
+    if chat.continue_final_message is not None:
+        raise InvalidRequestError(
+            "A message of the assistant cannot be continued where the server runs tools.",
+            param="continue_final_message",
+        )
+    if not chat.parse_tools:
+        raise InvalidRequestError(
+            "'parse_tools' cannot be false where the server runs tools.", param="parse_tools"
+        )
+    if config.skip_chat_parsing:
+        raise UnsupportedFieldError(
+            "Tools cannot be run: this server runs with --skip-chat-parsing.", param="tools"
+        )
+    if not model.template.takes_tools:
+        raise UnsupportedFieldError(
+            "Tools need templates in Jinja, and this server runs with --no-jinja.", param="tools"
+        )
+
+
+@asynccontextmanager
+async def open_run(
+    model: Model, question: Question, tools: RunTools, params: RunParams, common: Common, runs: Runs
+) -> AsyncIterator[Run]:
+    """Have the model answer, and run what it calls, for as long as a block lasts.
+
+    Args:
+        model: answers.
+        question: what is asked.
+        tools: what may be called.
+        params: what the run may do.
+        common: of the server.
+        runs: of the server.
+
+    Raises:
+        TrioServeError: the model cannot begin its first answer.
+    """
+    run = Run()
+    calls = Calls(run, tools, params, question.context, common)
+    loop = Loop(model, question, tools, calls, run)
+    with runs.hold(run):
+        async with alongside(partial(_do, loop, run)):
+            await run.began.wait()
+            run.feed.check_begun()
+            yield run
+
+
+def _alone(error: Exception) -> Exception:
+    """Take an exception out of the groups that it is alone in."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        (error,) = error.exceptions
+    return error
+
+
+async def _do(loop: Loop, run: Run) -> None:
+    with run.scope:
+        try:
+            answer = await loop.run()
+        except Exception as error:
+            run.feed.end(_alone(error))
+        else:
+            run.feed.put(RunEnded(run.feed.new_id(), answer))
+            run.feed.end()
+    if not run.feed.is_over:
+        run.feed.end(run.error)
+    run.began.set()

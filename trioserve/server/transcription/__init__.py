@@ -10,10 +10,11 @@ from trioserve.server.transcription.transcript import (
     Transcript,
     TranscriptEvent,
     TranscriptionParams,
+    Transcriptions,
+    TranscriptStream,
     TranscriptUsage,
     Word,
 )
-from trioserve.server.transcription.transcriptions import Transcriptions, TranscriptStream
 
 __all__ = [
     "Segment",

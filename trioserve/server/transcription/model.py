@@ -1,24 +1,26 @@
-"""The transcriber that has the loaded model write down what it hears."""
+"""The transcriber that has the loaded model write down what it hears, window by window."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from trioserve.chat.deltas import ContentDelta
 from trioserve.chat.media_parts import media_part
 from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams
 from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
-from trioserve.server.chats import Chats
 from trioserve.server.context import RequestContext
+from trioserve.server.generation.chats import Chats
+from trioserve.server.limits.workers import Stop, Workers
 from trioserve.server.stream import ChatChunk, ChatStream
-from trioserve.server.transcription.joining import Joiner
 from trioserve.server.transcription.transcript import (
     Segment,
     Summary,
@@ -27,8 +29,6 @@ from trioserve.server.transcription.transcript import (
     TranscriptionParams,
     TranscriptUsage,
 )
-from trioserve.server.transcription.windows import Window, windows_of
-from trioserve.server.workers import Stop, Workers
 from trioserve.types import (
     DecodedAudio,
     Finished,
@@ -36,7 +36,139 @@ from trioserve.types import (
     MediaSource,
     Progress,
     TokenId,
+    content_id,
 )
+
+_Floats = NDArray[np.float32]
+
+#: Seconds of the frames whose loudness is compared.
+_FRAME = 0.02
+
+#: A pause is looked for by the loudness of so many frames together.
+_PAUSE = 11
+
+#: What is never louder than this (-60 dB of full scale, root of the mean of squares) is silence.
+_SILENCE = 1e-3
+
+#: A frame counts as part of a pause if it is quieter than this share of the loud ones.
+_QUIET = 0.05
+
+#: A window has at least this share of the longest length.
+_SHORTEST = 0.6
+
+
+@attrs.frozen
+class Window:
+    """A part of a recording: samples, and the seconds from the first sound in it to the last."""
+
+    first: int  # samples
+    stop: int
+    start: float
+    end: float
+
+    def cut_from(self, audio: DecodedAudio) -> DecodedAudio:
+        """Make a recording of its samples. It takes some milliseconds."""
+        samples = audio.samples[4 * self.first : 4 * self.stop]
+        return DecodedAudio(
+            rate=audio.rate,
+            samples=samples,
+            id=content_id(b"sound %d" % audio.rate, samples),
+        )
+
+
+def windows_of(audio: DecodedAudio, longest: float) -> list[Window]:
+    """Cut a recording into windows of at most `longest` seconds, where it is quietest.
+
+    Windows without any sound are left out: models make up words for them. It takes some tens of
+    milliseconds for an hour.
+    """
+    samples = np.frombuffer(audio.samples, np.float32)
+    size = max(1, round(audio.rate * _FRAME))
+    loudness = _loudness(samples, size)
+    most = max(1, int(longest * audio.rate) // size)
+    floor = max(_SILENCE, _QUIET * float(np.quantile(loudness, 0.95)))
+    windows = []
+    for first, stop in _cut(loudness, most):
+        if (heard := np.flatnonzero(loudness[first:stop] >= _SILENCE)).size == 0:
+            continue
+        loud = np.flatnonzero(loudness[first:stop] >= floor)
+        within = loud if loud.size else heard
+        windows.append(
+            Window(
+                first * size,
+                min(stop * size, len(samples)),
+                (first + int(within[0])) * size / audio.rate,
+                min((first + int(within[-1]) + 1) * size, len(samples)) / audio.rate,
+            )
+        )
+    return windows
+
+
+def _loudness(samples: _Floats, size: int) -> _Floats:
+    """The loudness of each frame of so many samples; the last one may be shorter."""
+    n_whole = len(samples) // size
+    whole = samples[: n_whole * size].reshape(n_whole, size)
+    squares = np.einsum("ij,ij->i", whole, whole) / size
+    if len(rest := samples[n_whole * size :]):
+        squares = np.append(squares, np.dot(rest, rest) / len(rest))
+    loudness: _Floats = np.sqrt(squares)
+    return loudness
+
+
+def _cut(loudness: _Floats, most: int) -> Sequence[tuple[int, int]]:
+    """Ranges of at most `most` frames that together are all, cut in the quietest places."""
+    around = np.convolve(loudness, np.full(_PAUSE, 1 / _PAUSE, np.float32), mode="same")
+    ranges, first = [], 0
+    while len(loudness) - first > most:
+        shortest = first + max(1, int(most * _SHORTEST))
+        choice = around[shortest : first + most + 1]
+        stop = shortest + len(choice) - 1 - int(np.argmin(choice[::-1]))  # the last one of equals
+        ranges.append((first, stop))
+        first = stop
+    return [*ranges, (first, len(loudness))]
+
+
+#: From here on, most characters of Unicode belong to scripts that put no space between sentences.
+_FIRST_WITHOUT_SPACES = "\u2e80"
+_HANGUL = ("\uac00", "\ud7a3")
+
+
+class Joiner:
+    """Makes one text of pieces. White space around what windows have is replaced by one space."""
+
+    def __init__(self) -> None:
+        self._last = ""  # the last character that was told
+        self._held = ""  # white space: told when something follows in the same window
+        self._is_new = True  # nothing of this window has been told
+
+    def next_window(self) -> None:
+        """Begin another window."""
+        self._held = ""
+        self._is_new = True
+
+    def feed(self, text: str) -> str:
+        """Take a piece of a window; returns what is to be told now."""
+        if self._is_new:
+            text = text.lstrip()
+        body = text.rstrip()
+        if not body:
+            self._held += text
+            return ""
+        before = _between(self._last, body[0]) if self._is_new else self._held
+        self._held = text[len(body) :]
+        self._last, self._is_new = body[-1], False
+        return before + body
+
+
+def _between(last: str, first: str) -> str:
+    """What stands between two windows of which one ends, and the other begins with a character."""
+    return " " if last and not (_needs_no_space(last) or _needs_no_space(first)) else ""
+
+
+def _needs_no_space(character: str) -> bool:
+    is_hangul = _HANGUL[0] <= character <= _HANGUL[1]
+    return character >= _FIRST_WITHOUT_SPACES and not is_hangul
+
 
 #: Seconds of a window: what models are trained with; and where the times of segments matter.
 _LONGEST = 30.0
@@ -124,7 +256,7 @@ class ModelTranscriber:
             n_left = None if params.max_tokens is None else params.max_tokens - usage.n_output
             if n_left == 0:
                 break
-            sound = await self._workers.run_in_thread(partial(_cut, window, audio))
+            sound = await self._workers.run_in_thread(partial(_cut_out, window, audio))
             heard = _Heard(window, joiner, params.temperature)
             async with AsyncExitStack() as stack:
                 stream = await self._ask(
@@ -191,7 +323,7 @@ class ModelTranscriber:
         )
 
 
-def _cut(window: Window, audio: DecodedAudio, _stop: Stop) -> DecodedAudio:
+def _cut_out(window: Window, audio: DecodedAudio, _stop: Stop) -> DecodedAudio:
     return window.cut_from(audio)
 
 

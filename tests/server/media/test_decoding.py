@@ -1,0 +1,217 @@
+"""Processes that decode: kept, replaced, ended. A stopped one stands for one that takes long."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.media_files import image_file
+from tests.support.waiting import until
+from trioserve.errors import InvalidMediaError, ServerClosingError, UnavailableError
+from trioserve.media import decoder
+from trioserve.media.answer import Order
+from trioserve.media.decoder import Decoder, DecoderError
+from trioserve.media.limits import MediaLimits
+from trioserve.server.media.loader import Decoders
+from trioserve.types import DecodedImage
+
+pytestmark = pytest.mark.system
+
+IMAGE = Order(format="png", kind="image")
+SMALL = image_file()
+
+
+@asynccontextmanager
+async def opened(**limits: float) -> AsyncIterator[Decoders]:
+    decoders = Decoders(MediaLimits(**limits))
+    try:
+        yield decoders
+    finally:
+        await decoders.aclose()
+
+
+async def pid_of(decoders: Decoders) -> int:
+    """Have something decoded; gives the process that did it, and waits for more."""
+    await decoders.decode(SMALL, IMAGE)
+    (idle,) = decoders._idle
+    assert idle.pid is not None
+    return idle.pid
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process does something: one without a parent may stay as a zombie."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_process_is_kept() -> None:
+    async with opened() as decoders:
+        pid = await pid_of(decoders)
+        with pytest.raises(InvalidMediaError):
+            await decoders.decode(SMALL[:50], IMAGE)
+        assert await pid_of(decoders) == pid
+    assert not is_alive(pid)
+
+
+async def test_there_are_no_more_than_two() -> None:
+    async with opened() as decoders:
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(decoders.decode, SMALL, IMAGE)
+        assert 1 <= len(decoders._idle) <= 2
+
+
+async def test_one_that_has_died_is_replaced() -> None:
+    async with opened() as decoders:
+        pid = await pid_of(decoders)
+        os.kill(pid, signal.SIGKILL)
+        while is_running(pid):
+            await trio.sleep(0.001)
+        assert await pid_of(decoders) != pid
+        assert not is_alive(pid)
+
+
+async def test_cancelling_ends_the_process_and_waits_for_it() -> None:
+    async with opened() as decoders:
+        pid = await pid_of(decoders)
+        os.kill(pid, signal.SIGSTOP)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(decoders.decode, SMALL, IMAGE)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert not is_alive(pid)
+        assert await pid_of(decoders) != pid
+
+
+async def test_cancelling_before_it_has_begun_leaves_nothing() -> None:
+    async with opened() as decoders:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(decoders.decode, SMALL, IMAGE)
+                await trio.lowlevel.checkpoint()
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert isinstance(await decoders.decode(SMALL, IMAGE), DecodedImage)
+
+
+async def test_what_takes_too_long_is_refused() -> None:
+    async with opened() as decoders:
+        pid = await pid_of(decoders)
+        decoders._limits = MediaLimits(timeout=0.1)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(InvalidMediaError, match=r"takes more than 0.1 seconds to decode"):
+            await decoders.decode(SMALL, IMAGE)
+        assert not is_alive(pid)
+
+
+async def test_a_file_that_ends_the_process_is_refused() -> None:
+    async with opened() as decoders:
+        pid = await pid_of(decoders)
+        os.kill(pid, signal.SIGSTOP)
+
+        async def kill() -> None:
+            await wait_all_tasks_blocked()
+            os.kill(pid, signal.SIGSEGV)
+            os.kill(pid, signal.SIGCONT)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            with pytest.raises(InvalidMediaError, match="too much time or memory"):
+                await decoders.decode(SMALL, IMAGE)
+
+
+async def test_closing_ends_what_runs() -> None:
+    async with opened() as decoders:
+        pid = await pid_of(decoders)
+        os.kill(pid, signal.SIGSTOP)
+
+        async def decode() -> None:
+            with pytest.raises(ServerClosingError):
+                await decoders.decode(SMALL, IMAGE)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):  # two of them wait for the others
+                nursery.start_soon(decode)
+            await wait_all_tasks_blocked()
+            await decoders.aclose()
+        assert not is_alive(pid)
+        await decode()
+
+
+async def test_no_process_is_no_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/none")
+    async with opened() as decoders:
+        with pytest.raises(UnavailableError):
+            await decoders.decode(SMALL, IMAGE)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    async with opened() as decoders:
+        with pytest.raises(UnavailableError):
+            await decoders.decode(SMALL, IMAGE)
+
+
+async def test_a_process_ends_with_its_server() -> None:
+    program = (
+        "import os\n"
+        "from tests.support.media_files import image_file\n"
+        "from trioserve.media.answer import Order\n"
+        "from trioserve.media.decoder import Decoder\n"
+        "from trioserve.media.limits import MediaLimits\n"
+        "decoder = Decoder(MediaLimits())\n"
+        "decoder.decode(image_file(), Order(format='png', kind='image'))\n"
+        "print(decoder.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = await trio.run_process([sys.executable, "-c", program], capture_stdout=True, check=False)
+    await until(lambda: not is_running(int(done.stdout)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+async def test_a_process_may_do_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    limits = MediaLimits(max_pixels=2**20, max_bytes=2**20)
+    async with opened(max_pixels=2**20, max_bytes=2**20) as decoders:
+        proc = Path(f"/proc/{await pid_of(decoders)}")
+        rows = [re.split(r"  +", row) for row in proc.joinpath("limits").read_text().splitlines()]
+        most = {row[0]: row[2] for row in rows}
+        assert most["Max open files"] == "3" == str(len(list(proc.joinpath("fd").iterdir())))
+        assert most["Max file size"] == most["Max processes"] == most["Max core file size"] == "0"
+        assert 0 < int(most["Max address space"]) - limits.max_memory < 2**31
+        assert b"secret" not in proc.joinpath("environ").read_bytes()
+        assert os.getsid(int(proc.name)) == int(proc.name)
+
+
+def test_a_decoder_that_was_ended_decodes_nothing() -> None:
+    ended = Decoder(MediaLimits())
+    ended.kill()
+    with pytest.raises(DecoderError, match="before it began"):
+        ended.decode(SMALL, IMAGE)
+    assert not ended.is_usable
+
+
+async def test_a_process_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as decoders:
+        pid = await pid_of(decoders)
+        assert await pid_of(decoders) == pid
+        monkeypatch.setattr(decoder, "_MAX_KEPT", 2**20)
+        assert isinstance(await decoders.decode(SMALL, IMAGE), DecodedImage)
+        assert not is_alive(pid)

@@ -1,0 +1,257 @@
+"""Texts that become embeddings, and documents that are ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from trioserve.config import Config
+from trioserve.engine import EmbeddingEngine
+from trioserve.errors import AbandonedError, InputTooLongError, InvalidRequestError
+from trioserve.server.context import RequestContext
+from trioserve.server.generation.requests import Requests
+from trioserve.server.limits.memory import Hold
+from trioserve.server.limits.workers import Stop, Workers
+from trioserve.server.prompts.media import AnyPrompt, MediaPrompts, MixedPrompt
+from trioserve.server.prompts.tokens import PromptLike, tokens_of
+from trioserve.server.stream import Stream
+from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId
+
+Array = NDArray[np.float32]
+
+#: With norm 0, the largest number of a vector becomes this.
+_LARGEST = 32760.0
+
+
+@attrs.frozen(eq=False)
+class Embeddings:
+    """The embeddings of some texts, in their order.
+
+    An embedding has shape (width,); with pooling "none" it is a matrix (tokens, width).
+    """
+
+    vectors: tuple[Array, ...]
+    n_tokens: tuple[int, ...]
+    timings: Timings
+
+
+@attrs.frozen
+class Ranking:
+    """The scores of some documents, in their order. Higher ones fit the query better."""
+
+    scores: tuple[float, ...]
+    n_tokens: tuple[int, ...]
+    timings: Timings
+
+    def best(self, n: int | None = None) -> tuple[int, ...]:
+        """The places of the `n` best documents, or of all, the best one first."""
+        order = sorted(range(len(self.scores)), key=lambda index: -self.scores[index])
+        return tuple(order[:n])
+
+
+@attrs.frozen(kw_only=True)
+class Shape:
+    """What is done to the embeddings that a model computes.
+
+    Raises:
+        InvalidRequestError: a value makes no sense.
+    """
+
+    #: -1: nothing; 0: the largest becomes 32760; 1: taxicab; 2: Euclidean; p: p-norm.
+    normalize: int = 2
+    #: Keep that many numbers of each embedding, and give these the norm; None: all.
+    dimensions: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not -1 <= self.normalize < 2**31:
+            raise InvalidRequestError(
+                "'embd_normalize' must be -1, 0 or a positive number.", param="embd_normalize"
+            )
+        if self.dimensions is not None and self.dimensions < 1:
+            raise InvalidRequestError("'dimensions' must be at least 1.", param="dimensions")
+
+    def check(self, width: int) -> None:
+        """Refuse more dimensions than a model has. Raises InvalidRequestError."""
+        if self.dimensions is not None and self.dimensions > width:
+            raise InvalidRequestError(
+                f"'dimensions' is {self.dimensions}, and the model's embeddings have {width}.",
+                param="dimensions",
+            )
+
+    def apply(self, pooled: Sequence[Array]) -> tuple[Array, ...]:
+        """Cut and normalize embeddings, each of shape (1, width). Returns each of shape (n,)."""
+        matrix = np.concatenate(pooled)[:, : self.dimensions]
+        sizes = _norms(matrix.astype(np.float64), self.normalize)
+        # As in llama.cpp: divided in double, rounded, then multiplied.
+        factors = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+        return tuple(matrix * factors.astype(np.float32)[:, np.newaxis])
+
+
+def _norms(matrix: NDArray[np.float64], norm: int) -> NDArray[np.float64]:
+    """The size of each row, by a norm of `Shape`."""
+    if norm == -1:
+        return np.ones(len(matrix))
+    if norm == 0:
+        return np.asarray(np.abs(matrix).max(axis=1) / _LARGEST)
+    return np.asarray(np.linalg.norm(matrix, ord=norm, axis=1))
+
+
+#: Embeddings with more numbers than this, all together, are normalized in a thread.
+_MANY_NUMBERS = 65536
+
+#: How many times the text of its tokens a text may be as long, because vocabularies drop blanks.
+_DROPPED = 4
+
+
+class Embedder:
+    """Makes embeddings with an engine, or scores.
+
+    Args:
+        config: the norm of embeddings.
+        engine: makes them.
+        requests: where a request is opened.
+        workers: turn texts into tokens.
+        media: makes texts with media in them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: EmbeddingEngine,
+        requests: Requests,
+        workers: Workers,
+        media: MediaPrompts,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._requests = requests
+        self._workers = workers
+        self._media = media
+        self.pooling = engine.pooling
+
+    async def embed(
+        self,
+        inputs: Sequence[AnyPrompt],
+        dimensions: int | None,
+        normalize: int | None,
+        priority: int,
+        context: RequestContext,
+    ) -> Embeddings:
+        """See `Server.embed`."""
+        self._requests.admission.check_open()
+        context.check_time()
+        pooled = self.pooling != "none"
+        if not pooled and not (normalize in (None, -1) and dimensions is None):
+            raise InvalidRequestError(
+                "Embeddings of single tokens are neither cut nor normalized.",
+                param="dimensions" if dimensions is not None else "embd_normalize",
+            )
+        default = self._config.embd_normalize
+        shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
+        shape.check(self._engine.width)
+        with self._media.hold(context.client) as hold:
+            texts = await self._with_media(inputs, context, hold)
+            self._check_lengths(texts, "input")
+            task = await self._workers.run(
+                lambda stop: self._task(
+                    (self._text_of(each, stop) for each in texts), context, priority, "input"
+                ),
+                sum(map(len, texts)) + 32 * len(texts),
+            )
+            with self._requests.open(task, context, "embeddings") as stream:
+                result = await _embedded(stream)
+        vectors = result.embeddings
+        if pooled:
+            apply = partial(shape.apply, vectors)
+            is_large = len(inputs) * self._engine.width > _MANY_NUMBERS
+            vectors = await self._workers.run_in_thread(lambda _: apply()) if is_large else apply()
+        return Embeddings(vectors, tuple(map(len, task.texts)), result.timings)
+
+    async def _with_media(
+        self, inputs: Sequence[AnyPrompt], context: RequestContext, hold: Hold
+    ) -> list[PromptLike]:
+        """Make prompts of the texts that have media in them, one after another."""
+        if any(isinstance(each, MixedPrompt) for each in inputs):
+            self._requests.admission.check(0, context.client)  # not to work for nothing
+        return [
+            await self._media.prompt_of(
+                each.parts, hold, add_special=True, deadline=context.deadline
+            )
+            if isinstance(each, MixedPrompt)
+            else each
+            for each in inputs
+        ]
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], priority: int, context: RequestContext
+    ) -> Ranking:
+        """See `Server.rerank`."""
+        self._requests.admission.check_open()
+        context.check_time()
+        self._check_lengths([query], "query")
+        self._check_lengths(documents, "documents")
+        task = await self._workers.run(
+            lambda stop: self._task(
+                (self._pair(query, document, stop) for document in documents),
+                context,
+                priority,
+                "documents",
+            ),
+            (len(query) + 32) * len(documents) + sum(map(len, documents)),
+        )
+        with self._requests.open(task, context, "rerank") as stream:
+            result = await _embedded(stream)
+        scores = tuple(float(matrix[0, 0]) for matrix in result.embeddings)
+        return Ranking(scores, tuple(map(len, task.texts)), result.timings)
+
+    def _check_lengths(self, inputs: Sequence[PromptLike], param: str) -> None:
+        """Refuse texts that are far too long before they are tokenized.
+
+        A token stands for a limited number of characters, but some vocabularies drop blanks.
+        """
+        limit, size = self._engine.n_ctx_seq, self._engine.vocab.max_token_bytes
+        for text in inputs:
+            n_tokens = len(text) // (_DROPPED * size) if isinstance(text, str) else len(text)
+            if n_tokens > limit:
+                raise InputTooLongError(
+                    n_tokens,
+                    limit,
+                    f"A text of at least {n_tokens} tokens is too large: the context of the model "
+                    f"holds {limit}.",
+                    param=param,
+                )
+
+    def _text_of(self, text: PromptLike, stop: Stop) -> Prompt:
+        if isinstance(text, Prompt):
+            return text
+        parts = (text,) if isinstance(text, str) else text
+        return tokens_of(self._engine.vocab, parts, stop)
+
+    def _pair(self, query: str, document: str, stop: Stop) -> tuple[TokenId, ...]:
+        if stop():
+            raise AbandonedError("Nobody waits for this ranking any longer.")
+        return self._engine.pair(query, document)
+
+    def _task(
+        self,
+        texts: Iterable[Prompt | tuple[TokenId, ...]],
+        context: RequestContext,
+        priority: int,
+        param: str,
+    ) -> EmbeddingTask:
+        """Make a task. With many texts it takes a while."""
+        weight = self._requests.weight_of(context.client)
+        id_ = self._requests.new_id()
+        return EmbeddingTask(id_, texts, context.client, weight, priority, param)
+
+
+async def _embedded(stream: Stream) -> Embedded:
+    """Wait for the one event of a task that makes embeddings."""
+    async for event in stream:
+        if isinstance(event, Embedded):
+            return event
+    raise AssertionError("a stream ends with its last event")

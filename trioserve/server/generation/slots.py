@@ -1,0 +1,157 @@
+"""What slots have computed, to files and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+
+import attrs
+import trio
+
+from trioserve.engine import Engine
+from trioserve.errors import (
+    InvalidRequestError,
+    KVCacheFullError,
+    NotSupportedError,
+    PermissionDeniedError,
+    TrioServeError,
+)
+from trioserve.server.dispatch import Dispatcher
+from trioserve.server.model import AdapterScales
+
+_T = TypeVar("_T")
+
+#: What no file system, no shell and no other encoding can take for something else.
+_FORBIDDEN = re.compile(
+    r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u2215\u2216\ud800-\udfff\ufeff\uff0e\ufffd]|\.\.|^ |[ .]$'
+)
+_LONGEST_NAME = 255  # bytes, in most file systems
+
+
+@attrs.frozen
+class Moved:
+    """What was written or read: tokens, bytes, and the time it took in milliseconds."""
+
+    n_tokens: int
+    n_bytes: int
+    ms: float
+
+
+class SlotFiles:
+    """Saves, restores and erases what an idle slot ran last. Used on the event loop.
+
+    A slot that runs is waited for. The KV cache is read and filled between two steps, files in a
+    worker thread. Cancelled while it waits, a call does nothing; later, what has begun is finished.
+
+    Args:
+        engine: where the slots are.
+        dispatcher: calls on the engine's thread.
+        adapters: knows the LoRA adapters of files that do not say theirs.
+        directory: where the files are; None: there are none.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        dispatcher: Dispatcher,
+        adapters: AdapterScales,
+        directory: str | None,
+    ) -> None:
+        self._engine = engine
+        self._dispatcher = dispatcher
+        self._adapters = adapters
+        self._directory = directory
+        self._one = trio.Lock()  # a state can be as large as the KV cache: one at a time
+
+    def check(self) -> Path:
+        """Find the directory. Raises NotSupportedError where there is none."""
+        if self._directory is None:
+            raise NotSupportedError(
+                "This server does not support slots action. Start it with `--slot-save-path`"
+            )
+        return Path(self._directory)
+
+    async def save(self, slot_id: int, filename: str, owner: str) -> Moved:
+        """Write what a slot ran last to a file, or what is left of it in the cache.
+
+        Raises:
+            PermissionDeniedError: it is not the owner's, or there is a file of another's.
+            InvalidRequestError: there is no such slot, or the name is none for a file.
+            NotSupportedError: the server was started without a directory for files.
+            TrioServeError: the file cannot be written.
+        """
+        path = self._path(filename)
+        await self._until_idle(slot_id)
+        async with self._one:
+            began = monotonic()
+            saved = await self._at(slot_id, partial(self._engine.save_slot, owner=owner))
+            write = partial(self._engine.write_slot_file, path, saved)
+            try:
+                n_bytes = await trio.to_thread.run_sync(write)
+            except OSError as error:
+                raise TrioServeError("Unable to save slot.") from error
+        return Moved(len(saved.keys), n_bytes, (monotonic() - began) * 1e3)
+
+    async def restore(self, slot_id: int, filename: str, owner: str) -> Moved:
+        """Read a file, for prompts that begin like what it holds, in any slot.
+
+        Raises:
+            PermissionDeniedError: it was saved by another owner, or by nobody who is known.
+            InvalidRequestError: there is no such slot or file, or it is of another model, or the
+                KV cache has no room.
+            NotSupportedError: the server was started without a directory for files.
+        """
+        path = self._path(filename)
+        await self._until_idle(slot_id)
+        async with self._one:
+            began = monotonic()
+            read = partial(self._engine.read_slot_file, path, self._adapters.current)
+            try:
+                saved, n_bytes = await trio.to_thread.run_sync(read)
+                if saved.root.owner != owner:
+                    raise PermissionDeniedError("The file was not saved with this API key.")
+                await self._at(slot_id, partial(self._engine.restore_slot, saved=saved))
+            except OSError as error:
+                raise _refusal(f"the file cannot be read: {error.strerror}.") from error
+            except (InvalidRequestError, KVCacheFullError) as error:
+                if error.param is not None:
+                    raise  # it says already which file
+                raise _refusal(error.message) from error
+        return Moved(len(saved.keys), n_bytes, (monotonic() - began) * 1e3)
+
+    async def erase(self, slot_id: int, owner: str) -> int:
+        """Forget what a slot ran last; returns how many tokens of it there were.
+
+        Raises:
+            PermissionDeniedError: it is not the owner's.
+            InvalidRequestError: there is no such slot.
+            NotSupportedError: the server was started without a directory for files.
+        """
+        self.check()
+        return await self._at(slot_id, partial(self._engine.erase_slot, owner=owner))
+
+    async def _until_idle(self, slot_id: int) -> None:
+        """Wait for a slot, before those behind have to wait for it as well."""
+        await self._at(slot_id, lambda _slot_id: None)
+
+    async def _at(self, slot_id: int, function: Callable[[int], _T]) -> _T:
+        post = partial(self._engine.call_slot, slot_id)
+        return await self._dispatcher.call(partial(function, slot_id), post=post)
+
+    def _path(self, filename: str) -> Path:
+        directory = self.check()
+        if not filename or _FORBIDDEN.search(filename) or _too_long(filename):
+            raise InvalidRequestError("Invalid filename", param="filename")
+        return directory / filename
+
+
+def _too_long(filename: str) -> bool:
+    return len(filename.encode()) > _LONGEST_NAME
+
+
+def _refusal(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Unable to restore slot: {why}", param="filename")

@@ -1,0 +1,1 @@
+"""How a server's model is loaded, watched over, put to sleep and woken."""

@@ -1,0 +1,1 @@
+"""Files that requests bring along: read or fetched, and decoded in child processes."""

@@ -1,0 +1,414 @@
+"""`Fetcher`: files from other servers, for requests that name them by their URLs.
+
+Whoever may have a server fetch what they like reaches what the server reaches: the services of its
+machine and of its network. So a name is looked up once, its addresses are checked, and one of these
+is dialed. httpcore would look up a name by itself, and dial what it stands for by then; proxies of
+the environment would, too, and are not used. The same goes for each redirect.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any, TypeAlias
+from urllib.parse import urljoin, urlsplit
+
+import attrs
+import httpcore
+import trio
+
+from trioserve._version import __version__
+from trioserve.config.readers import AllowedHost, parse_host
+from trioserve.errors import InvalidMediaError
+
+Address = IPv4Address | IPv6Address
+
+_PORTS = {"http": 80, "https": 443}
+_MAX_URL = 8192
+
+#: A name of a host. One whose last part begins with a digit is another way to write an address.
+_NAME = re.compile(
+    r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_]([a-z0-9_-]*[a-z0-9])?"
+)
+
+#: Addresses of everybody, for IPv6.
+_UNICAST = ip_network("2000::/3")
+
+#: Addresses that count as public, but lead elsewhere: with an IPv4 address in them (6to4, Teredo),
+#: for documentation, or to the host of a virtual machine (Azure).
+_UNFIT = tuple(
+    map(
+        ip_network,
+        (
+            "2001::/23",
+            "2001:db8::/32",
+            "2002::/16",
+            "3fff::/20",
+            "192.0.0.0/24",
+            "192.88.99.0/24",
+            "168.63.129.16",
+        ),
+    )
+)
+
+
+@attrs.frozen
+class Target:
+    """Where a URL leads to."""
+
+    scheme: str
+    host: str  # in lower case; an IPv6 address without brackets
+    port: int
+    path: str  # with the query
+
+    @property
+    def netloc(self) -> str:
+        """Host and port, as a person writes them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def parse_url(url: str) -> Target:
+    """Read a URL. Nobody reads it again: another parser might find another host in it.
+
+    Raises:
+        InvalidMediaError: it is none that is fetched. The message is a part of a sentence.
+    """
+    if len(url) > _MAX_URL or not re.fullmatch(r"[!-\[\]-~]+", url):  # no blanks, no backslashes
+        raise InvalidMediaError(
+            "is at an address that is too long, or has characters to be escaped"
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        host = (parts.hostname or "").removesuffix(".")
+    except ValueError:
+        raise InvalidMediaError("is at an address that makes no sense") from None
+    if parts.scheme not in _PORTS:
+        raise InvalidMediaError("is at an address that does not begin with http:// or https://")
+    if "@" in parts.netloc:
+        raise InvalidMediaError("is at an address with a name or a password in it")
+    if _literal(host) is None and not _NAME.fullmatch(host):
+        raise InvalidMediaError("is at an address whose host cannot be")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(parts.scheme, host, _PORTS[parts.scheme] if port is None else port, path)
+
+
+class FetchRules:
+    """The hosts that requests may have files fetched from.
+
+    An entry is a host, ``.example.org`` for all names below it, or ``all``. A port other than 80
+    and 443 has to be named: ``example.org:8080``, or ``example.org:*`` for any port. The addresses
+    of hosts have to be public ones, except for an address that is named itself, and for a range
+    that an entry allows: ``files.internal=10.1.0.0/16``.
+
+    Args:
+        entries: the hosts.
+        flag: what they were given with.
+
+    Raises:
+        ConfigError: an entry cannot be read.
+    """
+
+    def __init__(self, entries: Sequence[str], flag: str = "--media-urls") -> None:
+        self._flag = flag
+        self._entries = [parse_host(entry) for entry in entries]
+
+    def check_target(self, target: Target) -> None:
+        """Refuse a host or a port that no entry names.
+
+        Raises:
+            InvalidMediaError: none does. The message is a part of a sentence.
+        """
+        if not any(_takes(entry, target) for entry in self._entries):
+            raise InvalidMediaError(f"is at {target.netloc}, which {self._flag} does not allow")
+
+    def check_addresses(self, target: Target, addresses: Iterable[str]) -> list[str]:
+        """Check what the name of a host stands for. One bad address is too many.
+
+        Returns the addresses in their order.
+
+        Raises:
+            InvalidMediaError: it has none, or one that it must not have: which of both is not said,
+                for it would tell what names there are inside of a network.
+        """
+        entries = [entry for entry in self._entries if _takes(entry, target)]
+        found = [ip_address(address) for address in dict.fromkeys(addresses)]
+        if not found or not all(
+            any(_takes_address(entry, address) for entry in entries) for address in found
+        ):
+            raise InvalidMediaError(f"is at {target.netloc}, which has no public address")
+        return list(map(str, found))
+
+
+def _takes(entry: AllowedHost, target: Target) -> bool:
+    if not entry.any_port and target.port != (
+        _PORTS[target.scheme] if entry.port is None else entry.port
+    ):
+        return False
+    if entry.host.startswith("."):
+        return target.host.endswith(entry.host)
+    return entry.host in ("", target.host)
+
+
+def _takes_address(entry: AllowedHost, address: Address) -> bool:
+    if entry.range is not None:
+        return address in entry.range
+    return is_public(address) or entry.host == str(address)
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the internet, that leads nowhere else."""
+    if isinstance(address, IPv6Address) and (address not in _UNICAST or address.scope_id):
+        return False
+    if address.is_multicast or address.is_reserved or any(address in unfit for unfit in _UNFIT):
+        return False
+    return address.is_global
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+#: Seconds to connect to one of several addresses.
+_CONNECT_SECONDS = 10.0
+
+#: What goes wrong between here and another server.
+FAILURES = (
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.TimeoutException,
+    ssl.SSLError,
+    OSError,
+)
+
+#: Puts something around a connection, before TLS.
+Wrap: TypeAlias = Callable[[httpcore.AsyncNetworkStream], httpcore.AsyncNetworkStream]
+
+
+class Dialer:
+    """Connects to servers.
+
+    Args:
+        rules: to which.
+        certificates: what servers are known by; None: by the usual authorities.
+    """
+
+    def __init__(self, rules: FetchRules, certificates: ssl.SSLContext | None = None) -> None:
+        self._rules = rules
+        self._certificates = certificates
+
+    async def connection(
+        self, target: Target, wrap: Wrap = lambda stream: stream
+    ) -> httpcore.AsyncHTTPConnection:
+        """Make a connection, which is opened when a request is sent.
+
+        Raises:
+            InvalidMediaError: the rules do not allow it. The message is a part of a sentence.
+        """
+        self._rules.check_target(target)
+        addresses = self._rules.check_addresses(target, await _look_up(target))
+        if target.scheme == "https" and self._certificates is None:
+            self._certificates = await trio.to_thread.run_sync(httpcore.default_ssl_context)
+        return httpcore.AsyncHTTPConnection(
+            httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port),
+            ssl_context=self._certificates,
+            network_backend=_Pinned(addresses, wrap),
+        )
+
+
+def url_of(target: Target) -> httpcore.URL:
+    """Write a target as httpcore takes it."""
+    return httpcore.URL(
+        scheme=target.scheme, host=target.host, port=target.port, target=target.path
+    )
+
+
+async def _look_up(target: Target) -> list[str]:
+    """Look up a name, once."""
+    try:
+        found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [str(address[0]) for *_, address in found]
+
+
+class _Pinned(httpcore.AsyncNetworkBackend):
+    """Connects to one of the addresses that were checked, whatever httpcore asks for."""
+
+    def __init__(self, addresses: Sequence[str], wrap: Wrap) -> None:
+        self._addresses = addresses
+        self._wrap = wrap
+        self._backend = httpcore.TrioBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to the first address that answers."""
+        *others, last = self._addresses
+        for address in others:
+            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await self._connect(address, port)
+        return await self._connect(last, port)
+
+    async def _connect(self, address: str, port: int) -> httpcore.AsyncNetworkStream:
+        return self._wrap(await self._backend.connect_tcp(address, port, timeout=_CONNECT_SECONDS))
+
+
+_MAX_REDIRECTS = 3
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+#: Bytes of an answer that are not its body: its head, and the lengths of chunks.
+_HEAD = 2**18
+
+#: Files that are fetched at the same time.
+_N_FETCHES = 16
+
+_HEADERS = {
+    "User-Agent": f"trioserve/{__version__}",
+    "Accept": "image/*, audio/*, video/*, */*;q=0.5",
+    "Accept-Encoding": "identity",  # what it is compressed to says nothing of its size
+}
+
+
+class Fetcher:
+    """Fetches files.
+
+    Args:
+        rules: from where.
+        max_bytes: of a file.
+        timeout: seconds for a file, from the look-up of its name to its last byte.
+        certificates: what servers are known by; None: by the usual authorities.
+    """
+
+    def __init__(
+        self,
+        rules: FetchRules,
+        *,
+        max_bytes: int,
+        timeout: float,
+        certificates: ssl.SSLContext | None = None,
+    ) -> None:
+        self._dialer = Dialer(rules, certificates)
+        self._max_bytes = max_bytes
+        self._timeout = timeout
+        self._places = trio.CapacityLimiter(_N_FETCHES)
+
+    async def fetch(self, url: str, count: Callable[[int], None]) -> bytes:
+        """Fetch a file.
+
+        Args:
+            url: where it is.
+            count: told of bytes as they come; what it raises ends the transfer.
+
+        Raises:
+            InvalidMediaError: the file cannot be had, or must not. The message is a part of a
+                sentence.
+        """
+        async with self._places:
+            with trio.move_on_after(self._timeout):
+                return await self._follow(url, count)
+        raise InvalidMediaError(f"could not be fetched within {self._timeout:g} seconds")
+
+    async def _follow(self, url: str, count: Callable[[int], None]) -> bytes:
+        for _ in range(1 + _MAX_REDIRECTS):
+            body, location = await self._get(parse_url(url), count)
+            if location is None:
+                return body
+            url = urljoin(url, location)
+        raise InvalidMediaError(f"is at an address that redirects more than {_MAX_REDIRECTS} times")
+
+    async def _get(self, target: Target, count: Callable[[int], None]) -> tuple[bytes, str | None]:
+        """Send one GET. Returns the body, or where a redirect leads to."""
+        meter = _Meter(self._max_bytes + _HEAD, count)
+        connection = await self._dialer.connection(target, wrap=partial(_Metered, meter))
+        try:
+            async with connection:
+                return await self._exchange(connection, target)
+        except FAILURES as error:
+            raise InvalidMediaError(f"could not be fetched from {target.netloc}") from error
+
+    async def _exchange(
+        self, connection: httpcore.AsyncHTTPConnection, target: Target
+    ) -> tuple[bytes, str | None]:
+        headers = {"Host": target.netloc, **_HEADERS}
+        async with connection.stream(
+            "GET", url_of(target), headers=list(headers.items())
+        ) as response:
+            said = {
+                name.decode("ascii").lower(): value.decode("latin-1")
+                for name, value in response.headers
+            }
+            if response.status in _REDIRECTS and "location" in said:
+                return b"", said["location"]
+            self._check(response.status, said, target)
+            # What is too long ends the transfer in the meter. An exception here would leave the
+            # generators unfinished that the body comes through.
+            return b"".join([chunk async for chunk in response.aiter_stream()]), None
+
+    def _check(self, status: int, said: Mapping[str, str], target: Target) -> None:
+        if status != 200:
+            raise InvalidMediaError(f"is at {target.netloc}, which answers with status {status}")
+        if said.get("content-encoding", "identity").lower() != "identity":
+            raise InvalidMediaError(f"is at {target.netloc}, which sends it compressed")
+        length = said.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._max_bytes:
+            raise InvalidMediaError(f"has more than {self._max_bytes} bytes")
+
+
+@attrs.define
+class _Meter:
+    """Counts the bytes of an answer, and ends what is too long."""
+
+    n_left: int
+    count: Callable[[int], None]
+
+    def add(self, n_bytes: int) -> None:
+        self.count(n_bytes)
+        self.n_left -= n_bytes
+        if self.n_left < 0:
+            raise InvalidMediaError("has too many bytes")
+
+
+class _Metered(httpcore.AsyncNetworkStream):
+    """A connection whose incoming bytes are counted."""
+
+    def __init__(self, meter: _Meter, stream: httpcore.AsyncNetworkStream) -> None:
+        self._meter = meter
+        self._stream = stream
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        self._meter.add(len(data))
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _Metered(self._meter, stream)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)

@@ -1,0 +1,385 @@
+"""`MediaLoader`: from what a request says of its media to pixels and samples.
+
+Files are decoded in child processes, a few for all requests.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote
+
+import attrs
+import structlog
+import trio
+
+from trioserve.config import Config
+from trioserve.errors import (
+    InvalidMediaError,
+    ServerClosingError,
+    TrioServeError,
+    UnavailableError,
+    UnsupportedFieldError,
+)
+from trioserve.media.answer import Order
+from trioserve.media.decoder import Decoder, DecoderError
+from trioserve.media.limits import MediaLimits
+from trioserve.media.sniff import Format, sniff
+from trioserve.server.concurrency import alongside
+from trioserve.server.limits.memory import Hold
+from trioserve.server.media.fetch import Fetcher, FetchRules
+from trioserve.types import (
+    DecodedAudio,
+    DecodedDocument,
+    DecodedImage,
+    DecodedMedia,
+    DocumentSource,
+    MediaKind,
+    MediaSource,
+)
+
+_log = structlog.stdlib.get_logger("trioserve.server")
+
+#: Files that are decoded at the same time, each in a process of its own.
+_N_PROCESSES = 2
+
+
+class Decoders:
+    """Has files decoded. A process is started when it is needed, and kept for the next file."""
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
+        self._places = trio.CapacityLimiter(_N_PROCESSES)
+        self._idle: list[Decoder] = []
+        self._busy: set[Decoder] = set()
+        self._is_closed = False
+
+    async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
+        """Decode a file. When cancelled, the process is ended, and waited for.
+
+        Raises:
+            InvalidMediaError: it cannot be used. The message is a part of a sentence.
+            ServerClosingError: the server was closed.
+            UnavailableError: there is no process to do it.
+        """
+        async with self._places:
+            if self._is_closed:
+                raise ServerClosingError
+            decoder = await self._take()
+            self._busy.add(decoder)
+            try:
+                return await self._decode(decoder, data, order)
+            finally:
+                self._busy.remove(decoder)
+                if decoder.is_usable:
+                    self._idle.append(decoder)
+
+    async def aclose(self) -> None:
+        """End the processes, and wait until they have ended. Nothing is decoded any more."""
+        self._is_closed = True
+        for decoder in self._busy:
+            decoder.kill()
+        with trio.CancelScope(shield=True):
+            places = [object() for _ in range(_N_PROCESSES)]
+            for place in places:
+                await self._places.acquire_on_behalf_of(place)
+            while self._idle:
+                await trio.to_thread.run_sync(self._idle.pop().close)
+        for place in places:
+            self._places.release_on_behalf_of(place)
+
+    async def _take(self) -> Decoder:
+        """Take a process that waits, or one that is still to be started."""
+        while self._idle:
+            decoder = self._idle.pop()
+            if decoder.is_usable:
+                return decoder
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(decoder.close)  # it has died meanwhile
+        return Decoder(self._limits)
+
+    async def _decode(
+        self, decoder: Decoder, data: bytes, order: Order
+    ) -> DecodedMedia | DecodedDocument:
+        watch = _Watch(decoder, self._limits.timeout)
+        try:
+            async with alongside(watch.run):
+                media = await watch.decode(data, order)
+        except DecoderError as error:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise self._refusal(error, watch.has_timed_out) from error
+        return media
+
+    def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:
+        if self._is_closed:
+            return ServerClosingError()
+        if has_timed_out:
+            return InvalidMediaError(f"takes more than {self._limits.timeout:g} seconds to decode")
+        if error.by_signal:
+            _log.warning("a file has ended the process that decodes it", reason=str(error))
+            return InvalidMediaError("takes too much time or memory to decode")
+        _log.error("media cannot be decoded", reason=str(error))
+        return UnavailableError("Media cannot be decoded now.")
+
+
+@attrs.define(eq=False)
+class _Watch:
+    """Has a file decoded, and ends the process if that takes too long or nobody waits for it."""
+
+    _decoder: Decoder
+    _timeout: float
+    _is_over: bool = False
+    has_timed_out: bool = False
+
+    async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
+        """Decode, with `run` alongside, which alone can end it."""
+        try:
+            with trio.CancelScope(shield=True):
+                media = await trio.to_thread.run_sync(self._decoder.decode, data, order)
+        finally:
+            self._is_over = True
+        return media
+
+    async def run(self) -> None:
+        """End the process in time, or when this is cancelled, unless it is done."""
+        try:
+            await trio.sleep(self._timeout)
+            self.has_timed_out = True
+        finally:
+            if not self._is_over:
+                self._decoder.kill()
+
+
+#: Files that are read at the same time.
+_N_READERS = 4
+
+_NAMES = {"image": "image", "audio": "sound", "video": "video", None: "file"}
+_PLURALS = {"image": "images", "audio": "sound", "video": "videos"}
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """What a model takes."""
+
+    kinds: frozenset[MediaKind]
+    rate: int = 16000  # samples a second, of sound
+    fps: float = 4.0  # frames a second, of video
+
+
+class MediaLoader:
+    """Reads and decodes the media of requests, within limits. Close it in the end.
+
+    Args:
+        limits: what a file may be.
+        media_path: the folder whose files requests may name with ``file://``; None: no files.
+        urls: the hosts that files may be fetched from, as `FetchRules` reads them.
+
+    Raises:
+        ConfigError: one of `urls` cannot be read.
+    """
+
+    def __init__(
+        self, limits: MediaLimits, *, media_path: Path | None = None, urls: Sequence[str] = ()
+    ) -> None:
+        self._limits = limits
+        self._media_path = media_path
+        self._fetcher: Fetcher | None = None
+        if urls:
+            rules = FetchRules(urls)
+            self._fetcher = Fetcher(rules, max_bytes=limits.max_bytes, timeout=limits.timeout)
+        self._decoders = Decoders(limits)
+        self._readers = trio.CapacityLimiter(_N_READERS)
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Make the loader of a configuration.
+
+        Raises:
+            ConfigError: ``media_urls`` has an entry that cannot be read.
+        """
+        limits = MediaLimits(
+            max_bytes=config.media_max_bytes,
+            max_pixels=config.media_max_pixels,
+            max_seconds=config.media_max_seconds,
+            max_frames=config.media_max_frames,
+            timeout=config.media_timeout,
+        )
+        folder = None if config.media_path is None else Path(config.media_path)
+        return cls(limits, media_path=folder, urls=config.media_urls)
+
+    async def load(
+        self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
+    ) -> list[DecodedMedia]:
+        """Load all media of a request, in their order.
+
+        When cancelled, nothing goes on: a process that decodes is ended, and waited for.
+
+        Args:
+            sources: what the request says.
+            wanted: what the model takes.
+            hold: counts the bytes of what is returned.
+
+        Raises:
+            InvalidMediaError: one cannot be had, or used; it has the source's `param`, and its
+                place among them as `index`.
+            PayloadTooLargeError: they take more memory than one request may hold.
+            UnavailableError: there is no memory for them now, or no process.
+        """
+        most = self._limits.max_files
+        if len(sources) > most:
+            raise InvalidMediaError(
+                f"The request has {len(sources)} media, and may have at most {most}.",
+                param=sources[most].param,
+                index=most,
+            )
+        loaded: list[DecodedMedia] = []
+        for index, source in enumerate(sources):
+            try:
+                media = await self._load(source, wanted, hold)
+            except InvalidMediaError as error:
+                message = f"The {_NAMES[source.kind]} in '{source.param}' {error.message}."
+                raise InvalidMediaError(message, param=source.param, index=index) from error
+            loaded.append(media)
+        return loaded
+
+    async def read(self, source: MediaSource, hold: Hold) -> bytes:
+        """Read a file as it is, or fetch it. Otherwise like `load`."""
+        try:
+            return await self._read(source, hold)
+        except InvalidMediaError as error:
+            message = f"The {_NAMES[source.kind]} in '{source.param}' {error.message}."
+            raise InvalidMediaError(message, param=source.param) from error
+
+    async def load_document(
+        self, source: DocumentSource, *, with_images: bool, hold: Hold
+    ) -> DecodedDocument:
+        """Decode a PDF whose data are there. Otherwise like `load`.
+
+        Args:
+            source: what the request says.
+            with_images: whether there is to be an image of each page.
+            hold: counts the bytes of what is returned.
+
+        Raises:
+            UnsupportedFieldError: this server cannot read PDFs.
+            InvalidMediaError: it cannot be used; or as `load`.
+        """
+        if find_spec("pypdfium2") is None:
+            raise UnsupportedFieldError(
+                f"'{source.param}' is a PDF, and this server reads none: it was installed without "
+                "the extra trioserve[pdf].",
+                param=source.param,
+            )
+        assert source.data is not None
+        order = Order(format="pdf", kind="document", with_images=with_images)
+        try:
+            if len(source.data) > self._limits.max_bytes:
+                raise InvalidMediaError(f"has more than {self._limits.max_bytes} bytes")
+            document = await self._decoders.decode(source.data, order)
+        except InvalidMediaError as error:
+            message = f"The document in '{source.param}' {error.message}."
+            raise InvalidMediaError(message, param=source.param) from error
+        assert isinstance(document, DecodedDocument)
+        for page in document.pages:
+            hold.grow(len(page.text) + (0 if page.image is None else size_of(page.image)))
+        return document
+
+    async def aclose(self) -> None:
+        """End the processes that decode. Nothing is loaded any more."""
+        await self._decoders.aclose()
+
+    async def _load(self, source: MediaSource, wanted: Wanted, hold: Hold) -> DecodedMedia:
+        if source.decoded is not None:
+            return source.decoded  # and counted by whoever has decoded it
+        before = hold.n_bytes
+        data = await self._read(source, hold)
+        media = await self._decoders.decode(data, _order(source.kind, sniff(data), wanted))
+        assert not isinstance(media, DecodedDocument)
+        hold.shrink_to(before)
+        hold.grow(size_of(media))
+        return media
+
+    async def _read(self, source: MediaSource, hold: Hold) -> bytes:
+        if source.data is not None:
+            return source.data
+        if source.path is not None:
+            data = await self._read_file(Path(source.path), None)
+        elif source.url is not None and source.url.startswith("file://"):
+            data = await self._read_file(*self._in_folder(source.url.removeprefix("file://")))
+        elif source.url is not None and self._fetcher is not None:
+            return await self._fetcher.fetch(source.url, hold.grow)
+        else:
+            raise InvalidMediaError(
+                "is at an address, and without --media-urls this server fetches nothing"
+            )
+        hold.grow(len(data))
+        return data
+
+    def _in_folder(self, name: str) -> tuple[Path, Path]:
+        if self._media_path is None:
+            raise InvalidMediaError(
+                "is a file of the server, and without --media-path requests may name none"
+            )
+        path = Path(unquote(name))
+        if not path.is_relative_to(self._media_path):  # llama-server takes a slash before the name
+            path = self._media_path / path.as_posix().lstrip("/")
+        return path, self._media_path
+
+    async def _read_file(self, path: Path, folder: Path | None) -> bytes:
+        read = partial(_read_file, path, folder, self._limits.max_bytes + 1)
+        with trio.move_on_after(self._limits.timeout):
+            return await trio.to_thread.run_sync(
+                read, limiter=self._readers, abandon_on_cancel=True
+            )
+        raise InvalidMediaError("is in a file that cannot be read in time")
+
+
+def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:
+    """Decide what to make of a file.
+
+    Raises:
+        InvalidMediaError: it is not what the request says, or nothing that the model takes.
+    """
+    kinds = [kind for kind in format.kinds if said in (None, kind)]
+    if not kinds:
+        raise InvalidMediaError(f"is no {_NAMES[said]}, but a file of the format {format.name}")
+    kind = next((kind for kind in kinds if kind in wanted.kinds), None)
+    if kind is None:
+        raise InvalidMediaError(
+            f"is a file of the format {format.name}, and this model takes no {_PLURALS[kinds[0]]}"
+        )
+    return Order(format=format.name, kind=kind, rate=wanted.rate, fps=wanted.fps)
+
+
+def _read_file(path: Path, folder: Path | None, most: int) -> bytes:
+    """Read a plain file, up to a size, that is in a folder.
+
+    Raises:
+        InvalidMediaError: it cannot be read, or a link leads out of the folder.
+    """
+    try:
+        path = path.resolve()
+        if folder is not None and not path.is_relative_to(folder.resolve()):
+            raise InvalidMediaError("is outside of --media-path")  # whether it exists or not
+        # Opening a pipe would wait for somebody who writes to it.
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidMediaError("is not in a plain file")
+            return file.read(most)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "the name makes no sense"
+        raise InvalidMediaError(f"is in a file that cannot be read: {reason}") from None
+
+
+def size_of(media: DecodedMedia) -> int:
+    """Bytes that decoded media take."""
+    if isinstance(media, DecodedImage):
+        return len(media.pixels)
+    if isinstance(media, DecodedAudio):
+        return len(media.samples)
+    return sum(len(image.pixels) for _, image in media.frames)

@@ -1,0 +1,119 @@
+"""`Models`: servers by name, of which a limited number have their models in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import trio
+
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.errors import ConfigError
+from trioserve.server.concurrency import EnteredOnce
+from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
+from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.server import Server
+
+#: In these states, a server holds a place in memory, or waits for one.
+_IN_MEMORY = (ServerState.LOADING, ServerState.READY)
+
+#: Seconds after which to look again which servers are idle: the one that was may be in use.
+_LOOK_AGAIN = 1.0
+
+
+class Models(EnteredOnce, Mapping[str, Server]):
+    """Several models in one program: ``async with Models({"small": "a.gguf"}) as models:``.
+
+    ``models["small"]`` is a `Server` that begins asleep: its model is loaded when it is first
+    needed. When as many are in memory as may be, the one whose last request is longest ago makes
+    room; one that is in use does so when it is idle. A request waits for that, in order.
+
+    Leaving ends all servers, as leaving each of them would.
+
+    Args:
+        models: what to load, by name: a configuration, or what its field `model` holds.
+        max_loaded: how many may be in memory at the same time; 0: any number.
+        load: loads a model; see `Server`.
+        drive: runs an engine; see `Server`.
+
+    Raises:
+        ConfigError: `max_loaded` is negative.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Config | str],
+        *,
+        max_loaded: int = 0,
+        load: Loader = llama.load,
+        drive: Driver = in_thread,
+    ) -> None:
+        if max_loaded < 0:
+            raise ConfigError(f"max_loaded must be at least 0, not {max_loaded}")
+        self._places = trio.CapacityLimiter(max_loaded or max(1, len(models)))
+        self._servers = {
+            name: Server(
+                Config(model=config) if isinstance(config, str) else config,
+                load=load,
+                drive=drive,
+                asleep=True,
+                room=partial(self._room, name),
+            )
+            for name, config in models.items()
+        }
+
+    def __getitem__(self, name: str) -> Server:
+        return self._servers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._servers)
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for server in self.values():
+                await stack.enter_async_context(server)
+            yield
+
+    @asynccontextmanager
+    async def _room(self, name: str) -> AsyncIterator[None]:
+        """Hold one of the places in memory. Waits for one, and has others make room meanwhile."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._make_room, name)
+            await self._places.acquire()
+            nursery.cancel_scope.cancel()
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    async def _make_room(self, name: str) -> None:
+        """Have one server after another fall asleep, until cancelled.
+
+        A place that is free may be another's who has waited for longer.
+        """
+        while True:
+            others = [server for other, server in self.items() if other != name]
+            loaded = [one for one in others if one.state.value in _IN_MEMORY]
+            idle = [(one.idle_since, one) for one in loaded if one.idle_since is not None]
+            oldest = [min(idle, key=lambda pair: pair[0])[1]] if idle else loaded
+            with trio.move_on_after(_LOOK_AGAIN):
+                await _first_to_sleep(oldest)
+
+
+async def _first_to_sleep(servers: list[Server]) -> None:
+    """Wait until one of some servers has been idle, and has fallen asleep."""
+
+    async def sleep(server: Server) -> None:
+        await server.sleep()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for server in servers:
+            nursery.start_soon(sleep, server)
+        await trio.sleep_forever()

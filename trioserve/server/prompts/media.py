@@ -1,0 +1,299 @@
+"""Prompts with images, sound and video: loaded, and cut into chunks between the text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import trio
+
+from trioserve.chat.documents import document_part, documents_in, pages_of
+from trioserve.chat.markers import Parts
+from trioserve.chat.media_parts import Attachment, media_part
+from trioserve.chat.messages import Message, Messages
+from trioserve.engine.projector import Projector
+from trioserve.errors import (
+    ContextLengthExceededError,
+    DeadlineExceededError,
+    InvalidMediaError,
+    PayloadTooLargeError,
+    UnsupportedFieldError,
+)
+from trioserve.server.limits.memory import Hold, MemoryBudget
+from trioserve.server.limits.workers import Stop, Workers
+from trioserve.server.media.loader import Wanted
+from trioserve.server.prompts.tokens import PromptLike
+from trioserve.types import (
+    DecodedDocument,
+    DecodedMedia,
+    DocumentSource,
+    MediaKind,
+    MediaSource,
+    Modalities,
+    Prompt,
+)
+
+#: The most documents of a request.
+_MAX_DOCUMENTS = 100
+
+
+class Loader(Protocol):
+    """Loads media; `trioserve.server.media.loader.MediaLoader` is one."""
+
+    async def load(
+        self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
+    ) -> list[DecodedMedia]:
+        """Load all media of a request, in their order; `hold` counts what they take."""
+
+    async def read(self, source: MediaSource, hold: Hold) -> bytes:
+        """Read or fetch a file."""
+
+    async def load_document(
+        self, source: DocumentSource, *, with_images: bool, hold: Hold
+    ) -> DecodedDocument:
+        """Decode a document."""
+
+
+def check_kinds(modalities: Modalities, sources: Iterable[MediaSource]) -> None:
+    """Refuse media that a model does not take.
+
+    Raises:
+        UnsupportedFieldError: there are some; the error names the part.
+    """
+    for source in sources:
+        if not modalities.take(source.kind):
+            raise UnsupportedFieldError(
+                f"{source.kind or 'media'} input is not supported - hint: if this is unexpected, "
+                "you may need to provide the mmproj",
+                param=source.param,
+            )
+
+
+def _to_parts(parts: Iterable[str | MediaSource | Attachment]) -> Parts:
+    return tuple(
+        part.source(f"prompt[{index}]") if isinstance(part, Attachment) else part
+        for index, part in enumerate(parts)
+    )
+
+
+def _is_file(part: Mapping[str, Any]) -> bool:
+    """Whether a content part is media that have still to be loaded."""
+    return part["type"] == "media" and part["media"].decoded is None
+
+
+def _with_decoded(message: Message, loaded: Iterator[DecodedMedia]) -> Message:
+    """Put the next ones of some media in the place of those files that a message names."""
+    if isinstance(message["content"], str):
+        return message
+    content = []
+    for part in message["content"]:
+        if _is_file(part):
+            source = part["media"]
+            part = media_part(
+                MediaSource(kind=source.kind, decoded=next(loaded), param=source.param)
+            )
+        content.append(part)
+    return {**message, "content": content}
+
+
+@attrs.frozen
+class MixedPrompt:
+    """A prompt of text and media: ``MixedPrompt(["This is ", Image("cat.png"), ", a"])``."""
+
+    parts: Parts = attrs.field(converter=_to_parts)
+
+
+AnyPrompt: TypeAlias = PromptLike | MixedPrompt
+
+
+class MediaPrompts:
+    """Makes prompts of text and media.
+
+    Args:
+        modalities: what the model takes.
+        projector: of the model; None: it takes text only.
+        loader: loads media.
+        workers: the threads in which prompts are made.
+        memory: what requests may hold.
+        n_ctx: tokens that the context of a request holds.
+        video_fps: frames to take of each second of a video.
+    """
+
+    def __init__(
+        self,
+        modalities: Modalities,
+        projector: Projector | None,
+        loader: Loader,
+        workers: Workers,
+        memory: MemoryBudget,
+        *,
+        n_ctx: int,
+        video_fps: float,
+    ) -> None:
+        self._projector = projector
+        self._loader = loader
+        self._workers = workers
+        self._memory = memory
+        self._n_ctx = n_ctx
+        self._modalities = modalities
+        self._video_fps = video_fps
+        #: What is being prepared is not counted yet: so there is not much of it.
+        self._preparing = trio.CapacityLimiter(2)
+
+    @property
+    def audio_rate(self) -> int:
+        """Samples a second of the sound that the model takes; 0: it takes none."""
+        return 0 if self._projector is None else self._projector.audio_rate
+
+    def hold(self, owner: str = "") -> Hold:
+        """Begin to count what the media of a request take."""
+        return self._memory.hold(owner)
+
+    async def read_documents(
+        self, messages: Messages, hold: Hold, deadline: float = math.inf
+    ) -> Messages:
+        """Put text and images in the place of documents. `hold` and `deadline`: see `prompt_of`.
+
+        Raises:
+            UnsupportedFieldError: this server reads no PDFs.
+            InvalidMediaError: one cannot be read; the error names the part.
+            DeadlineExceededError: the deadline passes.
+            TrioServeError: from loading.
+        """
+        documents = [one for message in messages for one in documents_in(message)]
+        if not documents:
+            return messages
+        if len(documents) > _MAX_DOCUMENTS:
+            raise InvalidMediaError(
+                f"The request has {len(documents)} documents, and may have at most "
+                f"{_MAX_DOCUMENTS}.",
+                param=documents[_MAX_DOCUMENTS].param,
+            )
+        with trio.move_on_at(deadline):
+            return Messages([await self._with_pages(message, hold) for message in messages])
+        raise DeadlineExceededError("The request's deadline has passed.")
+
+    async def load_once(self, messages: Messages, hold: Hold, deadline: float) -> Messages:
+        """Put decoded media in the place of files, for a chat that becomes several prompts.
+
+        Arguments and errors are those of `read_documents`.
+        """
+        messages = await self.read_documents(messages, hold, deadline)
+        sources = [
+            part["media"]
+            for message in messages
+            if not isinstance(message["content"], str)
+            for part in message["content"]
+            if _is_file(part)
+        ]
+        check_kinds(self._modalities, sources)
+        if not sources or self._projector is None:
+            return messages
+        with trio.move_on_at(deadline):
+            loaded = iter(await self._loader.load(sources, self._wanted(self._projector), hold))
+            return Messages([_with_decoded(message, loaded) for message in messages])
+        raise DeadlineExceededError("The request's deadline has passed.")
+
+    async def _with_pages(self, message: Message, hold: Hold) -> Message:
+        if not documents_in(message):
+            return message
+        content: list[dict[str, Any]] = []
+        for part in message["content"]:
+            content += await self._parts(part["document"], hold) if "document" in part else [part]
+        return {**message, "content": content}
+
+    async def _parts(self, source: DocumentSource, hold: Hold) -> list[dict[str, Any]]:
+        if source.url is None:
+            return await self._pages(source, hold)
+        data = await self._loader.read(MediaSource(url=source.url, param=source.param), hold)
+        part = document_part(data, name=source.name, about=source.about, param=source.param)
+        if part is None:
+            return [media_part(MediaSource(data=data, param=source.param))]
+        return await self._pages(part["document"], hold) if part["type"] == "document" else [part]
+
+    async def _pages(self, source: DocumentSource, hold: Hold) -> list[dict[str, Any]]:
+        sees = self._modalities.vision
+        document = await self._loader.load_document(source, with_images=sees, hold=hold)
+        if not sees and not any(page.text.strip() for page in document.pages):
+            raise InvalidMediaError(
+                f"The document in '{source.param}' has no text, and this model sees no images.",
+                param=source.param,
+            )
+        return pages_of(source, document)
+
+    async def prompt_of(
+        self,
+        parts: Parts,
+        hold: Hold,
+        *,
+        add_special: bool,
+        deadline: float = math.inf,
+        fits: bool = True,
+        aside: bool = False,
+    ) -> Prompt:
+        """Load the media of a prompt, and put them in their places. Text has special tokens.
+
+        Args:
+            parts: text, and where media come from.
+            hold: counts what the media take; it outlasts the prompt.
+            add_special: see `Vocab.tokenize`.
+            deadline: when nobody waits for it any more.
+            fits: whether it has to fit into the context.
+            aside: whether no prompt comes of it that somebody continues.
+
+        Raises:
+            UnsupportedFieldError: the model does not take one of the media.
+            InvalidMediaError: one cannot be had, or used; the error names the part.
+            ContextLengthExceededError: the prompt does not fit.
+            DeadlineExceededError: the deadline passes.
+            TrioServeError: from loading.
+        """
+        with trio.move_on_at(deadline):
+            return await self._prompt_of(parts, hold, add_special, fits, aside)
+        raise DeadlineExceededError("The request's deadline has passed.")
+
+    async def _prompt_of(
+        self, parts: Parts, hold: Hold, add_special: bool, fits: bool, aside: bool
+    ) -> Prompt:
+        sources = [part for part in parts if isinstance(part, MediaSource)]
+        check_kinds(self._modalities, sources)
+        assert self._projector is not None
+        projector = self._projector
+        before = hold.n_bytes
+        files = [source for source in sources if source.decoded is None]
+        loaded = iter(await self._loader.load(files, self._wanted(projector), hold))
+        given = [part if isinstance(part, str) else part.decoded or next(loaded) for part in parts]
+
+        def prepare(stop: Stop) -> Prompt:
+            def enough(n_cells: int) -> bool:
+                if fits and n_cells > self._n_ctx:
+                    raise ContextLengthExceededError(n_cells, self._n_ctx, at_least=True)
+                if n_cells * projector.bytes_per_cell > self._memory.limit:
+                    raise PayloadTooLargeError(
+                        f"The media of the request take more than {self._memory.limit} bytes of "
+                        "memory, which --max-request-memory allows."
+                    )
+                return stop()
+
+            return projector.prepare(given, add_special=add_special, stop=enough)
+
+        try:
+            async with self._preparing:
+                prompt = await self._workers.run_in_thread(prepare, aside=aside)
+        except InvalidMediaError as error:
+            source = parts[error.index]
+            assert isinstance(source, MediaSource)
+            raise InvalidMediaError(
+                f"'{source.param}': {error.message}", param=source.param, index=error.index
+            ) from error
+        n_cells = sum(chunk.n_cells for _, chunk in prompt.media)
+        hold.shrink_to(before)  # from here on, the chunks are all there is
+        hold.grow(n_cells * projector.bytes_per_cell)
+        return prompt
+
+    def _wanted(self, projector: Projector) -> Wanted:
+        kinds: list[MediaKind] = ["image", "audio", "video"]
+        taken = frozenset(kind for kind in kinds if self._modalities.take(kind))
+        return Wanted(kinds=taken, rate=projector.audio_rate, fps=self._video_fps)
