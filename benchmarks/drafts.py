@@ -60,7 +60,7 @@ PEER = "llama-server"
 _UNFORCED = """
 import sys
 from trioserve.cli.main import main
-from trioserve.engine import sampler_pool
+from trioserve.engine import output
 sampler_pool.MAX_AHEAD = 0
 sys.exit(main())
 """

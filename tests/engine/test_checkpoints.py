@@ -12,7 +12,7 @@ from trioserve.types import CacheRoot, Preempted
 SYSTEM = "s" * 200
 USER = SYSTEM + "U" + "u" * 60
 ASKED = USER + "A"  # and here the answer begins
-HINTS = (len(SYSTEM), len(USER))
+DIVERGENCE_POINTS = (len(SYSTEM), len(USER))
 
 
 def harness(
@@ -55,10 +55,10 @@ def test_what_parts_from_a_prompt_starts_there(
     prompt: str, n_new: int, shape: dict[str, int]
 ) -> None:
     chats = harness(answer="yes", **shape)
-    chats.submit(1, ASKED, hints=HINTS)
+    chats.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
     chats.run()
     assert prefilled(chats, 1) == len(ASKED)
-    chats.submit(2, prompt, hints=(len(SYSTEM),))
+    chats.submit(2, prompt, divergence_points=(len(SYSTEM),))
     chats.run()
     assert prefilled(chats, 2) == n_new
     assert chats.text(2) == "yes"
@@ -70,11 +70,11 @@ def test_a_chat_that_went_on_still_has_its_past() -> None:
     for turn in range(1, 6):
         hint = len(text)
         text += f"U{turn}" * 20 + "A"
-        chats.submit(turn, text, hints=(len(SYSTEM), hint))
+        chats.submit(turn, text, divergence_points=(len(SYSTEM), hint))
         chats.run()
         text += "yes"
     assert [prefilled(chats, turn) for turn in range(1, 6)] == [241, 41, 41, 41, 41]
-    chats.submit(6, text[: 200 + 2 * 44] + "edited", hints=())
+    chats.submit(6, text[: 200 + 2 * 44] + "edited", divergence_points=())
     chats.run()
     assert prefilled(chats, 6) == 6
 
@@ -91,7 +91,7 @@ def test_eight_requests_with_one_prefix_prefill_it_once(shape: dict[str, int]) -
 def test_followers_meet_their_leader_at_a_place_that_is_near() -> None:
     crowd = harness()
     for task_id in range(1, 5):
-        crowd.submit(task_id, USER + f"{task_id}" * 30, hints=(len(USER) - 5,))
+        crowd.submit(task_id, USER + f"{task_id}" * 30, divergence_points=(len(USER) - 5,))
     crowd.run()
     assert crowd.backend.n_checkpoints <= 5 + 4  # a place for all, the ends, and a copy for each
     assert [prefilled(crowd, i) for i in (2, 3, 4)] == [35, 35, 35]
@@ -118,7 +118,7 @@ def test_a_long_prompt_has_checkpoints_on_the_way() -> None:
 
 def test_what_went_to_ram_can_go_back_too() -> None:
     small = harness(n_slots=1, n_seqs=1, n_ctx=400)
-    small.submit(1, ASKED, hints=HINTS)
+    small.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
     small.run()
     small.submit(2, "other" * 70)
     small.run()
@@ -131,7 +131,7 @@ def test_what_went_to_ram_can_go_back_too() -> None:
 @KINDS
 def test_a_state_that_cannot_be_restored_is_computed_anew(shape: dict[str, int]) -> None:
     broken = harness(**shape)
-    broken.submit(1, ASKED, hints=HINTS)
+    broken.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
     broken.run()
     broken.backend.on_rewind = lambda: False
     broken.submit(2, SYSTEM + "hello")
@@ -148,9 +148,9 @@ def test_a_state_that_cannot_be_restored_is_computed_anew(shape: dict[str, int])
 
 def test_a_checkpoint_belongs_to_its_root() -> None:
     shared = harness()
-    shared.submit(1, ASKED, CacheRoot(owner="a"), hints=HINTS)
+    shared.submit(1, ASKED, CacheRoot(owner="a"), divergence_points=DIVERGENCE_POINTS)
     shared.run()
-    shared.submit(2, ASKED, CacheRoot(owner="b"), hints=HINTS)
+    shared.submit(2, ASKED, CacheRoot(owner="b"), divergence_points=DIVERGENCE_POINTS)
     shared.run()
     shared.submit(3, ASKED, CacheRoot(owner="a"))
     shared.run()
@@ -165,7 +165,7 @@ def test_a_checkpoint_belongs_to_its_root() -> None:
 def test_without_room_for_them_there_are_none(rules: CheckpointRules, ram: int) -> None:
     without = harness(rules=rules, cache_ram=ram)
     for task_id in range(1, 9):
-        without.submit(task_id, ASKED + str(task_id) * 20, hints=HINTS)
+        without.submit(task_id, ASKED + str(task_id) * 20, divergence_points=DIVERGENCE_POINTS)
     without.run()
     without.submit(9, SYSTEM + "hello")
     without.run()
@@ -176,12 +176,12 @@ def test_without_room_for_them_there_are_none(rules: CheckpointRules, ram: int) 
 
 def test_a_model_that_can_be_cut_needs_none() -> None:
     plain = harness(can_cut=True)
-    plain.submit(1, ASKED, hints=HINTS)
+    plain.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
     plain.step()
-    run = plain.engine._scheduler.slots[0].run
-    assert run is not None and run.places == []
+    run = plain.engine._scheduler.slots[0].request
+    assert run is not None and run.checkpoints == []
     plain.run()
-    plain.submit(2, SYSTEM + "hello", hints=(7,))
+    plain.submit(2, SYSTEM + "hello", divergence_points=(7,))
     plain.run()
     assert prefilled(plain, 2) == 5
     assert plain.backend.n_checkpoints == 0
@@ -189,14 +189,14 @@ def test_a_model_that_can_be_cut_needs_none() -> None:
 
 def test_who_does_not_want_the_cache_leaves_no_checkpoint() -> None:
     apart = harness()
-    apart.submit(1, ASKED, hints=HINTS, cache_prompt=False)
+    apart.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS, cache_prompt=False)
     apart.run()
     assert apart.backend.n_checkpoints == 0
 
 
 def test_a_slot_that_is_erased_leaves_no_checkpoint() -> None:
     one = harness()
-    one.submit(1, ASKED, hints=HINTS)
+    one.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
     one.run()
     ram = one.engine._scheduler.cache.ram
     assert ram.n_checkpoints == 2

@@ -45,10 +45,10 @@ def test_a_step_adds_what_is_right_of_a_draft_and_one_more(draft: str, text: str
     harness.step()
     assert harness.backend.n_decodes == before + 1
     assert harness.text(1) == text
-    if slot.run is not None:
+    if slot.request is not None:
         held = bytes(harness.backend.sequences[0]).decode()
         assert held == "hello world" + text[:-1]  # the newest token is still to be decoded
-        assert slot.run.draft == []
+        assert slot.request.draft == []
     harness.run()
     assert harness.text(1) == "HELLO WORLD"
     assert harness.finish(1).timings.predicted_n == 12  # the end token counts
@@ -56,7 +56,7 @@ def test_a_step_adds_what_is_right_of_a_draft_and_one_more(draft: str, text: str
 
 def test_drafts_that_are_rolled_back_leave_the_cells_in_one_span() -> None:
     harness, slot = start()
-    while slot.run is not None:
+    while slot.request is not None:
         propose(harness, slot, "??")
         harness.step()
         assert len(harness.engine._scheduler.cache._held._cells._spans[0]) == 1
@@ -159,7 +159,7 @@ def test_a_draft_shares_the_batch_with_prompts() -> None:
     harness, slot = start(ScriptedBackend(n_batch=16))
     harness.submit(2, "x" * 40, max_tokens=2)
     while harness.step():
-        if slot.run is not None and slot.run.task.id == 1:
+        if slot.request is not None and slot.request.task.id == 1:
             n_said = len(harness.text(1))
             propose(harness, slot, "HELLO WORLD"[n_said:])
     assert harness.text(1) == "HELLO WORLD"
@@ -175,7 +175,7 @@ def test_drafts_give_way_before_a_run_does() -> None:
     propose(harness, one, "ELLO WO")
     propose(harness, other, "THERxxxxx")
     harness.step()
-    assert one.run is not None and other.run is not None
+    assert one.request is not None and other.request is not None
     assert (harness.text(1), harness.text(2)) == ("HE", "OT")
     harness.run()
     assert (harness.text(1), harness.text(2)) == ("HELLO ", "OTHER")
@@ -186,7 +186,7 @@ def test_a_cache_that_is_full_after_all_drops_the_draft() -> None:
     propose(harness, slot, "ELLO")
     harness.backend.fail_next = KVCacheFullError("no free cells")
     harness.step()
-    assert slot.run is not None and slot.n_pending == 1
+    assert slot.request is not None and slot.n_pending == 1
     harness.run()
     assert harness.text(1) == "HELLO WORLD"
 

@@ -38,9 +38,9 @@ class MediaMachine(EngineMachine):
         )
         return self.projector
 
-    def make_prompt(self, text: str, hints: list[int]) -> tuple[Prompt, str]:
+    def make_prompt(self, text: str, divergence_points: list[int]) -> tuple[Prompt, str]:
         seen = text.replace("bb", "bc").replace("b", "[image:b]").replace("c", "[image:c]")
-        return prompt_of(seen, self.projector, tuple(hints)), seen
+        return prompt_of(seen, self.projector, tuple(divergence_points)), seen
 
     def waits_for_others(self) -> bool:
         slots = self.engine._scheduler.slots
@@ -64,7 +64,7 @@ class MediaMachine(EngineMachine):
     @rule(data=st.data())
     def cancel_while_encoding(self, data: st.DataObject) -> None:
         """Cancel the run of a slot while something is encoded."""
-        runs = [slot.run for slot in self.engine._scheduler.slots if slot.run is not None]
+        runs = [slot.request for slot in self.engine._scheduler.slots if slot.request is not None]
         if not runs:
             return
         task_id = data.draw(st.sampled_from(sorted(run.task.id for run in runs)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.engine.prefill_costs import TILE, PrefillCosts
+from trioserve.engine.strategy import TILE, PrefillCosts
 
 
 def observe(costs: PrefillCosts, n_prefill: int, seconds: float, n_decode: int = 4) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trioserve.engine.queue import AGEING_S, WaitingQueue
-from trioserve.engine.run import Run
+from trioserve.engine.slot import RequestState
 from trioserve.types import GenerationParams, Prompt, Task
 
 
@@ -15,10 +15,10 @@ class Queue(WaitingQueue):
         self.time = 0.0
         self.last_id = 0
 
-    def arrive(self, client: str = "", priority: int = 0, weight: float = 1.0) -> Run:
+    def arrive(self, client: str = "", priority: int = 0, weight: float = 1.0) -> RequestState:
         self.last_id += 1
         options = GenerationParams(priority=priority)
-        run = Run(Task(self.last_id, Prompt((1,)), options, client, weight))
+        run = RequestState(Task(self.last_id, Prompt((1,)), options, client, weight))
         run.submitted_at = self.time
         self.push(run)
         return run
@@ -94,7 +94,7 @@ def test_a_low_priority_rises_while_it_waits_but_not_above_the_others() -> None:
 def test_a_run_that_was_preempted_comes_before_all() -> None:
     queue = Queue()
     queue.arrive(priority=9)
-    preempted = Run(Task(77, Prompt((1,))))
+    preempted = RequestState(Task(77, Prompt((1,))))
     preempted.first_in_line = True
     queue.push(preempted)
     assert queue.ids() == [77, 1]

@@ -46,7 +46,7 @@ class Talk:
         self.system = tokenize(words(0, 100))
         self.user = tokenize(words(1, 40))
         self.begin = tokenize(" So ")  # of the answer
-        self.hints = (len(self.system), len(self.system) + len(self.user))
+        self.divergence_points = (len(self.system), len(self.system) + len(self.user))
 
     def words(self, seed: int, n: int) -> Sequence[int]:
         return self.bench.backend.vocab.tokenize(words(seed, n))
@@ -56,7 +56,7 @@ class Talk:
         prompt = [token for part in parts for token in part]
         self._n_tasks += 1
         task_id = self._n_tasks
-        self.bench.submit(task_id, prompt, N, self.hints)
+        self.bench.submit(task_id, prompt, N, self.divergence_points)
         self.bench.run()
         tokens = self.bench.tokens[task_id]
         assert tokens == self._loop.greedy(prompt, N, n_batch=64).tokens
@@ -101,7 +101,7 @@ def test_what_parts_from_a_prompt_starts_there(talk: Talk) -> None:
 
 def test_another_user_with_the_same_system_prompt(talk: Talk) -> None:
     talk.first()
-    talk.hints = talk.hints[:1]
+    talk.divergence_points = talk.divergence_points[:1]
     other = talk.words(5, 12)
     _, n_prefilled = talk.say(talk.system, other, talk.begin)
     assert n_prefilled <= len(other) + SLACK

@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 from tests.support.engine_harness import Harness
 from tests.support.step_costs import FlatCosts
 from trioserve.engine import DecodeMaximal, DraftRequest, Engine
-from trioserve.engine.adapter_turns import AdapterTurns
-from trioserve.engine.cache.checkpoints import CheckpointRules
+from trioserve.engine.cache.prefix_cache import CheckpointRules
 from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
+from trioserve.engine.planner import AdapterTurns
 from trioserve.errors import KVCacheFullError, PermissionDeniedError, UnavailableError
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.testing.sampler import ScriptedConstraint
@@ -142,9 +142,9 @@ class EngineMachine(RuleBasedStateMachine):
         """Without eyes."""
         return None
 
-    def make_prompt(self, text: str, hints: list[int]) -> tuple[Prompt, str]:
+    def make_prompt(self, text: str, divergence_points: list[int]) -> tuple[Prompt, str]:
         """Make a prompt; returns how the script sees it, too."""
-        return Prompt(text.encode(), hints=hints), text
+        return Prompt(text.encode(), divergence_points=divergence_points), text
 
     def has_room(self, backend: ScriptedBackend) -> None:
         """The scheduler has seen to it that all of a batch fits."""
@@ -161,7 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
         owner=owners,
         salt=st.sampled_from(["", "", "y"]),
         n_thinking=st.sampled_from([None, None, -1, -1, 0, 3]),
-        hints=st.lists(st.integers(0, 30), max_size=3),
+        divergence_points=st.lists(st.integers(0, 30), max_size=3),
     )
     def submit(
         self,
@@ -171,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
         owner: str,
         salt: str,
         n_thinking: int | None,
-        hints: list[int],
+        divergence_points: list[int],
         **options: int,
     ) -> None:
         task_id = len(self.prompts) + 1
@@ -179,7 +179,7 @@ class EngineMachine(RuleBasedStateMachine):
         thinking = Thinking(start="", end=THOUGHT, begun=True)
         closing = tuple(THOUGHT.encode())
         budget = None
-        made, seen = self.make_prompt(prompt, hints)
+        made, seen = self.make_prompt(prompt, divergence_points)
         if len(made) >= self.n_ctx_seq:
             return
         if n_thinking is not None:
@@ -276,9 +276,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(n_right=st.integers(0, 4), n_wrong=st.integers(0, 2))
     def propose(self, n_right: int, n_wrong: int) -> None:
         for slot in self.engine._scheduler.slots:
-            if slot.run is not None and slot.in_decode:
-                n_said = slot.run.n_output
-                draft = self.whole(slot.run.task.id)[n_said : n_said + n_right] + "?" * n_wrong
+            if slot.request is not None and slot.in_decode:
+                n_said = slot.request.n_output
+                draft = self.whole(slot.request.task.id)[n_said : n_said + n_right] + "?" * n_wrong
                 self.engine._scheduler.propose([(slot, tuple(draft.encode()))])
         self.engine.check_integrity()
 

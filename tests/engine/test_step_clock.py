@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.engine.prefill_costs import TILE, PrefillCosts
-from trioserve.engine.step_clock import SLOWDOWN, StepClock
+from trioserve.engine.strategy import SLOWDOWN, TILE, PrefillCosts, StepClock
 
 
 def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.engine_harness import Harness
-from trioserve.engine import threads as threads_module
+from trioserve.engine import decoder as threads_module
 from trioserve.engine.encoder import Encoder
 from trioserve.engine.thread_governor import HEAVY, LASTING_S
 from trioserve.testing import ScriptedBackend, ScriptedProjector

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from trioserve.engine import threads as threads_module
+from trioserve.engine import decoder as threads_module
+from trioserve.engine.decoder import Threads, Watchdog
 from trioserve.engine.thread_governor import HEAVY, WINDOW
-from trioserve.engine.threads import Threads
-from trioserve.engine.watchdog import Watchdog
 from trioserve.errors import DecodeInterruptedError
 
 SOON = 0.001

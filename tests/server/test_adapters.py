@@ -17,7 +17,7 @@ from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.config.parse import config_from
 from trioserve.engine import DecodeMaximal, Engine
-from trioserve.engine.adapter_turns import AdapterTurns
+from trioserve.engine.planner import AdapterTurns
 from trioserve.errors import ConfigError, EngineError, InvalidRequestError, ModelLoadError
 from trioserve.llama import load
 from trioserve.models import BUNDLED

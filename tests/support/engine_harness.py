@@ -55,11 +55,11 @@ class Harness:
         task_id: int,
         prompt: str,
         root: CacheRoot | None = None,
-        hints: Sequence[int] = (),
+        divergence_points: Sequence[int] = (),
         **options: object,
     ) -> None:
         params, root = GenerationParams(**options), root or CacheRoot()
-        made = Prompt(prompt.encode(), hints=hints)
+        made = Prompt(prompt.encode(), divergence_points=divergence_points)
         self.engine.submit(Task(task_id, made, params, root=root))
 
     def step(self) -> bool:

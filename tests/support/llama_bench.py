@@ -33,7 +33,7 @@ class Bench:
         task_id: int,
         prompt: str | Sequence[int],
         n: int = 24,
-        hints: Sequence[int] = (),
+        divergence_points: Sequence[int] = (),
         **options: object,
     ) -> None:
         options.setdefault("sampling", GREEDY)
@@ -41,7 +41,7 @@ class Bench:
         self.tokens[task_id] = []
         constraint = options.pop("constraint", None)
         params = GenerationParams(max_tokens=n, **options)
-        made = Prompt(tokens, hints=hints)
+        made = Prompt(tokens, divergence_points=divergence_points)
         self.engine.submit(Task(task_id, made, params, constraint=constraint))
 
     def step(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from llama_cpp import mtmd_cpp as mtmd
 from numpy.typing import NDArray
 
-from trioserve.engine.projector import MediaPiece
+from trioserve.engine.backend import MediaPiece
 from trioserve.llama import LlamaBackend
 from trioserve.llama.library import lib
 from trioserve.types import DecodedAudio, DecodedImage, DecodedMedia, MediaChunk, Prompt

@@ -8,7 +8,9 @@ from trioserve.testing import ScriptedProjector
 from trioserve.types import MediaChunk, Prompt
 
 
-def prompt_of(text: str, projector: ScriptedProjector, hints: tuple[int, ...] = ()) -> Prompt:
+def prompt_of(
+    text: str, projector: ScriptedProjector, divergence_points: tuple[int, ...] = ()
+) -> Prompt:
     """Make a prompt of a text as a script sees it: ``see [image:x]`` has an image in it."""
     tokens = b""
     media: list[tuple[int, MediaChunk]] = []
@@ -17,4 +19,4 @@ def prompt_of(text: str, projector: ScriptedProjector, hints: tuple[int, ...] = 
             media.append((len(tokens), projector.chunk("image", part)))
         else:
             tokens += part.encode()
-    return Prompt(tokens, media=media, hints=hints)
+    return Prompt(tokens, media=media, divergence_points=divergence_points)

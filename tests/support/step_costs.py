@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.engine.drafts.costs import StepCosts
+from trioserve.engine.drafts.lengths import StepCosts
 
 
 class FlatCosts(StepCosts):

@@ -5,18 +5,16 @@ It knows the `Backend` protocol and nothing of llama.cpp, Trio or HTTP. `Engine`
 outbox; in between, everything is synchronous code.
 
 `engine` has the step, `scheduler` decides who is in it (also that a follower waits for what another
-run is about to prefill), `queue` whose turn it is, and `strategy` how many prompt tokens a step
+request is about to prefill), `queue` whose turn it is, and `strategy` how many prompt tokens a step
 takes. `cache` knows what the KV cache holds, `text` turns tokens into text, and `drafts` guesses
 tokens, so that one step can check several (speculative decoding).
 """
 
-from trioserve.engine.backend import Backend
-from trioserve.engine.cache.checkpoints import CheckpointRules
-from trioserve.engine.cache.prefix_cache import MAX_IDLE
-from trioserve.engine.drafter import Drafter, DraftRequest
+from trioserve.engine.backend import Backend, Drafter, DraftRequest
+from trioserve.engine.cache.prefix_cache import MAX_IDLE, CheckpointRules
 from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
-from trioserve.engine.embedding.backend import EmbeddingBackend
-from trioserve.engine.embedding.engine import EmbeddingEngine
+from trioserve.engine.embedding import EmbeddingEngine
+from trioserve.engine.embedding_backend import EmbeddingBackend
 from trioserve.engine.engine import Engine
 from trioserve.engine.strategy import (
     AnswersFirst,

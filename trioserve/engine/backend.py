@@ -1,8 +1,6 @@
 """What the engine asks of the world below it: a model that decodes batches and samples tokens.
-
 `trioserve.llama` implements this with llama.cpp, `trioserve.testing` with a script. Every method
-is called from the inference thread only, except those of `Vocab`, which any thread may call.
-"""
+is called from the inference thread only, except those of `Vocab`, which any thread may call."""
 
 from __future__ import annotations
 
@@ -10,20 +8,169 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trioserve.engine.drafter import Drafter
-from trioserve.engine.projector import MediaPiece, Projector
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
 from trioserve.types import (
     AdapterInfo,
     Adapters,
+    CacheRoot,
     Constraint,
+    DecodedMedia,
     FimTokens,
     Grammar,
+    MediaChunk,
     ModelInfo,
+    Prompt,
     SamplingParams,
     SlotState,
     TokenId,
     TokenProbs,
 )
+
+
+@attrs.frozen
+class DraftRequest:
+    """A slot in decode that may have a draft in this step."""
+
+    #: From 0 to ``n_slots - 1``. It is the same from the first one for a request until `forget`.
+    slot_id: int
+    #: All of the text so far, without media: the prompt and the output. The newest token is the
+    #: last. It may belong to the engine, which adds to it after the call: to be read, not kept or
+    #: changed.
+    keys: Sequence[TokenId]
+    #: Nothing that was learned from a text may be used for one with another root: it would show
+    #: in how long that takes.
+    root: CacheRoot
+    n_max: int  # the most tokens that the draft may have; at least 1
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of slots. Called from the inference thread, between decodes."""
+
+    @property
+    def name(self) -> str:
+        """The type of speculative decoding, as `--spec-type` calls it."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a guess takes next to no time.
+
+        Then the drafter is asked for a new guess as soon as all of the last one was right, or a
+        token of it was wrong, and the guess is compared with the output even where it does not pay
+        to decode it. Others are asked only where their drafts are expected to pay, their own time
+        included, and now and then to find out whether they do.
+        """
+
+    @property
+    def n_max(self) -> int:
+        """The most tokens of a guess; it is not asked for more."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds for each token of the longest draft, as measured lately; 0: next to none.
+
+        Without the time for what is over soon, such as reading a long prompt.
+        """
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
+        """Guess for each request what follows its last key.
+
+        All requests of a step come at once, so that they can be worked on together. Slots that
+        are in prefill, or have a draft by another drafter, are not among them, and may be in the
+        next step. Between two calls a slot's keys grow by what was accepted, and what the sampler
+        chose itself.
+
+        Returns:
+            A draft for each request, at most `DraftRequest.n_max` long; empty where there is no
+            guess. All of its tokens are in the vocabulary of the model.
+        """
+
+    def forget(self, slot_id: int) -> None:
+        """Drop what is known of a slot: its request has ended, or the text is another one.
+
+        What comes next for this slot may have nothing in common with what it had.
+        """
+
+    def close(self) -> None:
+        """Free everything. Closing twice is fine. The slots need not be forgotten before."""
+
+
+#: A row for each cell of a chunk: shape (n_cells, n_embd).
+Embeddings = NDArray[np.float32]
+
+
+@attrs.frozen(kw_only=True)
+class MediaPiece:
+    """Cells of a chunk that are to be decoded, in place of tokens, for one sequence.
+
+    All of a chunk, unless it is causal.
+    """
+
+    chunk: MediaChunk
+    embeddings: Embeddings = attrs.field(repr=False)
+    start: int  # the first cell of it, in the chunk
+    stop: int  # the last one, and one
+    pos: int  # the position at which the chunk begins in the sequence
+    seq: int
+    logits: bool  # whether the last cell is to have logits
+
+
+class Projector(Protocol):
+    """What makes embeddings of media. It comes with a model, and fits that one only."""
+
+    @property
+    def sees(self) -> bool:
+        """Whether it takes images, and so the frames of videos."""
+
+    @property
+    def hears(self) -> bool:
+        """Whether it takes sound."""
+
+    @property
+    def audio_rate(self) -> int:
+        """Samples a second of the sound that it takes; 0: it takes none."""
+
+    @property
+    def max_chunk(self) -> int:
+        """The most cells of a chunk that is decoded whole; 0: there are no such chunks."""
+
+    @property
+    def bytes_per_cell(self) -> int:
+        """What chunks take in memory for each of their cells before they are encoded, roughly."""
+
+    def prepare(
+        self,
+        parts: Sequence[str | DecodedMedia],
+        *,
+        add_special: bool,
+        parse_special: bool = True,
+        stop: Callable[[int], bool] = lambda _n: False,
+    ) -> Prompt:
+        """Tokenize text, and cut media into chunks, with what the model wants around them.
+
+        From any thread. `stop` is asked now and then whether nobody wants more than the cells so
+        far; it gets their number.
+
+        Raises:
+            InvalidMediaError: the model cannot take one of the media; its `index` says which part.
+            AbandonedError: `stop` said so.
+        """
+
+    def encode(self, chunk: MediaChunk) -> Embeddings:
+        """Compute the embeddings of a chunk. From one thread, which may not be that of the model.
+
+        Raises:
+            EncodeInterruptedError: `interrupt` was called.
+            EncodeError: it failed.
+        """
+
+    def interrupt(self) -> None:
+        """End the `encode` that runs within milliseconds; without one, nothing. From any thread."""
+
+    def set_threads(self, count: int) -> None:
+        """Encode with so many threads, from the next node of the graph or the next chunk on."""
 
 
 class Vocab(Protocol):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trioserve.engine.run import Run
+from trioserve.engine.decoder import Threads
 from trioserve.engine.scheduler import Scheduler
-from trioserve.engine.threads import Threads
+from trioserve.engine.slot import RequestState
 from trioserve.types import EngineCounters
 
 
@@ -47,22 +47,22 @@ class Counters:
             self._prompt_tokens += n_prefill
             self._prompt_s += seconds
 
-    def count_admission(self, run: Run) -> None:
+    def count_admission(self, request: RequestState) -> None:
         """Count what of a prompt was in the cache."""
-        self._prompt_queries += run.n_prompt
-        self._cached_tokens += run.cached
+        self._prompt_queries += request.n_prompt
+        self._cached_tokens += request.cached
 
-    def count_end(self, run: Run) -> None:
-        """Count a run that has ended, however."""
-        if run.admitted_at is not None:
-            self._predicted_tokens += run.n_output
-            self._n_tokens_max = max(self._n_tokens_max, len(run.keys))
-            self._drafts += run.n_drafts
-            self._drafted += run.n_drafted
-            self._accepted += run.n_accepted
+    def count_end(self, request: RequestState) -> None:
+        """Count a request that has ended, however."""
+        if request.admitted_at is not None:
+            self._predicted_tokens += request.n_output
+            self._n_tokens_max = max(self._n_tokens_max, len(request.keys))
+            self._drafts += request.n_drafts
+            self._drafted += request.n_drafted
+            self._accepted += request.n_accepted
 
     def status(self, scheduler: Scheduler, threads: Threads) -> EngineCounters:
-        """Sum up, with the runs that have not ended."""
+        """Sum up, with the requests that have not ended."""
         held = (slot.n_held for slot in scheduler.slots)
         return EngineCounters(
             steps=self._steps,
@@ -73,11 +73,13 @@ class Counters:
             prompt_s=self._prompt_s,
             prompt_queries=self._prompt_queries,
             cached_tokens=self._cached_tokens,
-            predicted_tokens=self._predicted_tokens + sum(run.n_output for run in scheduler.runs()),
+            predicted_tokens=self._predicted_tokens
+            + sum(request.n_output for request in scheduler.requests()),
             n_tokens_max=max(self._n_tokens_max, *held),
-            drafts=self._drafts + sum(run.n_drafts for run in scheduler.runs()),
-            draft_tokens=self._drafted + sum(run.n_drafted for run in scheduler.runs()),
-            accepted_tokens=self._accepted + sum(run.n_accepted for run in scheduler.runs()),
+            drafts=self._drafts + sum(request.n_drafts for request in scheduler.requests()),
+            draft_tokens=self._drafted + sum(request.n_drafted for request in scheduler.requests()),
+            accepted_tokens=self._accepted
+            + sum(request.n_accepted for request in scheduler.requests()),
             n_cells=scheduler.n_ctx,
             n_cells_used=scheduler.cache.taken,
             n_cells_running=scheduler.cache.taken_by_running(),

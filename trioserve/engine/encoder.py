@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import structlog
 
-from trioserve.engine.projector import Embeddings, Projector
+from trioserve.engine.backend import Embeddings, Projector
 from trioserve.errors import EncodeError, EncodeInterruptedError, TrioServeError
 from trioserve.types import MediaChunk
 
@@ -48,11 +48,11 @@ class _Job:
 
 
 class Encoder:
-    """Encodes what runs need, one chunk at a time, in a thread of its own.
+    """Encodes what requests need, one chunk at a time, in a thread of its own.
 
-    Runs take turns. A chunk is encoded once for all that need it, and its embeddings are kept as
-    long as there is room. An encoding that nobody needs any more is ended. One whose interrupt is
-    lost, because it was about to begin, is ended in the next step.
+    Requests take turns. A chunk is encoded once for all that need it, and its embeddings are kept
+    as long as there is room. An encoding that nobody needs any more is ended. One whose interrupt
+    is lost, because it was about to begin, is ended in the next step.
 
     Args:
         projector: encodes.
@@ -64,18 +64,18 @@ class Encoder:
 
     def __init__(self, projector: Projector, done: Callable[[Encoded], None]) -> None:
         self._projector = projector
-        #: Bytes of embeddings that are remembered. What runs need next is kept in any case.
+        #: Bytes of embeddings that are remembered. What requests need next is kept in any case.
         self.limit = DEFAULT_MEDIA_CACHE
         self._done = done
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
-        # By the id of the run: the chunks that it has not decoded yet, in their order.
+        # By the id of the request: the chunks that it has not decoded yet, in their order.
         self._wishes: Mapping[int, Sequence[MediaChunk]] = {}
         self._wanted: set[str] = set()  # the ids of all of these
         self._job: _Job | None = None
         self._failed: set[str] = set()  # they are not tried again before `settle`
-        self._served: dict[int, int] = {}  # by run: the turn in which it was served last
+        self._served: dict[int, int] = {}  # by request: the turn in which it was served last
         self._turn = 0
         self._threads = 0  # that were set; 0: none yet
         self._encoded: OrderedDict[str, Embeddings] = OrderedDict()  # the one used last last
@@ -95,7 +95,8 @@ class Encoder:
             return self._job is not None or self._next() is not None
 
     def want(self, wishes: Mapping[int, Sequence[MediaChunk]]) -> None:
-        """Encode what runs need: the chunks that each of them has not decoded yet, in their order.
+        """Encode what requests need: the chunks that each of them has not decoded yet, in their
+        order.
 
         What is not among them any more is not encoded, or no further.
         """
@@ -105,7 +106,9 @@ class Encoder:
             self._wishes = wishes
             self._wanted = {chunk.id for chunks in wishes.values() for chunk in chunks}
             self._make_room()
-            self._served = {run: turn for run, turn in self._served.items() if run in wishes}
+            self._served = {
+                request: turn for request, turn in self._served.items() if request in wishes
+            }
             is_stale = self._job is not None and self._job.chunk.id not in self._wanted
             if self.has_thread and self._next() is not None:
                 self._start()
@@ -117,7 +120,7 @@ class Encoder:
         return {"media_chunks": self._n_encoded, "media_s": self._seconds}
 
     def settle(self, chunk: MediaChunk) -> None:
-        """Note that all runs are gone that a chunk failed for. It may be tried again for others."""
+        """Note that all requests that a chunk failed for are gone. Others may try it again."""
         with self._changed:
             self._failed.discard(chunk.id)
 
@@ -180,9 +183,9 @@ class Encoder:
             task = self._next()
             if task is None:
                 return False
-            run, chunk = task
+            request, chunk = task
             self._turn += 1
-            self._served[run] = self._turn
+            self._served[request] = self._turn
             work = self._work_per_cell * chunk.n_cells
             job = self._job = _Job(chunk, self._threads, monotonic(), work)
         embeddings, error = self._encode(chunk)
@@ -217,18 +220,20 @@ class Encoder:
     # -- what comes next
 
     def _next(self) -> tuple[int, MediaChunk] | None:
-        """Choose what to encode, and for whom: the run whose last turn is longest ago.
+        """Choose what to encode, and for whom: the request whose last turn is longest ago.
 
-        A run that has what it needs next looks ahead as far as there is room for it.
+        A request that has what it needs next looks ahead as far as there is room for it.
         """
-        for run in sorted(self._wishes, key=lambda run: (self._served.get(run, 0), run)):
-            first, *_ = chunks = self._wishes[run]
+        for request in sorted(
+            self._wishes, key=lambda request: (self._served.get(request, 0), request)
+        ):
+            first, *_ = chunks = self._wishes[request]
             missing = (chunk for chunk in chunks if chunk.id not in self._encoded)
             chunk = next(missing, None)
             if chunk is None or chunk.id in self._failed:
                 continue
             if chunk is first or self._has_room(chunk):
-                return run, chunk
+                return request, chunk
         return None
 
     def _has_room(self, chunk: MediaChunk) -> bool:

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from time import monotonic
 
 from trioserve.engine.backend import Backend
-from trioserve.engine.cache.checkpoints import DEFAULT_RULES, CheckpointRules
-from trioserve.engine.cache.prefix_cache import PrefixCache
+from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, PrefixCache
 from trioserve.engine.counters import Counters
 from trioserve.engine.decoder import Decoder
 from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.encoder import Encoded, Encoder
-from trioserve.engine.inbox import (
+from trioserve.engine.loop import (
     Call,
     Cancel,
     Command,
@@ -26,16 +25,13 @@ from trioserve.engine.inbox import (
     Stop,
     Submit,
 )
-from trioserve.engine.output import Outputs
-from trioserve.engine.planner import Planner
-from trioserve.engine.run import Run
-from trioserve.engine.sampler_pool import Draw, Drawn, SamplerPool
+from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
+from trioserve.engine.planner import Plan, Planner
 from trioserve.engine.scheduler import Scheduler
-from trioserve.engine.slot import Slot, lowest_priority
+from trioserve.engine.slot import RequestState, Slot, lowest_priority
 from trioserve.engine.slot_calls import SlotCalls, SlotLoop
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.engine.task_check import check_task
-from trioserve.engine.work import Plan
 from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
@@ -122,7 +118,7 @@ class Engine(SlotLoop):
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether `Prompt.hints` are of use: sequences cannot be cut, and there may be some."""
+        """Whether `Prompt.divergence_points` help: sequences cannot be cut, and some are kept."""
         return self._scheduler.cache.can_share and not self._backend.can_cut
 
     def cancel(self, task_id: int) -> None:
@@ -135,11 +131,11 @@ class Engine(SlotLoop):
 
         Returns whether it runs, with a budget; one that is not in its reasoning goes on as it is.
         """
-        run = self._scheduler.find(task_id)
-        if run is None or run.reasoning is None:
+        request = self._scheduler.find(task_id)
+        if request is None or request.reasoning is None:
             return False
-        run.reasoning.end()
-        run.close_thinking()
+        request.reasoning.end()
+        request.close_thinking()
         return True
 
     def compile(self, grammar: Grammar, owner: str = "") -> Constraint:
@@ -163,8 +159,8 @@ class Engine(SlotLoop):
     def _close(self) -> None:
         if self.encoder is not None:
             self.encoder.close()
-        for run in self._scheduler.runs():
-            run.close()
+        for request in self._scheduler.requests():
+            request.close()
         self._samplers.close()
         self._decoder.threads.close()
         self.drafts.close()
@@ -173,10 +169,10 @@ class Engine(SlotLoop):
     def _step(self) -> None:
         self.drafts.propose()
         plan = self._scheduler.schedule()
-        for run in self._scheduler.take_preempted():
-            self._emit(Preempted(run.task.id))
-        for slot, run in self._scheduler.take_admitted():
-            self._note_admission(slot, run)
+        for request in self._scheduler.take_preempted():
+            self._emit(Preempted(request.task.id))
+        for slot, request in self._scheduler.take_admitted():
+            self._note_admission(slot, request)
         rows = self._decode(plan) if plan else []
         if rows and self.watchers:
             self._note_batch(plan)
@@ -202,14 +198,14 @@ class Engine(SlotLoop):
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(Task() as task) if self.failure is None:
-                self._scheduler.add(Run(task))
+                self._scheduler.add(RequestState(task))
             case Submit(task) if self.failure is not None:
                 self._emit(Failed(task.id, self.failure))
             case Cancel(task_id):
-                run = self._scheduler.remove(task_id)
+                request = self._scheduler.remove(task_id)
                 self._retract(task_id)  # it may have failed since the last step
-                if run is not None:
-                    self._end(run)
+                if request is not None:
+                    self._end(request)
                     self._slot_calls.make(self._scheduler.slots)
                     if not self._scheduler.has_work:
                         self._scheduler.ask_for_media()
@@ -226,13 +222,13 @@ class Engine(SlotLoop):
                 self._stopping = True
 
     def _go_on_with(self, chunk: MediaChunk, error: TrioServeError | None) -> None:
-        """Let runs go on that have waited for a chunk, or end them if it cannot be encoded."""
+        """Let requests go on that have waited for a chunk, or end them if it cannot be encoded."""
         for slot in self._scheduler.slots:
             slot.awaits_media = False  # until the next step, which looks again
             if error is not None and slot.needs(chunk):
-                run = self._scheduler.release(slot)
-                self._end(run)
-                self._emit(Failed(run.task.id, error))
+                request = self._scheduler.release(slot)
+                self._end(request)
+                self._emit(Failed(request.task.id, error))
         if error is not None and self.encoder is not None:
             self._scheduler.ask_for_media()
             self.encoder.settle(chunk)
@@ -253,9 +249,9 @@ class Engine(SlotLoop):
         return []
 
     def _make_room(self, slots: list[Slot], error: KVCacheFullError) -> None:
-        """The KV cache had no room: drop drafts, or send a run back, or fail the only one.
+        """The KV cache had no room: drop drafts, or send a request back, or fail the only one.
 
-        Nothing was decoded, so the runs are as they were and the next step tries again.
+        Nothing was decoded, so the requests are as they were and the next step tries again.
         """
         if self._scheduler.drop_drafts():
             return
@@ -273,113 +269,113 @@ class Engine(SlotLoop):
         ready = list(plan.decode_rows.slots)
         ready_rows = rows[:n_rows]
         for piece, row in zip(plan.others, rows[n_rows:], strict=True):
-            slot, run = piece.slot, piece.slot.run
-            assert run is not None
+            slot, request = piece.slot, piece.slot.request
+            assert request is not None
             if not piece.in_decode:
-                self._note_prefill(slot, run, piece.n_cells)
+                self._note_prefill(slot, request, piece.n_cells)
                 self._scheduler.note_prefill(slot)
-            if piece.in_decode or (slot.n_pending == 0 and self._begins_output(slot, run)):
+            if piece.in_decode or (slot.n_pending == 0 and self._begins_output(slot, request)):
                 ready.append(slot)
                 ready_rows.append(row)
         self._go_on(ready, ready_rows)
 
     def _go_on(self, slots: list[Slot], rows: list[int]) -> None:
         """Sample for slots, each from its row of logits, and add that to their outputs."""
-        runs = [run for slot in slots if (run := slot.run) is not None]
-        drawn = self._samplers.draw(runs, rows)
+        requests = [request for slot in slots if (request := slot.request) is not None]
+        sampled = self._samplers.sample(requests, rows)
         self._outputs.pace = self._strategy.pace
-        chunks, others = self._outputs.step(runs, drawn)
+        chunks, others = self._outputs.step(requests, sampled)
         if chunks.task_ids:
             self._fresh.append(chunks)
         for i in others:
-            self._next_tokens(slots[i], runs[i], drawn[i])
+            self._next_tokens(slots[i], requests[i], sampled[i])
 
-    def _begins_output(self, slot: Slot, run: Run) -> bool:
-        """Put a slot into decode, with a sampler; ends a run that is to have no output."""
+    def _begins_output(self, slot: Slot, request: RequestState) -> bool:
+        """Put a slot into decode, with a sampler; ends a request that is to have no output."""
         slot.in_decode = True
-        task = run.task
+        task = request.task
         if task.params.max_tokens == 0:
-            run.finish_reason = FinishReason.LIMIT
-            self._finish(slot, run)
-        elif run.sampler is None:
+            request.finish_reason = FinishReason.LIMIT
+            self._finish(slot, request)
+        elif request.sampler is None:
             try:
-                run.sampler = self._backend.sampler(
+                request.sampler = self._backend.sampler(
                     task.params.sampling, task.prompt.tokens, task.constraint
                 )
             except TrioServeError as error:
                 self._fail(slot, error)
         if slot.seq is not None:
-            run.attach(slot.seq.id)
-        return run.sampler is not None
+            request.attach(slot.seq.id)
+        return request.sampler is not None
 
-    def _note_admission(self, slot: Slot, run: Run) -> None:
-        if run.admitted_at is None:
-            run.admitted_at = self.heartbeat
-            run.cached = slot.n_held
-            self._counters.count_admission(run)
-            if progress := run.progress(slot.n_held, self._backend.n_batch):
+    def _note_admission(self, slot: Slot, request: RequestState) -> None:
+        if request.admitted_at is None:
+            request.admitted_at = self.heartbeat
+            request.cached = slot.n_held
+            self._counters.count_admission(request)
+            if progress := request.progress(slot.n_held, self._backend.n_batch):
                 self._emit(progress)
-        self._emit(Admitted(run.task.id, (run.admitted_at - run.submitted_at) * 1e3))
+        self._emit(Admitted(request.task.id, (request.admitted_at - request.submitted_at) * 1e3))
 
-    def _note_prefill(self, slot: Slot, run: Run, n_cells: int) -> None:
-        if run.n_output:
+    def _note_prefill(self, slot: Slot, request: RequestState, n_cells: int) -> None:
+        if request.n_output:
             return  # preempted or shifted: this is not the prompt's first time
-        run.prefilled += n_cells
-        if progress := run.progress(slot.n_held, self._backend.n_batch):
+        request.prefilled += n_cells
+        if progress := request.progress(slot.n_held, self._backend.n_batch):
             self._emit(progress)
 
-    def _next_tokens(self, slot: Slot, run: Run, drawn: Drawn) -> None:
-        """Add what was sampled to a run, and end the run if it is complete, or failed."""
-        if isinstance(drawn, TrioServeError):
-            self._fail(slot, drawn)
+    def _next_tokens(self, slot: Slot, request: RequestState, sampled: Sampled) -> None:
+        """Add what was sampled to a request, and end the request if it is complete, or failed."""
+        if isinstance(sampled, TrioServeError):
+            self._fail(slot, sampled)
             return
-        draws = [Draw(drawn)] if isinstance(drawn, int) else drawn
-        n_before = len(run.keys)
-        chunk = self._outputs.accept(run, draws)
-        new = run.keys[n_before:]
-        n_right = self.drafts.settle(slot, new[: len(draws) - 1]) if run.draft else 0
-        run.n_ahead = max(0, len(new) - n_right - 1)
+        sampled = [SampledToken(sampled)] if isinstance(sampled, int) else sampled
+        n_before = len(request.keys)
+        chunk = self._outputs.accept(request, sampled)
+        new = request.keys[n_before:]
+        n_right = self.drafts.settle(slot, new[: len(sampled) - 1]) if request.draft else 0
+        request.n_ahead = max(0, len(new) - n_right - 1)
         if chunk is not None:
-            self._fresh.append(run.with_drafts(chunk))
-            if len(chunk.tokens) == run.n_output:
+            self._fresh.append(request.with_drafts(chunk))
+            if len(chunk.tokens) == request.n_output:
                 self._urgent = self._is_first = True
-        if run.finish_reason is not None:
-            self._finish(slot, run)
-        elif len(run.keys) >= self.n_ctx_seq:
-            self._shift(slot, run)
+        if request.finish_reason is not None:
+            self._finish(slot, request)
+        elif len(request.keys) >= self.n_ctx_seq:
+            self._shift(slot, request)
 
-    def _shift(self, slot: Slot, run: Run) -> None:
+    def _shift(self, slot: Slot, request: RequestState) -> None:
         """Make room in a full context. What is left is prefilled anew, at its new positions.
 
         Moving the positions in the KV cache would be quicker, but other sequences may share the
         cells, and the result would depend on tokens that are gone.
         """
         assert slot.seq is not None
-        n_keep = run.shift(self.n_ctx_seq, int(self.info.add_bos))
+        n_keep = request.shift(self.n_ctx_seq, int(self.info.add_bos))
         self._scheduler.cache.cut(slot.seq, n_keep if self._backend.can_cut else 0)
         slot.in_decode = False
 
-    def _finish(self, slot: Slot, run: Run) -> None:
+    def _finish(self, slot: Slot, request: RequestState) -> None:
         self._scheduler.release(slot)
-        self._end(run)
-        self._emit(run.finished(slot.id))
+        self._end(request)
+        self._emit(request.finished(slot.id))
 
-    def _end(self, run: Run) -> None:
-        """Free what a run has that is over, and count it."""
-        run.close()
-        self._counters.count_end(run)
+    def _end(self, request: RequestState) -> None:
+        """Free what a request has that is over, and count it."""
+        request.close()
+        self._counters.count_end(request)
 
     def _fail(self, slot: Slot, error: TrioServeError) -> None:
-        """End the run of a slot with an error, and forget its KV cache."""
-        run = self._scheduler.discard(slot)
-        self._end(run)
-        self._emit(Failed(run.task.id, error))
+        """End the request of a slot with an error, and forget its KV cache."""
+        request = self._scheduler.discard(slot)
+        self._end(request)
+        self._emit(Failed(request.task.id, error))
 
     def _fail_all(self, error: EngineError) -> None:
-        for run in list(self._scheduler.runs()):
-            self._scheduler.remove(run.task.id)
-            self._end(run)
-            self._emit(Failed(run.task.id, error))
+        for request in list(self._scheduler.requests()):
+            self._scheduler.remove(request.task.id)
+            self._end(request)
+            self._emit(Failed(request.task.id, error))
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
@@ -387,8 +383,8 @@ class Engine(SlotLoop):
         return EngineStatus(
             slots=tuple(one.status(n_ctx, speculative=drafts) for one in self._scheduler.slots),
             waiting=tuple(
-                run.waiting_status(position, now)
-                for position, run in enumerate(self._scheduler.queue(), start=1)
+                request.waiting_status(position, now)
+                for position, request in enumerate(self._scheduler.queue(), start=1)
             ),
             counters=self._counters.status(self._scheduler, self._decoder.threads),
         )

@@ -1,16 +1,149 @@
-"""What the sampled tokens of a step mean for their run: text to show, and perhaps the end."""
+"""Samples the tokens of a step, and adds them to the outputs: text to show, and perhaps the end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
 import attrs
 
-from trioserve.engine.backend import Vocab
-from trioserve.engine.run import Run
-from trioserve.engine.sampler_pool import Draw, Drawn
-from trioserve.types import Chunk, Chunks, FinishReason, TokenId, TokenProbs
+from trioserve.engine.backend import Backend, Sampler, Vocab
+from trioserve.engine.slot import RequestState
+from trioserve.errors import TrioServeError
+from trioserve.types import Chunk, Chunks, FinishReason, GenerationParams, TokenId, TokenProbs
+
+#: With fewer tokens in a step, handing them out takes longer than sampling them.
+MIN_PARALLEL = 4
+#: The most tokens to take at once that a grammar leaves no choice about: what a step may have of a
+#: prompt beside streams, whatever it costs.
+MAX_AHEAD = 16
+
+
+@attrs.frozen
+class SampledToken:
+    """A token that was sampled, with its probabilities if the task asks for them."""
+
+    token: TokenId
+    probs: TokenProbs | None = None
+
+
+#: What was sampled for a request: mostly one token, without anything else to say of it.
+Sampled = TokenId | list[SampledToken] | TrioServeError
+
+
+class SamplerPool:
+    """Samples for many requests at once. Samplers are C, and release the GIL.
+
+    Args:
+        backend: whose samplers they are. The cores that it leaves to others are used.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._n_threads = n_threads = min(backend.n_spare_cores, backend.n_slots)
+        self._ends = backend.vocab.end_of_generation  # nothing is sampled after one of them
+        self._n_ctx_seq = backend.n_ctx_seq
+        # The next step must have room for those of all slots, beside all rows with logits.
+        n_left = backend.n_batch - backend.n_outputs
+        self._n_ahead = min(MAX_AHEAD, n_left // backend.n_slots)
+        self._threads = ThreadPoolExecutor(n_threads, "trioserve-sampler") if n_threads else None
+
+    def sample(self, requests: Sequence[RequestState], rows: Sequence[int]) -> list[Sampled]:
+        """Sample for each request, from its row of logits.
+
+        That is one token, and where the request has a draft, one more for each token of it that was
+        sampled, too; the rows of the draft follow. After each one come those that a grammar leaves
+        no choice about. An error is that of one request; the others have
+        their tokens.
+        """
+        if self._threads is None or len(requests) < MIN_PARALLEL:
+            return self._sample_each(requests, rows)
+        # The first look at a batch's logits puts them in order, so it has to be alone.
+        results = self._sample_each(requests[:1], rows[:1]) * len(requests)
+        parts = [slice(1 + i, None, self._n_threads + 1) for i in range(self._n_threads + 1)]
+        others = [
+            self._threads.submit(self._sample_each, requests[part], rows[part])
+            for part in parts[1:]
+        ]
+        sampled = [self._sample_each(requests[parts[0]], rows[parts[0]])]
+        sampled += [other.result() for other in others]
+        for part, its in zip(parts, sampled, strict=True):
+            results[part] = its
+        return results
+
+    def close(self) -> None:
+        """End the threads. They have nothing to do between two steps."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def _sample_each(self, requests: Sequence[RequestState], rows: Sequence[int]) -> list[Sampled]:
+        sampled: list[Sampled] = []
+        for request, row in zip(requests, rows, strict=True):
+            sampler = request.sampler
+            assert sampler is not None
+            try:
+                task = request.task
+                if (
+                    request.draft
+                    or request.forced
+                    or task.params.n_probs
+                    or task.constraint is not None
+                ):
+                    sampled.append(self._sample_several(request, sampler, row))
+                else:
+                    sampled.append(sampler.sample(row))
+            except TrioServeError as error:
+                sampled.append(error)
+        return sampled
+
+    def _sample_several(
+        self, request: RequestState, sampler: Sampler, row: int
+    ) -> list[SampledToken]:
+        params, draft = request.task.params, request.draft
+        sampled: list[SampledToken] = []
+        tokens: list[TokenId] = []
+        first = row
+        while True:
+            row = first + len(sampled)
+            if request.forced:
+                token = request.forced.popleft()
+                one = SampledToken(token, _force(sampler, token, row, params))
+            elif not params.n_probs:
+                one = SampledToken(sampler.sample(row))
+            else:
+                post = params.post_sampling_probs
+                one = SampledToken(*sampler.sample_with_probs(row, params.n_probs, post=post))
+            tokens.append(one.token)
+            ahead = self._take_forced(request, sampler, tokens)
+            tokens += ahead
+            sampled += [one, *map(SampledToken, ahead)]
+            if one.token in self._ends or draft[: len(tokens)] != tokens:
+                return sampled
+
+    def _take_forced(
+        self, request: RequestState, sampler: Sampler, tokens: list[TokenId]
+    ) -> Sequence[TokenId]:
+        """Take the tokens that must follow those of this step, unless something else chooses."""
+        params = request.task.params
+        if (
+            request.task.constraint is None
+            or request.forced
+            or params.n_probs
+            or not request.is_free
+        ):
+            return ()
+        n_max = min(self._n_ahead, self._n_ctx_seq - len(request.keys) - len(tokens))
+        return sampler.forced(n_max) if n_max > 0 and tokens[-1] not in self._ends else ()
+
+
+def _force(
+    sampler: Sampler, token: TokenId, row: int, params: GenerationParams
+) -> TokenProbs | None:
+    probs = None
+    if params.n_probs:
+        probs = sampler.probs(row, token, params.n_probs, post=params.post_sampling_probs)
+    sampler.accept(token)
+    return probs
 
 
 class _PlainTexts(dict[TokenId, str]):
@@ -34,7 +167,7 @@ class _PlainTexts(dict[TokenId, str]):
 
 
 class Outputs:
-    """Adds what was sampled to the outputs of runs.
+    """Adds what was sampled to the outputs of requests.
 
     Args:
         vocab: of the model.
@@ -51,116 +184,122 @@ class Outputs:
         #: Of all chunks of this step; see `Chunk.pace`.
         self.pace = 0.0
 
-    def step(self, runs: Sequence[Run], drawn: Sequence[Drawn]) -> tuple[Chunks, list[int]]:
+    def step(
+        self, requests: Sequence[RequestState], sampled: Sequence[Sampled]
+    ) -> tuple[Chunks, list[int]]:
         """Add a token to each output in which it means nothing but text, as nearly all do.
 
-        Returns the text, which may be shown, and the places of the other runs, for `accept`.
+        Returns the text, which may be shown, and the places of the other requests, for `accept`.
         """
         task_ids, texts, tokens, others = [], [], [], []
         plain_texts = self._plain_texts
-        for place, (run, token) in enumerate(zip(runs, drawn, strict=True)):
-            keys = run.keys
+        for place, (request, token) in enumerate(zip(requests, sampled, strict=True)):
+            keys = request.keys
             if (
-                len(keys) < run.n_simple
+                len(keys) < request.n_simple
                 and isinstance(token, int)
                 and (text := plain_texts[token])
-                and not run.unsent_tokens
-                and not run.text.tail
+                and not request.unsent_tokens
+                and not request.text.tail
             ):
                 keys.append(token)
-                task_ids.append(run.task.id)
+                task_ids.append(request.task.id)
                 texts.append(text)
                 tokens.append(token)
             else:
                 others.append(place)
         return Chunks(task_ids, texts, tokens, self.pace), others
 
-    def accept(self, run: Run, draws: Sequence[Draw]) -> Chunk | None:
-        """Add the sampled tokens of a step to the output of a run, up to the one that ends it.
+    def accept(self, request: RequestState, sampled: Sequence[SampledToken]) -> Chunk | None:
+        """Add the sampled tokens of a step to the output of a request, up to the one that ends it.
 
-        Sets `run.finish_reason` when the output is complete. Returns the text that may be shown
+        Sets `request.finish_reason` when the output is complete. Returns the text that may be shown
         now, with the tokens it came from, or None while all of it is held back.
         """
         vocab = self._vocab
-        run.last_token_at = monotonic()
-        if run.first_token_at is None:
-            run.first_token_at = run.last_token_at
+        request.last_token_at = monotonic()
+        if request.first_token_at is None:
+            request.first_token_at = request.last_token_at
         text = ""
-        for draw in draws:
-            run.keys.append(draw.token)
-            run.unsent_tokens.append(draw.token)
-            if draw.probs is not None:
-                run.unsent_probs.append(_named(draw.probs, run.task.preserved_tokens, vocab))
-            shown = self._show(run, draw.token)
-            if run.indent_stop is not None:
-                shown = run.indent_stop.cut(shown)
-                if run.indent_stop.ended:
-                    run.finish_reason, run.text.stopping_word = FinishReason.LIMIT, ""
-            if run.reasoning is not None:
-                run.reasoning.feed(vocab.names[draw.token])
-                run.close_thinking()
+        for one in sampled:
+            request.keys.append(one.token)
+            request.unsent_tokens.append(one.token)
+            if one.probs is not None:
+                request.unsent_probs.append(_named(one.probs, request.task.preserved_tokens, vocab))
+            shown = self._show(request, one.token)
+            if request.indent_stop is not None:
+                shown = request.indent_stop.cut(shown)
+                if request.indent_stop.ended:
+                    request.finish_reason, request.text.stopping_word = FinishReason.LIMIT, ""
+            if request.reasoning is not None:
+                request.reasoning.feed(vocab.names[one.token])
+                request.close_thinking()
             text += shown
-            if run.finish_reason is not None:
+            if request.finish_reason is not None:
                 break
-        run.n_simple = self._n_simple(run)
-        if not text and run.finish_reason is None:
+        request.n_simple = self._n_simple(request)
+        if not text and request.finish_reason is None:
             return None
-        run.has_new_line = run.has_new_line or "\n" in text
-        tokens, run.unsent_tokens = run.unsent_tokens, []
-        probs, run.unsent_probs = run.unsent_probs, []
-        return Chunk(run.task.id, text, tuple(tokens), tuple(probs), self.pace)
+        request.has_new_line = request.has_new_line or "\n" in text
+        tokens, request.unsent_tokens = request.unsent_tokens, []
+        probs, request.unsent_probs = request.unsent_probs, []
+        return Chunk(request.task.id, text, tuple(tokens), tuple(probs), self.pace)
 
-    def _show(self, run: Run, token: TokenId) -> str:
+    def _show(self, request: RequestState, token: TokenId) -> str:
         """Decide what text the token brings, and whether it is the last one."""
         vocab = self._vocab
         if token in vocab.end_of_generation:
-            run.finish_reason = FinishReason.EOS
-            shown = run.text.feed(vocab.names[token]) if run.task.special else ""
-            return shown + run.text.flush()
-        piece = vocab.names[token] if token in run.task.preserved_tokens else vocab.pieces[token]
-        text = run.text.feed(piece)
-        if run.text.stopping_word:
-            run.finish_reason = FinishReason.WORD
+            request.finish_reason = FinishReason.EOS
+            shown = request.text.feed(vocab.names[token]) if request.task.special else ""
+            return shown + request.text.flush()
+        piece = (
+            vocab.names[token] if token in request.task.preserved_tokens else vocab.pieces[token]
+        )
+        text = request.text.feed(piece)
+        if request.text.stopping_word:
+            request.finish_reason = FinishReason.WORD
             return text
-        if self._limit_reached(run, piece):
-            text += run.text.flush()  # which may complete a stop string
-            run.finish_reason = FinishReason.WORD if run.text.stopping_word else FinishReason.LIMIT
+        if self._limit_reached(request, piece):
+            text += request.text.flush()  # which may complete a stop string
+            request.finish_reason = (
+                FinishReason.WORD if request.text.stopping_word else FinishReason.LIMIT
+            )
         return text
 
-    def _limit_reached(self, run: Run, piece: bytes) -> bool:
-        params = run.task.params
-        if run.n_output == self._max_tokens(run):
+    def _limit_reached(self, request: RequestState, piece: bytes) -> bool:
+        params = request.task.params
+        if request.n_output == self._max_tokens(request):
             return True
-        if not self._can_shift(run) and len(run.keys) >= self._n_ctx_seq:
-            run.truncated = True
+        if not self._can_shift(request) and len(request.keys) >= self._n_ctx_seq:
+            request.truncated = True
             return True
         if params.t_max_predict_ms and b"\n" in piece:  # only lines that are whole
-            assert run.first_token_at is not None and run.last_token_at is not None
-            return (run.last_token_at - run.first_token_at) * 1e3 > params.t_max_predict_ms
+            assert request.first_token_at is not None and request.last_token_at is not None
+            return (request.last_token_at - request.first_token_at) * 1e3 > params.t_max_predict_ms
         return False
 
-    def _can_shift(self, run: Run) -> bool:
+    def _can_shift(self, request: RequestState) -> bool:
         """Whether there may be room in a full context: not by cutting media, or moving them."""
-        return self._shifts and not run.task.prompt.media
+        return self._shifts and not request.task.prompt.media
 
-    def _max_tokens(self, run: Run) -> int:
+    def _max_tokens(self, request: RequestState) -> int:
         """How many tokens an output may have; -1: no limit but the context."""
-        max_tokens = run.task.params.max_tokens
+        max_tokens = request.task.params.max_tokens
         return self._n_ctx_seq if self._shifts and max_tokens < 0 else max_tokens
 
-    def _n_simple(self, run: Run) -> int:
+    def _n_simple(self, request: RequestState) -> int:
         """Find the number of keys below which another token can end an output only by being EOG.
 
-        It is 0 for runs that look at every token.
+        It is 0 for requests that look at every token.
         """
-        task, params = run.task, run.task.params
-        if run.indent_stop or run.reasoning or task.preserved_tokens or params.n_probs:
+        task, params = request.task, request.task.params
+        if request.indent_stop or request.reasoning or task.preserved_tokens or params.n_probs:
             return 0
         if params.stop or params.t_max_predict_ms:
             return 0
-        n_keys, max_tokens = self._n_ctx_seq, self._max_tokens(run)
+        n_keys, max_tokens = self._n_ctx_seq, self._max_tokens(request)
         if max_tokens >= 0:
-            n_keys = min(n_keys, len(run.keys) - run.n_output + max_tokens)
+            n_keys = min(n_keys, len(request.keys) - request.n_output + max_tokens)
         return n_keys - 1
 
 

@@ -1,15 +1,216 @@
-"""`Planner`: what a step decodes, of what the runs in slots have to decode."""
+"""`Planner`: what a step decodes, of what the requests in slots have to decode."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 
-from trioserve.engine.adapter_turns import AdapterTurns
+import attrs
+
+from trioserve.engine.backend import Batch, Embeddings, MediaPiece
+from trioserve.engine.cache.prefix_cache import PrefixCache
+from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.encoder import Encoder
-from trioserve.engine.slot import Slot, arrival
+from trioserve.engine.slot import RequestState, Slot, arrival
 from trioserve.engine.strategy import BatchStrategy
-from trioserve.engine.work import MediaWork, Plan, Work
-from trioserve.types import Adapters
+from trioserve.types import Adapters, CellKey, MediaChunk
+
+
+class AdapterTurns:
+    """Sets of LoRA adapters take turns: llama.cpp computes a whole batch with one set of them.
+
+    A turn lasts for some time, because a change of adapters takes some. It ends early when no
+    request with these adapters has anything to do. A new set of adapters goes to the end of the
+    order.
+
+    Args:
+        seconds: how long a turn lasts while others wait; at least a step.
+        now: tells the time.
+    """
+
+    def __init__(self, seconds: float, now: Callable[[], float] = monotonic) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._until = 0.0
+        self._order: list[Adapters] = [()]  # the first one has the turn
+
+    @property
+    def current(self) -> Adapters:
+        """The adapters that have the turn."""
+        return self._order[0]
+
+    def take(self, requested: Sequence[Adapters]) -> Adapters:
+        """Say which of `requested` has this step. Where it is empty, nothing changes."""
+        if not requested:
+            return self.current
+        now, before = self._now(), self.current
+        order = [one for one in self._order if one in requested]
+        order += [one for one in dict.fromkeys(requested) if one not in order]
+        if order[0] == before and now >= self._until:
+            order.append(order.pop(0))
+        if order[0] != before:
+            self._until = now + self._seconds
+        self._order = order
+        return order[0]
+
+
+@attrs.frozen
+class Work:
+    """Decode the next `n_cells` pending cells of a slot."""
+
+    slot: Slot
+    n_cells: int
+    in_decode: bool
+
+    def fill(self, batch: Batch) -> int:
+        """Put them into the batch; returns the row to sample from.
+
+        That is the last one. It has logits if nothing is pending then. Where there is a draft, it
+        is the row before the draft, and each row of the draft has logits, too.
+        """
+        request, seq = self.slot.request, self.slot.seq
+        assert request is not None and seq is not None
+        start = len(seq.held)
+        pos, keys = seq.position(start), request.keys[start : start + self.n_cells]
+        row = batch.extend(keys, pos, seq.id)
+        if start + len(keys) == len(request.keys):
+            batch.want_logits(row)
+        for i, guess in enumerate(request.draft, start=len(keys)):
+            batch.add(guess, pos + i, seq.id, logits=True)
+        return row
+
+    def note(self, cache: PrefixCache) -> None:
+        """Note that they were decoded."""
+        request, seq = self.slot.request, self.slot.seq
+        assert request is not None and seq is not None
+        start = len(seq.held)
+        cache.append(seq, request.keys[start : start + self.n_cells] + request.draft)
+        request.n_ahead = 0
+
+
+@attrs.frozen
+class MediaWork(Work):
+    """Decode the next `n_cells` cells of a chunk of media, which a prompt has come to."""
+
+    chunk: MediaChunk
+    embeddings: Embeddings = attrs.field(repr=False)
+
+    def piece(self) -> MediaPiece:
+        """Say what the backend is to decode."""
+        request, seq = self.slot.request, self.slot.seq
+        assert request is not None and seq is not None
+        span = request.task.prompt.span_from(len(seq.held))
+        assert span is not None and span[1] is self.chunk
+        start = len(seq.held) - span[0]
+        return MediaPiece(
+            chunk=self.chunk,
+            embeddings=self.embeddings,
+            start=start,
+            stop=start + self.n_cells,
+            pos=seq.position(span[0]),
+            seq=seq.id,
+            logits=len(seq.held) + self.n_cells == len(request.keys),
+        )
+
+
+@attrs.frozen
+class DecodeRows:
+    """Slots in decode that have no draft: each goes on by its newest token.
+
+    That is nearly all of what steps do, for up to hundreds of slots, so what is needed of them is
+    in columns.
+    """
+
+    slots: Sequence[Slot]
+    requests: Sequence[RequestState]
+    seqs: Sequence[KVSequence]
+    keys: Sequence[CellKey]  # the newest of each
+
+    @classmethod
+    def of(cls, slots: Sequence[Slot]) -> DecodeRows:
+        """Look at the slots."""
+        requests = [slot.request for slot in slots if slot.request is not None]
+        seqs = [slot.seq for slot in slots if slot.seq is not None]
+        return cls(slots, requests, seqs, [request.keys[-1] for request in requests])
+
+    def fill(self, batch: Batch) -> range:
+        """Put them into the batch; returns the row of each."""
+        positions = [
+            seq.position(len(seq.held)) if seq.folds else len(seq.held) for seq in self.seqs
+        ]
+        return batch.add_each(self.keys, positions, [seq.id for seq in self.seqs])
+
+
+@attrs.frozen
+class Plan:
+    """What a step decodes."""
+
+    decode_rows: DecodeRows
+    others: Sequence[Work]  # drafts, and parts of prompts: tokens of all of them, or media
+    is_media: bool = False
+
+    @classmethod
+    def of(cls, steps: list[Slot], others: list[Work], *, by_sequence: bool) -> Plan:
+        """Make a plan: one token each of `steps`, and others.
+
+        With `by_sequence`, the rows of a batch are in the order of their sequences. In a split KV
+        cache, llama.cpp computes those together whose sequences have consecutive numbers.
+        """
+        if not by_sequence:
+            return cls(DecodeRows.of(steps), others)
+        if not others:
+            return cls(DecodeRows.of(sorted(steps, key=_sequence)), others)
+        pieces = [*others, *(Work(slot, 1, in_decode=True) for slot in steps)]
+        return cls(DecodeRows.of([]), sorted(pieces, key=lambda piece: _sequence(piece.slot)))
+
+    @classmethod
+    def of_media(cls, works: Sequence[MediaWork]) -> Plan:
+        """Make a plan of nothing but media."""
+        return cls(DecodeRows.of([]), works, is_media=True)
+
+    def __len__(self) -> int:
+        """Count the slots in it."""
+        return len(self.decode_rows.slots) + len(self.others)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The slots, in the order of the rows of `fill`."""
+        return [*self.decode_rows.slots, *(piece.slot for piece in self.others)]
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells it fills."""
+        return len(self.decode_rows.slots) + sum(piece.n_cells for piece in self.others)
+
+    @property
+    def n_prefill(self) -> int:
+        """How many cells of prompts it fills."""
+        return sum(piece.n_cells for piece in self.others if not piece.in_decode)
+
+    @property
+    def n_decode(self) -> int:
+        """How many outputs go on."""
+        return len(self) - sum(not piece.in_decode for piece in self.others)
+
+    def fill(self, batch: Batch) -> list[int]:
+        """Put all of it into the batch; returns the row to sample from of each slot."""
+        return [*self.decode_rows.fill(batch), *(piece.fill(batch) for piece in self.others)]
+
+    def media(self) -> list[MediaPiece]:
+        """Say what of media is to be decoded, in the order of the slots."""
+        return [work.piece() for work in self.others if isinstance(work, MediaWork)]
+
+    def note(self, cache: PrefixCache) -> None:
+        """Note that all of it was decoded."""
+        cache.append_each(self.decode_rows.seqs, self.decode_rows.keys)
+        for piece in self.others:
+            piece.note(cache)
+
+
+def _sequence(slot: Slot) -> int:
+    assert slot.seq is not None
+    return slot.seq.id
+
 
 #: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
 #: llama.cpp a few milliseconds, in which it plans its buffers.
@@ -31,7 +232,7 @@ class Planner:
         strategy: how a step is shared between decode and prefill.
         n_batch: the most cells of one step.
         unified: whether all sequences share the cells of the KV cache.
-        has_adapters: runs may have LoRA adapters, so that not all fit in one batch.
+        has_adapters: requests may have LoRA adapters, so that not all fit in one batch.
         encoder: makes embeddings of media; None: there is only text.
     """
 
@@ -64,14 +265,16 @@ class Planner:
         active = [  # `Slot.has_work`, without a call for each of many
             slot
             for slot in slots
-            if (run := slot.run) is not None and not run.paused and not slot.awaits_media
+            if (request := slot.request) is not None
+            and not request.paused
+            and not slot.awaits_media
         ]
         turn = active if self.turns is None else _whose_turn(active, self.turns)
         steps, drafts, prompts = [], [], []
         for slot in turn:
             if not slot.in_decode:
                 prompts.append(slot)
-            elif (run := slot.run) is not None and (run.draft or run.n_ahead):
+            elif (request := slot.request) is not None and (request.draft or request.n_ahead):
                 drafts.append(Work(slot, slot.n_pending, True))
             else:
                 steps.append(slot)
@@ -96,7 +299,7 @@ class Planner:
         if shared and is_media:
             self._owes_streams = has_streams
             return Plan.of_media(self._media_of(shared))
-        parts = [Work(slot, slot.up_to_place(n_cells), False) for slot, n_cells in shared]
+        parts = [Work(slot, slot.up_to_checkpoint(n_cells), False) for slot, n_cells in shared]
         return Plan.of(steps, drafts + parts, by_sequence=self._by_sequence)
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -121,13 +324,13 @@ class Planner:
         prompts = [
             slot
             for slot in slots
-            if not slot.in_decode and slot.run is not None and slot.run.task.prompt.media
+            if not slot.in_decode and slot.request is not None and slot.request.task.prompt.media
         ]
         self._encoder.want(
             {
-                slot.run.task.id: ahead
+                slot.request.task.id: ahead
                 for slot in prompts
-                if slot.run is not None and (ahead := slot.media_ahead())
+                if slot.request is not None and (ahead := slot.media_ahead())
             }
         )
         for slot in prompts:
@@ -162,6 +365,6 @@ class Planner:
 
 def _whose_turn(active: list[Slot], turns: AdapterTurns) -> list[Slot]:
     """Pick the slots that may be in one batch."""
-    adapters = [slot.run.task.root.adapters for slot in active if slot.run is not None]
+    adapters = [slot.request.task.root.adapters for slot in active if slot.request is not None]
     turn = turns.take(adapters)
     return [slot for slot, its in zip(active, adapters, strict=True) if its == turn]

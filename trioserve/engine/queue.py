@@ -13,7 +13,7 @@ AGEING_S = 10.0
 
 
 class Waiter(Protocol):
-    """What the queue wants to know of a run."""
+    """What the queue wants to know of a request."""
 
     @property
     def task(self) -> Task | EmbeddingTask:
@@ -28,10 +28,10 @@ class Waiter(Protocol):
         """Whether it comes before all others: it has had its turn, and lost its slot."""
 
 
-_Run = TypeVar("_Run", bound=Waiter)
+_Request = TypeVar("_Request", bound=Waiter)
 
 
-class WaitingQueue(Generic[_Run]):
+class WaitingQueue(Generic[_Request]):
     """Orders tasks by priority, then fairly between clients, then by arrival.
 
     Fair means start-time fair queueing: the clock of a client advances by ``1 / weight`` with
@@ -39,14 +39,14 @@ class WaitingQueue(Generic[_Run]):
     many tasks one of them has sent, and a weight of 2 gets two turns.
 
     A task that waits rises, up to the highest priority that anybody in the queue has: low
-    priorities are not starved, and equal ones stay equal. A run that was preempted for want
+    priorities are not starved, and equal ones stay equal. A request that was preempted for want
     of room comes before all others: it has had its turn. One that gave way because its reader
     stalled takes another turn.
     """
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
-        self._runs: dict[int, _Run] = {}  # by task id, in order of arrival
+        self._runs: dict[int, _Request] = {}  # by task id, in order of arrival
         self._tags: dict[int, float] = {}  # by task id: when it starts, by its client's clock
         self._clocks: dict[str, float] = {}  # by client: the end of its last task
         self._clock = 0.0  # the start of the task that was admitted last
@@ -54,40 +54,40 @@ class WaitingQueue(Generic[_Run]):
     def __len__(self) -> int:
         return len(self._runs)
 
-    def __iter__(self) -> Iterator[_Run]:
-        """Go through the runs in the order of their turns."""
+    def __iter__(self) -> Iterator[_Request]:
+        """Go through the requests in the order of their turns."""
         if not self._runs:
             return iter(())
         now, tags = self._now(), self._tags
-        top = max(run.task.priority for run in self._runs.values())
+        top = max(request.task.priority for request in self._runs.values())
 
-        def turn(run: _Run) -> tuple[bool, int, float, int]:
-            task = run.task
-            risen = task.priority + int((now - run.submitted_at) / AGEING_S)
-            return (not run.first_in_line, -min(risen, top), tags[task.id], task.id)
+        def turn(request: _Request) -> tuple[bool, int, float, int]:
+            task = request.task
+            risen = task.priority + int((now - request.submitted_at) / AGEING_S)
+            return (not request.first_in_line, -min(risen, top), tags[task.id], task.id)
 
         return iter(sorted(self._runs.values(), key=turn))
 
-    def get(self, task_id: int) -> _Run | None:
-        """Find a run, if it is there."""
+    def get(self, task_id: int) -> _Request | None:
+        """Find a request, if it is there."""
         return self._runs.get(task_id)
 
-    def push(self, run: _Run) -> None:
-        """Add a run: a new one, or one that had a slot."""
-        task = run.task
+    def push(self, request: _Request) -> None:
+        """Add a request: a new one, or one that had a slot."""
+        task = request.task
         start = max(self._clock, self._clocks.get(task.client, 0.0))
-        self._runs[task.id], self._tags[task.id] = run, start
-        if not run.first_in_line:
+        self._runs[task.id], self._tags[task.id] = request, start
+        if not request.first_in_line:
             self._clocks[task.client] = start + 1 / task.weight
 
-    def admit(self, run: _Run) -> None:
-        """Take out the run whose turn it is."""
-        self._clock = max(self._clock, self._tags[run.task.id])
-        self.remove(run.task.id)
+    def admit(self, request: _Request) -> None:
+        """Take out the request whose turn it is."""
+        self._clock = max(self._clock, self._tags[request.task.id])
+        self.remove(request.task.id)
         if not self._runs:
             self._clocks.clear()  # no client is behind another
 
-    def remove(self, task_id: int) -> _Run | None:
-        """Take a run out, if it is there."""
+    def remove(self, task_id: int) -> _Request | None:
+        """Take a request out, if it is there."""
         self._tags.pop(task_id, None)
         return self._runs.pop(task_id, None)

@@ -1,24 +1,21 @@
-"""The scheduler: which runs have a slot, which wait or follow another, and what a step decodes."""
+"""Which requests have a slot, which wait or follow another, and what a step decodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trioserve.engine.cache.checkpoints import meet
-from trioserve.engine.cache.prefix_cache import PrefixCache
-from trioserve.engine.planner import Planner
+from trioserve.engine.cache.prefix_cache import PrefixCache, divergence_point
+from trioserve.engine.planner import Plan, Planner
 from trioserve.engine.queue import WaitingQueue
-from trioserve.engine.run import Run
-from trioserve.engine.slot import Slot, lowest_priority
-from trioserve.engine.work import Plan
+from trioserve.engine.slot import RequestState, Slot, lowest_priority
 from trioserve.types import CacheRoot, SlotState, TokenId
 
 
 class Scheduler:
-    """Assigns runs to slots and fills steps.
+    """Assigns requests to slots and fills steps.
 
     Args:
-        n_slots: requests that run at the same time.
+        n_slots: requests that request at the same time.
         n_ctx: cells in the KV cache, all sequences together.
         n_ctx_seq: the most tokens of one sequence.
         n_batch: the most tokens of one step.
@@ -40,102 +37,103 @@ class Scheduler:
     ) -> None:
         assert n_slots <= min(n_outputs, len(cache.sequences)) and n_outputs <= n_batch
         self.slots = [Slot(i) for i in range(n_slots)]
-        self.waiting: WaitingQueue[Run] = WaitingQueue()
-        self.stalled: dict[int, Run] = {}  # paused and without a slot, by task id
+        self.waiting: WaitingQueue[RequestState] = WaitingQueue()
+        self.stalled: dict[int, RequestState] = {}  # paused and without a slot, by task id
         self.n_ctx, self.n_ctx_seq = n_ctx, n_ctx_seq
         self.n_batch, self.n_outputs = n_batch, n_outputs
         self.cache = cache
         self.planner = planner
         self._admitted: list[Slot] = []
-        self._preempted: list[Run] = []
+        self._preempted: list[RequestState] = []
         self._step = 0
         #: All slots wait for the encoder, and what was admitted beside them has had no room. The
-        #: next step comes when one of them goes on, or when a run comes, goes or is paused.
+        #: next step comes when one of them goes on, or when a request comes, goes or is paused.
         self._is_blocked = False
 
     # -- what comes in and goes out
 
-    def add(self, run: Run) -> None:
-        """Put a new run in the queue."""
+    def add(self, request: RequestState) -> None:
+        """Put a new request in the queue."""
         self._is_blocked = False
-        self.waiting.push(run)
+        self.waiting.push(request)
 
-    def find(self, task_id: int) -> Run | None:
-        """Find a run, wherever it is."""
+    def find(self, task_id: int) -> RequestState | None:
+        """Find a request, wherever it is."""
         for slot in self.slots:
-            if slot.run is not None and slot.run.task.id == task_id:
-                return slot.run
+            if slot.request is not None and slot.request.task.id == task_id:
+                return slot.request
         return self.waiting.get(task_id) or self.stalled.get(task_id)
 
-    def runs(self) -> Iterator[Run]:
-        """Go through all runs: those in slots, those that wait, and those whose readers stall."""
+    def requests(self) -> Iterator[RequestState]:
+        """Go through all: those in slots, those that wait, and those whose readers stall."""
         for slot in self.slots:
-            if slot.run is not None:
-                yield slot.run
+            if slot.request is not None:
+                yield slot.request
         yield from self.queue()
 
-    def queue(self) -> Iterator[Run]:
-        """Go through the runs without a slot, in the order of their turns."""
+    def queue(self) -> Iterator[RequestState]:
+        """Go through the requests without a slot, in the order of their turns."""
         yield from self.waiting
         yield from self.stalled.values()
 
-    def remove(self, task_id: int) -> Run | None:
-        """Take a run out, wherever it is. Its slot is idle from now on."""
+    def remove(self, task_id: int) -> RequestState | None:
+        """Take a request out, wherever it is. Its slot is idle from now on."""
         self._is_blocked = False
         for slot in self.slots:
-            if slot.run is not None and slot.run.task.id == task_id:
+            if slot.request is not None and slot.request.task.id == task_id:
                 return self.release(slot)
         return self.waiting.remove(task_id) or self.stalled.pop(task_id, None)
 
     def pause(self, task_id: int, paused: bool) -> None:
-        """Keep a run out of the steps, or let it go on.
+        """Keep a request out of the steps, or let it go on.
 
-        A paused run keeps its slot until another one wants it, and then waits for its turn again.
+        A paused request keeps its slot until another one wants it, and then waits for its turn
+        again.
         """
-        run = self.find(task_id)
-        if run is None:
+        request = self.find(task_id)
+        if request is None:
             return
         self._is_blocked = False
-        run.paused = paused
+        request.paused = paused
         for slot in self.slots:
-            if slot.run is run:
+            if slot.request is request:
                 slot.awaits_media = False  # until the next step, which looks again
         if paused and self.waiting.remove(task_id) is not None:
-            self.stalled[task_id] = run
+            self.stalled[task_id] = request
         elif not paused and self.stalled.pop(task_id, None) is not None:
-            self.waiting.push(run)
+            self.waiting.push(request)
 
-    def release(self, slot: Slot) -> Run:
-        """End the run of a slot. Its sequence is kept for later prompts."""
-        run, seq = slot.give_up(self._step)
+    def release(self, slot: Slot) -> RequestState:
+        """End the request of a slot. Its sequence is kept for later prompts."""
+        request, seq = slot.give_up(self._step)
         self.cache.release(seq)
-        slot.remember(run, seq)
-        return run
+        slot.remember(request, seq)
+        return request
 
-    def discard(self, slot: Slot) -> Run:
-        """End the run of a slot whose decode failed: what llama.cpp holds of it is unknown."""
-        run, seq = slot.give_up(self._step)
+    def discard(self, slot: Slot) -> RequestState:
+        """End the request of a slot whose decode failed: what llama.cpp holds of it is unknown."""
+        request, seq = slot.give_up(self._step)
         self.cache.release(seq)
         self.cache.cut(seq, 0)
-        return run
+        return request
 
     def preempt(self, slot: Slot) -> None:
-        """Send a slot's run back to the queue. What it holds is swapped out to RAM, if it can."""
-        run, seq = slot.give_up(self._step)
+        """Send a slot's request back to the queue. What it holds goes to RAM, if it can."""
+        request, seq = slot.give_up(self._step)
         self.cache.release(seq)
         self.cache.swap_out(seq)
         self.cache.cut(seq, 0)
-        run.first_in_line = True
-        self.waiting.push(run)
-        self._preempted.append(run)
+        request.first_in_line = True
+        self.waiting.push(request)
+        self._preempted.append(request)
 
     def give_way(self, slot: Slot) -> None:
-        """Take a slot from its paused run. Its sequence is kept as those of ended runs are."""
-        run, seq = slot.give_up(self._step)
+        """Take a slot from its paused request. Its sequence is kept as after its end."""
+        request, seq = slot.give_up(self._step)
         self.cache.release(seq)
-        run.first_in_line = False
-        self.stalled[run.task.id] = run
-        self._preempted.append(run)
+        request.first_in_line = False
+        self.stalled[request.task.id] = request
+        self._preempted.append(request)
 
     # -- drafts
 
@@ -146,7 +144,7 @@ class Scheduler:
         """
         if not self.cache.can_cut:
             return 0
-        n_drafted = sum(len(slot.run.draft) for slot in self.slots if slot.run is not None)
+        n_drafted = sum(len(slot.request.draft) for slot in self.slots if slot.request is not None)
         return self.n_outputs - len(self.slots) - n_drafted
 
     def propose(self, drafts: Sequence[tuple[Slot, Sequence[TokenId]]]) -> int:
@@ -157,25 +155,27 @@ class Scheduler:
         """
         n_rows = n_left = self.rows_for_drafts()
         for slot, tokens in drafts:
-            assert slot.run is not None
-            n_left += len(slot.run.draft)
+            assert slot.request is not None
+            n_left += len(slot.request.draft)
             n_tokens = min(n_left, slot.room_for_draft(self.n_ctx_seq))
-            slot.run.draft = list(tokens[:n_tokens])
-            n_left -= len(slot.run.draft)
+            slot.request.draft = list(tokens[:n_tokens])
+            n_left -= len(slot.request.draft)
         return n_rows - n_left
 
     def roll_back(self, slot: Slot, n_cells: int) -> None:
         """Take the last cells out of a sequence: the end of a draft that was not accepted."""
-        assert slot.run is not None and slot.seq is not None
-        slot.run.draft = []
+        assert slot.request is not None and slot.seq is not None
+        slot.request.draft = []
         self.cache.cut(slot.seq, len(slot.seq.held) - n_cells)
 
     def drop_drafts(self) -> bool:
         """Go on without drafts; returns whether there were any."""
-        runs = [slot.run for slot in self.slots if slot.run is not None and slot.run.draft]
-        for run in runs:
-            run.draft = []
-        return bool(runs)
+        requests = [
+            slot.request for slot in self.slots if slot.request is not None and slot.request.draft
+        ]
+        for request in requests:
+            request.draft = []
+        return bool(requests)
 
     # -- what an idle slot has computed
 
@@ -184,7 +184,7 @@ class Scheduler:
 
         Raises:
             PermissionDeniedError: the text is not the owner's.
-            UnavailableError: another run is at it.
+            UnavailableError: another request is at it.
         """
         slot.check_owner(owner)
         return self.cache.export(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
@@ -194,7 +194,7 @@ class Scheduler:
 
         Raises what `PrefixCache.adopt` raises.
         """
-        assert slot.run is None
+        assert slot.request is None
         if saved.keys:
             self.cache.adopt(saved)
         slot.kept, slot.root = list(saved.keys), saved.root
@@ -223,15 +223,15 @@ class Scheduler:
         """Decide what the next step decodes."""
         self._step += 1
         while (next_one := next(self._admissible(), None)) is not None:
-            run, slot = next_one
-            if slot.run is not None:
+            request, slot = next_one
+            if slot.request is not None:
                 self.give_way(slot)
-            self.waiting.admit(run)
-            reuse = run.task.params.cache_prompt
-            seq = self.cache.start(run.keys, run.task.root, reuse=reuse)
-            slot.take(run, seq)
-            if reuse and not run.truncated:
-                run.places = self.cache.places(run.task.prompt, seq)
+            self.waiting.admit(request)
+            reuse = request.task.params.cache_prompt
+            seq = self.cache.start(request.keys, request.task.root, reuse=reuse)
+            slot.take(request, seq)
+            if reuse and not request.truncated:
+                request.checkpoints = self.cache.checkpoint_positions(request.task.prompt, seq)
                 self.note_prefill(slot)
             self._admitted.append(slot)
         self._make_room()
@@ -240,103 +240,111 @@ class Scheduler:
         return plan
 
     def ask_for_media(self) -> None:
-        """Have no more encoded than what is needed now: runs are gone, and there is no step."""
+        """Have no more encoded than what is needed now: requests are gone, and there is no step."""
         self.planner.ask_for_media(self.slots)
 
     def note_prefill(self, slot: Slot) -> None:
-        """Keep a checkpoint, if a slot in prefill has come to a place for one."""
-        assert slot.run is not None and slot.seq is not None
-        if slot.n_held in slot.run.places:
+        """Keep a checkpoint, if a slot in prefill has come to a position for one."""
+        assert slot.request is not None and slot.seq is not None
+        if slot.n_held in slot.request.checkpoints:
             self.cache.keep_checkpoint(slot.seq)
 
-    def take_admitted(self) -> list[tuple[Slot, Run]]:
-        """Take the slots that were given to runs since the last time, and are still theirs."""
+    def take_admitted(self) -> list[tuple[Slot, RequestState]]:
+        """Take the slots that were given to requests since the last time, and are still theirs."""
         admitted, self._admitted = self._admitted, []
-        return [(slot, slot.run) for slot in admitted if slot.run is not None]
+        return [(slot, slot.request) for slot in admitted if slot.request is not None]
 
-    def take_preempted(self) -> list[Run]:
-        """Take the runs that have lost their slots since the last time."""
+    def take_preempted(self) -> list[RequestState]:
+        """Take the requests that have lost their slots since the last time."""
         preempted, self._preempted = self._preempted, []
         return preempted
 
-    def _admissible(self) -> Iterator[tuple[Run, Slot]]:
-        """Go through the runs that can start now, each with its slot, in order of arrival.
+    def _admissible(self) -> Iterator[tuple[RequestState, Slot]]:
+        """Go through the requests that can start now, each with its slot, in order of arrival.
 
-        The slot is idle, or else its run is paused and gives way.
+        The slot is idle, or else its request is paused and gives way.
         """
         if not self.waiting:
             return
-        free = [slot for slot in self.slots if slot.run is None or slot.run.paused]
+        free = [slot for slot in self.slots if slot.request is None or slot.request.paused]
         if not free:
             return
-        for run in self.waiting:
-            id_slot = run.task.params.id_slot
+        for request in self.waiting:
+            id_slot = request.task.params.id_slot
             slots = free if id_slot < 0 else [slot for slot in free if slot.id == id_slot]
-            if not slots or self._should_follow(run):
+            if not slots or self._should_follow(request):
                 continue  # it waits for something that those behind it need not wait for
-            if not self._fits(run):
+            if not self._fits(request):
                 return
-            yield run, min(slots, key=lambda slot: (slot.run is not None, slot.last_used))
+            yield request, min(slots, key=lambda slot: (slot.request is not None, slot.last_used))
 
-    def _should_follow(self, run: Run) -> bool:
-        """Whether another run is about to prefill what this one needs.
+    def _should_follow(self, request: RequestState) -> bool:
+        """Whether another request is about to prefill what this one needs.
 
         Then it waits until that is in the KV cache, and starts from there.
         """
-        if not self.cache.can_share or not run.task.params.cache_prompt:
+        if not self.cache.can_share or not request.task.params.cache_prompt:
             return False
         return any(
-            slot.run is not None
+            slot.request is not None
             and not slot.in_decode
-            and not slot.run.paused
-            and slot.run.task.root == run.task.root
-            and max(slot.n_held, self.cache.min_shared) < run.shared_with(slot.run)
-            and slot.run.task.params.cache_prompt
-            and slot.n_held < self._parting(run, slot.run)
+            and not slot.request.paused
+            and slot.request.task.root == request.task.root
+            and max(slot.n_held, self.cache.min_shared) < request.shared_with(slot.request)
+            and slot.request.task.params.cache_prompt
+            and slot.n_held < self._divergence(request, slot.request)
             for slot in self.slots
         )
 
-    def _parting(self, follower: Run, leader: Run) -> int:
-        """Find the length at which a follower leaves its leader, which stops there if it must."""
+    def _divergence(self, follower: RequestState, leader: RequestState) -> int:
+        """Find where a follower diverges from its leader, which stops there if it must."""
         shared = follower.shared_with(leader)
-        return shared if self.cache.can_cut else meet(leader.places, shared, self.cache.rules)
+        return (
+            shared
+            if self.cache.can_cut
+            else divergence_point(leader.checkpoints, shared, self.cache.rules)
+        )
 
-    def _fits(self, run: Run) -> bool:
-        """Whether the run's tokens, and one more, fit beside what runs already.
+    def _fits(self, request: RequestState) -> bool:
+        """Whether the request's tokens, and one more, fit beside what runs already.
 
-        What idle sequences and those of paused runs hold does not count: it gives way.
+        What idle sequences and those of paused requests hold does not count: it gives way.
         """
-        active = [slot for slot in self.slots if slot.run is not None and not slot.run.paused]
+        active = [
+            slot for slot in self.slots if slot.request is not None and not slot.request.paused
+        ]
         seqs = {slot.seq.id for slot in active if slot.seq is not None}
         pending = sum(slot.n_pending for slot in active)
         shared = 0
-        if run.task.params.cache_prompt:
-            shared, holders = self.cache.find(run.keys[:-1], run.task.root)
+        if request.task.params.cache_prompt:
+            shared, holders = self.cache.find(request.keys[:-1], request.task.root)
             shared = shared if any(seq.id in seqs for seq in holders) else 0
-        needed = len(run.keys) + 1 - self.cache.shareable(shared)
+        needed = len(request.keys) + 1 - self.cache.shareable(shared)
         return self.cache.taken_by(seqs) + pending + needed <= self.n_ctx
 
     def _make_room(self) -> None:
-        """Free cells until every run has room for what is pending.
+        """Free cells until every request has room for what is pending.
 
         First kept sequences go, the one unused for longest first, and then drafts. Then paused
-        runs give way. Then the run that matters least goes back to the queue, with its output.
+        requests give way. Then the request that matters least goes back to the queue, with its
+        output.
         """
         while self.cache.taken + self._n_pending() > self.n_ctx:
             if self.cache.evict_one() or self.drop_drafts():
                 continue
-            slot = lowest_priority([slot for slot in self.slots if slot.run is not None])
-            if slot.run is not None and slot.run.paused:
+            slot = lowest_priority([slot for slot in self.slots if slot.request is not None])
+            if slot.request is not None and slot.request.paused:
                 self.give_way(slot)
             else:
                 self.preempt(slot)
 
     def _n_pending(self) -> int:
-        """How many cells of all runs are still to be decoded."""
+        """How many cells of all requests are still to be decoded."""
         others = [
             slot
             for slot in self.slots
-            if not slot.in_decode or ((run := slot.run) and (run.draft or run.n_ahead))
+            if not slot.in_decode
+            or ((request := slot.request) and (request.draft or request.n_ahead))
         ]
         return len(self.slots) + sum(slot.n_pending - 1 for slot in others)  # a step has one
 
@@ -344,22 +352,28 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless all that must always hold does hold."""
-        ids = [run.task.id for run in self.runs()]
+        ids = [request.task.id for request in self.requests()]
         assert len(ids) == len(set(ids)), "a task is in two places"
-        assert not any(run.paused for run in self.waiting), "a paused run waits for its turn"
-        assert all(run.paused for run in self.stalled.values()), "a run that could go on does not"
+        assert not any(request.paused for request in self.waiting), (
+            "a paused request waits for its turn"
+        )
+        assert all(request.paused for request in self.stalled.values()), (
+            "a request that could go on does not"
+        )
         assert self.cache.taken <= self.n_ctx, "more cells than there are"
         in_use = [slot.seq.id for slot in self.slots if slot.seq is not None]
         running = [seq.id for seq in self.cache.sequences if seq.running]
-        assert sorted(in_use) == running, "a sequence has two runs, or none"
+        assert sorted(in_use) == running, "a sequence has two requests, or none"
         for slot in self.slots:
-            assert (slot.run is None) == (slot.seq is None)
-            if slot.run is None or slot.seq is None:
+            assert (slot.request is None) == (slot.seq is None)
+            if slot.request is None or slot.seq is None:
                 continue
             assert slot.n_held <= self.n_ctx_seq
-            assert slot.seq.root == slot.run.task.root, "the cache is another key's or adapter's"
-            assert slot.run.keys[: slot.n_held] == slot.seq.held, "the cache is another text's"
+            assert slot.seq.root == slot.request.task.root, (
+                "the cache is another key's or adapter's"
+            )
+            assert slot.request.keys[: slot.n_held] == slot.seq.held, "the cache is another text's"
             assert slot.n_pending >= 1, "nothing left to decode"
-            assert slot.in_decode or not slot.run.draft
-            assert slot.n_pending == 1 + slot.run.n_more or not slot.in_decode
+            assert slot.in_decode or not slot.request.draft
+            assert slot.n_pending == 1 + slot.request.n_more or not slot.in_decode
         self.cache.check_integrity()

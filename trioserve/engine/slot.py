@@ -1,14 +1,263 @@
-"""A slot: a place for one running request."""
+"""A slot, and the state of the request that it runs."""
 
 from __future__ import annotations
 
 import enum
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
 
-from trioserve.engine.cache.checkpoints import next_place
+import attrs
+
+from trioserve.engine.backend import Sampler
+from trioserve.engine.cache.prefix_cache import next_checkpoint
 from trioserve.engine.cache.sequences import KVSequence
-from trioserve.engine.run import Run
+from trioserve.engine.detokenizer import Detokenizer, IndentStop
+from trioserve.engine.reasoning import ReasoningTracker
 from trioserve.errors import PermissionDeniedError
-from trioserve.types import CacheRoot, CellKey, MediaChunk, SlotStatus, Task
+from trioserve.types import (
+    CacheRoot,
+    CellKey,
+    Chunk,
+    Finished,
+    FinishReason,
+    MediaChunk,
+    Progress,
+    SlotStatus,
+    Task,
+    Timings,
+    TokenId,
+    TokenProbs,
+    WaitingStatus,
+)
+from trioserve.types.media import whole_chunks
+from trioserve.types.params import INT32_MAX
+from trioserve.types.task import shared_length
+
+
+class RequestState:
+    """The state of a task that outlives its slot.
+
+    ::
+
+        keys   | prompt ............ | output ......... |
+               0              n_prompt          len(keys)
+
+    A key says what a cell of the KV cache holds: for a token, its id. A KV sequence holds a
+    beginning of `keys`. The rest is still to be decoded:
+    the prompt in prefill, the one newest token in decode, both after a preemption. In decode, a
+    draft comes after the newest token; what the sampler accepts of it becomes part of `keys`.
+    """
+
+    __slots__ = (
+        "_shared",
+        "admitted_at",
+        "cached",
+        "checkpoints",
+        "draft",
+        "finish_reason",
+        "first_in_line",
+        "first_token_at",
+        "forced",
+        "has_new_line",
+        "indent_stop",
+        "keys",
+        "last_token_at",
+        "n_accepted",
+        "n_ahead",
+        "n_discarded",
+        "n_drafted",
+        "n_drafts",
+        "n_prompt",
+        "n_reported",
+        "n_simple",
+        "paused",
+        "prefilled",
+        "reasoning",
+        "sampler",
+        "submitted_at",
+        "task",
+        "text",
+        "truncated",
+        "unsent_probs",
+        "unsent_tokens",
+    )
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.keys: list[CellKey] = list(task.prompt.keys)
+        self.n_prompt = len(task.prompt)
+        self.n_discarded = 0  # keys that `shift` took out
+        #: While there are fewer keys, the next one needs no closer look; see `Outputs.step`.
+        self.n_simple = 0
+        #: Lengths at which the prefill stops for a checkpoint.
+        self.checkpoints: list[int] = []
+        #: Guesses of the tokens that come next. The next step decodes them after the newest key.
+        self.draft: list[TokenId] = []
+        #: Tokens before the newest one that had to come, so that they are not decoded either.
+        self.n_ahead = 0
+        self.n_drafts = 0  # that were checked
+        self.n_drafted = self.n_accepted = 0  # tokens in them; of these, right
+        self.sampler: Sampler | None = None
+        self.text = Detokenizer(task.params.stop)
+        n_indent = task.params.n_indent
+        self.indent_stop = IndentStop(n_indent) if n_indent else None
+        #: What comes next, instead of what would be sampled.
+        self.forced: deque[TokenId] = deque()
+        self.reasoning = ReasoningTracker(task.budget) if task.budget is not None else None
+        self.close_thinking()  # a budget of 0 may be used up by the prompt
+        self.unsent_tokens: list[TokenId] = []
+        self.unsent_probs: list[TokenProbs] = []
+        self.paused = False  # its reader stalls
+        self.first_in_line = False  # in the queue: it was preempted for want of room
+        self.truncated = False
+        self.has_new_line = False
+        self.finish_reason: FinishReason | None = None
+        self.cached = 0  # prompt tokens found in the KV cache at the first admission
+        self.prefilled = 0  # prompt tokens prefilled before the first output
+        self.n_reported = -1  # batches of the prompt in the last report of progress
+        self.submitted_at = monotonic()
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self._shared: dict[int, int] = {}
+
+    @property
+    def tokens(self) -> Sequence[TokenId]:
+        """Its text so far, without media: the prompt and the output."""
+        prompt = self.task.prompt
+        return [*prompt.tokens, *self.keys[self.n_prompt :]] if prompt.media else self.keys
+
+    @property
+    def n_output(self) -> int:
+        """How many tokens were generated."""
+        return len(self.keys) + self.n_discarded - self.n_prompt
+
+    @property
+    def n_more(self) -> int:
+        """How many tokens a step decodes in decode, beside the newest one."""
+        return self.n_ahead + len(self.draft)
+
+    @property
+    def n_left(self) -> int:
+        """How many tokens the output may still have."""
+        n_max = self.task.params.max_tokens
+        return n_max - self.n_output if n_max >= 0 else INT32_MAX
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no more reasoning may have to be closed, so that the sampler alone chooses."""
+        return self.reasoning is None or self.reasoning.is_over
+
+    def shift(self, n_ctx: int, n_bos: int) -> int:
+        """Take out `n_discard` tokens after the first ones, or half, to go on without them.
+
+        ::
+
+            | keep | discarded | newer ones |  becomes  | keep | newer ones |
+
+        Returns how many are kept at the beginning: `n_keep`, and those that begin any text.
+        """
+        params = self.task.params
+        n_keep = self.n_prompt if params.n_keep < 0 else params.n_keep + n_bos
+        n_keep = min(n_keep, n_ctx - 4)
+        n_left = len(self.keys) - n_keep
+        n_discard = min(params.n_discard or max(1, n_left // 2), n_left - 1)
+        del self.keys[n_keep : n_keep + n_discard]
+        self.checkpoints = []
+        self.n_discarded += n_discard
+        self.n_ahead = 0
+        self.n_simple = 0
+        self.truncated = True
+        return n_keep
+
+    def close_thinking(self) -> None:
+        """Have the output go on with the end of its reasoning, if that has to end now."""
+        if self.reasoning is not None and self.text.is_whole:
+            self.forced += self.reasoning.closing()
+
+    def shared_with(self, leader: RequestState) -> int:
+        """Count the leading cells of both prompts, at most all but the last of this one.
+
+        Chunks of media count whole or not at all.
+        """
+        shared = self._shared.get(leader.task.id)
+        if shared is None:
+            shared = shared_length(self.keys[:-1], leader.keys[: leader.n_prompt])
+            shared = whole_chunks(self.keys, shared)
+            self._shared[leader.task.id] = shared
+        return shared
+
+    def attach(self, seq: int) -> None:
+        """Let decodes of its sequence sample, if nothing else is to choose or to be told."""
+        if self.sampler is not None and not self.task.params.n_probs and self.reasoning is None:
+            self.sampler.attach(seq)
+
+    def close(self) -> None:
+        """Free the sampler. Closing twice is fine."""
+        if self.sampler is not None:
+            self.sampler.close()
+            self.sampler = None
+
+    def waiting_status(self, position: int, now: float) -> WaitingStatus:
+        """Describe the request in the queue; `now` is monotonic."""
+        return WaitingStatus(
+            task_id=self.task.id,
+            position=position,
+            n_prompt=self.n_prompt,
+            priority=self.task.priority,
+            waited_s=now - self.submitted_at,
+            adapters=self.task.root.adapters,
+        )
+
+    def progress(self, n_held: int, n_batch: int) -> Progress | None:
+        """Say how much of the prompt is there, if the task asks for it, and it is due.
+
+        That is as the prompt begins, after each batch of it, however many steps that took, and at
+        its end: a client counts as many reports as llama-server sends.
+        """
+        if not self.task.params.return_progress:
+            return None
+        n_batches = (n_held - self.cached) // n_batch
+        if n_batches <= self.n_reported and n_held < self.n_prompt:
+            return None
+        is_first, self.n_reported = self.n_reported < 0, n_batches
+        elapsed = 0.0 if is_first else monotonic() - (self.admitted_at or self.submitted_at)
+        return Progress(self.task.id, self.n_prompt, self.cached, n_held, elapsed * 1e3)
+
+    def finished(self, slot_id: int) -> Finished:
+        """Describe the end of the output, which a slot came to."""
+        assert self.finish_reason is not None
+        return Finished(
+            task_id=self.task.id,
+            reason=self.finish_reason,
+            stopping_word=self.text.stopping_word,
+            timings=self.timings(),
+            truncated=self.truncated,
+            slot_id=slot_id,
+        )
+
+    def with_drafts(self, chunk: Chunk) -> Chunk:
+        """Tell the reader of a chunk what became of the drafts so far."""
+        if not self.n_drafted:
+            return chunk
+        return attrs.evolve(chunk, drafts=(self.n_drafted, self.n_accepted))
+
+    def timings(self) -> Timings:
+        """Sum up the times so far."""
+        admitted = self.admitted_at or monotonic()
+        first = self.first_token_at or monotonic()
+        last = self.last_token_at or first
+        return Timings(
+            queue_ms=(admitted - self.submitted_at) * 1e3,
+            cache_n=self.cached,
+            prompt_n=self.prefilled,
+            prompt_ms=(first - admitted) * 1e3,
+            predicted_n=self.n_output,
+            predicted_ms=(last - first) * 1e3,
+            draft_n=self.n_drafted,
+            draft_n_accepted=self.n_accepted,
+        )
 
 
 class SlotState(enum.Enum):
@@ -20,11 +269,11 @@ class SlotState(enum.Enum):
 
 
 class Slot:
-    """One slot, and the KV sequence that its run was given.
+    """One slot, and the KV sequence that its request was given.
 
     ::
 
-        run.keys, run.draft | seq.held ........... | pending ..... |
+        request.keys, request.draft | seq.held ........... | pending ..... |
                             0          len(seq.held)
     """
 
@@ -35,16 +284,16 @@ class Slot:
         "kept",
         "last_task",
         "last_used",
+        "request",
         "root",
-        "run",
         "seq",
     )
 
     def __init__(self, slot_id: int) -> None:
         self.id = slot_id
-        self.run: Run | None = None
+        self.request: RequestState | None = None
         self.seq: KVSequence | None = None
-        self.in_decode = False  # the run has logits to go on from, one token a step
+        self.in_decode = False  # the request has logits to go on from, one token a step
         self.awaits_media = False  # its prompt has come to a chunk that is not encoded yet
         self.last_used = 0  # the step in which it was last given up
         self.last_task: Task | None = None
@@ -56,47 +305,47 @@ class Slot:
     @property
     def state(self) -> SlotState:
         """What the slot does now."""
-        if self.run is None:
+        if self.request is None:
             return SlotState.IDLE
         return SlotState.DECODE if self.in_decode else SlotState.PREFILL
 
     @property
     def n_held(self) -> int:
-        """How many cells of the KV cache hold its run."""
+        """How many cells of the KV cache hold its request."""
         return 0 if self.seq is None else len(self.seq.held)
 
     @property
     def n_pending(self) -> int:
-        """How many cells of its run are still to be decoded."""
-        run = self.run
-        return 0 if run is None else len(run.keys) + len(run.draft) - self.n_held
+        """How many cells of its request are still to be decoded."""
+        request = self.request
+        return 0 if request is None else len(request.keys) + len(request.draft) - self.n_held
 
     @property
     def has_work(self) -> bool:
         """Whether it can go on in a step."""
-        return self.run is not None and not self.run.paused and not self.awaits_media
+        return self.request is not None and not self.request.paused and not self.awaits_media
 
     def room_for_draft(self, n_ctx: int) -> int:
         """How many tokens a draft may have in decode, in a sequence of `n_ctx` tokens.
 
         None while the next token is forced, or reasoning may have to be closed.
         """
-        run = self.run
-        assert run is not None and self.in_decode
-        return 0 if run.forced or not run.is_free else max(0, n_ctx - len(run.keys) - 1)
+        request = self.request
+        assert request is not None and self.in_decode
+        return 0 if request.forced or not request.is_free else max(0, n_ctx - len(request.keys) - 1)
 
-    def up_to_place(self, n_cells: int) -> int:
+    def up_to_checkpoint(self, n_cells: int) -> int:
         """Shorten a chunk of the prompt to end where a checkpoint is made."""
-        if self.run is None or not self.run.places:
+        if self.request is None or not self.request.checkpoints:
             return n_cells
-        place = next_place(self.run.places, self.n_held)
-        return n_cells if place is None else min(n_cells, place - self.n_held)
+        checkpoint = next_checkpoint(self.request.checkpoints, self.n_held)
+        return n_cells if checkpoint is None else min(n_cells, checkpoint - self.n_held)
 
     # -- media in the prompt
 
     def _span(self) -> tuple[int, MediaChunk] | None:
         """Find the chunk that its next cell is of, or else the next one, and where it begins."""
-        return None if self.run is None else self.run.task.prompt.span_from(self.n_held)
+        return None if self.request is None else self.request.task.prompt.span_from(self.n_held)
 
     def media_now(self) -> MediaChunk | None:
         """Return the chunk that its next cell is of; None: that is a token."""
@@ -104,11 +353,11 @@ class Slot:
         return span[1] if span is not None and span[0] <= self.n_held else None
 
     def media_ahead(self) -> list[MediaChunk]:
-        """List the chunks of the prompt that are not held whole, unless the run is paused."""
-        run = self.run
-        if run is None or run.paused or self.in_decode:
+        """List the chunks of the prompt that are not held whole, unless the request is paused."""
+        request = self.request
+        if request is None or request.paused or self.in_decode:
             return []
-        spans = run.task.prompt.spans
+        spans = request.task.prompt.spans
         return [chunk for start, chunk in spans if start + chunk.n_cells > self.n_held]
 
     def needs(self, chunk: MediaChunk) -> bool:
@@ -129,67 +378,67 @@ class Slot:
         start, chunk = span
         return (start if start > self.n_held else start + chunk.n_cells) - self.n_held
 
-    def take(self, run: Run, seq: KVSequence) -> None:
-        """Start a run in a sequence that holds a beginning of it."""
-        assert self.run is None
-        assert len(seq.held) < len(run.keys), "one cell must be decoded, to have logits"
-        self.run, self.seq = run, seq
+    def take(self, request: RequestState, seq: KVSequence) -> None:
+        """Start a request in a sequence that holds a beginning of it."""
+        assert self.request is None
+        assert len(seq.held) < len(request.keys), "one cell must be decoded, to have logits"
+        self.request, self.seq = request, seq
         self.in_decode = self.awaits_media = False
-        self.kept, self.last_task = [], run.task
+        self.kept, self.last_task = [], request.task
 
-    def give_up(self, step: int) -> tuple[Run, KVSequence]:
-        """Take the run out, and its sequence."""
-        assert self.run is not None and self.seq is not None
-        run, seq = self.run, self.seq
-        self.run = self.seq = None
-        run.draft, run.n_ahead = [], 0
-        if run.sampler is not None:
-            run.sampler.detach()
+    def give_up(self, step: int) -> tuple[RequestState, KVSequence]:
+        """Take the request out, and its sequence."""
+        assert self.request is not None and self.seq is not None
+        request, seq = self.request, self.seq
+        self.request = self.seq = None
+        request.draft, request.n_ahead = [], 0
+        if request.sampler is not None:
+            request.sampler.detach()
         self.in_decode = self.awaits_media = False
         self.last_used = step
-        return run, seq
+        return request, seq
 
-    def remember(self, run: Run, seq: KVSequence) -> None:
-        """Note what a run has left in its sequence."""
-        self.kept, self.root = run.keys[: len(seq.held)], seq.root
+    def remember(self, request: RequestState, seq: KVSequence) -> None:
+        """Note what a request has left in its sequence."""
+        self.kept, self.root = request.keys[: len(seq.held)], seq.root
 
     def check_owner(self, owner: str) -> None:
         """Raise PermissionDeniedError if what the idle slot has computed is not the owner's."""
-        assert self.run is None
+        assert self.request is None
         if self.kept and self.root.owner != owner:
             raise PermissionDeniedError("The slot holds the text of another API key.")
 
     def status(self, n_ctx: int, *, speculative: bool = False) -> SlotStatus:
         """Describe the slot."""
-        run = self.run
+        request = self.request
         return SlotStatus(
             id=self.id,
             state=self.state.value,
             n_ctx=n_ctx,
-            task_id=run.task.id if run else None,
-            n_prompt=run.n_prompt if run else 0,
-            n_past=self.n_held if run else len(self.kept),
-            n_cached=run.cached if run else 0,
-            n_decoded=run.n_output if run else 0,
-            paused=run.paused if run else False,
+            task_id=request.task.id if request else None,
+            n_prompt=request.n_prompt if request else 0,
+            n_past=self.n_held if request else len(self.kept),
+            n_cached=request.cached if request else 0,
+            n_decoded=request.n_output if request else 0,
+            paused=request.paused if request else False,
             encoding=self.awaits_media,
-            has_new_line=run.has_new_line if run else False,
+            has_new_line=request.has_new_line if request else False,
             speculative=speculative,
             task=self.last_task,
         )
 
 
 def arrival(slot: Slot) -> int:
-    """Order busy slots by the arrival of their runs."""
-    assert slot.run is not None
-    return slot.run.task.id
+    """Order busy slots by the arrival of their requests."""
+    assert slot.request is not None
+    return slot.request.task.id
 
 
 def lowest_priority(slots: list[Slot]) -> Slot:
-    """Find the slot whose run matters least: a paused one, or the youngest of lowest priority."""
+    """Find the slot that matters least: a paused request, or the youngest of lowest priority."""
 
     def importance(slot: Slot) -> tuple[bool, int, int]:
-        assert slot.run is not None
-        return not slot.run.paused, slot.run.task.priority, -arrival(slot)
+        assert slot.request is not None
+        return not slot.request.paused, slot.request.task.priority, -arrival(slot)
 
     return min(slots, key=importance)

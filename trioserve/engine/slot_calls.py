@@ -6,26 +6,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trioserve.engine.backend import Backend
-from trioserve.engine.inbox import SlotCall
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import Loop, SlotCall
+from trioserve.engine.planner import Plan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot
-from trioserve.engine.work import Plan
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Adapters, SlotState
 
 
 class SlotCalls:
-    """Calls of functions, each for a time when its slot has no run."""
+    """Calls of functions, each for a time when its slot has no request."""
 
     def __init__(self) -> None:
         self.waiting: list[SlotCall] = []
 
     def make(self, slots: Sequence[Slot]) -> None:
-        """Make those whose slots are idle now, before another run takes them."""
+        """Make those whose slots are idle now, before another request takes them."""
         waiting, self.waiting = self.waiting, []
         for call in waiting:
-            if slots[call.slot_id].run is None:
+            if slots[call.slot_id].request is None:
                 call.function()
             else:
                 self.waiting.append(call)
@@ -83,5 +82,5 @@ class SlotLoop(Loop):
 
     def _load(self) -> tuple[int, int]:
         slots, queue = self._scheduler.slots, self._scheduler.waiting
-        n_running = sum(slot.run is not None for slot in slots)
+        n_running = sum(slot.request is not None for slot in slots)
         return n_running, len(queue) + len(self._scheduler.stalled)

@@ -1,4 +1,4 @@
-"""How a step is shared between decode and prefill."""
+"""How a step is shared between decode and prefill: what tokens cost, and what streams are owed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,238 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from trioserve.engine.prefill_costs import TILE
-from trioserve.engine.step_clock import SLOWDOWN, StepClock
 from trioserve.errors import ConfigError
+
+#: From so many rows on, flash attention on a CPU reads the KV cache once for all of them (ggml's
+#: `GGML_FA_TILE_Q`). Deep in a long prompt this makes a token 2 to 12 times as cheap.
+TILE = 64
+#: Prompts get this many tokens a step at least, so that they come to an end. Steps with fewer say
+#: too little of what tokens cost.
+MIN_TOKENS = 16
+
+
+class PrefillCosts:
+    """Learns what tokens cost, and says how many fit into a time.
+
+    A step is taken to cost ``decode_s + n_prefill * per_token``. Both are learned as moving
+    averages: `decode_s` from steps that only decode, `per_token` from those with a prompt, apart
+    for steps that are smaller and larger than a tile.
+
+    In a unified KV cache, all rows of a step make tiles. In a split one, llama.cpp first computes
+    one row of each sequence together, and then what a prompt has left.
+    """
+
+    #: Whether the KV cache is unified.
+    unified = True
+
+    #: Share of a new observation in the average. High: load on the machine comes and goes.
+    WEIGHT = 0.3
+    #: How much more a token may cost than in the last large step: it is deeper in the prompt.
+    DEEPER = 1.15
+    #: A tile makes the step longer; it has to make a token cheaper by this factor.
+    TILE_GAIN = 0.85
+    #: A new cost counts as at most so many times the average: others may have had the cores.
+    MOST = 2.0
+    #: After so many steps that were smaller, a tile is tried again.
+    RETRY = 4
+
+    def __init__(self) -> None:
+        #: What a step takes that only decodes, and while no prompts come in.
+        self.decode_s = self.quiet_s = 0.0
+        self._small_s = 0.0  # for each prompt token, in steps smaller than a tile
+        self._large_s = 0.0  # in others
+        self._alone_s = 0.0  # in steps without decode
+        self._n_small = 0  # steps with a prompt since the last tile
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float, *, quiet: bool) -> None:
+        """Learn from a step; `quiet`: no prompt waited in it."""
+        if n_prefill == 0:
+            self.decode_s = self._average(self.decode_s, seconds)
+            if quiet:
+                self.quiet_s = self._average(self.quiet_s, seconds)
+        elif n_prefill >= MIN_TOKENS:
+            if not n_decode:
+                self._alone_s = self._average(self._alone_s, seconds / n_prefill)
+            rest = max(0.0, seconds - self.decode_s) if n_decode else seconds
+            if self._rows(n_prefill, n_decode) < TILE:
+                self._small_s = self._average(self._small_s, rest / n_prefill)
+                self._n_small += 1
+            else:
+                self._n_small = 0
+                # A long step says enough by itself, and the next one is deeper in the prompt.
+                self._large_s = self._average(self._large_s, rest / n_prefill, 2 * self.WEIGHT)
+
+    def _rows(self, n_prefill: int, n_decode: int) -> int:
+        """Count the rows of which a step makes tiles."""
+        return n_prefill + (n_decode if self.unified else -(n_decode > 0))
+
+    def filling(self, n_rows: int, n_decode: int) -> int:
+        """How many prompt tokens make so many rows, or a tile more, with whatever decodes."""
+        if not self.unified:
+            return n_rows + (n_decode > 0)
+        n_tokens = n_rows - n_decode % TILE
+        return n_tokens if n_tokens >= MIN_TOKENS else n_tokens + TILE
+
+    def _average(self, old: float, new: float, weight: float = WEIGHT) -> float:
+        return old + weight * (min(new, self.MOST * old) - old) if old else new
+
+    def forget_depth(self, time: float, *, small: bool) -> None:
+        """Forget what a tile cost deep in a prompt, if it no longer fits into a time.
+
+        Args:
+            time: in seconds.
+            small: forget with it what tokens cost in steps smaller than a tile.
+        """
+        if self._large_s * TILE > time:
+            self._large_s = 0.0
+            if small:
+                self._small_s = 0.0
+
+    @property
+    def knows_tiles(self) -> bool:
+        """Whether there was a step as large as a tile."""
+        return bool(self._large_s)
+
+    def tile_pays(self, n_tokens: int, ahead_s: float) -> bool:
+        """Whether a prompt is to have so many tokens, which make a tile, and not fewer.
+
+        Args:
+            n_tokens: how many.
+            ahead_s: seconds that streams may be ahead, so that they do not miss a step as long.
+        """
+        seconds = self.large_seconds(n_tokens)  # 0: nobody knows, and the tile shows it
+        if seconds < ahead_s:
+            return True
+        # What others have made dear would stay so, without another try.
+        is_due = self._n_small >= self.RETRY and seconds < 2 * ahead_s
+        return is_due or self._large_s < self._small_s * self.TILE_GAIN
+
+    def large_seconds(self, n_tokens: int) -> float:
+        """Seconds that tokens may take in the next large step, beside decode."""
+        return n_tokens * self._large_s * self.DEEPER
+
+    def fitting(self, time: float) -> int:
+        """How many tokens fit into a time, in a large step or else a small one; 0: unknown."""
+        small, large = self._small_s or self._large_s, self._large_s or self._small_s
+        if not small or time <= 0:
+            return 0
+        in_large = int(time / large)
+        return in_large if in_large >= TILE else min(TILE - 1, int(time / small))
+
+    def fitting_alone(self, time: float) -> int:
+        """How many tokens fit into a step without decode; 0: unknown."""
+        return int(time / self._alone_s) if self._alone_s else 0
+
+
+#: How much slower streams may become while prompts come in.
+SLOWDOWN = 4.5
+
+
+class StepClock:
+    """Says how many prompt tokens a step may have, by what the streams are owed.
+
+    While prompts come in, streams get a token every `pace` seconds on average. A step may take
+    longer than that, where fewer tokens would cost much more each. Then prompts wait for steps
+    that only decode, until the streams have what they missed; their readers get these tokens one
+    by one, at the pace, so that they do not see how uneven the steps are::
+
+        step     | prefill and decode     |decode|decode| prefill and decode     |
+        tokens                            a      b      c                        d
+        readers                           a           b           c           d
+
+    Args:
+        max_tick_ms: the pace. 0: `slowdown` times what a step takes that only decodes.
+        slowdown: how much slower streams may become while prompts come in.
+    """
+
+    #: The pace as long as nobody knows what decoding takes.
+    DEFAULT_PACE_S = 0.05
+    #: Rows that long prompts get once the streams are so far ahead that they do not miss them: a
+    #: token costs a third less than in the smallest tile, and no less in any larger one.
+    LARGE_TILES = (256, 128)
+    #: A large tile takes no longer than that, for streams cannot be further ahead.
+    MAX_AHEAD_S = 1.0
+    #: While no stream decodes, a step may take this many times the pace, or `DEFAULT_PACE_S`.
+    ALONE = 10
+    #: And has this many tokens at least: fewer would not keep the cores busy.
+    MIN_TOKENS_ALONE = 128
+
+    def __init__(self, max_tick_ms: float, slowdown: float = SLOWDOWN) -> None:
+        self._max_step_s = max_tick_ms / 1e3
+        self._slowdown = slowdown
+        self._costs = PrefillCosts()
+        #: Seconds by which streams are ahead of their pace; below 0: behind.
+        self._lead_s = 0.0
+        self._pace_s = 0.0  # of the last step; 0: no prompts came in
+        self._in_tiles = False  # a prompt got a tile where that took longer than the pace
+
+    def begin(self, *, unified: bool) -> None:
+        """Learn whether the KV cache is unified."""
+        self._costs.unified = unified
+
+    @property
+    def pace(self) -> float:
+        """Seconds between two tokens of a stream while prompts come in, and 0 while none do."""
+        return self._pace_s
+
+    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
+        """Learn what a step cost, and count what the streams are owed after it."""
+        pace, self._pace_s = self._pace_s, 0.0
+        self._costs.observe(n_prefill, n_decode, seconds, quiet=not pace)
+        if pace and n_decode:
+            lead = self._lead_s + pace - seconds
+            self._lead_s = max(-self.ALONE * pace, min(lead, max(pace, self.MAX_AHEAD_S)))
+        elif not pace and not n_prefill:  # no prompts
+            self._lead_s = 0.0
+            self._costs.forget_depth(self._target(), small=self._in_tiles)
+            self._in_tiles = False
+
+    def _target(self) -> float:
+        """The pace while as many prompts come in as streams decode, or fewer."""
+        # Where a step that only decodes is already long, prompts get as much time again.
+        wanted = self._max_step_s or self._slowdown * self._costs.quiet_s
+        return max(wanted, 2 * self._costs.decode_s) or self.DEFAULT_PACE_S
+
+    def prompt_tokens(self, pending: Sequence[int], n_decode: int, budget: int) -> int:
+        """How many prompt tokens the next step is to have; 0: streams are behind their pace.
+
+        Where more requests wait for their first token than for their next one, the pace is slower,
+        in proportion; and as slow as a step takes without streams, if all prompts are done then.
+        """
+        n_pending, costs = sum(pending), self._costs
+        n_alone = costs.fitting_alone(self.ALONE * (self._max_step_s or self.DEFAULT_PACE_S))
+        if not n_decode:
+            return min(budget, max(self.MIN_TOKENS_ALONE, n_alone))
+        self._pace_s = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
+        if len(pending) > n_decode and n_pending <= min(n_alone, budget):
+            return n_pending
+        time = self._pace_s + self._lead_s - costs.decode_s
+        fitting = costs.fitting(min(time, self._pace_s - costs.decode_s))
+        if large := self._large_tile(fitting, n_pending, n_decode):
+            n_tokens = min(budget, large)
+            return n_tokens if costs.large_seconds(n_tokens) <= time else 0
+        least = costs.filling(TILE, n_decode)
+        if not costs.tile_pays(least, self.MAX_AHEAD_S):
+            least = MIN_TOKENS
+        if fitting < least and self._lead_s < 0:
+            return 0
+        self._in_tiles = self._in_tiles or (fitting < least and least > MIN_TOKENS)
+        return min(budget, _with_rest(max(least, fitting), n_pending))
+
+    def _large_tile(self, fitting: int, n_pending: int, n_decode: int) -> int:
+        """Find the largest tile that a long prompt may have; 0: none, or more than that fits."""
+        if fitting >= min(self.LARGE_TILES) or not self._costs.knows_tiles:
+            return 0
+        for n_rows in self.LARGE_TILES:
+            n_tokens = _with_rest(self._costs.filling(n_rows, n_decode), n_pending)
+            if n_rows < n_pending and self._costs.large_seconds(n_tokens) < self.MAX_AHEAD_S:
+                return n_tokens
+        return 0
+
+
+def _with_rest(n_tokens: int, n_pending: int) -> int:
+    """Leave nothing that is smaller than a tile: that could cost more than all of this step."""
+    return n_pending if n_tokens >= TILE // 2 and n_pending - n_tokens < TILE else n_tokens
 
 
 class BatchStrategy(Protocol):

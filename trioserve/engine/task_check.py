@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.engine.backend import Backend
-from trioserve.engine.projector import Projector
+from trioserve.engine.backend import Backend, Projector
 from trioserve.errors import (
     ContextLengthExceededError,
     EngineError,

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import structlog
 
 from trioserve.config import ModelConfig
-from trioserve.engine.projector import MediaPiece
+from trioserve.engine.backend import MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
 from trioserve.llama import control_vector, state_file
 from trioserve.llama.adapters import LoadedAdapters

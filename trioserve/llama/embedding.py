@@ -10,8 +10,8 @@ import numpy as np
 import structlog
 
 from trioserve.config import ModelConfig
-from trioserve.engine.embedding.backend import POOLINGS, EmbeddingBackend, Matrix
-from trioserve.engine.projector import MediaPiece
+from trioserve.engine.backend import MediaPiece
+from trioserve.engine.embedding_backend import POOLINGS, EmbeddingBackend, Matrix
 from trioserve.errors import DecodeError, ModelLoadError, NotSupportedError
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context, generation_params, thread_choices
@@ -37,7 +37,7 @@ _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 
 
 class LlamaEmbedder(EmbeddingBackend):
-    """Implements `trioserve.engine.embedding.backend.EmbeddingBackend` with llama.cpp.
+    """Implements `trioserve.engine.embedding_backend.EmbeddingBackend` with llama.cpp.
 
     It may be made in one thread, used in another and closed in a third. `info`, `vocab` and `pair`
     may be used by any thread at any time.

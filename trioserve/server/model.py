@@ -90,7 +90,7 @@ class LoadedModel:
     template_variables: dict[str, Any]
     #: Control tokens that structure a message, so that the parser has to see them.
     preserved_tokens: frozenset[TokenId]
-    #: Whether `Prompt.hints` are of use.
+    #: Whether `Prompt.divergence_points` are of use.
     keeps_checkpoints: bool
     #: The parameters of a request that sets none.
     defaults: GenerationParams

@@ -14,8 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trioserve.engine.drafter import Drafter
-from trioserve.engine.projector import MediaPiece
+from trioserve.engine.backend import Drafter, MediaPiece
 from trioserve.errors import (
     DecodeInterruptedError,
     InvalidRequestError,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from trioserve.engine.projector import Embeddings
+from trioserve.engine.backend import Embeddings
 from trioserve.errors import (
     AbandonedError,
     EncodeInterruptedError,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trioserve.engine.text.triggers import TriggerScanner
+from trioserve.engine.reasoning import TriggerScanner
 from trioserve.errors import InvalidRequestError, OutputError
 from trioserve.testing.vocab import EOS, byte_vocab
 from trioserve.types import (

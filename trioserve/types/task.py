@@ -75,9 +75,9 @@ class Prompt:
     media: tuple[tuple[int, MediaChunk], ...] = attrs.field(
         default=(), converter=_to_chunks, eq=False, repr=False, kw_only=True
     )
-    #: Lengths in cells at which a later prompt is likely to part from this one. Where memory cannot
-    #: be cut, the state is kept there.
-    hints: tuple[int, ...] = attrs.field(
+    #: Lengths in cells at which a later prompt is likely to diverge from this one. Where memory
+    #: cannot be cut, the state is kept there.
+    divergence_points: tuple[int, ...] = attrs.field(
         default=(), converter=_to_tuple, eq=False, repr=False, kw_only=True
     )
     #: Its chunks, each with the number of cells before it.

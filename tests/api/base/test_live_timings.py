@@ -11,7 +11,7 @@ import pytest
 from tests.support.clients import client_of, events_in, named_events_in
 from trioserve.api.base.outputs import LiveTimings
 from trioserve.engine import DraftRequest
-from trioserve.engine.drafts.costs import StepCosts
+from trioserve.engine.drafts.lengths import StepCosts
 from trioserve.testing import ScriptedBackend
 from trioserve.types import TokenId
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.engine.cache.checkpoints import CheckpointRules, meet, next_place, places_of
+from trioserve.engine.cache.prefix_cache import (
+    CheckpointRules,
+    checkpoint_positions,
+    divergence_point,
+    next_checkpoint,
+)
 from trioserve.engine.cache.ram_cache import Entry, RamCache
 from trioserve.types import CacheRoot
 
@@ -13,7 +18,7 @@ ROOT = CacheRoot()
 
 
 @pytest.mark.parametrize(
-    ("n_prompt", "hints", "places"),
+    ("n_prompt", "divergence_points", "places"),
     [
         (500, (), [496]),
         (500, (100, 400, 490), [100, 400, 490]),
@@ -23,35 +28,43 @@ ROOT = CacheRoot()
         (20, (), []),
         (2500, (40,), [40, 1000, 2000, 2496]),
     ],
-    ids=["no hints", "a chat", "a long header", "close together", "useless", "short", "long"],
+    ids=[
+        "no divergence_points",
+        "a chat",
+        "a long header",
+        "close together",
+        "useless",
+        "short",
+        "long",
+    ],
 )
-def test_places(n_prompt: int, hints: tuple[int, ...], places: list[int]) -> None:
-    assert places_of(n_prompt, hints, RULES) == places
+def test_places(n_prompt: int, divergence_points: tuple[int, ...], places: list[int]) -> None:
+    assert checkpoint_positions(n_prompt, divergence_points, RULES) == places
 
 
 def test_no_place_is_before_the_beginning() -> None:
-    assert places_of(2, (1,), CheckpointRules(min_gap=0)) == [1]
+    assert checkpoint_positions(2, (1,), CheckpointRules(min_gap=0)) == [1]
 
 
 def test_a_step_of_zero_is_none() -> None:
-    assert places_of(9999, (50,), CheckpointRules(step=0)) == [50, 9995]
+    assert checkpoint_positions(9999, (50,), CheckpointRules(step=0)) == [50, 9995]
 
 
 def test_followers_meet_where_a_place_is_near() -> None:
     places = [100, 500]
-    assert meet(places, 110, RULES) == 100
+    assert divergence_point(places, 110, RULES) == 100
     assert places == [100, 500]
-    assert meet(places, 130, RULES) == 130
-    assert meet(places, 40, RULES) == 40
-    assert meet(places, 490, RULES) == 490
-    assert meet(places, 500, RULES) == 490
+    assert divergence_point(places, 130, RULES) == 130
+    assert divergence_point(places, 40, RULES) == 40
+    assert divergence_point(places, 490, RULES) == 490
+    assert divergence_point(places, 500, RULES) == 490
     assert places == [40, 100, 130, 490]
 
 
 def test_the_next_place_lies_ahead() -> None:
-    assert next_place([10, 20], 5) == 10
-    assert next_place([10, 20], 10) == 20
-    assert next_place([10, 20], 20) is None
+    assert next_checkpoint([10, 20], 5) == 10
+    assert next_checkpoint([10, 20], 10) == 20
+    assert next_checkpoint([10, 20], 20) is None
 
 
 def cache(limit: int = 100, max_checkpoints: int = 9, useless: set[int] | None = None) -> RamCache:

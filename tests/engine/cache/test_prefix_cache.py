@@ -6,8 +6,7 @@ from array import array
 
 import pytest
 
-from trioserve.engine.cache.checkpoints import CheckpointRules
-from trioserve.engine.cache.prefix_cache import PrefixCache
+from trioserve.engine.cache.prefix_cache import CheckpointRules, PrefixCache
 from trioserve.engine.cache.sequences import KVSequence
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CacheRoot, SlotState

@@ -11,8 +11,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from trioserve.engine.cache.cells import CellLedger
 from trioserve.engine.cache.prefix_tree import PrefixTree
+from trioserve.engine.cache.sequences import CellLedger
 from trioserve.types.task import shared_length
 
 keys = st.lists(st.integers(0, 2), max_size=8)

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from trioserve.engine.drafts.balance import Balance
-from trioserve.engine.drafts.costs import StepCosts
-from trioserve.engine.drafts.lengths import Acceptance, share_rows
+from trioserve.engine.drafts.drafts import Balance
+from trioserve.engine.drafts.lengths import Acceptance, StepCosts, share_rows
 
 
 def learned(cost_of: dict[int, float]) -> StepCosts:

@@ -18,7 +18,7 @@ from tests.support.media_decoding import decode_as_libmtmd, decode_prompt, logit
 from tests.support.media_models import KINDS, RATE, random_image, random_sound, write_pair
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.engine.projector import MediaPiece
+from trioserve.engine.backend import MediaPiece
 from trioserve.errors import (
     AbandonedError,
     DecodeInterruptedError,

@@ -1,14 +1,89 @@
-"""The cheapest way to start a prompt: from a KV sequence, from RAM, or anew."""
+"""The cheapest way to start a prompt: from a KV sequence, from RAM, from a checkpoint, or anew."""
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+
+import attrs
+
 from trioserve.engine.backend import Backend
-from trioserve.engine.cache.checkpoints import DEFAULT_RULES, CheckpointRules, places_of
 from trioserve.engine.cache.ram_cache import Entry, RamCache
 from trioserve.engine.cache.sequences import KVSequence, Sequences
 from trioserve.errors import InvalidRequestError, KVCacheFullError, UnavailableError
 from trioserve.types import CacheRoot, CellKey, Prompt, SlotState
 from trioserve.types.media import whole_chunks
+
+#: The last tokens of a prompt may be others next time, even where the text goes on from there:
+#: its last word may become longer.
+UNCERTAIN_END = 4
+
+
+@attrs.frozen
+class CheckpointRules:
+    """How many checkpoints there may be, and where.
+
+    Nothing is kept where memory can be cut.
+    """
+
+    #: For each slot, on average.
+    per_slot: int = 32
+    #: A long prompt has one after each so many cells, besides those at positions that are known to
+    #: be good; 0: only those.
+    step: int = 8192
+    #: Two positions that are at most so many cells apart are as good as one.
+    min_gap: int = 16
+
+
+DEFAULT_RULES = CheckpointRules()
+
+
+def checkpoint_positions(
+    n_prompt: int, divergence_points: tuple[int, ...], rules: CheckpointRules
+) -> list[int]:
+    """Choose where the prefill of a prompt stops for a checkpoint, in ascending order.
+
+    ::
+
+        | system prompt, tools | older messages | last message | begin of the answer |
+                               ^                ^              ^
+                           the `divergence_points`: another prompt differs from there on
+
+    A position that is close to the beginning or to one before it is left out. Then come positions
+    that may be of use whatever the text is.
+    """
+    positions = [0]
+    for position in sorted(divergence_points):
+        if positions[-1] + rules.min_gap < position < n_prompt:
+            positions.append(position)
+    others = [n_prompt - UNCERTAIN_END]
+    if rules.step:
+        others += range(rules.step, n_prompt, rules.step)
+    for position in others:
+        if position > 0 and all(abs(position - other) > rules.min_gap for other in positions):
+            insort(positions, position)
+    return positions[1:]
+
+
+def divergence_point(positions: list[int], shared: int, rules: CheckpointRules) -> int:
+    """Find the position where a prompt that shares so much diverges; makes one if there is none.
+
+    One that is made takes the place of those soon after it.
+    """
+    i = bisect_right(positions, shared)
+    if i and shared - positions[i - 1] <= rules.min_gap:
+        return positions[i - 1]
+    positions[i:] = [
+        shared,
+        *(position for position in positions[i:] if position > shared + rules.min_gap),
+    ]
+    return shared
+
+
+def next_checkpoint(positions: list[int], n_held: int) -> int | None:
+    """Find the first position that lies ahead; None: there is none."""
+    i = bisect_right(positions, n_held)
+    return positions[i] if i < len(positions) else None
+
 
 #: Cells of a unified KV cache that sequences may hold which no request uses. Attention looks at
 #: all cells, in steps of 256, of every sequence: on a CPU, 4,000 idle ones make prefill 20 to
@@ -104,10 +179,10 @@ class PrefixCache:
                 holders = whole
         return length, holders
 
-    # -- starting and ending a run
+    # -- starting and ending a request
 
     def start(self, keys: list[CellKey], root: CacheRoot, *, reuse: bool) -> KVSequence:
-        """Get a sequence for a run, with as much of it there as can be had.
+        """Get a sequence for a request, with as much of it there as can be had.
 
         At least the last cell is left to decode, for its logits. There must be a sequence that
         does not run.
@@ -140,7 +215,7 @@ class PrefixCache:
         return self._empty()
 
     def release(self, seq: KVSequence) -> None:
-        """Keep what a run leaves behind, for later prompts, but no part of a chunk of media."""
+        """Keep what a request leaves behind, for later prompts, but no part of a chunk of media."""
         self._clock += 1
         if self.can_cut and (length := whole_chunks(seq.held, len(seq.held))) < len(seq.held):
             self.cut(seq, length)
@@ -167,9 +242,10 @@ class PrefixCache:
             self.ram.put(seq.held, seq.root, self._backend.state_get(seq.id))
 
     def _swap_out_idle(self) -> None:
-        """Swap out a kept sequence, where kept ones slow down those that run.
+        """Swap out a kept sequence, where kept ones slow down those that request.
 
-        It is one for each run that starts: no run waits long, and their number does not grow.
+        It is one for each request that starts: no request waits long, and their number does not
+        grow.
         """
         if self.max_idle is not None and self.taken - self.taken_by_running() > self.max_idle:
             self.evict_one()
@@ -219,7 +295,7 @@ class PrefixCache:
 
     # -- where sequences cannot be cut
 
-    def places(self, prompt: Prompt, seq: KVSequence) -> list[int]:
+    def checkpoint_positions(self, prompt: Prompt, seq: KVSequence) -> list[int]:
         """Choose where the prefill of a prompt stops for a checkpoint, given what is there of it.
 
         That is before a chunk of media rather than within it. Where it starts at a checkpoint,
@@ -227,11 +303,14 @@ class PrefixCache:
         """
         if not self._keeps_checkpoints:
             return []
-        found, start = places_of(len(prompt), prompt.hints, self.rules), len(seq.held)
-        places = sorted({whole_chunks(prompt.keys, place) for place in found} - {0})
+        found, start = (
+            checkpoint_positions(len(prompt), prompt.divergence_points, self.rules),
+            len(seq.held),
+        )
+        positions = sorted({whole_chunks(prompt.keys, position) for position in found} - {0})
         if self.ram.find_checkpoint(seq.held, seq.root)[0] < start:
-            return places
-        return [place for place in places if not start < place <= start + self.rules.min_gap]
+            return positions
+        return [one for one in positions if not start < one <= start + self.rules.min_gap]
 
     def keep_checkpoint(self, seq: KVSequence) -> None:
         """Keep the state that a sequence has now, so that others can start from here later.
@@ -282,12 +361,13 @@ class PrefixCache:
     def export(self, keys: list[CellKey], root: CacheRoot) -> SlotState:
         """Read what is there of a text, from the KV cache or from RAM.
 
-        That is the sequence which holds all of it, even if another run has gone on from there;
+        That is the sequence which holds all of it, even if another request has gone on from there;
         else the longest one that is a beginning of it; else nothing, with a state that says so.
         There must be a sequence that does not run.
 
         Raises:
-            UnavailableError: another run has gone on from there, and is within a chunk of media.
+            UnavailableError: another request has gone on from there, and is within a chunk of
+            media.
         """
         seq, key = self._best(keys, root)
         if seq is None and key is not None:
@@ -305,7 +385,7 @@ class PrefixCache:
         There must be a sequence that does not run.
 
         Raises:
-            KVCacheFullError: those that run leave no room for it.
+            KVCacheFullError: those that request leave no room for it.
             InvalidRequestError: the state does not fit the context, or is of other tokens.
         """
         if not self._held.loadable():

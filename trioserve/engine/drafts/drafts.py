@@ -7,16 +7,49 @@ from time import perf_counter
 
 import attrs
 
-from trioserve.engine.drafter import Drafter, DraftRequest
-from trioserve.engine.drafts.balance import Balance
-from trioserve.engine.drafts.costs import StepCosts
-from trioserve.engine.drafts.lengths import Acceptance, share_rows
-from trioserve.engine.run import Run
+from trioserve.engine.backend import Drafter, DraftRequest
+from trioserve.engine.drafts.lengths import Acceptance, StepCosts, share_rows
+from trioserve.engine.planner import Plan
 from trioserve.engine.scheduler import Scheduler
-from trioserve.engine.slot import Slot
-from trioserve.engine.work import Plan
+from trioserve.engine.slot import RequestState, Slot
 from trioserve.types import TokenId
 from trioserve.types.task import shared_length
+
+
+class Balance:
+    """Counts in steps without drafts what drafts have gained and lost.
+
+    Whether drafts pay is found out by trying, and texts change, so there are losses. While they
+    outweigh the gains, nothing is drafted; with every step a little is forgiven.
+    """
+
+    #: What may be lost before anything is gained.
+    START = 2.0
+    #: What is forgiven in each step.
+    ALLOWANCE = 0.005
+    #: The most that is to the good: what was gained long ago pays for no loss today.
+    MOST = 20.0
+
+    def __init__(self) -> None:
+        self._steps = self.START
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there may be drafts."""
+        return self._steps > 0
+
+    def add(self, n_accepted: int, n_streams: int, cost: float) -> None:
+        """Count a step that took `cost` times as long as one without drafts.
+
+        Drafts have brought its streams so many tokens, all together.
+        """
+        self._steps = min(self.MOST, self._steps + n_accepted / n_streams - (cost - 1))
+
+    def forgive(self) -> None:
+        """Count a step without drafts."""
+        if self._steps < self.START:
+            self._steps += self.ALLOWANCE
+
 
 #: The most tokens of a guess by a drafter that is free. What is right of it is used in many steps.
 MAX_GUESS = 64
@@ -67,24 +100,24 @@ class _Guesses:
 
 @attrs.define
 class _Drafted:
-    """What is known of a slot's run."""
+    """What is known of a slot's request."""
 
     key: tuple[int, int] | None  # see `_key_of`
     n_keys: int  # that the guesses were compared with
     guesses: list[_Guesses]  # of each drafter
 
-    def check(self, run: Run) -> None:
+    def check(self, request: RequestState) -> None:
         """Compare the guesses with what came since the last time."""
-        new = run.keys[self.n_keys :]
+        new = request.keys[self.n_keys :]
         self.n_keys += len(new)
         for guess in self.guesses:
             if guess.tokens and new:
                 guess.check(new)
 
 
-def _key_of(run: Run | None) -> tuple[int, int] | None:
+def _key_of(request: RequestState | None) -> tuple[int, int] | None:
     """Return what changes when what the drafters know of a slot is void."""
-    return None if run is None else (run.task.id, run.n_discarded)
+    return None if request is None else (request.task.id, request.n_discarded)
 
 
 @attrs.frozen
@@ -92,7 +125,7 @@ class _Stream:
     """A slot that may have a draft in this step."""
 
     slot: Slot
-    run: Run
+    request: RequestState
     known: _Drafted
 
 
@@ -145,7 +178,7 @@ class Drafts:
         self._n_streams = n_streams = len(streams)
         n_rows = sum(stream.slot.n_pending for stream in streams)
         self._plain_s = self.costs.seconds(n_rows)
-        streams = [stream for stream in streams if not stream.run.draft]
+        streams = [stream for stream in streams if not stream.request.draft]
         for i in range(len(self._drafters)):
             if not streams:
                 return
@@ -157,15 +190,15 @@ class Drafts:
 
         Returns how many tokens it keeps.
         """
-        run = slot.run
-        assert run is not None
-        n_accepted = shared_length(run.draft, tokens)
-        run.n_drafts += 1
-        run.n_drafted += len(run.draft)
-        run.n_accepted += n_accepted
+        request = slot.request
+        assert request is not None
+        n_accepted = shared_length(request.draft, tokens)
+        request.n_drafts += 1
+        request.n_drafted += len(request.draft)
+        request.n_accepted += n_accepted
         self._n_accepted += n_accepted
         self._has_drafts = True
-        self._scheduler.roll_back(slot, len(run.draft) - n_accepted)
+        self._scheduler.roll_back(slot, len(request.draft) - n_accepted)
         return n_accepted
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -190,17 +223,19 @@ class Drafts:
         """Compare all guesses with what came. Returns the slots that decode."""
         streams = []
         for slot in self._scheduler.slots:
-            run, known = slot.run, self._known.get(slot.id)
-            if known is not None and known.key != _key_of(run):
+            request, known = slot.request, self._known.get(slot.id)
+            if known is not None and known.key != _key_of(request):
                 self._forget(slot.id)
                 known = None
-            if run is None or not slot.in_decode or run.paused:
+            if request is None or not slot.in_decode or request.paused:
                 continue
             if known is None:
                 guesses = [self._begin(i) for i in range(len(self._drafters))]
-                known = self._known[slot.id] = _Drafted(_key_of(run), len(run.keys), guesses)
-            known.check(run)
-            streams.append(_Stream(slot, run, known))
+                known = self._known[slot.id] = _Drafted(
+                    _key_of(request), len(request.keys), guesses
+                )
+            known.check(request)
+            streams.append(_Stream(slot, request, known))
         return streams
 
     def _begin(self, i: int) -> _Guesses:
@@ -259,8 +294,8 @@ class Drafts:
 
     def _limit(self, stream: _Stream, i: int) -> int:
         """The most tokens of a draft that its text has room for, or a guess."""
-        room = min(stream.slot.room_for_draft(self._scheduler.n_ctx_seq), stream.run.n_left - 1)
-        draft_max = stream.run.task.params.draft_max
+        room = min(stream.slot.room_for_draft(self._scheduler.n_ctx_seq), stream.request.n_left - 1)
+        draft_max = stream.request.task.params.draft_max
         if draft_max >= 0:
             room = min(room, draft_max)
         if self._drafters[i].is_free:
@@ -273,10 +308,12 @@ class Drafts:
         asked: list[_Guesses] = []
         requests: list[DraftRequest] = []
         for stream, length in zip(streams, lengths, strict=True):
-            guess, run = stream.known.guesses[i], stream.run
+            guess, request = stream.known.guesses[i], stream.request
             if length and not guess.tokens:
                 asked.append(guess)
-                requests.append(DraftRequest(stream.slot.id, run.tokens, run.task.root, length))
+                requests.append(
+                    DraftRequest(stream.slot.id, request.tokens, request.task.root, length)
+                )
         if not requests:
             return
         start = perf_counter()

@@ -3,9 +3,125 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from trioserve.engine.drafts.costs import StepCosts
+import attrs
+
+
+@attrs.define
+class _Cost:
+    seconds: float  # a moving average
+    step: int  # of the last measurement
+
+
+class StepCosts:
+    """Learns what rows cost from the steps themselves, because no machine is like another.
+
+    On a CPU, eight rows may cost as much as one or as eight ones, and that changes with the model,
+    its context, and what else the machine does. So a cost that was not measured for long is not
+    known any more, and follows the others until then. What is not known lies on the line through
+    what is; and where there is no line, a row more is taken to cost half of what a row costs, or
+    what it did when that was known.
+    """
+
+    #: Share of a new measurement in the average.
+    WEIGHT = 0.25
+    #: A measurement counts as at most so many times the average, and the first one as so many times
+    #: what was expected: others may have had the core.
+    MOST = 2.0
+    #: Steps after which a cost is not known any more, and after which it is to be measured again.
+    STEPS, FRESH = 2048, 128
+    #: How much of a change is one of the machine, or of the length of the texts, as a power.
+    COMMON = 0.5
+    #: So few rows say little of many: the second may cost twice as much as the first, and the next
+    #: thirty next to nothing.
+    FEW = 12
+    #: What a row more costs, in shares of a row, where nothing is known of many.
+    GUESS = 0.5
+    #: How slowly the last that was known is forgotten, in steps.
+    STEPS_TO_FORGET = 1000
+
+    def __init__(self) -> None:
+        self._costs: dict[int, _Cost] = {}
+        self._known: list[int] = []  # their rows, in order
+        self._step = 0
+        self._guess = self.GUESS
+
+    def observe(self, n_rows: int, seconds: float) -> None:
+        """Learn from a step that computed so many rows."""
+        self._step += 1
+        cost = self._costs.get(n_rows)
+        if cost is None or self._step - cost.step > self.STEPS:
+            expected = self.seconds(n_rows)
+            most = self.MOST * expected if expected else seconds
+            self._costs[n_rows] = _Cost(min(seconds, most), self._step)
+            self._known = sorted(self._costs)
+        else:
+            old, seconds = cost.seconds, min(seconds, cost.seconds * self.MOST)
+            cost.seconds += self.WEIGHT * (seconds - old)
+            cost.step = self._step
+            self._scale_others(cost, cost.seconds / old if old else 1.0)
+        self._forget()
+
+    def _scale_others(self, one: _Cost, factor: float) -> None:
+        """Expect of all costs a part of the change that was seen in one."""
+        factor = factor**self.COMMON
+        for cost in self._costs.values():
+            if cost is not one:
+                cost.seconds *= factor
+
+    def _forget(self) -> None:
+        known = self._known
+        if known[-1] - known[0] >= self.FEW:
+            self._guess = self._slope(0, len(known) - 1) * known[0] / self._at(0)
+        else:
+            self._guess += (self.GUESS - self._guess) / self.STEPS_TO_FORGET
+        old = [n for n, cost in self._costs.items() if self._step - cost.step > self.STEPS]
+        for n_rows in old:
+            del self._costs[n_rows]
+        if old:
+            self._known = sorted(self._costs)
+
+    def is_known(self, n_rows: int) -> bool:
+        """Whether that was measured lately."""
+        cost = self._costs.get(n_rows)
+        return cost is not None and self._step - cost.step <= self.FRESH
+
+    @property
+    def largest_step(self) -> int:
+        """The most rows to try next: a step into the unknown is not much larger than the last."""
+        return 4 * self._known[-1] + 8 if self._known else 0
+
+    def seconds(self, n_rows: int) -> float:
+        """What a step with so many rows costs; 0: nothing is known. More rows never cost less."""
+        known = self._known
+        if not known:
+            return 0.0
+        place = bisect_left(known, n_rows)
+        if place < len(known) and known[place] == n_rows:
+            return self._costs[n_rows].seconds
+        if place == 0:
+            low, at_low, slope = known[0], self._at(0), self._slope(0, len(known) - 1)
+            return max(at_low * n_rows / low, at_low + slope * (n_rows - low))
+        if place < len(known):
+            slope = self._slope(place - 1, place)
+        else:
+            slope = self._slope(0, place - 1)
+            if known[-1] - known[0] < self.FEW:
+                slope = min(slope, self._slope(0, 0))
+        return self._at(place - 1) + slope * (n_rows - known[place - 1])
+
+    def _at(self, place: int) -> float:
+        return self._costs[self._known[place]].seconds
+
+    def _slope(self, low: int, high: int) -> float:
+        """Seconds for a row more, between two costs that are known."""
+        if low == high:
+            return self._guess * self._at(low) / self._known[low]
+        rows = self._known[high] - self._known[low]
+        return max(0.0, self._at(high) - self._at(low)) / rows
+
 
 #: What drafts must be expected to bring at least: the rate of a stream, as a logarithm.
 MARGIN = 0.02

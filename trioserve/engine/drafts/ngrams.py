@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from trioserve.engine.drafter import DraftRequest
+from trioserve.engine.backend import DraftRequest
 from trioserve.types import CacheRoot, TokenId
 
 

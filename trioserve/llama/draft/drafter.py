@@ -23,7 +23,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from trioserve.engine.drafter import Drafter, DraftRequest
+from trioserve.engine.backend import Drafter, DraftRequest
 from trioserve.errors import DecodeError, KVCacheFullError
 from trioserve.llama.batch import Batch
 from trioserve.llama.context import Context
@@ -79,7 +79,7 @@ class _Draft:
 
 
 class LlamaDrafter(Drafter):
-    """Implements `trioserve.engine.drafter.Drafter` with a model of its own.
+    """Implements `trioserve.engine.backend.Drafter` with a model of its own.
 
     Args:
         model: with the vocabulary of the model that it drafts for. It is closed with the drafter.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from trioserve.engine.drafter import DraftRequest
+from trioserve.engine.backend import DraftRequest
 from trioserve.llama.memory import Memory
 from trioserve.types import CacheRoot, TokenId
 from trioserve.types.task import shared_length

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from trioserve.engine.text.triggers import TriggerScanner
+from trioserve.engine.reasoning import TriggerScanner
 from trioserve.errors import OutputError
 from trioserve.llama.grammar.masks import Mask, all_but, none_but
 from trioserve.llama.grammar.matcher import CompiledGrammar, Matcher

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trioserve.engine.projector import MediaPiece
+from trioserve.engine.backend import MediaPiece
 from trioserve.errors import EngineError
 from trioserve.llama.context import Context
 from trioserve.llama.library import lib

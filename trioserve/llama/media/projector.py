@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from trioserve.config import ModelConfig
-from trioserve.engine.projector import Embeddings
+from trioserve.engine.backend import Embeddings
 from trioserve.errors import (
     AbandonedError,
     EncodeError,
@@ -58,7 +58,7 @@ _LARGE = tuple(
 
 
 class LlamaProjector:
-    """Implements `trioserve.engine.projector.Projector` with libmtmd.
+    """Implements `trioserve.engine.backend.Projector` with libmtmd.
 
     `prepare` and `interrupt` may be called by any thread at any time. It is closed before its
     model.

@@ -175,7 +175,7 @@ class ChatPrompts:
             return prompt
         find = partial(self._hints, text, prompt, marked, chat)
         hints = await self._workers.run_in_thread(find)
-        return Prompt(prompt.tokens, media=prompt.media, hints=hints)
+        return Prompt(prompt.tokens, media=prompt.media, divergence_points=hints)
 
     def _hints(
         self, text: str, prompt: Prompt, marked: MarkedMessages, chat: ChatParams, stop: Stop

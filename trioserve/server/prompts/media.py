@@ -13,7 +13,7 @@ from trioserve.chat.documents import document_part, documents_in, pages_of
 from trioserve.chat.markers import Parts
 from trioserve.chat.media_parts import Attachment, media_part
 from trioserve.chat.messages import Message, Messages
-from trioserve.engine.projector import Projector
+from trioserve.engine.backend import Projector
 from trioserve.errors import (
     ContextLengthExceededError,
     DeadlineExceededError,

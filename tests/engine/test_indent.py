@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.engine.text.indent import IndentStop
+from trioserve.engine.detokenizer import IndentStop
 
 PIECES = st.lists(st.text(" \t\nab", max_size=5), max_size=12)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.engine import EmbeddingEngine
-from trioserve.engine.embedding.run import EmbeddingRun
+from trioserve.engine.embedding import EmbeddingState
 from trioserve.errors import (
     DecodeError,
     EngineError,
@@ -82,8 +82,8 @@ def test_a_task_from_start_to_end() -> None:
 
 def test_timings_are_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
-    monkeypatch.setattr("trioserve.engine.embedding.run.monotonic", lambda: now)
-    run = EmbeddingRun(task(1, 3))
+    monkeypatch.setattr("trioserve.engine.embedding.monotonic", lambda: now)
+    run = EmbeddingState(task(1, 3))
     assert run.waiting_status(1, 10.5).waited_s == 0.5
     run.admitted_at, now = 10.25, 12.25
     timings = run.timings()

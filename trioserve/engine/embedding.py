@@ -1,12 +1,9 @@
 """The embedding engine: texts of several requests, packed into one batch a step.
-
 Requests that have their turn share the batches: each adds one text after another, round and
 round, until the batch is full, and another one begins in the next step. So a request with a
 thousand texts does not hold up the others.
-
 A text with media comes in parts: what is before a chunk, the chunk, and what is after it. While it
-waits for a chunk to be encoded, other texts go on.
-"""
+waits for a chunk to be encoded, other texts go on."""
 
 from __future__ import annotations
 
@@ -15,14 +12,16 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from trioserve.engine.embedding.backend import EmbeddingBackend
-from trioserve.engine.embedding.run import EmbeddingRun, Piece, Room
+import attrs
+import numpy as np
+
+from trioserve.engine.backend import Embeddings, MediaPiece
+from trioserve.engine.decoder import Threads
+from trioserve.engine.embedding_backend import EmbeddingBackend, Matrix
 from trioserve.engine.encoder import Encoded, Encoder
-from trioserve.engine.inbox import Call, Cancel, Command, Pause, Resume, Stop, Submit
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import Call, Cancel, Command, Loop, Pause, Resume, Stop, Submit
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.task_check import check_media
-from trioserve.engine.threads import Threads
 from trioserve.errors import (
     DecodeError,
     EngineError,
@@ -41,9 +40,185 @@ from trioserve.types import (
     EngineStatus,
     Failed,
     MediaChunk,
+    Prompt,
+    SlotStatus,
     Task,
+    Timings,
     TokenId,
+    WaitingStatus,
 )
+
+
+@attrs.define(eq=False)
+class Piece:
+    """Cells ``start <= i < stop`` of one text of a request, in a batch: tokens, or of one chunk.
+
+    They are rows ``first_row, first_row + 1, …`` of it, and of the sequence `seq`.
+    """
+
+    request: EmbeddingState
+    index: int  # of the text
+    start: int
+    stop: int
+    seq: int
+    first_row: int = 0
+    #: Of its chunk; None: it has tokens.
+    embeddings: Embeddings | None = attrs.field(default=None, repr=False)
+
+    @property
+    def text(self) -> Prompt:
+        """The text that it is of."""
+        return self.request.task.texts[self.index]
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells are in the batch."""
+        return self.stop - self.start
+
+    def media(self) -> MediaPiece:
+        """Say what of a chunk is to be computed."""
+        span = self.text.span_from(self.start)
+        assert span is not None and self.embeddings is not None
+        first, chunk = span
+        return MediaPiece(
+            chunk=chunk,
+            embeddings=self.embeddings,
+            start=self.start - first,
+            stop=self.stop - first,
+            pos=self.text.position(first),
+            seq=self.seq,
+            logits=True,
+        )
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the text ends here."""
+        return self.stop == len(self.text)
+
+
+@attrs.define
+class Room:
+    """What is left of a batch while it is filled."""
+
+    rows: int
+    cells: int  # of the KV cache
+    seqs: list[int]
+    takes_long: bool  # a text that comes in parts may begin
+
+
+class EmbeddingState:
+    """What the engine knows of one task.
+
+    The next cell for a batch is number `start` of text `index`.
+    """
+
+    first_in_line = False  # it is never preempted
+
+    def __init__(self, task: EmbeddingTask) -> None:
+        self.task = task
+        self.submitted_at = monotonic()
+        self.admitted_at: float | None = None
+        self.slot = -1
+        self.index = 0
+        self.start = 0
+        self.n_missing = len(task.texts)
+        self.n_done = 0  # cells
+        self.awaits_media = False  # the next one is of a chunk that is not encoded yet
+        self._parts: list[list[Matrix]] = [[] for _ in task.texts]
+        #: Its chunks, each with its text, and where it ends there. Those that are done go first.
+        self._media: deque[tuple[int, int, MediaChunk]] = deque()
+        if task.prompt.media:
+            self._media.extend(
+                (index, start + chunk.n_cells, chunk)
+                for index, text in enumerate(task.texts)
+                for start, chunk in text.spans
+            )
+
+    @property
+    def chunk(self) -> MediaChunk | None:
+        """The chunk that the next cell is of; None: that is a token, or there is none."""
+        if not self._media or self.index == len(self.task.texts):
+            return None
+        return self.task.texts[self.index].part_from(self.start)[1]
+
+    def media_ahead(self) -> list[MediaChunk]:
+        """List the chunks that are not computed whole, in their order."""
+        while self._media and self._media[0][:2] <= (self.index, self.start):
+            self._media.popleft()
+        return [chunk for _, _, chunk in self._media]
+
+    def advance(self, piece: Piece) -> None:
+        """Note that a piece is in the batch."""
+        self.index, self.start = (
+            (piece.index + 1, 0) if piece.is_last else (piece.index, piece.stop)
+        )
+
+    def go_back(self, piece: Piece) -> None:
+        """Undo `advance`. The last piece goes first."""
+        self.index, self.start = piece.index, piece.start
+
+    def take(self, piece: Piece, embeddings: Matrix, pooling: str) -> None:
+        """Take the embeddings of a piece.
+
+        Where a text came in parts, they become those of the whole: the mean of all cells is that
+        of the parts, weighted; the first embedding is that of the first part, and what comes from
+        the last token is that of the last.
+        """
+        parts = self._parts[piece.index]
+        self.n_done += piece.n_cells
+        if pooling == "mean" and not (piece.start == 0 and piece.is_last):
+            share = embeddings * np.float32(piece.n_cells / len(piece.text))
+            parts[:] = [parts[0] + share] if parts else [share]
+        elif pooling == "none":
+            parts.append(embeddings)
+        elif pooling != "cls" or not parts:
+            parts[:] = [embeddings]
+        self.n_missing -= piece.is_last
+
+    def embeddings(self) -> tuple[Matrix, ...]:
+        """Return a matrix for each text, once all are there."""
+        return tuple(
+            parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in self._parts
+        )
+
+    def is_finite(self) -> bool:
+        """Whether all that the model made are numbers."""
+        return all(bool(np.isfinite(part).all()) for parts in self._parts for part in parts)
+
+    def timings(self) -> Timings:
+        """How long it took, at its end."""
+        assert self.admitted_at is not None
+        return Timings(
+            queue_ms=(self.admitted_at - self.submitted_at) * 1e3,
+            prompt_n=self.n_done,
+            prompt_ms=(monotonic() - self.admitted_at) * 1e3,
+        )
+
+    @staticmethod
+    def slot_status(slot: int, n_ctx: int, request: EmbeddingState | None) -> SlotStatus:
+        """Describe a slot, with the request that has it, if one has."""
+        return SlotStatus(
+            id=slot,
+            state="idle" if request is None else "prefill",
+            n_ctx=n_ctx,
+            task_id=None if request is None else request.task.id,
+            n_prompt=0 if request is None else len(request.task.prompt),
+            n_past=0 if request is None else request.n_done,
+            n_cached=0,
+            n_decoded=0,
+            paused=False,
+            encoding=request is not None and request.awaits_media,
+        )
+
+    def waiting_status(self, position: int, now: float) -> WaitingStatus:
+        """Describe it while it waits."""
+        return WaitingStatus(
+            task_id=self.task.id,
+            position=position,
+            n_prompt=len(self.task.prompt),
+            priority=self.task.priority,
+            waited_s=now - self.submitted_at,
+        )
 
 
 class EmbeddingEngine(Loop):
@@ -65,14 +240,14 @@ class EmbeddingEngine(Loop):
         if backend.projector is not None:
             self.encoder = Encoder(backend.projector, self.inbox.put)
         self._threads = Threads(backend, encoder=self.encoder)
-        self._waiting: WaitingQueue[EmbeddingRun] = WaitingQueue()
+        self._waiting: WaitingQueue[EmbeddingState] = WaitingQueue()
         #: Those that share the batches; the first one begins the next batch.
-        self._running: deque[EmbeddingRun] = deque()
+        self._running: deque[EmbeddingState] = deque()
         self._free_slots = list(reversed(range(backend.n_slots)))
         #: The one text that comes in parts, from its first part to its last.
         self._long: Piece | None = None
         #: Whose text waits for the end of it. No other long one begins before that.
-        self._next_long: EmbeddingRun | None = None
+        self._next_long: EmbeddingState | None = None
         self._max_pieces = backend.n_seqs
         self._was_media = False  # the last batch
         self._is_blocked = False  # until a command comes: all that runs waits for media
@@ -128,7 +303,7 @@ class EmbeddingEngine(Loop):
         match command:
             case Submit(EmbeddingTask() as task):
                 if self.failure is None:
-                    self._waiting.push(EmbeddingRun(task))
+                    self._waiting.push(EmbeddingState(task))
                 else:
                     self._emit(Failed(task.id, self.failure))
             case Cancel(task_id):
@@ -146,20 +321,20 @@ class EmbeddingEngine(Loop):
 
     def _cancel(self, task_id: int) -> None:
         self._waiting.remove(task_id)
-        for run in self._running:
-            if run.task.id == task_id:
-                self._remove(run)
+        for request in self._running:
+            if request.task.id == task_id:
+                self._remove(request)
                 break
         self._retract(task_id)
 
-    def _remove(self, run: EmbeddingRun) -> None:
-        """Take a run out of its slot, and what the context holds of it."""
-        self._running.remove(run)
-        self._free_slots.append(run.slot)
-        if self._long is not None and self._long.run is run:
+    def _remove(self, request: EmbeddingState) -> None:
+        """Take a request out of its slot, and what the context holds of it."""
+        self._running.remove(request)
+        self._free_slots.append(request.slot)
+        if self._long is not None and self._long.request is request:
             self._backend.forget(self._long.seq)
             self._long = None
-        if self._next_long is run:
+        if self._next_long is request:
             self._next_long = None
 
     def _step(self) -> None:
@@ -168,13 +343,15 @@ class EmbeddingEngine(Loop):
         self._ask_for_media()
         pieces = self._pack()
         if not pieces:
-            assert any(run.awaits_media for run in self._running), "what was let in does not fit"
+            assert any(request.awaits_media for request in self._running), (
+                "what was let in does not fit"
+            )
             self._is_blocked = True
             self._threads.rest()
             return
         self._running.rotate(-1)
         if self._compute(pieces):
-            n_slots = len({id(piece.run) for piece in pieces})
+            n_slots = len({id(piece.request) for piece in pieces})
             n_cells = sum(piece.n_cells for piece in pieces)
             self._in_batch = (n_slots, 0, n_cells)
             self._counts["decodes"] += 1
@@ -187,34 +364,40 @@ class EmbeddingEngine(Loop):
             self._threads.rest()
 
     def _admit(self) -> None:
-        for run in self._waiting:
+        for request in self._waiting:
             if not self._free_slots:
                 return
-            self._waiting.admit(run)
-            run.admitted_at = self.heartbeat
-            run.slot = self._free_slots.pop()
-            self._running.append(run)
-            self._emit(Admitted(run.task.id, (run.admitted_at - run.submitted_at) * 1e3))
+            self._waiting.admit(request)
+            request.admitted_at = self.heartbeat
+            request.slot = self._free_slots.pop()
+            self._running.append(request)
+            self._emit(
+                Admitted(request.task.id, (request.admitted_at - request.submitted_at) * 1e3)
+            )
 
     # -- media
 
     def _ask_for_media(self) -> None:
-        """Have the media of all runs encoded, and see who cannot go on without them."""
+        """Have the media of all requests encoded, and see who cannot go on without them."""
         if self.encoder is None:
             return
         self.encoder.want(
-            {run.task.id: ahead for run in self._running if (ahead := run.media_ahead())}
+            {
+                request.task.id: ahead
+                for request in self._running
+                if (ahead := request.media_ahead())
+            }
         )
-        for run in self._running:
-            chunk = run.chunk
-            run.awaits_media = chunk is not None and self.encoder.get(chunk) is None
+        for request in self._running:
+            chunk = request.chunk
+            request.awaits_media = chunk is not None and self.encoder.get(chunk) is None
 
     def _fail_all_with(self, chunk: MediaChunk, error: TrioServeError) -> None:
-        """End the runs that need a chunk which cannot be encoded."""
+        """End the requests that need a chunk which cannot be encoded."""
         assert self.encoder is not None
-        for run in list(self._running):
-            if any(one.id == chunk.id for one in run.media_ahead()):
-                self._fail(run, error)
+        for request in list(self._running):
+            if any(one.id == chunk.id for one in request.media_ahead()):
+                self._fail(request, error)
         self._ask_for_media()
         self.encoder.settle(chunk)
 
@@ -241,25 +424,25 @@ class EmbeddingEngine(Loop):
 
     def _pack_media(self) -> list[Piece]:
         """Take what fits of one chunk that is encoded."""
-        for run in self._running:
-            chunk = run.chunk
-            if self.encoder is None or chunk is None or run.awaits_media:
+        for request in self._running:
+            chunk = request.chunk
+            if self.encoder is None or chunk is None or request.awaits_media:
                 continue
-            piece = self._next_piece(run, self._room())
+            piece = self._next_piece(request, self._room())
             if piece is not None:
                 piece.embeddings = self.encoder.get(chunk)
-                run.advance(piece)
+                request.advance(piece)
                 return [piece]
         return []
 
     def _pack_tokens(self) -> list[Piece]:
-        """Put texts into the batch, from one run after another, until nothing more fits."""
+        """Put texts into the batch, from one request after another, until nothing more fits."""
         batch, pieces, room = self._backend.batch, list[Piece](), self._room()
         batch.clear()
         turns = deque(self._running)
         while turns and len(pieces) < self._max_pieces:
-            run = turns.popleft()
-            piece = None if run.chunk is not None else self._next_piece(run, room)
+            request = turns.popleft()
+            piece = None if request.chunk is not None else self._next_piece(request, room)
             if piece is None:
                 continue
             if piece.start == 0:
@@ -269,33 +452,33 @@ class EmbeddingEngine(Loop):
             tokens = piece.text.keys[piece.start : piece.stop]
             batch.extend(tokens, piece.text.position(piece.start), piece.seq)
             room.rows -= piece.n_cells
-            run.advance(piece)
+            request.advance(piece)
             pieces.append(piece)
-            turns.append(run)
+            turns.append(request)
         return pieces
 
-    def _next_piece(self, run: EmbeddingRun, room: Room) -> Piece | None:
-        """Choose what a run adds to a batch: a text, a part of one, or nothing."""
-        if run.index == len(run.task.texts) or not room.rows:
+    def _next_piece(self, request: EmbeddingState, room: Room) -> Piece | None:
+        """Choose what a request adds to a batch: a text, a part of one, or nothing."""
+        if request.index == len(request.task.texts) or not room.rows:
             return None
-        text = run.task.texts[run.index]
-        stop = min(run.start + room.rows, text.part_from(run.start)[0])
-        if run.start:  # the long text goes on
-            assert self._long is not None and self._long.stop == run.start
-            return Piece(run, run.index, run.start, stop, self._long.seq)
+        text = request.task.texts[request.index]
+        stop = min(request.start + room.rows, text.part_from(request.start)[0])
+        if request.start:  # the long text goes on
+            assert self._long is not None and self._long.stop == request.start
+            return Piece(request, request.index, request.start, stop, self._long.seq)
         if not room.seqs:
             return None
         is_long = len(text) > self._backend.n_batch or bool(text.media)
         if len(text) > room.rows and not is_long:
             return None
-        if is_long and self._next_long not in (None, run):
+        if is_long and self._next_long not in (None, request):
             return None
         if len(text) > room.cells or (is_long and not room.takes_long):
-            self._next_long = self._next_long or run
+            self._next_long = self._next_long or request
             return None
-        if self._next_long is run:
+        if self._next_long is request:
             self._next_long = None
-        return Piece(run, run.index, 0, stop, room.seqs.pop())
+        return Piece(request, request.index, 0, stop, room.seqs.pop())
 
     # -- one step: run
 
@@ -310,62 +493,65 @@ class EmbeddingEngine(Loop):
             if len(pieces) > 1:
                 self._max_pieces = len(pieces) // 2  # nothing was computed: try with less
                 for piece in reversed(pieces):
-                    piece.run.go_back(piece)
+                    piece.request.go_back(piece)
             else:
-                self._fail(pieces[0].run, error)
+                self._fail(pieces[0].request, error)
             return False
         except DecodeError as error:
             for piece in pieces:
                 self._backend.forget(piece.seq)
-            for run in {id(piece.run): piece.run for piece in pieces}.values():
-                self._fail(run, error)
+            for request in {id(piece.request): piece.request for piece in pieces}.values():
+                self._fail(request, error)
             return False
         self._max_pieces = self._backend.n_seqs
         return True
 
-    def _fail(self, run: EmbeddingRun, error: TrioServeError) -> None:
-        self._remove(run)
-        self._emit(Failed(run.task.id, error))
+    def _fail(self, request: EmbeddingState, error: TrioServeError) -> None:
+        self._remove(request)
+        self._emit(Failed(request.task.id, error))
 
     # -- one step: collect
 
     def _collect(self, pieces: list[Piece]) -> None:
-        """Take the embeddings out, and end the runs that have all of theirs."""
+        """Take the embeddings out, and end the requests that have all of theirs."""
         backend = self._backend
         for piece in pieces:
             if backend.pooling == "none":
                 embeddings = backend.rows(piece.first_row, piece.first_row + piece.n_cells)
             else:
                 embeddings = backend.pooled(piece.seq)
-            piece.run.take(piece, embeddings, backend.pooling)
+            piece.request.take(piece, embeddings, backend.pooling)
             if piece.is_last:
                 backend.forget(piece.seq)
                 if piece.start:
                     self._long = None
             else:
                 self._long = piece
-        for run in [run for run in self._running if run.n_missing == 0]:
-            self._finish(run)
+        for request in [request for request in self._running if request.n_missing == 0]:
+            self._finish(request)
 
-    def _finish(self, run: EmbeddingRun) -> None:
-        slot = run.slot
-        self._remove(run)
-        if run.is_finite():
-            timings = run.timings()
+    def _finish(self, request: EmbeddingState) -> None:
+        slot = request.slot
+        self._remove(request)
+        if request.is_finite():
+            timings = request.timings()
             embedded = Embedded(
-                task_id=run.task.id, embeddings=run.embeddings(), timings=timings, slot_id=slot
+                task_id=request.task.id,
+                embeddings=request.embeddings(),
+                timings=timings,
+                slot_id=slot,
             )
             self._emit(embedded)
         else:
             error = OutputError("The model made embeddings with numbers that are not finite.")
-            self._emit(Failed(run.task.id, error))
+            self._emit(Failed(request.task.id, error))
 
     # -- the end, and a look at it
 
     def _fail_all(self, error: EngineError) -> None:
-        for run in (*self._running, *self._waiting):
-            self._emit(Failed(run.task.id, error))
-            self._waiting.remove(run.task.id)
+        for request in (*self._running, *self._waiting):
+            self._emit(Failed(request.task.id, error))
+            self._waiting.remove(request.task.id)
         self._running.clear()
 
     def _close(self) -> None:
@@ -376,14 +562,14 @@ class EmbeddingEngine(Loop):
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
         n_ctx, now = self._backend.n_ctx_seq, monotonic()
-        running = {run.slot: run for run in self._running}
+        running = {request.slot: request for request in self._running}
         slots = range(self._backend.n_slots)
         n_held = 0 if self._long is None else self._long.stop
         return EngineStatus(
-            slots=tuple(EmbeddingRun.slot_status(i, n_ctx, running.get(i)) for i in slots),
+            slots=tuple(EmbeddingState.slot_status(i, n_ctx, running.get(i)) for i in slots),
             waiting=tuple(
-                run.waiting_status(position, now)
-                for position, run in enumerate(self._waiting, start=1)
+                request.waiting_status(position, now)
+                for position, request in enumerate(self._waiting, start=1)
             ),
             counters=EngineCounters(
                 **self._counts,

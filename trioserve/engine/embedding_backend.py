@@ -10,8 +10,7 @@ import abc
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.engine.backend import Batch, Vocab
-from trioserve.engine.projector import MediaPiece, Projector
+from trioserve.engine.backend import Batch, MediaPiece, Projector, Vocab
 from trioserve.types import ModelInfo, TokenId
 
 #: Shape (rows, width).

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from trioserve.engine.text.triggers import ReasoningScanner, StringScanner, TriggerScanner
+from trioserve.engine.reasoning import ReasoningScanner, StringScanner, TriggerScanner
 from trioserve.types import Thinking
 
 THINK = Thinking(start="<t>", end="</t>")

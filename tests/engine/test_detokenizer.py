@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from trioserve.engine.text.detokenizer import Detokenizer
+from trioserve.engine.detokenizer import Detokenizer
 
 
 def stream(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[list[str], str]:

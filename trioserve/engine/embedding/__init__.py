@@ -1,1 +1,0 @@
-"""The embedding engine: texts of several requests, packed into one batch a step."""
