@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from trioserve.chat.content_parts import media_part
 from trioserve.chat.markers import mark, media_marker, split_at
-from trioserve.chat.media_parts import media_part
 from trioserve.chat.messages import Messages, parse_messages
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.types import MediaSource

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub.server import Hub, running_hub
-from trioserve.models.hub import http, transfer
+from trioserve.models.hub import client, download
 
 _OTHERS = (
     "LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "MODEL_ENDPOINT", "HF_TOKEN",
@@ -21,8 +21,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A hub that the environment names, with an empty cache."""
     for name in _OTHERS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(http, "FIRST_WAIT", 0)
-    monkeypatch.setattr(transfer, "FIRST_WAIT", 0)
+    monkeypatch.setattr(client, "FIRST_WAIT", 0)
+    monkeypatch.setattr(download, "FIRST_WAIT", 0)
     with running_hub() as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trioserve.chat.template.builtin import TEMPLATES
-from trioserve.chat.template.legacy import LegacyTemplate
-from trioserve.chat.template.render import CHATML, ChatTemplate
+from trioserve.chat.template.render import CHATML, ChatTemplate, LegacyTemplate
 from trioserve.errors import InvalidRequestError, TemplateError
 from trioserve.llama.legacy_template import apply
 

@@ -15,7 +15,7 @@ from tests.support.http_server import serving, serving_script
 from tests.support.scripts import HI
 from trioserve.app import create_app
 from trioserve.chat.deltas import Delta, Message, MessageBuilder, ToolCallStart
-from trioserve.chat.tool_choice import ToolChoice
+from trioserve.chat.params import ToolChoice
 from trioserve.config import Config
 from trioserve.server import Server
 from trioserve.server.stream import ChatChunk

@@ -19,7 +19,8 @@ from trioserve.api.router.service import RouterService
 from trioserve.app import create_router
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelNotLoadedError
-from trioserve.models.catalog import ModelEntry, Source, names
+from trioserve.models.catalog import ModelEntry, Source
+from trioserve.models.catalog.catalog import find_named
 from trioserve.router.forward import Kept
 from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
 from trioserve.testing import ScriptedBackend
@@ -35,7 +36,7 @@ class FakeCatalog:
     entries: Mapping[str, ModelEntry]
 
     def find(self, name: str | None) -> ModelEntry:
-        return names.find(self.entries, name, ("case", "part"))
+        return find_named(self.entries, name, ("case", "part"))
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ from tests.support.message_writers import Writer
 from tests.support.parsing import parse
 from trioserve.chat.deltas import Message
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.tool_choice import ToolChoice
+from trioserve.chat.params import ToolChoice
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar.matcher import CompiledGrammar, Matcher
 from trioserve.types import Grammar

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trioserve.chat.media_parts import Attachment, media_part, parse_media_part
+from trioserve.chat.content_parts import Attachment, media_part, parse_media_part
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.types import DocumentSource, MediaSource
 

@@ -18,8 +18,7 @@ from trioserve.llama.context import Context, generation_params, thread_choices, 
 from trioserve.llama.draft.drafter import LlamaDrafter
 from trioserve.llama.draft.loading import divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
-from trioserve.llama.grammar.lazy import matcher_for
-from trioserve.llama.grammar.matcher import CompiledGrammar
+from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
 from trioserve.llama.machine import free_memory
 from trioserve.llama.media.decoding import decode_pieces
 from trioserve.llama.media.projector import LlamaProjector

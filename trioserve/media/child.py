@@ -21,8 +21,15 @@ import av.subtitles.stream  # noqa: F401 - PyAV imports these two for its first 
 from PIL import Image
 
 from trioserve.errors import InvalidMediaError
-from trioserve.media import images, pages, sound, video
-from trioserve.media.limits import MediaLimits
+from trioserve.media.decode import (
+    PIECE,
+    decode_image,
+    decode_pages,
+    decode_sound,
+    decode_video,
+    rows,
+)
+from trioserve.media.files import MediaLimits
 from trioserve.media.pipe import PipeError, read, write_data, write_message
 
 if sys.platform != "win32":  # which has no such limits
@@ -78,23 +85,23 @@ def decode(
     """
     kind, name = order["kind"], order["format"]
     if kind == "image":
-        yield from _pixels(images.decode(data, name, limits), 0.0)
+        yield from _pixels(decode_image(data, name, limits), 0.0)
     elif kind == "audio":
-        yield from sound.decode(data, name, order["rate"], limits)
+        yield from decode_sound(data, name, order["rate"], limits)
     elif kind == "document":
-        for page, (text, image) in enumerate(pages.decode(data, order["with_images"], limits)):
-            for start in range(0, len(text) or 1, pages.PIECE):
-                yield {"text": text[start : start + pages.PIECE], "page": page}
+        for page, (text, image) in enumerate(decode_pages(data, order["with_images"], limits)):
+            for start in range(0, len(text) or 1, PIECE):
+                yield {"text": text[start : start + PIECE], "page": page}
             if image is not None:
                 yield from _pixels(image, float(page))
     else:
-        for at, image in video.decode(data, name, order["fps"], limits):
+        for at, image in decode_video(data, name, order["fps"], limits):
             yield from _pixels(image, at)
 
 
 def _pixels(image: Image.Image, at: float) -> Iterator[dict[str, Any] | bytes]:
     yield {"size": image.size, "at": at}
-    yield from images.rows(image)
+    yield from rows(image)
 
 
 def _reason(error: Exception) -> str:

@@ -87,11 +87,11 @@ class _Files:
     """Finds files, or downloads them."""
 
     def __init__(self, config: ModelConfig, on_progress: Callable[[Progress], None]) -> None:
-        from trioserve.models.hub import environment
+        from trioserve.models.hub import cache
 
         self._config = config
         self._on_progress = on_progress
-        self._offline = config.offline or environment.is_offline()
+        self._offline = config.offline or cache.is_offline()
 
     async def of(
         self,

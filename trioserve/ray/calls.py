@@ -27,7 +27,7 @@ import attrs
 from trioserve.config import Config
 from trioserve.errors import ModelFailedError, ModelProcessError, TrioServeError, UnknownModelError
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.models.catalog.names import find
+from trioserve.models.catalog.catalog import find_named
 from trioserve.ray.incoming import Incoming, Sent
 from trioserve.ray.prefix_affinity import RoutingHint, hint_of
 
@@ -330,7 +330,7 @@ class Targets:
                 name = path.removeprefix(prefix)
         config = self._config
         try:
-            found = find(self._entries, name, config.models_match, config.models_default)
+            found = find_named(self._entries, name, config.models_match, config.models_default)
         except UnknownModelError as error:
             raise NoSuchModelError(error.message, param="model") from None
         return self._by_name[found.name]

@@ -15,7 +15,7 @@ from trioserve.config import Config
 from trioserve.config.flags import BY_VARIABLE
 from trioserve.config.parse import argv_of, parse
 from trioserve.errors import ConfigError
-from trioserve.models.catalog.options import Options, option
+from trioserve.models.catalog.presets import Options, option
 
 #: A configuration, the words of a command line, or flags without their dashes and their values, as
 #: in a file of presets.

@@ -19,7 +19,7 @@ from trioserve.config import Config
 from trioserve.config.parse import argv_of
 from trioserve.errors import ModelLoadError, ModelProcessError
 from trioserve.models import BUNDLED
-from trioserve.models.catalog.options import environment_of_children
+from trioserve.models.catalog.presets import environment_of_children
 from trioserve.ray.calls import HEAD, LOST, TAKEN, UNSENT, Part
 from trioserve.ray.exchange import Answer, exchange
 from trioserve.ray.incoming import Sent

@@ -20,6 +20,7 @@ import trio
 from werkzeug.datastructures import Headers
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartEncoder, Preamble
 
+from trioserve.chat.content_parts import Attachment, Audio, Image, Video, text_part
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -29,8 +30,6 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.chat.documents import text_part
-from trioserve.chat.media_parts import Attachment, Audio, Image, Video
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidMediaError,

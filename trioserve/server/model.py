@@ -7,10 +7,9 @@ from typing import Any, Self
 
 import attrs
 
-from trioserve.chat.grammar.thinking import preserved_tokens
+from trioserve.chat.grammar.answer import preserved_tokens
 from trioserve.chat.template.builtin import source_of
-from trioserve.chat.template.legacy import LegacyTemplate
-from trioserve.chat.template.render import CHATML, ChatTemplate
+from trioserve.chat.template.render import CHATML, ChatTemplate, LegacyTemplate
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.backend import Vocab

@@ -253,7 +253,7 @@ class Grammar:
 
     #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
     #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression. "tools": calls of
-    #: tools, as `trioserve.chat.grammar.lark` describes them.
+    #: tools, as `trioserve.chat.grammar.schemas` describes them.
     kind: str = attrs.field(validator=_known_kind)
     source: str = attrs.field(default="", validator=_is_text)
     #: The field of the request that errors name.

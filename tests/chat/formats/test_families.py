@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.message_writers import WRITERS, Call, Writer, parts
 from tests.support.parsing import parse
-from trioserve.chat.formats.detect import KNOWN, detect
+from trioserve.chat.formats.families import KNOWN, detect
 from trioserve.chat.formats.syntax import ChatFormat, Ignore, Parameters
 from trioserve.chat.parse.parser import REASONING_FORMATS
 from trioserve.chat.template.render import ChatTemplate

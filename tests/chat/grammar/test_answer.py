@@ -30,8 +30,8 @@ from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat, JsonCall, ToolCalls
 from trioserve.chat.grammar import answer
 from trioserve.chat.grammar.answer import constrain
+from trioserve.chat.params import ToolChoice
 from trioserve.chat.parse.parser import MessageParser
-from trioserve.chat.tool_choice import ToolChoice
 from trioserve.llama import LlamaBackend
 from trioserve.types import Grammar
 

@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from trioserve.chat.formats import families
-from trioserve.chat.formats.detect import KNOWN
+from trioserve.chat.formats.families import KNOWN
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.grammar.thinking import after_thinking, preserved_tokens, thinking_of
+from trioserve.chat.grammar.answer import after_thinking, preserved_tokens, thinking_of
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.types import Grammar, Thinking
 

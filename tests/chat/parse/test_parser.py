@@ -24,7 +24,7 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.chat.formats import families
-from trioserve.chat.formats.detect import KNOWN, detect
+from trioserve.chat.formats.families import KNOWN, detect
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import REASONING_FORMATS, new_call_id
 from trioserve.errors import InvalidRequestError

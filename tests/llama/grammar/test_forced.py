@@ -12,8 +12,7 @@ from tests.support.grammar_bench import GREEDY, SCHEMAS, Bench, schema
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.llama import LlamaBackend
-from trioserve.llama.grammar.lazy import matcher_for
-from trioserve.llama.grammar.matcher import CompiledGrammar
+from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
 from trioserve.types import Grammar, SamplingParams, Thinking
 
 RECORD = {

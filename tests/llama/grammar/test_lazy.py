@@ -11,12 +11,11 @@ import pytest
 
 from tests.support.grammar_bench import GREEDY, Bench
 from trioserve.chat.formats.families import HARMONY
-from trioserve.chat.grammar.thinking import after_thinking
+from trioserve.chat.grammar.answer import after_thinking
 from trioserve.errors import EngineError, InvalidRequestError
 from trioserve.llama import LlamaBackend
-from trioserve.llama.grammar.lazy import LazyMatcher, matcher_for
-from trioserve.llama.grammar.masks import Mask, all_but, none_but
-from trioserve.llama.grammar.tokens import NameIndex
+from trioserve.llama.grammar.matcher import LazyMatcher, matcher_for
+from trioserve.llama.grammar.tokens import Mask, NameIndex, all_but, none_but
 from trioserve.types import (
     Finished,
     FinishReason,
@@ -347,7 +346,7 @@ def test_preempted_tasks_go_on(backend: LlamaBackend) -> None:
     for _ in range(40):
         if bench.step():
             slots = bench.engine._scheduler.slots
-            busy = next((slot for slot in slots if slot.run is not None), None)
+            busy = next((slot for slot in slots if slot.request is not None), None)
             if busy is not None and busy.in_decode:
                 bench.engine._scheduler.preempt(busy)
     bench.run()

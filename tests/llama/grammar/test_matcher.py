@@ -12,7 +12,7 @@ from trioserve.engine import DecodeMaximal, Engine
 from trioserve.errors import EngineError, InvalidRequestError, TrioServeError
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar import matcher
-from trioserve.llama.grammar.masks import Mask
+from trioserve.llama.grammar.tokens import Mask
 from trioserve.types import (
     Failed,
     FinishReason,

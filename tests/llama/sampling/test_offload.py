@@ -113,7 +113,7 @@ def test_a_request_goes_on_as_it_was_after_a_pause_and_a_preemption(device: Benc
     for _ in range(4):
         device.step()
     scheduler = device.engine._scheduler
-    slot = next(slot for slot in scheduler.slots if slot.run and slot.run.task.id == 1)
+    slot = next(slot for slot in scheduler.slots if slot.request and slot.request.task.id == 1)
     scheduler.preempt(slot)
     assert n_on_device(device) == 1
     device.engine.resume(2)

@@ -8,7 +8,7 @@ import pytest
 
 from trioserve.errors import AmbiguousModelError, UnknownModelError
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.models.catalog.names import find
+from trioserve.models.catalog.catalog import find_named
 
 ALL = ("case", "part")
 
@@ -54,7 +54,7 @@ ENTRIES = {
     ],
 )
 def test_a_name_is_found(name: str, found: str) -> None:
-    assert find(ENTRIES, name, ALL).name == found
+    assert find_named(ENTRIES, name, ALL).name == found
 
 
 @pytest.mark.parametrize(
@@ -62,25 +62,25 @@ def test_a_name_is_found(name: str, found: str) -> None:
     [("LOCAL", ()), ("qwen3-8b", ("case",)), ("ORG/phi-GGUF", ()), ("qwen3-8b", ())],
 )
 def test_each_step_can_be_left_out(name: str, steps: tuple[str, ...]) -> None:
-    assert find(ENTRIES, name, ALL)
+    assert find_named(ENTRIES, name, ALL)
     with pytest.raises(UnknownModelError):
-        find(ENTRIES, name, steps)
+        find_named(ENTRIES, name, steps)
 
 
 def test_a_part_is_looked_for_without_case() -> None:
-    assert find(ENTRIES, "QWEN3-8B", ("part",)).name == "Qwen/Qwen3-8B-GGUF:Q8_0"
+    assert find_named(ENTRIES, "QWEN3-8B", ("part",)).name == "Qwen/Qwen3-8B-GGUF:Q8_0"
 
 
 def test_an_exact_name_wins_over_one_in_another_case() -> None:
     entries = {name: entry(name) for name in ("model", "MODEL", "Model")}
-    assert find(entries, "MODEL", ALL).name == "MODEL"
+    assert find_named(entries, "MODEL", ALL).name == "MODEL"
     with pytest.raises(AmbiguousModelError, match="'mODEL' may be any of 3: model, MODEL, Model"):
-        find(entries, "mODEL", ALL)
+        find_named(entries, "mODEL", ALL)
 
 
 def test_a_part_of_several_names_is_refused() -> None:
     with pytest.raises(AmbiguousModelError) as caught:
-        find(ENTRIES, "qwen3", ALL)
+        find_named(ENTRIES, "qwen3", ALL)
     assert caught.value.message == (
         "The model 'qwen3' may be any of 2: Qwen/Qwen3-4B-GGUF:Q4_K_M, Qwen/Qwen3-8B-GGUF:Q8_0."
     )
@@ -90,7 +90,7 @@ def test_a_part_of_several_names_is_refused() -> None:
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     entries = {f"model-{i:02}": entry(f"model-{i:02}") for i in range(25)}
     with pytest.raises(UnknownModelError) as caught:
-        find(entries, "none", ALL)
+        find_named(entries, "none", ALL)
     assert caught.value.message.startswith("There is no model 'none'. The models are: model-00, ")
     assert caught.value.message.endswith("model-19, and 5 more.")
     assert (caught.value.status, caught.value.code) == (400, "model_not_found")
@@ -98,21 +98,21 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 
 def test_the_default_is_for_unknown_names_and_for_none() -> None:
     for name in ("o3", "", None):
-        assert find(ENTRIES, name, ALL, "gpt-4").name == "local"
-    assert find(ENTRIES, "bundled", ALL, "local").name == "bundled"
+        assert find_named(ENTRIES, name, ALL, "gpt-4").name == "local"
+    assert find_named(ENTRIES, "bundled", ALL, "local").name == "bundled"
 
 
 def test_no_name_is_fine_if_there_is_one_model() -> None:
     bundled = entry("bundled", source=Source.BUNDLED)
-    assert find({"bundled": bundled}, None, ALL) is bundled
+    assert find_named({"bundled": bundled}, None, ALL) is bundled
     one = {"bundled": bundled, "a": entry("a"), "b": entry("b", hidden=True)}
-    assert find(one, None, ALL).name == "a"
+    assert find_named(one, None, ALL).name == "a"
     with pytest.raises(UnknownModelError, match=r"names no model\. The models are: "):
-        find(ENTRIES, None, ALL)
+        find_named(ENTRIES, None, ALL)
 
 
 def test_a_hidden_model_is_found_by_its_whole_name_only() -> None:
     entries = {"preset": entry("preset"), "org/x:Q8_0": entry("org/x:Q8_0", hidden=True)}
-    assert find(entries, "org/x:Q8_0", ALL).name == "org/x:Q8_0"
+    assert find_named(entries, "org/x:Q8_0", ALL).name == "org/x:Q8_0"
     with pytest.raises(UnknownModelError, match="The models are: preset"):
-        find(entries, "org/x", ALL)
+        find_named(entries, "org/x", ALL)

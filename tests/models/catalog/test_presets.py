@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trioserve.errors import ConfigError
-from trioserve.models.catalog.presets import Preset, read
+from trioserve.models.catalog.presets import Preset, read_presets
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -45,7 +45,7 @@ model-draft = /Users/abc/my-models/draft.gguf
 model = /Users/abc/my-awesome-model-Q4_K_M.gguf
 """,
     )
-    everywhere, sections = read(path)
+    everywhere, sections = read_presets(path)
     assert everywhere == Preset(
         {"ctx_size": ("--ctx-size", "8192"), "n_gpu_layers": ("--n-gpu-layers", "8")}
     )
@@ -65,7 +65,7 @@ model = /Users/abc/my-awesome-model-Q4_K_M.gguf
 
 
 def options(tmp_path: Path, text: str) -> dict[str, tuple[str, ...]]:
-    return dict(read(write(tmp_path, f"[m]\n{text}"))[1]["m"].options)
+    return dict(read_presets(write(tmp_path, f"[m]\n{text}"))[1]["m"].options)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_settings_that_are_no_flags(tmp_path: Path) -> None:
         "[*]\nstop-timeout = 3\ndedup-cache-models = true\n"
         "[m]\nload-on-startup = true\n[n]\nstop-timeout = 0.5\n",
     )
-    everywhere, sections = read(path)
+    everywhere, sections = read_presets(path)
     assert everywhere == Preset(stop_timeout=3.0, dedup=True)
     assert sections["m"] == Preset(load_on_startup=True)
     assert sections["n"].over(everywhere) == Preset(stop_timeout=0.5, dedup=True)
@@ -107,12 +107,12 @@ def test_what_belongs_to_the_server_in_front_is_dropped(tmp_path: Path) -> None:
 
 
 def test_the_quantization_in_a_name_is_written_as_in_the_cache(tmp_path: Path) -> None:
-    _, sections = read(write(tmp_path, "[a/b:q8_0]\n[a/c:UD-q4_k_xl]\n[local:small]\n"))
+    _, sections = read_presets(write(tmp_path, "[a/b:q8_0]\n[a/c:UD-q4_k_xl]\n[local:small]\n"))
     assert list(sections) == ["a/b:Q8_0", "a/c:Q4_K_XL", "local:small"]
 
 
 def test_keys_without_a_section_are_a_preset_of_the_name_default(tmp_path: Path) -> None:
-    _, sections = read(write(tmp_path, "model = x.gguf\n[m]\n"))
+    _, sections = read_presets(write(tmp_path, "model = x.gguf\n[m]\n"))
     assert sections == {"default": Preset({"model": ("--model", "x.gguf")}), "m": Preset()}
 
 
@@ -151,14 +151,14 @@ def test_a_wrong_key_or_value_is_told_with_its_place(
 ) -> None:
     path = write(tmp_path, f"[m]\n{line}\n")
     with pytest.raises(ConfigError) as caught:
-        read(path)
+        read_presets(path)
     assert caught.value.message == f"{path}: [m] {problem}"
 
 
 def test_a_line_that_is_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, "[m]\nc = 1\nwhat is this\n")
     with pytest.raises(ConfigError) as caught:
-        read(path)
+        read_presets(path)
     assert (
         caught.value.message == f"{path}:3 is neither a section in brackets nor a key with a value"
     )
@@ -166,4 +166,4 @@ def test_a_line_that_is_nothing(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"models_preset: .* cannot be read: No such file"):
-        read(tmp_path / "none.ini")
+        read_presets(tmp_path / "none.ini")

@@ -12,8 +12,8 @@ from filelock import FileLock
 from tests.hub.server import sha256
 from trioserve.errors import HubError, HubNotFoundError, UnknownQuantError
 from trioserve.models.hub import HubReference, cached_models, find, remove
-from trioserve.models.hub.cache import RepoFolder
-from trioserve.models.hub.environment import (
+from trioserve.models.hub.cache import (
+    RepoFolder,
     default_cache_dir,
     default_endpoint,
     default_token,

@@ -25,10 +25,10 @@ from trioserve.models.hub import (
     HubReference,
     Progress,
     cached_models,
-    http,
+    client,
+    download,
     look_up,
     pull,
-    transfer,
 )
 
 REPO = "user/some-model-GGUF"
@@ -180,7 +180,7 @@ async def test_an_error_in_between_loses_nothing(hub: Hub) -> None:
 async def test_a_connection_that_falls_silent_is_made_again(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(http._TIMEOUTS, "read", 0.3)
+    monkeypatch.setitem(client._TIMEOUTS, "read", 0.3)
     hub.hold_after = 2**20 + 1000
 
     def go_on(progress: Progress) -> None:
@@ -194,7 +194,7 @@ async def test_a_connection_that_falls_silent_is_made_again(
 async def test_very_large_files_are_asked_for_in_pieces(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_MAX_PIECE", 10**6)
+    monkeypatch.setattr(download, "_MAX_PIECE", 10**6)
     hub.n_cuts, hub.cut_after = 1, 300_000
     assert (await pulled()).files[0].read_bytes() == MODEL
     assert starts(hub) == [0, 300_000, 1_300_000, 2_300_000]

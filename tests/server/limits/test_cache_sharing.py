@@ -14,7 +14,7 @@ from tests.support.scripted_server import serve
 from trioserve.app import create_app
 from trioserve.chat.formats.families import HERMES
 from trioserve.chat.grammar.answer import constrain
-from trioserve.chat.tool_choice import ToolChoice
+from trioserve.chat.params import ToolChoice
 from trioserve.config import Config
 from trioserve.server.limits.cache_sharing import CacheSharing
 from trioserve.testing import ScriptedBackend

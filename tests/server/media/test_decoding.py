@@ -18,10 +18,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.media_files import image_file
 from tests.support.waiting import until
 from trioserve.errors import InvalidMediaError, ServerClosingError, UnavailableError
-from trioserve.media import decoder
-from trioserve.media.answer import Order
-from trioserve.media.decoder import Decoder, DecoderError
-from trioserve.media.limits import MediaLimits
+from trioserve.media import process
+from trioserve.media.files import MediaLimits
+from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.media.loader import Decoders
 from trioserve.types import DecodedImage
 
@@ -173,9 +172,9 @@ async def test_a_process_ends_with_its_server() -> None:
     program = (
         "import os\n"
         "from tests.support.media_files import image_file\n"
-        "from trioserve.media.answer import Order\n"
-        "from trioserve.media.decoder import Decoder\n"
-        "from trioserve.media.limits import MediaLimits\n"
+        "from trioserve.media.process import Order\n"
+        "from trioserve.media.process import Decoder\n"
+        "from trioserve.media.files import MediaLimits\n"
         "decoder = Decoder(MediaLimits())\n"
         "decoder.decode(image_file(), Order(format='png', kind='image'))\n"
         "print(decoder.pid, flush=True)\n"
@@ -212,6 +211,6 @@ async def test_a_process_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPa
     async with opened() as decoders:
         pid = await pid_of(decoders)
         assert await pid_of(decoders) == pid
-        monkeypatch.setattr(decoder, "_MAX_KEPT", 2**20)
+        monkeypatch.setattr(process, "_MAX_KEPT", 2**20)
         assert isinstance(await decoders.decode(SMALL, IMAGE), DecodedImage)
         assert not is_alive(pid)

@@ -22,8 +22,16 @@ from trioserve.api.base.fields import (
     required,
     text,
 )
-from trioserve.chat.documents import document_part, heading, later, text_part, write_document
-from trioserve.chat.media_parts import decode_base64, media_part, source_of
+from trioserve.chat.content_parts import (
+    decode_base64,
+    document_part,
+    heading,
+    later,
+    media_part,
+    source_of,
+    text_part,
+    write_document,
+)
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,

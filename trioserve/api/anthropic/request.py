@@ -34,8 +34,7 @@ from trioserve.api.base.generation_request import (
     refuse_unsupported,
 )
 from trioserve.chat.messages import Messages, Tools
-from trioserve.chat.params import ChatParams
-from trioserve.chat.tool_choice import Mode, ToolChoice
+from trioserve.chat.params import ChatParams, Mode, ToolChoice
 from trioserve.types import Grammar
 
 #: The most tokens of an answer to a request that does not say; llama-server's number.

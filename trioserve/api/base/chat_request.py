@@ -24,7 +24,7 @@ from trioserve.api.base.generation_request import (
     GenerationRequest,
     refuse_unsupported,
 )
-from trioserve.chat.media_parts import DETAILS
+from trioserve.chat.content_parts import DETAILS
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -34,9 +34,8 @@ from trioserve.chat.messages import (
     parse_messages,
     parse_tools,
 )
-from trioserve.chat.params import ChatParams
+from trioserve.chat.params import MODES, ChatParams, ToolChoice, parse_tool_choice
 from trioserve.chat.template.continuation import ContinueFinalMessage
-from trioserve.chat.tool_choice import MODES, ToolChoice, parse_tool_choice
 from trioserve.errors import InvalidRequestError
 
 # -- tools that the server runs

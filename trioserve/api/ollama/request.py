@@ -33,8 +33,7 @@ from trioserve.api.base.generation_request import (
     refuse_unsupported,
 )
 from trioserve.api.ollama.models import can_think
-from trioserve.chat.documents import text_part
-from trioserve.chat.media_parts import media_part, source_of
+from trioserve.chat.content_parts import media_part, source_of, text_part
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,

@@ -19,7 +19,7 @@ from trioserve.api.base.http import current_context
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
-from trioserve.chat.media_parts import parse_media_part
+from trioserve.chat.content_parts import parse_media_part
 from trioserve.chat.messages import MAX_PARTS
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server

@@ -1,6 +1,10 @@
-"""The families of models, as data: how each writes reasoning and tool calls."""
+"""How each family of models writes its messages, and which family a template belongs to."""
+
+# ruff: noqa: RUF001 - these models' markers have wide bars on purpose
 
 from __future__ import annotations
+
+import attrs
 
 from trioserve.chat.formats import calls
 from trioserve.chat.formats.syntax import Channels, ChatFormat, Reasoning
@@ -132,3 +136,71 @@ FUNCTIONARY_3_2 = ChatFormat(
         answer=(("all\n",),),
     ),
 )
+
+
+@attrs.frozen
+class Signature:
+    """What a template must mention, and must not, to be of a format."""
+
+    format: ChatFormat
+    mentions: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+
+    def fits(self, source: str) -> bool:
+        """Whether a template has this signature."""
+        return all(text in source for text in self.mentions) and not any(
+            text in source for text in self.lacks
+        )
+
+
+#: Templates with these write calls in ``<tool_call>`` too, but not as JSON.
+_OTHER_CALLS = ("<function=", "<arg_key>", "<parameter=", "<invoke")
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+
+KNOWN: tuple[Signature, ...] = (
+    Signature(HARMONY, ("<|start|>", "<|channel|>", "<|message|>")),
+    Signature(FUNCTIONARY_3_2, (">>>all",)),
+    Signature(MISTRAL_THINK, ("[TOOL_CALLS]", "[ARGS]", "[THINK]")),
+    Signature(MISTRAL, ("[TOOL_CALLS]", "[ARGS]")),
+    Signature(MISTRAL_OLD, ("[TOOL_CALLS]",)),
+    Signature(DEEPSEEK_R1, (_DEEPSEEK_CALL, "```json", "</think>")),
+    Signature(DEEPSEEK_V3, (_DEEPSEEK_CALL, "```json")),
+    Signature(DEEPSEEK_V3_1, (_DEEPSEEK_CALL,)),
+    Signature(DEEPSEEK_V3_2, ("｜DSML｜", "</think>")),
+    Signature(KIMI_K2_THINK, ("<|tool_calls_section_begin|>", "</think>")),
+    Signature(KIMI_K2, ("<|tool_calls_section_begin|>",)),
+    Signature(KIMI_K3, ("<|open|>", "<|close|>", "<|sep|>")),
+    Signature(MINIMAX_M2, ("<minimax:tool_call>",)),
+    Signature(MINIMAX_M3, ("]<]minimax[>[",)),
+    Signature(MINIMAX_M1, ("<beginning_of_sentence>", "<tool_calls>")),
+    Signature(COMMAND_R7B, ("<|START_ACTION|>",)),
+    Signature(COMMAND_R, ("<|CHATBOT_TOKEN|>", "Action:")),
+    Signature(GRANITE_3, ("<|tool_call|>", "<|start_of_role|>")),
+    Signature(NEMOTRON_V2, ("<TOOLCALL>",)),
+    Signature(APRIEL, ("<tool_calls>", "[BEGIN FINAL RESPONSE]")),
+    Signature(FIREFUNCTION, ("functools[",)),
+    Signature(FUNCTIONARY_3_1, ("<function=", "</function>", "<|eom_id|>")),
+    Signature(LFM2_THINK, ("List of tools: ", "</think>")),
+    Signature(LFM2, ("List of tools: ",)),
+    Signature(APERTUS, ("<|tools_prefix|>",)),
+    Signature(GEMMA4, ("<|tool_call>call:",)),
+    Signature(FUNCTION_GEMMA, ("<start_function_call>",)),
+    Signature(GIGACHAT, ("<|role_sep|>", "<|message_sep|>")),
+    Signature(SOLAR, ("<|tool_call:begin|>",)),
+    Signature(SEED_OSS, ("<seed:tool_call>",)),
+    Signature(HUNYUAN, (":opensource", "<tool_sep")),
+    Signature(MINICPM5, ('<function name="', '<param name="')),
+    Signature(GLM, ("<arg_key>", "<tool_call>")),
+    Signature(QWEN3_CODER_THINK, ("<function=", "<parameter=", "</think>")),
+    Signature(QWEN3_CODER, ("<function=", "<parameter=")),
+    Signature(HERMES_THINK, ("<tool_call>", "</think>"), lacks=_OTHER_CALLS),
+    Signature(HERMES, ("<tool_call>",), lacks=_OTHER_CALLS),
+    Signature(LLAMA3, ("<|start_header_id|>", '"parameters"')),
+    Signature(PLAIN_THINK, ("</think>",)),
+    Signature(PLAIN),
+)
+
+
+def detect(source: str) -> ChatFormat:
+    """Choose the format of a model by the source of its chat template."""
+    return next(signature.format for signature in KNOWN if signature.fits(source))

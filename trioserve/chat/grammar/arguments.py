@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trioserve.chat.formats.syntax import Elements, Literals, Parameters
-from trioserve.chat.grammar.lark import Rules, choice, quoted, sequence
-from trioserve.chat.grammar.schemas import Part, object_of, texts
+from trioserve.chat.grammar.schemas import Part, Rules, choice, object_of, quoted, sequence, texts
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_.-]+")
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/"

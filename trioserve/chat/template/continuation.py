@@ -1,19 +1,18 @@
-"""Prompts that continue the final message of a chat, which the client has begun for the assistant.
-
-The messages before it are rendered as usual. Then comes the text that the message has so far, and
-no end marker, so that the model continues it.
+"""Prompts made by rendering a chat in another way: to continue its final message, or to find out
+where the prompts of other chats are likely to diverge from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
 from trioserve.chat.formats.syntax import ChatFormat, Reasoning
 from trioserve.chat.messages import Message, Messages, parse_messages
 from trioserve.chat.template.render import ChatTemplate
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
+from trioserve.types.task import shared_length
 
 #: Which part of the final message is continued. "auto": its reasoning, if it has nothing else.
 ContinueFinalMessage: TypeAlias = Literal["auto", "content", "reasoning_content"]
@@ -134,3 +133,46 @@ def _text(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "\n\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def find_partings(
+    template: ChatTemplate,
+    text: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: object = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Find out at which characters of a rendered chat another prompt is likely to part from it.
+
+    `messages` are those that it was rendered from; one that is continued may be missing. A variant
+    that the template refuses is left out.
+    """
+    partings = set()
+    for other, adds_prompt in _variants(messages):
+        try:
+            rendered = template.render(
+                other, tools=tools, add_generation_prompt=adds_prompt, kwargs=kwargs
+            )
+        except (TemplateError, InvalidRequestError):
+            continue  # alone, this variant makes no chat
+        partings.add(shared_length(text, rendered))
+    return sorted(partings - {0, len(text)})
+
+
+def _variants(
+    messages: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Sequence[Mapping[str, Any]], bool]]:
+    """Give chats that are like this one at the beginning, and whether an answer is begun."""
+    yield messages, False
+    users = [i for i, message in enumerate(messages) if message.get("role") == "user"]
+    for i in {*users[:1], *users[-1:]}:
+        changed = {**messages[i], "content": _other(messages[i].get("content"))}
+        yield [*messages[:i], changed, *messages[i + 1 :]], True
+
+
+def _other(content: object) -> Any:
+    """Make a content that differs from the first letter on."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": _other(part.get("text"))} for part in content[:1]]
+    return "b" if str(content).lstrip().startswith("a") else "a"

@@ -6,14 +6,14 @@ import copy
 import datetime
 import functools
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import attrs
 import jinja2
 
 from trioserve.chat.formats.calls import GENERIC
-from trioserve.chat.formats.detect import detect
+from trioserve.chat.formats.families import PLAIN, detect
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import (
     ROLES,
@@ -24,11 +24,76 @@ from trioserve.chat.messages import (
     parse_messages,
     parse_tools,
 )
-from trioserve.chat.template import generic
 from trioserve.chat.template.budget import Limits, Meter, OutOfTimeError, Output, running
 from trioserve.chat.template.capabilities import PRESERVE_REASONING, Capabilities, find
 from trioserve.chat.template.sandbox import Sandbox
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
+
+_INSTRUCTIONS = """\
+You can call these functions:
+{tools}
+
+To call some, write nothing but JSON in this form:
+{{"tool_calls": [{{"name": "<name>", "arguments": {{<arguments>}}}}]}}
+Their results come in the next message. When you need none, answer in plain words."""
+
+
+def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """Tell the model of its tools in the first system message, or in one before all others."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    told = _INSTRUCTIONS.format(tools="\n".join(lines))
+    first = messages[0]
+    if first["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": told}, *messages]
+    content = f"{as_text(first['content'])}\n\n{told}"
+    return [{**first, "content": content}, *messages[1:]]
+
+
+def with_calls_as_text(message: Message) -> Message:
+    """Write the tool calls of a message as the model would have written them."""
+    calls = [
+        f'{{"name": {_quoted(call["function"]["name"])}, '
+        f'"arguments": {call["function"]["arguments"]}}}'
+        for call in message["tool_calls"]
+    ]
+    text = f'{{"tool_calls": [{", ".join(calls)}]}}'
+    content = as_text(message["content"])
+    told = {**message, "content": f"{content}\n\n{text}" if content else text}
+    del told["tool_calls"]
+    return told
+
+
+def with_result_as_text(message: Message) -> Message:
+    """Write the result of a tool as a message of the user."""
+    result: dict[str, Any] = {"result": as_text(message["content"])}
+    for field in ("name", "tool_call_id"):
+        if field in message:
+            result[field] = message[field]
+    text = json.dumps({"tool_response": result}, ensure_ascii=False)
+    return {"role": "user", "content": text}
+
+
+def merged(messages: Sequence[tuple[int, Message]]) -> list[tuple[int, Message]]:
+    """Join messages of the user that follow each other: many templates insist on turns."""
+    joined: list[tuple[int, Message]] = []
+    for place, message in messages:
+        if joined and message["role"] == "user" == joined[-1][1]["role"]:
+            before = joined[-1][1]
+            content = f"{as_text(before['content'])}\n\n{as_text(message['content'])}"
+            joined[-1] = joined[-1][0], {**before, "content": content}
+        else:
+            joined.append((place, message))
+    return joined
+
+
+def as_text(content: Any) -> str:
+    """Give the text of a content that may be a list of parts."""
+    return content if isinstance(content, str) else join_text(content)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
 
 #: For models that bring no template of their own.
 CHATML = """\
@@ -159,13 +224,13 @@ class ChatTemplate:
         """
         placed = list(enumerate(messages))
         if tools:
-            told = generic.with_tools(messages, tools)
+            told = with_tools(messages, tools)
             placed = [(0, told[0]), *placed[1 - (len(told) - len(messages)) :]]
         adapted = [(place, self._adapt_message(place, message)) for place, message in placed]
         if not self._shows_results and any(
             message["role"] in ("tool", "function") for message in messages
         ):
-            adapted = generic.merged(adapted)
+            adapted = merged(adapted)
         if self.capabilities.supports_system_role or adapted[0][1]["role"] != "system":
             return adapted
         if len(adapted) == 1 or adapted[1][1]["role"] != "user":
@@ -174,7 +239,7 @@ class ChatTemplate:
                 "and no message of the user follows that could carry it.",
                 param="messages[0].role",
             )
-        system, (index, first) = generic.as_text(adapted[0][1]["content"]), adapted[1]
+        system, (index, first) = as_text(adapted[0][1]["content"]), adapted[1]
         content = first["content"]
         if isinstance(content, str):
             content = f"{system}\n{content}"
@@ -208,9 +273,9 @@ class ChatTemplate:
         """
         can = self.capabilities
         if message["role"] in ("tool", "function") and not self._shows_results:
-            return generic.with_result_as_text(message)
+            return with_result_as_text(message)
         if "tool_calls" in message and not (can.supports_tools and can.supports_tool_calls):
-            return generic.with_calls_as_text(message)
+            return with_calls_as_text(message)
         return message
 
     @property
@@ -368,3 +433,110 @@ def _read_object(text: str, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(f"'{path}' must hold a JSON object.", param=path)
     return value
+
+
+#: Renders pairs of role and content by the template that is like the source; None: there is none.
+Apply: TypeAlias = Callable[[str, Sequence[tuple[str, str]], bool], str | None]
+
+_ROLES = frozenset({"system", "user", "assistant"})
+
+_CAPABILITIES = Capabilities(
+    supports_string_content=True,
+    supports_typed_content=False,
+    supports_tools=False,
+    supports_tool_calls=False,
+    supports_parallel_tool_calls=False,
+    supports_system_role=True,
+    supports_preserve_reasoning=False,
+    supports_reasoning_effort=False,
+    supports_object_arguments=False,
+    supports_tool_results=False,
+    supports_enable_thinking=False,
+    typed_roles=frozenset(),
+    string_roles=_ROLES,
+    thinking_variable=None,
+    reasoning_field=None,
+)
+
+
+class LegacyTemplate(ChatTemplate):
+    """One of the templates that are built into llama.cpp, in place of a Jinja template.
+
+    It writes roles and contents, and nothing else: there are no tools, and reasoning stays in the
+    content. BOS is left to the tokenizer.
+
+    Args:
+        source: the Jinja that tells which one it is, or the name of one.
+        apply: renders.
+
+    Raises:
+        TemplateError: there is none like this one.
+    """
+
+    takes_tools = False
+
+    def __init__(self, source: str, apply: Apply) -> None:
+        self.source = source
+        self._apply = apply
+        self._limits = Limits()
+        if apply(source, [("user", "test")], True) is None:
+            raise TemplateError(
+                "llama.cpp has no built-in template like this one; leave out --no-jinja, or name a "
+                "built-in one with --chat-template.",
+                param="chat_template",
+            )
+
+    @functools.cached_property
+    def capabilities(self) -> Capabilities:
+        """The same for all of them."""
+        return _CAPABILITIES
+
+    @functools.cached_property
+    def format(self) -> ChatFormat:
+        """All output is content."""
+        return PLAIN
+
+    def render(
+        self,
+        messages: object,
+        *,
+        tools: object = None,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Like `ChatTemplate.render`, but variables change nothing, and tools are refused."""
+        if tools:
+            raise UnsupportedFieldError(
+                "'tools' need templates in Jinja, and this server runs with --no-jinja.",
+                param="tools",
+            )
+        return super().render(messages, add_generation_prompt=add_generation_prompt, kwargs=kwargs)
+
+    def _run(
+        self,
+        messages: list[Message],
+        variables: Mapping[str, Any],
+        places: list[int],
+        limits: Limits,
+    ) -> str:
+        turns = []
+        for place, message in zip(places, messages, strict=True):
+            turn = (message["role"], as_text(message["content"]))
+            _check_text("".join(turn), f"messages[{place}]")
+            turns.append(turn)
+        text = self._apply(self.source, turns, bool(variables.get("add_generation_prompt")))
+        if text is None:
+            raise TemplateError("The chat template cannot be applied.", param="messages")
+        return text
+
+
+def _check_text(text: str, path: str) -> None:
+    """Refuse what no C string in UTF-8 can hold. Raises InvalidRequestError."""
+    if "\0" in text:
+        raise InvalidRequestError(f"'{path}' holds a null character.", param=path)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"'{path}' holds half of a surrogate pair, which is not a character.", param=path
+        ) from error

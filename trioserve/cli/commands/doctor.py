@@ -30,7 +30,7 @@ from trioserve.llama.rpc import library
 from trioserve.llama.rpc.peers import Peer, greet, locate
 from trioserve.models import resolve
 from trioserve.models.catalog import Catalog, Source
-from trioserve.models.hub.environment import default_cache_dir
+from trioserve.models.hub.cache import default_cache_dir
 
 if sys.platform != "win32":
     import resource

@@ -9,23 +9,297 @@ much: a GBNF or a regular expression of more than 65,536 characters, a schema be
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from time import monotonic
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import attrs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from trioserve.errors import EngineError, InvalidRequestError, OutputError
-from trioserve.llama.grammar import gbnf, json_schema, tools, trial
-from trioserve.llama.grammar.matcher import CompiledGrammar, brief
-from trioserve.llama.grammar.pool import MaskPool
+from trioserve.llama.grammar import gbnf, trial
+from trioserve.llama.grammar.matcher import CompiledGrammar, MaskPool, brief
 from trioserve.llama.grammar.tokens import Tokens
 from trioserve.llama.vocab import Vocab
-from trioserve.types import Grammar
+from trioserve.types import Grammar, TokenId
+
+_MAX_TEXT = 2**18  # characters
+_MAX_DEPTH = 100  # values in values; llguidance's own limit is 127
+_MAX_REQUIRED = 2500  # names in all lists of required properties; the time grows with their square
+#: The time to compile grows with the square of this: 0.7 s for so many properties in one object.
+#: Compiling recurses too, see `compiler.STACK`.
+_MAX_SCHEMAS = 2500
+_LOCATE_SECONDS = 0.25
+
+#: Keywords of any draft that restrict values and that llguidance cannot enforce. It refuses those
+#: of the schema's own draft and silently ignores those of others.
+# fmt: off
+_UNSUPPORTED = frozenset(
+    {
+        "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired",
+        "dependentSchemas", "disallow", "divisibleBy", "else", "extends", "if", "maxContains",
+        "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
+        "uniqueItems",
+        "x-guidance",  # options of llguidance, which clients may not set
+    }
+)
+# fmt: on
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SINGLES = ("items", "additionalItems", "additionalProperties")
+
+
+class SchemaError(Exception):
+    """The schema cannot be used. The message is a part of a sentence."""
+
+    def __init__(self, problem: str, path: str = "") -> None:
+        super().__init__(f"{problem}, at {path}" if path else problem)
+
+
+def read_schema(text: str) -> Any:
+    """Read the JSON of a schema, and check it: 262,144 characters, and nested 100 deep, at most.
+
+    Raises:
+        SchemaError: it is not JSON, too large, or has an unsupported keyword.
+    """
+    if len(text) > _MAX_TEXT:
+        raise SchemaError(f"it has {len(text)} characters, more than {_MAX_TEXT}")
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise SchemaError("it is nested too deeply") from None
+    except ValueError as error:
+        raise SchemaError(f"it is not JSON: {error}") from None
+    check_schema(schema)
+    if schema is False:
+        raise SchemaError("nothing can follow it", "#")
+    return {} if schema is True else schema
+
+
+def check_schema(schema: Any) -> None:
+    """Check the bounds of a schema, and that all its keywords can be enforced.
+
+    Raises:
+        SchemaError: it is too large, or has an unsupported keyword; the message names the
+            place.
+    """
+    _check_depth(schema)
+    if not isinstance(schema, dict | bool):
+        raise SchemaError("a schema is an object or a boolean", "#")
+    n_required = 0
+    for count, (path, part) in enumerate(_walk(schema)):
+        if count == _MAX_SCHEMAS:
+            raise SchemaError(f"it has more than {_MAX_SCHEMAS} schemas in it")
+        required = part.get("required") if isinstance(part, dict) else None
+        n_required += len(required) if isinstance(required, list) else 0
+        if n_required > _MAX_REQUIRED:
+            raise SchemaError(f"it requires more than {_MAX_REQUIRED} properties")
+        for keyword in part if isinstance(part, dict) else ():
+            if keyword in _UNSUPPORTED:
+                place = f"{path}/{_escape(keyword)}"
+                raise SchemaError(f"the keyword '{keyword}' is not supported", place)
+
+
+def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
+    """Find the smallest part of a schema that has a problem; gives up after a while.
+
+    Args:
+        schema: the whole.
+        problem: what `ask` says of the whole.
+        ask: tells what is wrong with a schema; empty if nothing is.
+
+    Returns:
+        A JSON pointer, of the whole schema if no smaller part was found.
+    """
+    until = monotonic() + _LOCATE_SECONDS
+    whole = _moved(schema)
+    path, part = "#", schema
+    while True:
+        for child_path, child in _children(path, part):
+            if monotonic() > until:
+                return path
+            if ask({"$defs": {"_": whole}, "$ref": f"#/$defs/_{child_path[1:]}"}) == problem:
+                path, part = child_path, child
+                break
+        else:
+            return path
+
+
+def _moved(value: Any) -> Any:
+    """Copy a schema so that it works as ``#/$defs/_`` of another."""
+    if isinstance(value, list):
+        return [_moved(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    copy = {key: _moved(item) for key, item in value.items() if key not in ("$schema", "$id")}
+    reference = copy.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        copy["$ref"] = f"#/$defs/_{reference[1:]}"
+    return copy
+
+
+def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a schema and all schemas in it, with their places."""
+    waiting = [("#", schema)]
+    while waiting:
+        path, part = waiting.pop()
+        yield path, part
+        waiting += _children(path, part)
+
+
+def _children(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(schema, dict):
+        return
+    for keyword in _MAPS:
+        if isinstance(parts := schema.get(keyword), Mapping):
+            for name, part in parts.items():
+                yield f"{path}/{keyword}/{_escape(name)}", part
+    for keyword in _LISTS:
+        if isinstance(parts := schema.get(keyword), list):
+            for i, part in enumerate(parts):
+                yield f"{path}/{keyword}/{i}", part
+    for keyword in _SINGLES:
+        if isinstance(part := schema.get(keyword), dict | bool):
+            yield f"{path}/{keyword}", part
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_MAX_DEPTH):
+        values = (v.values() if isinstance(v, dict) else v for v in level)
+        level = [v for inner in values for v in inner if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise SchemaError(f"it is nested more than {_MAX_DEPTH} deep")
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/&~#\-]")
+
+
+class ToolSchemaError(Exception):
+    """The schema of a tool cannot be used: the message says why, and `param` which tool's it is."""
+
+    def __init__(self, param: str, problem: str) -> None:
+        super().__init__(problem)
+        self.param = param
+
+
+def tools_to_lark(
+    source: str, control: Mapping[str, TokenId], ends: frozenset[TokenId], options: Any
+) -> str:
+    """Write a grammar in Lark.
+
+    Args:
+        source: the parts of the grammar, as JSON.
+        control: control tokens by name.
+        ends: tokens that end an output, wherever they come.
+        options: llguidance's, for JSON.
+
+    Raises:
+        ToolSchemaError: a schema cannot be enforced.
+    """
+    parts = json.loads(source)
+    for entry in parts["checks"]:
+        _checked(entry)
+    lines = [parts["rules"]]
+    for name, text in parts["markers"].items():
+        lines.append(f"{name}: {_marker(text, control, ends)}")
+    for name, entry in parts["texts"].items():
+        lines += _text(name, entry["body"], entry["end"], control, ends)
+    for name, entry in parts["schemas"].items():
+        schema = _checked(entry)
+        lines.append(f"{name}: %json {json.dumps({**schema, 'x-guidance': options})}")
+    return "\n".join([*lines, ""])
+
+
+def blame(source: str, attempt: Callable[[Any], object]) -> None:
+    """Raise for the schema that makes a grammar unusable, if a single one does.
+
+    Args:
+        source: the grammar.
+        attempt: compiles a schema, or raises SchemaError.
+
+    Raises:
+        ToolSchemaError: for that schema.
+    """
+    for entry in json.loads(source)["schemas"].values():
+        try:
+            attempt(_checked(entry))
+        except SchemaError as error:
+            raise ToolSchemaError(entry["param"], str(error)) from None
+
+
+def _checked(entry: Mapping[str, Any]) -> Any:
+    try:
+        return read_schema(json.dumps(entry["schema"]))
+    except SchemaError as error:
+        raise ToolSchemaError(entry["param"], str(error)) from None
+
+
+def _marker(text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]) -> str:
+    written = _quoted(text)
+    tokens = _tokens(text, control, ends)
+    return written if tokens is None else f"{written} | {' '.join(tokens)}"
+
+
+def _tokens(
+    text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]
+) -> list[str] | None:
+    """Write a text as text and control tokens; None if it has no name of a control token.
+
+    A control token that ends the output ends the text too.
+    """
+    names = sorted((name for name in control if name in text), key=len, reverse=True)
+    if not names:
+        return None
+    parts = []
+    for piece in re.split(f"({'|'.join(map(re.escape, names))})", text):
+        if piece not in control:
+            parts += [_quoted(piece)] if piece else []
+        elif control[piece] in ends:
+            break
+        else:
+            parts.append(f"<[{control[piece]}]>")
+    return parts or ['""']
+
+
+def _text(
+    name: str, body: str, end: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]
+) -> list[str]:
+    """Write text up to its end marker, as one lexeme because lexemes are greedy."""
+    terminal = name.upper()
+    # Blanks before the marker are a part of it, but the body may not hold it without them either.
+    found = _pattern(end.strip() or end)
+    lines = [f"{terminal}_BODY: {body} & ~/(?s:.*){found}(?s:.*)/"]
+    lines.append(f"{terminal}: {terminal}_BODY {_quoted(end)}")
+    tokens = _tokens(end, control, ends)
+    if tokens is None:
+        return [*lines, f"{name}: {terminal}"]
+    # What comes before the first token must be in the lexeme too, which would take it otherwise.
+    n_before = 1 if tokens[0].startswith('"') else 0
+    lines.append(f"{terminal}_ALONE: {' '.join([f'{terminal}_BODY', *tokens[:n_before]])}")
+    rest = " ".join([f"{terminal}_ALONE", *tokens[n_before:]])
+    return [*lines, f"{name}: {terminal} | {rest}"]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _pattern(text: str) -> str:
+    """Write a text as a regular expression."""
+    escaped = _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
+    return escaped.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
 
 _T = TypeVar("_T")
 _Key: TypeAlias = tuple[str, Grammar]  # whose it is, and what
@@ -117,9 +391,9 @@ class Compiler:
                 trial.run(text, _LIMITS)
             with self._compiling:
                 return self._find(key) or self._compile_text(key, text)
-        except tools.ToolSchemaError as error:
+        except ToolSchemaError as error:
             raise _invalid(attrs.evolve(grammar, param=error.param), str(error)) from error
-        except (gbnf.GbnfError, json_schema.SchemaError, trial.TrialError, _RefusedError) as error:
+        except (gbnf.GbnfError, SchemaError, trial.TrialError, _RefusedError) as error:
             raise _invalid(grammar, str(error)) from error
         except EngineError as error:
             problem = error.message.removeprefix("The grammar cannot be followed: ")
@@ -130,12 +404,12 @@ class Compiler:
         source = grammar.source
         match grammar.kind:
             case "json_schema":
-                return _schema_text(json_schema.read(source))
+                return _schema_text(read_schema(source))
             case "json_object":
                 return _schema_text({"type": "object"})
             case "tools":
                 control, ends = self._tokens.control, self._tokens.ends
-                return _lark_text(tools.to_lark(source, control, ends, _JSON_OPTIONS))
+                return _lark_text(tools_to_lark(source, control, ends, _JSON_OPTIONS))
         if (size := len(source)) > _MAX_SOURCE:
             raise _RefusedError(f"it has {size} characters, more than {_MAX_SOURCE}")
         if grammar.kind == "regex":
@@ -180,7 +454,7 @@ def _schema_text(schema: Any) -> str:
     try:
         return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS))
     except ValueError as error:  # numbers that JSON does not have
-        raise json_schema.SchemaError(brief(str(error))) from error
+        raise SchemaError(brief(str(error))) from error
 
 
 def _lark_text(lark: str) -> str:
@@ -201,12 +475,12 @@ def _explain(grammar: Grammar, problem: str, tokenizer: LLTokenizer) -> NoReturn
 
     def attempt(schema: Any) -> None:
         if problem := ask(schema):
-            raise json_schema.SchemaError(brief(problem), json_schema.locate(schema, problem, ask))
+            raise SchemaError(brief(problem), locate(schema, problem, ask))
 
     if grammar.kind == "tools":
-        tools.blame(grammar.source, attempt)
+        blame(grammar.source, attempt)
     elif grammar.kind == "json_schema":
-        attempt(json_schema.read(grammar.source))
+        attempt(read_schema(grammar.source))
     raise _RefusedError(brief(problem))
 
 

@@ -1,19 +1,95 @@
-"""Matcher: follows one output through a compiled grammar, token by token."""
+"""Matchers: each follows one output through its grammar, and has the next mask made by a pool."""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from llguidance import LLMatcher
 
+from trioserve.engine.reasoning import TriggerScanner
 from trioserve.errors import InvalidRequestError, OutputError, TrioServeError
-from trioserve.llama.grammar.masks import Mask
-from trioserve.llama.grammar.pool import MaskPool
-from trioserve.llama.grammar.tokens import Tokens
+from trioserve.llama.grammar.tokens import Mask, Tokens, all_but, none_but
 from trioserve.types import Constraint, Grammar, TokenId
+
+#: Seconds that the inference thread waits for a mask; it should take a thousandth of that.
+_WAIT_SECONDS = 5.0
+
+#: A function that makes a mask, the token it takes, and where the mask goes.
+Job = tuple[Callable[[TokenId], Mask], TokenId, Future[Mask]]
+
+
+class MaskPool:
+    """A small pool of threads, for the inference thread and those that sample beside it.
+
+    Args:
+        n_threads: how many masks can be made at the same time.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        #: Masks to make with the next `start`, by where they go.
+        self._due: dict[Future[Mask], Job] = {}
+        self._lock = threading.Lock()
+        self._n_threads = max(1, n_threads)
+        self._executor = ThreadPoolExecutor(self._n_threads, thread_name_prefix="trioserve-grammar")
+
+    def add(self, make: Callable[[TokenId], Mask], token: TokenId) -> Future[Mask]:
+        """Have a mask made with the next `start`; returns where it goes."""
+        pending: Future[Mask] = Future()
+        self.put(make, token, pending)
+        return pending
+
+    def put(self, make: Callable[[TokenId], Mask], token: TokenId, pending: Future[Mask]) -> None:
+        """Have a mask made after all, that was taken back."""
+        with self._lock:
+            self._due[pending] = make, token, pending
+
+    def take_back(self, pending: Future[Mask]) -> bool:
+        """Do not have a mask made, if it has not begun; returns whether that is so."""
+        with self._lock:
+            return self._due.pop(pending, None) is not None
+
+    def start(self) -> None:
+        """Have the masks made that are due.
+
+        To be called just before a decode, which leaves the GIL to the pool. Sampling would have to
+        share it.
+        """
+        if self._due:
+            with self._lock:
+                due = list(self._due.values())
+                self._due.clear()
+            for i in range(min(self._n_threads, len(due))):
+                self._executor.submit(_make, due[i :: self._n_threads])
+
+    def result(self, pending: Future[Mask]) -> Mask:
+        """Wait for a mask. Raises what its job raised, or `TimeoutError`."""
+        with self._lock:
+            job = self._due.pop(pending, None)
+        if job is not None:  # nothing was decoded since it became due
+            self._executor.submit(_make, [job])
+        return pending.result(_WAIT_SECONDS)
+
+    def close(self) -> None:
+        """Drop what is due, and wait for the masks that are being made."""
+        with self._lock:
+            self._due.clear()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _make(jobs: list[Job]) -> None:
+    for make, token, pending in jobs:
+        if not pending.set_running_or_notify_cancel():
+            continue  # its task is gone
+        try:
+            pending.set_result(make(token))
+        except TrioServeError as error:
+            pending.set_exception(error)
+
 
 #: What llguidance says when it reaches one of the limits that it was given.
 _LIMIT = re.compile("too many|too big|max is|fuel|limit")
@@ -229,3 +305,138 @@ def brief(problem: str) -> str:
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = f"invalid regex: {causes[-1]}" if causes else lines[0]
     return text[:300].rstrip(" .:")
+
+
+_BLANKS = b" \t\n\r"
+_MAX_NEWLINES = 2
+
+
+def matcher_for(compiled: CompiledGrammar, banned: Sequence[TokenId] = ()) -> Matcher | LazyMatcher:
+    """Make the matcher of one output, lazy if its grammar is.
+
+    Args:
+        compiled: the grammar.
+        banned: tokens that the request forbids.
+
+    Raises:
+        InvalidRequestError: the grammar begins with nothing but those.
+    """
+    if compiled.grammar.lazy:
+        return LazyMatcher(compiled, banned)
+    return compiled.matcher(banned)
+
+
+class LazyMatcher:
+    """Follows one output up to where its grammar begins, and from there with a `Matcher`.
+
+    The token that completes a trigger may hold more text. The grammar must allow that text as its
+    beginning, with or without leading blanks. If it does not, the token is refused and another one
+    is chosen. Newlines between reasoning and the grammar are skipped.
+
+    Where reasoning is optional, the output may begin with either, and both are allowed while both
+    are possible. If the grammar allows the whole start marker of reasoning, the marker is the
+    grammar's.
+    """
+
+    def __init__(self, compiled: CompiledGrammar, banned: Sequence[TokenId]) -> None:
+        grammar, self._tokens = compiled.grammar, compiled.tokens
+        self._matcher = compiled.matcher(banned)
+        self._renew = partial(compiled.matcher, banned)
+        self._banned = np.array(sorted(set(banned)), dtype=np.int32)
+        #: None once the grammar has begun.
+        self._scanner: TriggerScanner | None = TriggerScanner(grammar.thinking, grammar.triggers)
+        #: Whether the output may not end before the grammar has begun.
+        self._required = grammar.required or not grammar.triggers
+        #: Whether reasoning may begin, or else the grammar, with nothing in between.
+        self._may_think = not grammar.triggers and bool(self._scanner.missing)
+        #: Whether all of the output so far may also be the grammar's.
+        self._may_match = self._may_think
+        self._refused: list[TokenId] = []
+        #: How many newlines may still be skipped.
+        self._n_newlines = 0 if grammar.triggers else _MAX_NEWLINES
+
+    def mask(self) -> Mask | None:
+        """Return which tokens may come next, or None if all may.
+
+        Raises:
+            EngineError: no token is left, or as `Matcher.mask`.
+        """
+        n_vocab = self._tokens.n_vocab
+        if self._scanner is None:
+            allowed = self._matcher.mask()
+            if not self._n_newlines:
+                return allowed
+            newlines = self._tokens.newlines(self._n_newlines)
+            return allowed.joined(np.setdiff1d(newlines, self._banned))
+        if self._may_think:
+            openers = self._tokens.names.openers(self._scanner.missing)
+            openers = np.setdiff1d(openers, [*self._banned, *self._refused])
+            if self._may_match:
+                return self._matcher.mask().joined(openers)
+            return none_but(openers, n_vocab)
+        if not self._refused:
+            return self._tokens.no_end if self._required else None
+        hidden = [*self._refused, *(self._tokens.ends if self._required else ())]
+        return all_but(np.array(hidden, dtype=np.int32), n_vocab)
+
+    def accept(self, token: TokenId) -> bool:
+        """Take a token, or refuse it and return False; the next mask is then without it.
+
+        Raises:
+            EngineError: the mask does not allow it.
+        """
+        if self._scanner is None:
+            return self._accept_in_grammar(token)
+        if self._may_match and token in self._matcher.mask():
+            self._accept_in_both(token)
+            return True
+        if token in self._tokens.ends:
+            if self._required:
+                raise OutputError(f"The grammar does not allow token {token}, which was chosen.")
+            return True
+        scanner = self._scanner.fork()
+        rest = scanner.feed(self._tokens.name_of(token))
+        if rest is not None and not self._begin(rest):
+            self._refused.append(token)
+            return False
+        self._refused.clear()
+        self._scanner = scanner if rest is None else None
+        if self._may_think and not scanner.missing:  # reasoning has begun
+            self._matcher.close()
+            self._matcher, self._may_think = self._renew(), False
+        self._may_match = False
+        return True
+
+    def forced(self, n_max: int) -> list[TokenId]:
+        """Take the tokens that must come next, once the grammar has begun; `n_max` at most.
+
+        Raises:
+            EngineError: as `Matcher.forced`.
+        """
+        if self._scanner is not None or self._n_newlines:
+            return []
+        return self._matcher.forced(n_max)
+
+    def _accept_in_both(self, token: TokenId) -> None:
+        """Take a token that the grammar allows, and perhaps the start marker of reasoning too."""
+        assert self._scanner is not None
+        self._matcher.accept(token)
+        if self._scanner.feed(self._tokens.name_of(token)) is not None or not self._scanner.missing:
+            self._scanner, self._n_newlines = None, 0
+
+    def _accept_in_grammar(self, token: TokenId) -> bool:
+        is_newline = token in self._tokens.newlines(self._n_newlines)
+        if is_newline and token not in self._matcher.mask():
+            self._n_newlines -= len(self._tokens.name_of(token))
+            return True
+        self._n_newlines = 0
+        return self._matcher.accept(token)
+
+    def _begin(self, text: bytes) -> bool:
+        if text:
+            self._n_newlines = 0
+        return self._matcher.begin(text) or self._matcher.begin(text.lstrip(_BLANKS))
+
+    def close(self) -> None:
+        """Drop it."""
+        self._matcher.close()

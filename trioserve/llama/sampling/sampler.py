@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from trioserve.errors import DecodeError, EngineError, OutputError
 from trioserve.llama.context import Context
-from trioserve.llama.grammar.lazy import LazyMatcher
-from trioserve.llama.grammar.masks import Mask
-from trioserve.llama.grammar.matcher import Matcher
+from trioserve.llama.grammar.matcher import LazyMatcher, Matcher
+from trioserve.llama.grammar.tokens import Mask
 from trioserve.llama.library import lib, short
 from trioserve.llama.sampling import chain
 from trioserve.llama.sampling.offload import Offload, names_of

@@ -1,25 +1,198 @@
-"""`Catalog`: all models that a server can offer, by their names."""
+"""`Catalog`: all models that a server can offer, and which of them a name means."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 
 import attrs
 
 from trioserve.config import Config, readers
-from trioserve.errors import ConfigError, InvalidRequestError
+from trioserve.errors import (
+    AmbiguousModelError,
+    ConfigError,
+    InvalidRequestError,
+    UnknownModelError,
+)
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, hub_reference
-from trioserve.models.catalog import names, presets
-from trioserve.models.catalog.entry import CatalogChanges, ModelEntry, Source
 from trioserve.models.catalog.files import models_in
-from trioserve.models.catalog.options import Options, of_all, without
-from trioserve.models.catalog.presets import Preset
+from trioserve.models.catalog.presets import Options, Preset, of_all, read_presets, without
 from trioserve.models.gguf import parts_of, total_size
 from trioserve.models.hub import HubReference, cached_models, find
+
+
+class Source(Enum):
+    """Where a model is from. One that has a section in the preset file is from there."""
+
+    BUNDLED = "bundled"
+    CACHE = "cache"
+    DIRECTORY = "directory"
+    PRESET = "preset"
+
+
+@attrs.frozen(kw_only=True)
+class ModelEntry:
+    """A model that can be served, and how.
+
+    Attributes:
+        name: as lists of models show it.
+        source: where it is from.
+        args: the flags of a server of it: the model, and all that was set for it.
+        path: the first GGUF file; None while it has to be downloaded.
+        aliases: other names.
+        tags: as lists of models show them.
+        mmproj: the file beside it for images and sound.
+        size: bytes of its files; 0 if unknown.
+        version: time and size of the first file, which tell that it was replaced.
+        hidden: left out of lists, because another entry has the same file.
+        load_on_startup: loaded before anybody asks for it.
+        stop_timeout: seconds that it has to end.
+    """
+
+    name: str
+    source: Source
+    args: tuple[str, ...]
+    path: Path | None
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    mmproj: Path | None = None
+    size: int = 0
+    version: tuple[int, int] | None = None
+    hidden: bool = False
+    load_on_startup: bool = False
+    stop_timeout: float = 10.0
+
+    def runs_like(self, other: ModelEntry) -> bool:
+        """Whether a server of one is a server of the other: the same flags and the same file."""
+        return (self.args, self.path, self.version) == (other.args, other.path, other.version)
+
+
+@attrs.frozen
+class CatalogChanges:
+    """The names whose entries a reload has added, removed, or changed to run differently."""
+
+    added: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+
+
+#: Of several quantizations, the one that a name without one means; else the first.
+_PREFERRED = ("Q4_K_M", "Q8_0")
+
+#: What Ollama's clients add to a name.
+_LATEST = ":latest"
+
+#: Names in an error; a directory may have thousands.
+_MAX_NAMES = 20
+
+
+def find_named(
+    entries: Mapping[str, ModelEntry],
+    name: str | None,
+    steps: Collection[str],
+    default: str | None = None,
+) -> ModelEntry:
+    """Find the model that a request names.
+
+    Args:
+        entries: those that there are.
+        name: what the request says; None or empty: nothing.
+        steps: beside exact names: "case" ignores case, "part" takes a part of one name only.
+        default: the model for no name and for unknown ones. Without it, no name is fine if there is
+            only one model beside the bundled one.
+
+    Raises:
+        UnknownModelError: there is no such model.
+        AmbiguousModelError: the name may mean several.
+    """
+    if not name:
+        return _unnamed(entries, default)
+    if (found := _exact(entries, name)) is not None:
+        return found
+    visible = [one for one in entries.values() if not one.hidden]
+    if "case" in steps and (found := _only(name, _without_case(visible, name))) is not None:
+        return found
+    if (found := _in_repository(visible, name, ignores_case="case" in steps)) is not None:
+        return found
+    if "part" in steps and (found := _only(name, _with_part(visible, name))) is not None:
+        return found
+    if default is not None and (found := _exact(entries, default)) is not None:
+        return found
+    raise UnknownModelError(f"There is no model {name!r}. {_listed(visible)}", param="model")
+
+
+def _unnamed(entries: Mapping[str, ModelEntry], default: str | None) -> ModelEntry:
+    if default is not None and (found := _exact(entries, default)) is not None:
+        return found
+    visible = [one for one in entries.values() if not one.hidden]
+    brought = [one for one in visible if one.source is not Source.BUNDLED] or visible
+    if len(brought) == 1:
+        return brought[0]
+    raise UnknownModelError(f"The request names no model. {_listed(visible)}", param="model")
+
+
+def _untagged(name: str) -> str:
+    return name.removesuffix(_LATEST)
+
+
+def _exact(entries: Mapping[str, ModelEntry], name: str) -> ModelEntry | None:
+    for wanted in (name, _untagged(name)):
+        if wanted in entries:
+            return entries[wanted]
+        for one in entries.values():
+            if wanted in one.aliases:
+                return one
+    return None
+
+
+def _without_case(entries: Iterable[ModelEntry], name: str) -> list[ModelEntry]:
+    wanted = _untagged(name).casefold()
+    return [
+        one for one in entries if wanted in (each.casefold() for each in (one.name, *one.aliases))
+    ]
+
+
+def _in_repository(
+    entries: Iterable[ModelEntry], name: str, *, ignores_case: bool
+) -> ModelEntry | None:
+    """Of a repository that is named without a quantization, choose what would be downloaded."""
+    wanted = _untagged(name)
+    own = {}
+    for one in entries:
+        repo, _, quant = one.name.rpartition(":")
+        if repo == wanted or (ignores_case and repo.casefold() == wanted.casefold()):
+            own[quant.upper()] = one
+    return next((own[quant] for quant in (*_PREFERRED, *own) if quant in own), None)
+
+
+def _with_part(entries: Iterable[ModelEntry], name: str) -> list[ModelEntry]:
+    wanted = _untagged(name).casefold()
+    return [
+        one
+        for one in entries
+        if any(wanted in each.casefold() for each in (one.name, *one.aliases))
+    ]
+
+
+def _only(name: str, found: list[ModelEntry]) -> ModelEntry | None:
+    if len(found) > 1:
+        names = ", ".join(one.name for one in found[:_MAX_NAMES])
+        raise AmbiguousModelError(
+            f"The model {name!r} may be any of {len(found)}: {names}.", param="model"
+        )
+    return found[0] if found else None
+
+
+def _listed(entries: list[ModelEntry]) -> str:
+    names = [one.name for one in entries[:_MAX_NAMES]]
+    if (rest := len(entries) - len(names)) > 0:
+        names.append(f"and {rest} more")
+    return f"The models are: {', '.join(names)}."
+
 
 BUNDLED_NAME = "bundled"
 
@@ -116,13 +289,13 @@ class Catalog:
         return MappingProxyType(self._entries)
 
     def find(self, name: str | None) -> ModelEntry:
-        """Find the model that a request names; see `trioserve.models.catalog.names`.
+        """Find the model that a request names; see `find_named`.
 
         Raises:
             UnknownModelError: there is no such model.
             AmbiguousModelError: the name may mean several.
         """
-        return names.find(self._entries, name, self._match, self._default)
+        return find_named(self._entries, name, self._match, self._default)
 
     def reload(self) -> CatalogChanges:
         """Look again at everything; returns what is different. Blocks.
@@ -154,7 +327,7 @@ class Catalog:
         everywhere = Preset()
         sections: Mapping[str, Preset] = {}
         if self._models_preset is not None:
-            everywhere, sections = presets.read(self._models_preset)
+            everywhere, sections = read_presets(self._models_preset)
         builder = _Builder(self._below, self._above, everywhere, self._cache_dir)
         entries = [
             builder.entry(name, known.get(name), sections.get(name))

@@ -1,20 +1,18 @@
-"""Which files of a directory are models.
-
-A directory holds GGUF files, and folders of what belongs together: the parts of a large model, or a
-model with its projector for images. A folder of one model has its name; of several models in one
-folder, each is named after the folder and the file. Folders in folders are not looked at.
-"""
+"""The files of models: which of a directory are models, and what is in them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
 
 from trioserve.errors import ConfigError
-from trioserve.models.gguf import PART, parts_of
+from trioserve.models import gguf
+from trioserve.models.gguf import PART, Header, parts_of, total_size
+from trioserve.types import Modalities
 
 _log = logging.getLogger("trioserve.models.catalog")
 
@@ -82,3 +80,105 @@ def _is_gguf(path: Path) -> bool:
 
 def _is_projector(path: Path) -> bool:
     return _is_gguf(path) and "mmproj" in path.name.lower()
+
+
+#: llama.cpp's numbers for what most tensors of a file are, as the names of files write them.
+_FILE_TYPES: Mapping[float | None, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4", 39: "NVFP4",
+    40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class GgufSummary:
+    """What the files of a model say. Where they do not, texts are empty and numbers 0.
+
+    `n_files` is how many parts the model has, `size` their bytes together, and `n_params` the
+    number of weights.
+    """
+
+    path: Path
+    name: str
+    architecture: str
+    n_files: int
+    size: int
+    n_params: int
+    quantization: str
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_vocab: int
+    n_experts: int
+    n_experts_used: int
+    template: str
+    licence: str
+    licence_link: str
+    languages: tuple[str, ...]
+
+
+def describe(path: Path) -> GgufSummary:
+    """Read the headers of a model's files. Blocks.
+
+    Args:
+        path: the first of its files.
+
+    Raises:
+        ModelLoadError: a file is missing, or no GGUF file, or damaged.
+    """
+    files = parts_of(path)
+    with gguf.read(path) as header:
+        arch = header.text("general.architecture")
+        summary = GgufSummary(
+            path=path,
+            name=header.text("general.name"),
+            architecture=arch,
+            n_files=len(files),
+            size=total_size(files),
+            n_params=_n_params(header),
+            quantization=_FILE_TYPES.get(header.number("general.file_type"), ""),
+            n_ctx_train=_integer(header, f"{arch}.context_length"),
+            n_embd=_integer(header, f"{arch}.embedding_length"),
+            n_layer=_integer(header, f"{arch}.block_count"),
+            n_vocab=header.count("tokenizer.ggml.tokens"),
+            n_experts=_integer(header, f"{arch}.expert_count"),
+            n_experts_used=_integer(header, f"{arch}.expert_used_count"),
+            template=header.text("tokenizer.chat_template"),
+            licence=header.text("general.license"),
+            licence_link=header.text("general.license.link"),
+            languages=tuple(
+                one.decode(errors="replace") for one in header.texts("general.languages") or ()
+            ),
+        )
+    rest = 0
+    for part in files[1:]:
+        with gguf.read(part) as header:
+            rest += _n_params(header)
+    return attrs.evolve(summary, n_params=summary.n_params + rest)
+
+
+def modalities_in(projector: Path | None) -> Modalities:
+    """Read what a model takes beside text from the header of its projector. Blocks.
+
+    Raises:
+        ModelLoadError: the file is missing, or no GGUF file, or damaged.
+    """
+    if projector is None:
+        return Modalities()
+    with gguf.read(projector) as header:
+        return Modalities(
+            vision=header.flag("clip.has_vision_encoder"),
+            audio=header.flag("clip.has_audio_encoder"),
+        )
+
+
+def _n_params(header: Header) -> int:
+    return sum(math.prod(one.shape) for one in header.tensors())
+
+
+def _integer(header: Header, key: str) -> int:
+    value = header.number(key)
+    return int(value) if value is not None and math.isfinite(value) else 0

@@ -1,23 +1,195 @@
-"""A file of presets: how models are to be run, in the INI form of llama-server.
-
-Each section is a model, named as the section; ``[*]`` is for all of them. A comment begins with
-``;`` or ``#``, on a line of its own or after a space.
-"""
+"""Presets."""
 
 from __future__ import annotations
 
 import configparser
+import logging
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from trioserve.config import readers
-from trioserve.config.flags import FALSE_WORDS, TRUE_WORDS
+from trioserve.config import Config, readers, unsupported
+from trioserve.config.flags import BY_NAME, BY_VARIABLE, FALSE_WORDS, TRUE_WORDS, Flag
+from trioserve.config.parse import CONFIG_VARIABLE, parse
 from trioserve.errors import ConfigError
-from trioserve.models.catalog.options import OF_THE_ROUTER, SECRETS, Options, option, without
+
+_log = logging.getLogger("trioserve.models.catalog")
+
+#: The words that set each field.
+Options = Mapping[str, tuple[str, ...]]
+
+#: Fields of the server that clients talk to. It does not hand them on to those behind it, and a
+#: preset cannot set them.
+OF_THE_ROUTER = frozenset(
+    {
+        "host", "port", "reuse_port", "ssl_key_file", "ssl_cert_file", "api_keys",
+        "api_key_weights", "api_key_priority", "api_prefix", "static_path", "ui", "cors_origins",
+        "cors_methods", "cors_headers", "cors_credentials", "allowed_hosts", "predict_route",
+        "health_route", "max_connections", "keep_alive_timeout", "models_dir", "models_preset",
+        "models_max", "models_memory", "models_autoload", "models_match", "models_default",
+    }
+)  # fmt: skip
+
+#: Fields that each model has of its own: set for all, they mean nothing.
+_OF_ONE_MODEL = frozenset(
+    {
+        "model", "hf_repo", "hf_file", "model_url", "mmproj", "mmproj_url", "alias", "tags",
+    }
+)  # fmt: skip
+
+#: The router writes what its models log.
+_LOG_FILE = "log_file"
+
+#: Fields that are handed on as variables only, because everybody may see the flags of a process,
+#: and what takes their place in a preset.
+SECRETS = {"hf_token": "HF_TOKEN in the environment", "mcp_servers_json": "mcp-servers-config"}
+_TOKEN = "HF_TOKEN"
+
+#: What Google's Vertex AI sets for the server that clients talk to.
+_VERTEX = "AIP_MODE"
+
+
+def without(options: Options, fields: Collection[str]) -> Options:
+    """Leave out these fields."""
+    return {field: words for field, words in options.items() if field not in fields}
+
+
+def option(key: str, text: str, source: str) -> tuple[str, tuple[str, ...]] | None:
+    """Read a key with its value; returns the field, and the words that set it.
+
+    None: it is a flag of llama-server that cannot matter here; a line in the log says why.
+
+    Raises:
+        ConfigError: there is no such flag, or it has no such value; the message begins with
+            `source`.
+    """
+    found = _flag(key, text, source)
+    if found is None:
+        return None
+    flag, text = found
+    try:
+        words = flag.words(text)
+    except ValueError as error:
+        raise ConfigError(f"{source} {error}") from None
+    if flag.read is not None:
+        flag.put_text({}, text, source)  # reads it, and says what is wrong with it
+    return flag.field, words
+
+
+def _flag(key: str, text: str, source: str) -> tuple[Flag, str] | None:
+    """Find the flag of a key. The opposite of a switch is that switch with the opposite value."""
+    if (flag := BY_VARIABLE.get(key)) is not None:
+        return flag, text
+    if (flag := _negated(key)) is not None:
+        return flag, "false"  # whatever the text is
+    for name in (f"--{key.replace('_', '-')}", f"-{key}"):
+        if (flag := BY_NAME.get(name)) is not None:
+            return flag, _opposite(text) if name in flag.negative else text
+        if name in unsupported.flags():
+            _log.warning(unsupported.note(name, source, "flag"))
+            return None
+    hint = unsupported.did_you_mean(key, [name.lstrip("-") for name in BY_NAME])
+    raise ConfigError(f"{source} is not a flag of trioserve{hint}")
+
+
+def _negated(variable: str) -> Flag | None:
+    """Return the switch that a variable such as ``LLAMA_ARG_NO_JINJA`` switches off."""
+    flag = BY_VARIABLE.get(variable.replace("LLAMA_ARG_NO_", "LLAMA_ARG_", 1))
+    return flag if flag is not None and flag.read is None else None
+
+
+def _opposite(text: str) -> str:
+    if text in TRUE_WORDS:
+        return "false"
+    return "true" if text in FALSE_WORDS else text
+
+
+@attrs.frozen
+class Shared:
+    """What is set for all models. Presets win over what is `below`, and `above` wins over them.
+
+    `single` is what says which model it is, if there is one only.
+    """
+
+    below: Options
+    above: Options
+    environment: Mapping[str, str]
+    single: Options
+
+
+def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
+    """Read what is set for all models: in a file and the environment, and on the command line.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    parsed = parse(argv, environ)
+    lower: dict[str, tuple[str, ...]] = _of_file(parsed.file) if parsed.file else {}
+    for name, text in environ.items():
+        if text and _is_ours(name) and (found := option(name, text, name)) is not None:
+            lower |= [found]
+    dropped = OF_THE_ROUTER | _OF_ONE_MODEL | SECRETS.keys() | {_LOG_FILE}
+    both = {**lower, **parsed.words}
+    return Shared(
+        without(lower, dropped),
+        without(parsed.words, dropped),
+        environment_of_children(environ, parsed.config),
+        {field: both[field] for field in both.keys() & _OF_ONE_MODEL},
+    )
+
+
+def _is_ours(variable: str) -> bool:
+    return variable in BY_VARIABLE or _negated(variable) is not None
+
+
+def _of_file(path: str) -> dict[str, tuple[str, ...]]:
+    """Read a configuration file, which `parse` has found to be right."""
+    found: dict[str, tuple[str, ...]] = {}
+    for key, value in tomllib.loads(Path(path).read_text(encoding="utf-8")).items():
+        flag = BY_NAME.get(f"--{key.replace('_', '-')}")
+        if flag is None:
+            continue  # of llama-server, and without effect
+        words = [flag.words(_text(one)) for one in (value if isinstance(value, list) else [value])]
+        found[flag.field] = tuple(word for some in words for word in some)
+    return found
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def environment_of_children(
+    environ: Mapping[str, str], config: Config | None = None
+) -> dict[str, str]:
+    """Leave out the variables that are handed on as flags, or are not handed on.
+
+    What others must not see is handed on as variables, also where a flag has set it: the token for
+    the hub, the API keys, by which models decide who waits and who shares what, and MCP servers,
+    which may have keys in their descriptions.
+    """
+    own = {
+        name: text
+        for name, text in environ.items()
+        if name not in (CONFIG_VARIABLE, _VERTEX) and not _is_ours(name)
+    }
+    config = config or Config()
+    token = config.hf_token or environ.get(_TOKEN)
+    servers = config.mcp_servers_json
+    for variable, values in (
+        (_TOKEN, (token,) if token else ()),
+        ("LLAMA_API_KEY", config.api_keys),
+        ("TRIOSERVE_API_KEY_WEIGHTS", config.api_key_weights),
+        ("TRIOSERVE_API_KEY_PRIORITY", config.api_key_priority),
+        ("LLAMA_ARG_MCP_SERVERS_JSON", (servers,) if servers else ()),
+    ):
+        if values:
+            own[variable] = ",".join(map(str, values))
+    return own
+
 
 _ALL = "*"
 #: Where keys go that stand before the first section.
@@ -47,7 +219,7 @@ class Preset:
         return attrs.evolve(other, **own | {"options": {**other.options, **self.options}})
 
 
-def read(path: Path) -> tuple[Preset, Mapping[str, Preset]]:
+def read_presets(path: Path) -> tuple[Preset, Mapping[str, Preset]]:
     """Read a file; returns what it says for all models, and the other sections by name.
 
     Raises:

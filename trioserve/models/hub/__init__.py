@@ -5,7 +5,7 @@ huggingface_hub and llama.cpp: what one of them has downloaded, the others find.
 """
 
 from trioserve.models.hub.cache import HubModel, cached_models, find, remove
-from trioserve.models.hub.progress import Progress
+from trioserve.models.hub.download import Progress
 from trioserve.models.hub.pull import RemoteModel, look_up, pull
 from trioserve.models.hub.reference import HubReference
 

@@ -12,16 +12,23 @@ import structlog
 import trio
 
 from trioserve.errors import HubError
-from trioserve.models.hub.api import Listing, RemoteFile, list_files
-from trioserve.models.hub.cache import HubModel, RepoFolder
-from trioserve.models.hub.choice import choose, name_of, projector_beside
-from trioserve.models.hub.environment import default_cache_dir, default_endpoint, default_token
-from trioserve.models.hub.http import HttpClient, open_client
-from trioserve.models.hub.lock import locked
-from trioserve.models.hub.partial import PartialFile
-from trioserve.models.hub.progress import OnProgress, Reporter
-from trioserve.models.hub.reference import HubReference
-from trioserve.models.hub.transfer import open_partial, transfer
+from trioserve.models.hub.cache import (
+    HubModel,
+    RepoFolder,
+    default_cache_dir,
+    default_endpoint,
+    default_token,
+)
+from trioserve.models.hub.client import HttpClient, Listing, RemoteFile, list_files, open_client
+from trioserve.models.hub.download import (
+    OnProgress,
+    PartialFile,
+    Reporter,
+    locked,
+    open_partial,
+    transfer,
+)
+from trioserve.models.hub.reference import HubReference, choose, name_of, projector_beside
 
 _log = structlog.stdlib.get_logger("trioserve.hub")
 

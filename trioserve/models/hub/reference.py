@@ -1,13 +1,15 @@
-"""`HubReference`: how a person names a model on the hub."""
+"""Models on the hub: how a person names one, and which files of a repository it is."""
 
 from __future__ import annotations
 
+import os.path
 import re
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import attrs
 
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import HubNotFoundError, InvalidRequestError, UnknownQuantError
 
 _NAME = r"\w+(?:[.-]\w+)*"
 _REPO = re.compile(rf"{_NAME}/{_NAME}", re.ASCII)
@@ -54,3 +56,151 @@ class HubReference:
 def is_repo(text: str) -> bool:
     """Whether this is the name of a repository: ``user/repo``."""
     return len(text) <= _MAX_LENGTH and _REPO.fullmatch(text) is not None
+
+
+#: What is taken when a reference names no quantization, the best first.
+PREFERRED = ("Q4_K_M", "Q8_0")
+
+#: GGUF files that are no models of their own.
+_BESIDE_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+
+#: A file in llama-server's form, with models of other repositories and flags for them.
+_PRESETS = "preset.ini"
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL)
+_QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.ASCII | re.IGNORECASE)
+
+
+@attrs.frozen
+class GgufName:
+    """What the name of a GGUF file says. A file that is not split is part 1 of 1."""
+
+    stem: str  # with its folders, without the number of the part
+    part: int
+    n_parts: int
+
+    @classmethod
+    def read(cls, path: str) -> Self | None:
+        """Take a path apart; None if it is not a GGUF file."""
+        stem, suffix = os.path.splitext(path)
+        if suffix != ".gguf":
+            return None
+        match = _PART.fullmatch(stem)
+        return cls(stem, 1, 1) if match is None else cls(match[1], int(match[2]), int(match[3]))
+
+    @property
+    def quant(self) -> str | None:
+        """The last word of the name, which is the quantization in the names of most files."""
+        match = _QUANT.search(self.stem)
+        return match and match[1].upper()
+
+    @property
+    def bits(self) -> int:
+        """The bits of a weight, as far as the name says; 0 if it does not."""
+        digits = re.search(r"\d+", self.quant or "")
+        return int(digits[0]) if digits else 0
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the file is a model, or its first part."""
+        name = os.path.basename(self.stem)
+        return self.part == 1 and not any(word in name for word in _BESIDE_MODELS)
+
+
+def name_of(repo: str, path: str) -> str:
+    """What a model is called that is at this path of a repository: ``user/repo:QUANT``."""
+    name = GgufName.read(path)
+    return repo if name is None or name.quant is None else f"{repo}:{name.quant}"
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """The paths of all parts of a model, in their order, for that of one of them."""
+    name = GgufName.read(path)
+    if name is None or name.n_parts == 1:
+        return (path,)
+    count = name.n_parts
+    return tuple(f"{name.stem}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1))
+
+
+def choose(paths: Sequence[str], reference: HubReference) -> tuple[str, ...]:
+    """Choose a model among the files of a repository; returns the paths of all its parts.
+
+    Raises:
+        UnknownQuantError: there are models, but not with this quantization.
+        HubNotFoundError: there is no such file, no model, or a part of it is missing.
+    """
+    first = choose_first(paths, reference)
+    parts = parts_of(first)
+    missing = set(parts).difference(paths)
+    if missing:
+        raise HubNotFoundError(f"{reference.repo} lacks a part of the model: {min(missing)}.")
+    return parts
+
+
+def choose_first(paths: Sequence[str], reference: HubReference) -> str:
+    """Choose a model among the files of a repository; returns the path of its first part.
+
+    Raises:
+        UnknownQuantError: there are models, but not with this quantization.
+        HubNotFoundError: there is no such file, or no model.
+    """
+    if reference.file is not None:
+        if reference.file not in paths or not reference.file.endswith(".gguf"):
+            raise HubNotFoundError(f"{reference.repo} has no GGUF file {reference.file!r}.")
+        return reference.file
+    models = models_in(paths)
+    if not models and _PRESETS in paths:
+        raise HubNotFoundError(
+            f"{reference.repo} has no model but presets: download its {_PRESETS}, and name it with "
+            "--models-preset."
+        )
+    if not models:
+        raise HubNotFoundError(f"{reference.repo} has no GGUF files that are models.")
+    for quant in PREFERRED if reference.quant is None else (reference.quant,):
+        pattern = re.compile(re.escape(quant) + "[.-]", re.IGNORECASE)
+        if (found := next(filter(pattern.search, models), None)) is not None:
+            return found
+    if reference.quant is None:
+        return next(iter(models))
+    known = dict.fromkeys(name.quant or path for path, name in models.items())
+    raise UnknownQuantError(
+        f"{reference.repo} has no model with the quantization {reference.quant}; it has "
+        f"{', '.join(known)}.",
+        param="model",
+    )
+
+
+def models_in(paths: Iterable[str]) -> dict[str, GgufName]:
+    """Those of the files that are models or first parts of models, by their paths."""
+    named = ((path, GgufName.read(path)) for path in paths)
+    return {path: name for path, name in named if name is not None and name.is_model}
+
+
+def projector_beside(paths: Iterable[str], model: str) -> str | None:
+    """Find the projector for images (mmproj) that belongs to a model, if there is one.
+
+    It is the one in the nearest folder on the way up from the model; among several there, the one
+    whose weights have about as many bits.
+    """
+    bits = _bits(model)
+    folder = os.path.dirname(model)
+    found = [
+        path
+        for path in paths
+        if path.endswith(".gguf") and "mmproj" in path and _is_above(os.path.dirname(path), folder)
+    ]
+    return min(
+        found,
+        key=lambda path: (-path.count("/"), abs(_bits(path) - bits)),
+        default=None,
+    )
+
+
+def _bits(path: str) -> int:
+    name = GgufName.read(path)
+    return 0 if name is None else name.bits
+
+
+def _is_above(folder: str, other: str) -> bool:
+    """Whether a folder is the other one, or above it."""
+    return not folder or folder == other or other.startswith(f"{folder}/")

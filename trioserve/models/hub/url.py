@@ -19,14 +19,18 @@ import structlog
 import trio
 
 from trioserve.errors import HubError, HubUnavailableError
-from trioserve.models.hub.api import RemoteFile
-from trioserve.models.hub.choice import parts_of
-from trioserve.models.hub.environment import default_cache_dir, default_endpoint, default_token
-from trioserve.models.hub.http import HttpClient, open_client
-from trioserve.models.hub.lock import locked
-from trioserve.models.hub.partial import disk_errors
-from trioserve.models.hub.progress import OnProgress, Reporter
-from trioserve.models.hub.transfer import OnBytes, open_partial, transfer
+from trioserve.models.hub.cache import default_cache_dir, default_endpoint, default_token
+from trioserve.models.hub.client import HttpClient, RemoteFile, open_client
+from trioserve.models.hub.download import (
+    OnBytes,
+    OnProgress,
+    Reporter,
+    disk_errors,
+    locked,
+    open_partial,
+    transfer,
+)
+from trioserve.models.hub.reference import parts_of
 
 _log = structlog.stdlib.get_logger("trioserve.hub")
 

@@ -9,13 +9,11 @@ from functools import partial
 
 import attrs
 
-from trioserve.chat.documents import documents_in
-from trioserve.chat.grammar.answer import constrain
-from trioserve.chat.grammar.thinking import after_thinking, thinking_of
-from trioserve.chat.params import ChatParams
+from trioserve.chat.content_parts import documents_in
+from trioserve.chat.grammar.answer import after_thinking, constrain, thinking_of
+from trioserve.chat.params import ChatParams, choose
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.chat.template.continuation import continued_prompt_tail
-from trioserve.chat.tool_choice import choose
 from trioserve.config import Config
 from trioserve.errors import UnsupportedFieldError
 from trioserve.server.concurrency import all_of

@@ -26,10 +26,8 @@ from trioserve.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
-from trioserve.media.answer import Order
-from trioserve.media.decoder import Decoder, DecoderError
-from trioserve.media.limits import MediaLimits
-from trioserve.media.sniff import Format, sniff
+from trioserve.media.files import Format, MediaLimits, sniff
+from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.concurrency import alongside
 from trioserve.server.limits.memory import Hold
 from trioserve.server.media.fetch import Fetcher, FetchRules

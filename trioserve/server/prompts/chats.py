@@ -14,8 +14,7 @@ from trioserve.chat.markers import MarkedMessages, mark
 from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
-from trioserve.chat.template.continuation import render_continued
-from trioserve.chat.template.partings import find_partings
+from trioserve.chat.template.continuation import find_partings, render_continued
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.engine.backend import Vocab
 from trioserve.server.limits.memory import Hold

@@ -9,9 +9,14 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import trio
 
-from trioserve.chat.documents import document_part, documents_in, pages_of
+from trioserve.chat.content_parts import (
+    Attachment,
+    document_part,
+    documents_in,
+    media_part,
+    pages_of,
+)
 from trioserve.chat.markers import Parts
-from trioserve.chat.media_parts import Attachment, media_part
 from trioserve.chat.messages import Message, Messages
 from trioserve.engine.backend import Projector
 from trioserve.errors import (

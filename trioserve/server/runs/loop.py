@@ -12,8 +12,7 @@ import trio
 
 from trioserve.chat.deltas import ToolCall
 from trioserve.chat.messages import Messages
-from trioserve.chat.params import ChatParams
-from trioserve.chat.tool_choice import ToolChoice, choose
+from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.config import Config
 from trioserve.errors import DeadlineExceededError, InvalidRequestError, UnsupportedFieldError
 from trioserve.server.concurrency import alongside

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import attrs
 
-from trioserve.chat.tool_choice import name_of
+from trioserve.chat.params import name_of
 from trioserve.errors import InvalidRequestError
 from trioserve.server.runs.events import RunCall
 from trioserve.tools.functions import tool_of

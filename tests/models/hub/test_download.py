@@ -13,8 +13,8 @@ import pytest
 
 from tests.hub.server import sha256
 from trioserve.errors import DiskFullError, HashMismatchError, HubError
-from trioserve.models.hub import partial as module
-from trioserve.models.hub.partial import PartialFile
+from trioserve.models.hub import download as module
+from trioserve.models.hub.download import PartialFile
 
 CONTENT = b"0123456789" * 100
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.tool_grammars import REQUIRED, TOOLS, tool
-from trioserve.chat.tool_choice import ToolChoice, choose, parse_tool_choice
+from trioserve.chat.params import ToolChoice, choose, parse_tool_choice
 from trioserve.errors import InvalidRequestError
 
 

@@ -1,4 +1,4 @@
-"""Images, sound and video in messages, as clients and programs write them."""
+"""Parts of a message that are no text: media and documents."""
 
 from __future__ import annotations
 
@@ -8,11 +8,26 @@ from typing import Any
 
 import pytest
 
-from trioserve.chat import media_parts
-from trioserve.chat.media_parts import Audio, Image, Video, decode_base64
+from trioserve.chat import content_parts
+from trioserve.chat.content_parts import (
+    Audio,
+    Image,
+    Video,
+    decode_base64,
+    document_part,
+    documents_in,
+    pages_of,
+    write_document,
+)
 from trioserve.chat.messages import parse_messages
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
-from trioserve.types import MediaSource
+from trioserve.types import (
+    DecodedDocument,
+    DecodedImage,
+    DecodedPage,
+    DocumentSource,
+    MediaSource,
+)
 
 DATA = bytes(range(256))
 BASE64 = b64encode(DATA).decode()
@@ -89,7 +104,7 @@ def test_a_file_of_text_is_text() -> None:
 
 
 @pytest.mark.parametrize("attachment", [Image(DATA), Audio(DATA), Video(DATA)])
-def test_what_a_program_gives_can_be_sent(attachment: media_parts.Attachment) -> None:
+def test_what_a_program_gives_can_be_sent(attachment: content_parts.Attachment) -> None:
     sent = parse(attachment.as_part())["media"]
     assert (sent.kind, sent.data) == (attachment.kind, DATA)
 
@@ -163,10 +178,49 @@ def test_a_fault_is_named(part: Any, error: type[InvalidRequestError], param: st
 
 @pytest.mark.parametrize(("length", "space"), [(0, ""), (3, "\n"), (4, ""), (11, "\n"), (13, "")])
 def test_base64_in_pieces(length: int, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_parts, "_PIECE", 5)
+    monkeypatch.setattr(content_parts, "_PIECE", 5)
     data = DATA[1 : length + 2]
     text = space.join(b64encode(data).decode())
     assert decode_base64(f"data:,{text}", "x", start=6) == data
     assert decode_base64(text.rstrip("="), "x") == data
     with pytest.raises(InvalidMediaError):
         decode_base64(f"{text.rstrip('=')}*", "x")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_text_is_given_as_text(encoding: str) -> None:
+    part = document_part("Köln\nBonn\n".encode(encoding), name="a.txt", about="Two.", param="p")
+    assert part == {"type": "text", "text": "File: a.txt\nTwo.\n```\nKöln\nBonn\n```"}
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n", b"RIFF\x00\x00", b"\xff\xfe\x00\xd8"])
+def test_other_files_are_no_documents(data: bytes) -> None:
+    assert document_part(data, param="p") is None
+
+
+def test_a_pdf_is_decoded_later() -> None:
+    part = document_part(b"%PDF-1.7\n", name="a.pdf", param="p")
+    source = DocumentSource(data=b"%PDF-1.7\n", name="a.pdf", param="p")
+    assert part == {"type": "document", "document": source}
+    (message,) = parse_messages([{"role": "user", "content": [part]}])
+    assert message["content"] == [part]
+    assert documents_in(message) == [source]
+    assert documents_in({"role": "user", "content": "Hi"}) == []
+
+
+def test_a_fence_is_longer_than_those_in_the_text() -> None:
+    assert write_document("````\nx\n````") == "`````\n````\nx\n````\n`````"
+
+
+def test_pages_are_text_and_images() -> None:
+    image = DecodedImage(width=1, height=1, pixels=b"abc", id="i")
+    pages = (DecodedPage(text="One\n", image=image), DecodedPage(text=" \n", image=image))
+    source = DocumentSource(data=b"", name="a.pdf", about="Two pages.", param="p")
+    picture = {"type": "media", "media": MediaSource(kind="image", decoded=image, param="p")}
+    assert pages_of(source, DecodedDocument(pages=pages)) == [
+        {"type": "text", "text": "Two pages."},
+        {"type": "text", "text": "File: a.pdf, page 1\n```\nOne\n```"},
+        picture,
+        {"type": "text", "text": "File: a.pdf, page 2"},
+        picture,
+    ]

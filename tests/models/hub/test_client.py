@@ -13,7 +13,7 @@ from tests.hub.server import Hub, running_hub
 from tests.support.waiting import patiently
 from trioserve.errors import HubError, HubUnavailableError
 from trioserve.models.hub import HubReference, pull
-from trioserve.models.hub.http import open_client
+from trioserve.models.hub.client import open_client
 
 
 async def get(hub: Hub, url: str, token: str | None = None) -> int:

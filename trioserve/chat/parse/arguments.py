@@ -1,0 +1,451 @@
+"""Reads arguments that are not one JSON object, and gives them as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping
+from typing import Final
+
+from trioserve.chat.formats.syntax import Elements, Literals, Parameters
+from trioserve.chat.formats.values import JSON_BEGINNINGS, as_json
+from trioserve.chat.json_scanner import MAX_DEPTH, WHITESPACE, JsonScanner
+from trioserve.chat.parse.cursor import Cursor, Refused, held_back, json_characters
+
+_WORDS: Final = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_KEY_END = re.compile(r"[^\w.-]")
+_WORD_END = re.compile(r"[^-+.\w]")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
+_HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
+_MAX_WORD = 400
+
+
+class LiteralReader:
+    """Reads one pair of parentheses with its arguments."""
+
+    def __init__(self, cursor: Cursor, syntax: Literals) -> None:
+        self._cursor = cursor
+        self._syntax = syntax
+
+    def read(self) -> Iterator[None]:
+        """Read all arguments."""
+        yield from self._cursor.one_of((self._syntax.open,))
+        yield from self._members(self._syntax.close, self._syntax.equals, 0)
+
+    def _members(self, close: str, equals: str, depth: int) -> Iterator[None]:
+        cursor = self._cursor
+        cursor.give("{")
+        count = 0
+        while True:
+            yield from cursor.space()
+            if cursor.text[cursor.at] == close:
+                break
+            if count:
+                yield from cursor.one_of((",",))
+                yield from cursor.space()
+                if cursor.text[cursor.at] == close:
+                    break
+                cursor.give(", ")
+            yield from self._key(equals)
+            yield from self._value(depth + 1)
+            count += 1
+        cursor.skip(1)
+        cursor.give("}")
+
+    def _items(self, depth: int) -> Iterator[None]:
+        cursor = self._cursor
+        cursor.give("[")
+        count = 0
+        while True:
+            yield from cursor.space()
+            if cursor.text[cursor.at] == "]":
+                break
+            if count:
+                yield from cursor.one_of((",",))
+                yield from cursor.space()
+                if cursor.text[cursor.at] == "]":
+                    break
+                cursor.give(", ")
+            yield from self._value(depth + 1)
+            count += 1
+        cursor.skip(1)
+        cursor.give("]")
+
+    def _key(self, equals: str) -> Iterator[None]:
+        cursor = self._cursor
+        quote = yield from self._quote()
+        if quote:
+            yield from self._string(quote)
+            yield from cursor.one_of((equals,))
+            cursor.give(": ")
+            return
+        while (found := _KEY_END.search(cursor.rest)) is None:
+            if len(cursor.rest) > _MAX_WORD:
+                raise Refused
+            yield
+        key = cursor.rest[: found.start()]
+        if not key or len(key) > _MAX_WORD:
+            raise Refused
+        cursor.skip(len(key))
+        cursor.give(f'"{key}": ')
+        yield from cursor.one_of((equals,))
+
+    def _quote(self) -> Generator[None, None, str]:
+        """Find the quote that comes, which is not read; empty if there is none."""
+        yield from self._cursor.character()
+        while (found := self._cursor.find(self._syntax.quotes)) is None:
+            yield
+        return self._syntax.quotes[found] if found >= 0 else ""
+
+    def _value(self, depth: int) -> Iterator[None]:
+        if depth > MAX_DEPTH // 2:
+            raise Refused
+        cursor = self._cursor
+        yield from cursor.space()
+        first = cursor.text[cursor.at]
+        if first == "{":
+            cursor.skip(1)
+            yield from self._members("}", ":", depth)
+        elif first == "[":
+            cursor.skip(1)
+            yield from self._items(depth)
+        elif quote := (yield from self._quote()):
+            yield from self._string(quote)
+        else:
+            yield from self._word()
+
+    def _word(self) -> Iterator[None]:
+        cursor = self._cursor
+        while (found := _WORD_END.search(cursor.rest)) is None:
+            if len(cursor.rest) > _MAX_WORD:
+                raise Refused
+            yield
+        word = cursor.rest[: found.start()]
+        if len(word) > _MAX_WORD:
+            raise Refused
+        if word not in _WORDS and not _NUMBER.fullmatch(word):
+            raise Refused
+        cursor.skip(len(word))
+        cursor.give(_WORDS.get(word, word))
+
+    def _string(self, quote: str) -> Iterator[None]:
+        cursor = self._cursor
+        cursor.skip(len(quote))
+        cursor.give('"')
+        stops = (quote, "\\") if self._syntax.escapes else (quote,)
+        while True:
+            rest = cursor.rest
+            places = [place for stop in stops if (place := rest.find(stop)) >= 0]
+            run = min(places) if places else len(rest)
+            if not places and not cursor.final:
+                run -= held_back(rest, stops)
+            if run:
+                cursor.give(json_characters(cursor.skip(run)))
+            if not places:
+                yield
+            elif cursor.rest.startswith(quote):
+                cursor.skip(len(quote))
+                cursor.give('"')
+                return
+            else:
+                yield from self._escape()
+
+    def _escape(self) -> Iterator[None]:
+        """Read an escape. One that Python does not know stands for itself."""
+        cursor = self._cursor
+        while len(cursor.rest) < 2:
+            yield
+        kind = cursor.rest[1]
+        if kind not in _HEX_LENGTHS:
+            escape = cursor.skip(2)
+            plain = kind if kind in "\\'\"/" else _ESCAPES.get(kind, escape)
+            cursor.give(json_characters(plain))
+            return
+        length = _HEX_LENGTHS[kind]
+        while len(cursor.rest) < 2 + length:
+            if not re.fullmatch(r"[0-9a-fA-F]*", cursor.rest[2:]):
+                raise Refused
+            yield
+        digits = cursor.rest[2 : 2 + length]
+        if not re.fullmatch(r"[0-9a-fA-F]+", digits) or int(digits, 16) > 0x10FFFF:
+            raise Refused
+        cursor.skip(2 + length)
+        code = int(digits, 16)
+        if 0xD800 <= code < 0xE000:  # half of a pair, which JSON writes alike
+            cursor.give(f"\\u{code:04x}")
+        else:
+            cursor.give(json_characters(chr(code)))
+
+
+_MAX_KEY = 400
+_CDATA = "<![CDATA["
+
+
+class ParameterReader:
+    """Reads all the parameters of a call.
+
+    Args:
+        cursor: where the text is.
+        syntax: the markers.
+        texts: for each parameter whether it is text or not, as far as the tool's schema says so.
+    """
+
+    def __init__(self, cursor: Cursor, syntax: Parameters, texts: Mapping[str, bool]) -> None:
+        self._cursor = cursor
+        self._syntax = syntax
+        self._texts = texts
+
+    def read(self) -> Iterator[None]:
+        """Read the parameters; what follows the last one is left."""
+        cursor, syntax = self._cursor, self._syntax
+        cursor.give("{")
+        count = 0
+        while True:
+            yield from cursor.space()
+            while (found := cursor.find((syntax.open,))) is None:
+                if cursor.final:
+                    cursor.skip(len(cursor.rest))
+                yield
+            if found < 0:
+                break
+            cursor.skip(len(syntax.open))
+            yield from self._parameter(", " if count else "")
+            count += 1
+        cursor.give("}")
+
+    def _parameter(self, comma: str) -> Iterator[None]:
+        cursor, syntax = self._cursor, self._syntax
+        key = yield from self._until(syntax.key_end)
+        cursor.give(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
+        attributes = ""
+        if syntax.value_open:
+            attributes = yield from self._until(syntax.value_open)
+            if attributes.strip(WHITESPACE) and not syntax.text_attribute:
+                raise Refused
+        is_text = self._texts.get(key)
+        if syntax.text_attribute:
+            is_text = syntax.text_attribute in attributes
+        if syntax.newlines:
+            yield from cursor.character()
+            if cursor.text[cursor.at] == "\n":
+                cursor.skip(1)
+        quoted = False
+        if syntax.cdata:
+            yield from cursor.character()
+            while (found := cursor.find((_CDATA,))) is None:
+                yield
+            quoted = found == 0
+            cursor.skip(len(_CDATA) if quoted else 0)
+        if quoted:
+            is_text = True
+        is_json = is_text is False
+        if is_text is None:
+            yield from cursor.character()
+            # An empty value begins with its end marker, which JSON does not.
+            is_text = cursor.text[cursor.at] not in JSON_BEGINNINGS
+        close = f"]]>{syntax.close}" if quoted else syntax.close
+        if is_text:
+            cursor.give('"')
+            yield from self._value(close, streams=True)
+            cursor.give('"')
+        else:
+            yield from self._value(close, streams=False, is_json=is_json)
+
+    def _until(self, marker: str) -> Generator[None, None, str]:
+        """Read until a marker, and give what stands before it."""
+        cursor = self._cursor
+        while (place := cursor.rest.find(marker)) < 0:
+            if len(cursor.rest) > _MAX_KEY + len(marker):
+                raise Refused
+            yield
+        if place > _MAX_KEY:
+            raise Refused
+        text = cursor.skip(place)
+        cursor.skip(len(marker))
+        return text
+
+    def _value(self, close: str, *, streams: bool, is_json: bool = False) -> Iterator[None]:
+        """Read a value and its end; gives text as it comes, or else JSON at the end.
+
+        What must be JSON does not end within a string.
+        """
+        cursor, syntax = self._cursor, self._syntax
+        ends = (f"\n{close}", close) if syntax.newlines else (close,)
+        value = ""
+        scanner = JsonScanner()
+        while True:
+            place, length = self._end(ends)
+            until = place
+            if place < 0:
+                until = len(cursor.rest) - (0 if cursor.final else held_back(cursor.rest, ends))
+            if streams and until:
+                cursor.give(json_characters(cursor.skip(until)))
+            else:
+                value += cursor.skip(until)
+                scanner.feed(value[len(value) - until :])
+            if place < 0:
+                if cursor.final and not streams:
+                    cursor.give(value)
+                yield
+                continue
+            verdict = False if is_json and scanner.in_string else self._follows(length)
+            if verdict is None:
+                if cursor.final:
+                    cursor.skip(len(cursor.rest))
+                    break
+                yield
+            elif verdict:
+                cursor.skip(length)
+                break
+            elif streams:
+                cursor.give(json_characters(cursor.skip(length)))
+            else:
+                value += cursor.skip(length)
+                scanner.feed(value[len(value) - length :])
+        if not streams:
+            cursor.give(as_json(value))
+
+    def _end(self, ends: tuple[str, ...]) -> tuple[int, int]:
+        """Find the first end marker: its place, or -1, and its length."""
+        rest = self._cursor.rest
+        places = [(place, len(end)) for end in ends if (place := rest.find(end)) >= 0]
+        return min(places, default=(-1, 0))
+
+    def _follows(self, length: int) -> bool | None:
+        """Whether what comes after an end marker shows that it is one; None while that is open."""
+        after = self._cursor.rest[length:].lstrip(WHITESPACE)
+        texts = (self._syntax.open, *self._syntax.ends)
+        if any(after.startswith(text) for text in texts):
+            return True
+        return None if any(text.startswith(after) for text in texts) else False
+
+
+_MAX_TAG = 400
+
+
+class ElementReader:
+    """Reads all the arguments of a call, and the end of the element around them.
+
+    Args:
+        cursor: where the text is.
+        syntax: the markers.
+        texts: for each argument whether it is text or not, as far as the tool's schema says so.
+    """
+
+    def __init__(self, cursor: Cursor, syntax: Elements, texts: Mapping[str, bool]) -> None:
+        self._cursor = cursor
+        self._syntax = syntax
+        self._texts = texts
+
+    def read(self) -> Iterator[None]:
+        """Read the arguments."""
+        cursor = self._cursor
+        cursor.give("{")
+        first = yield from self._tag(self._syntax.parent)
+        yield from self._members(self._syntax.parent, first, self._texts, 0)
+
+    def _members(
+        self, parent: str, tag: str, texts: Mapping[str, bool], depth: int
+    ) -> Iterator[None]:
+        """Read children whose first tag has been read, up to the end of their parent."""
+        cursor = self._cursor
+        comma = ""
+        while tag:
+            cursor.give(f"{comma}{json.dumps(tag, ensure_ascii=False)}: ")
+            yield from self._value(tag, texts.get(tag), depth + 1)
+            tag = yield from self._tag(parent)
+            comma = ", "
+        cursor.give("}")
+
+    def _items(self, parent: str, tag: str, depth: int) -> Iterator[None]:
+        cursor = self._cursor
+        comma = ""
+        while tag:
+            if tag != self._syntax.item:
+                raise Refused
+            cursor.give(comma)
+            yield from self._value(tag, None, depth + 1)
+            tag = yield from self._tag(parent)
+            comma = ", "
+        cursor.give("]")
+
+    def _tag(self, parent: str) -> Generator[None, None, str]:
+        """Read a tag and give its name, which is empty for the end of the parent."""
+        cursor = self._cursor
+        yield from cursor.one_of((f"{self._syntax.mark}<",))
+        while (place := cursor.rest.find(">")) < 0:
+            if len(cursor.rest) > _MAX_TAG:
+                raise Refused
+            yield
+        tag = cursor.rest[:place]
+        if tag == f"/{parent}":
+            cursor.skip(place + 1)
+            return ""
+        if not tag or tag.startswith("/") or place > _MAX_TAG:
+            raise Refused
+        cursor.skip(place + 1)
+        return tag
+
+    def _value(self, tag: str, is_text: bool | None, depth: int) -> Iterator[None]:
+        """Read what an element holds, and its end."""
+        if depth > MAX_DEPTH // 2:
+            raise Refused
+        cursor, mark = self._cursor, self._syntax.mark
+        if is_text:
+            cursor.give('"')
+            yield from self._text(f"{mark}</{tag}>")
+            cursor.give('"')
+            return
+        nested = yield from self._is_nested()
+        if not nested:
+            yield from self._leaf(f"{mark}</{tag}>")
+            return
+        child = yield from self._tag(tag)
+        if child == self._syntax.item:
+            cursor.give("[")
+            yield from self._items(tag, child, depth)
+        else:
+            cursor.give("{")
+            yield from self._members(tag, child, {}, depth)
+
+    def _is_nested(self) -> Generator[None, None, bool]:
+        """Whether an element holds others: then the first one comes, after whitespace."""
+        cursor = self._cursor
+        tag = f"{self._syntax.mark}<"
+        while True:
+            rest = cursor.rest.lstrip(WHITESPACE)
+            if rest.startswith(tag) and len(rest) > len(tag):
+                return rest[len(tag)] != "/"
+            if not tag.startswith(rest[: len(tag)]):
+                return False
+            yield
+
+    def _text(self, end: str) -> Iterator[None]:
+        cursor = self._cursor
+        while (place := cursor.rest.find(end)) < 0:
+            held = 0 if cursor.final else held_back(cursor.rest, (end,))
+            cursor.give(json_characters(cursor.skip(len(cursor.rest) - held)))
+            yield
+        cursor.give(json_characters(cursor.skip(place)))
+        cursor.skip(len(end))
+
+    def _leaf(self, end: str) -> Iterator[None]:
+        cursor = self._cursor
+        value = ""
+        while (place := cursor.rest.find(end)) < 0:
+            held = 0 if cursor.final else held_back(cursor.rest, (end,))
+            value += cursor.skip(len(cursor.rest) - held)
+            if cursor.final:
+                cursor.give(value)
+            yield
+        value += cursor.skip(place)
+        cursor.skip(len(end))
+        cursor.give(as_json(value))

@@ -1,0 +1,393 @@
+"""Downloads a file."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import math
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Self
+
+import attrs
+import structlog
+import trio
+from filelock import FileLock, Timeout
+
+from trioserve.errors import DiskFullError, HashMismatchError, HubError, HubUnavailableError
+from trioserve.models.hub.client import Answer, HttpClient, RemoteFile
+
+_READ_SIZE = 16 * 2**20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+
+class PartialFile:
+    """A file on its way to its place.
+
+    Args:
+        path: where it is until it is whole.
+        name: what errors call it.
+        size: how large it will be; None: nobody knows.
+        digest: its SHA-256, or Git's SHA-1, in hexadecimal; None: nobody knows.
+
+    Raises:
+        HubError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, name: str, size: int | None, digest: str | None) -> None:
+        self.path = path
+        self.name = name
+        self.size = size
+        self.n_bytes = 0  # that are there, and in the hash
+        self._digest = digest
+        self._hash = self._new_hash()
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Not for appending: should a file system have no locks, then two processes write the
+            # same bytes at the same places.
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            self._file = open(os.open(path, flags, 0o666), "r+b", buffering=0)  # noqa: SIM115
+        self.n_resumed = os.fstat(self._file.fileno()).st_size
+        if size is not None and self.n_resumed > size:
+            self.restart()
+
+    def close(self) -> None:
+        """Close the file. What is there stays."""
+        self._file.close()
+
+    def read_on(self) -> bool:
+        """Take some more of what was there before into the hash; False when there is no more."""
+        with disk_errors(self.path):
+            self._file.seek(self.n_bytes)
+            data = self._file.read(_READ_SIZE)
+        self._hash.update(data)
+        self.n_bytes += len(data)
+        return bool(data)
+
+    def reserve(self) -> None:
+        """Reserve room for the rest.
+
+        Raises:
+            DiskFullError: there is none.
+        """
+        if self.size is None:
+            return
+        descriptor = self._file.fileno()
+        held = getattr(os.fstat(descriptor), "st_blocks", 0) * 512  # reserved before, for a part
+        needed = self.size - max(self.n_bytes, held)
+        free = shutil.disk_usage(self.path.parent).free
+        if needed > free:
+            raise DiskFullError(
+                f"{self.name} needs {_gigabytes(needed)} more on the disk of {self.path.parent}, "
+                f"which has {_gigabytes(free)} left."
+            )
+        with disk_errors(self.path):
+            _allocate(descriptor, self.size)
+
+    def write(self, chunks: Sequence[bytes]) -> None:
+        """Write what was received.
+
+        Raises:
+            DiskFullError: there is no room left.
+            HashMismatchError: it is more than the file has.
+        """
+        n_more = sum(map(len, chunks))
+        if self.size is not None and self.n_bytes + n_more > self.size:
+            self.restart()
+            raise HashMismatchError(f"{self.name} is larger than the hub says it is.")
+        for chunk in chunks:
+            with disk_errors(self.path):
+                self._write(chunk)
+            self._hash.update(chunk)
+            self.n_bytes += len(chunk)
+
+    def restart(self) -> None:
+        """Throw away what is there."""
+        with disk_errors(self.path):
+            self._file.truncate(0)
+        self._hash = self._new_hash()
+        self.n_bytes = self.n_resumed = 0
+
+    def finish(self, target: Path) -> None:
+        """Put the file in its place, if it is what it should be; else nothing of it is kept.
+
+        Raises:
+            HashMismatchError: it is something else.
+        """
+        found = self._hash.hexdigest()
+        if self._digest is not None and found != self._digest:
+            self.restart()
+            raise HashMismatchError(
+                f"{self.name} arrived damaged: its hash is {found}, not {self._digest}. It was "
+                "thrown away; download it again."
+            )
+        with disk_errors(self.path):
+            os.fsync(self._file.fileno())  # or it might have its name before its contents
+            self._file.close()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self.path, target)
+
+    def _write(self, chunk: bytes) -> None:
+        """Write all of it, or leave nothing of it behind: the size says what is in the hash."""
+        n_written = 0
+        self._file.seek(self.n_bytes)
+        try:
+            while n_written < len(chunk):
+                n_written += self._file.write(chunk[n_written:])
+        except OSError:
+            self._file.truncate(self.n_bytes)
+            raise
+
+    def _new_hash(self) -> hashlib._Hash:
+        if self._digest is None or len(self._digest) == 64:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % (self.size or 0), usedforsecurity=False)  # as Git does
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into one of ours, which names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFullError(f"The disk of {path.parent} is full.") from error
+        raise HubError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Reserve room on the disk without changing the size of the file, where that can be done."""
+    if sys.platform != "linux":
+        return
+    allocate = ctypes.CDLL(None, use_errno=True).fallocate
+    allocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+    if allocate(descriptor, _KEEP_SIZE, 0, size) and ctypes.get_errno() in _FULL:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _gigabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB"
+
+
+#: Seconds between two looks at a lock that somebody else holds.
+_POLL = 0.2
+
+
+@asynccontextmanager
+async def locked(path: Path, on_wait: Callable[[], None]) -> AsyncIterator[None]:
+    """Hold a lock; `on_wait` is called now and then while somebody else holds it.
+
+    The system frees it when the process dies. Waiting can be cancelled.
+
+    Raises:
+        HubError: the file of the lock cannot be made.
+    """
+    lock = FileLock(path, mode=0o664, thread_local=False)
+    while not await trio.to_thread.run_sync(try_lock, lock):
+        on_wait()
+        await trio.sleep(_POLL)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def try_lock(lock: FileLock) -> bool:
+    """Take a lock if nobody has it; otherwise return False."""
+    path = Path(lock.lock_file)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:  # which is an OSError
+            return False
+    return True
+
+
+#: Seconds between two reports.
+_INTERVAL = 0.1
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """How far a download is: one of its files, and all of them together, in bytes."""
+
+    url: str
+    done: int
+    total: int  # 0: not known
+    all_done: int
+    all_total: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Reporter:
+    """Adds up how far the files of a download are, and reports it several times a second."""
+
+    def __init__(self, sizes: Mapping[str, int], on_progress: OnProgress) -> None:
+        self._sizes = sizes  # by URL
+        self._done = dict.fromkeys(sizes, 0)
+        self._on_progress = on_progress
+        self._reported = -math.inf
+
+    def __call__(self, url: str, n_bytes: int) -> None:
+        """Take note of how many bytes of a file are there."""
+        self._done[url] = n_bytes
+        now = trio.current_time()
+        if n_bytes != self._sizes[url] and now < self._reported + _INTERVAL:
+            return
+        self._reported = now
+        self._on_progress(
+            Progress(
+                url=url,
+                done=n_bytes,
+                total=self._sizes[url],
+                all_done=sum(self._done.values()),
+                all_total=sum(self._sizes.values()),
+            )
+        )
+
+
+_log = structlog.stdlib.get_logger("trioserve.hub")
+
+#: How often in a row a connection may bring nothing, and the seconds to wait after the first time.
+_MAX_FAILURES = 5
+FIRST_WAIT = 1.0
+_MAX_WAIT = 60.0
+
+#: Bytes that are asked for at once. Networks that deliver contents have limits for one answer.
+_MAX_PIECE = 32 * 2**30
+
+#: Told how many bytes of the file are there.
+OnBytes = Callable[[int], None]
+
+
+@asynccontextmanager
+async def open_partial(
+    path: Path, file: RemoteFile, on_bytes: OnBytes
+) -> AsyncIterator[PartialFile]:
+    """Open what there is of a file, hash it, and reserve room for the rest.
+
+    Raises:
+        DiskFullError: there is no room for it.
+        HubError: the file cannot be written.
+    """
+    run = trio.to_thread.run_sync
+    partial = await run(
+        lambda: PartialFile(path, name=file.name, size=file.size, digest=file.digest)
+    )
+    try:
+        while await run(partial.read_on):
+            on_bytes(partial.n_bytes)
+        await run(partial.reserve)
+        yield partial
+    finally:
+        partial.close()
+
+
+async def transfer(
+    client: HttpClient, file: RemoteFile, partial: PartialFile, target: Path, on_bytes: OnBytes
+) -> None:
+    """Receive the rest of a file, check its hash, and put it in its place.
+
+    What was received before a cancel, or before an error, is kept, so that another transfer can go
+    on from there. If what was kept earlier turns out to be damaged, all of it is received again.
+
+    Raises:
+        HubUnavailableError: the connection was lost several times without bringing anything.
+        HashMismatchError: the file is not what it should be.
+        DiskFullError: there is no room left.
+        HubError: something else, which it says.
+    """
+    n_resumed = partial.n_resumed
+    if n_resumed:
+        _log.info("resuming", file=file.name, bytes=n_resumed, of=file.size)
+    try:
+        await _receive_all(client, file, partial, on_bytes)
+        await trio.to_thread.run_sync(partial.finish, target)
+    except HashMismatchError:
+        if not n_resumed:
+            raise
+        _log.warning("what was there was damaged: downloading all of it", file=file.name)
+        await _receive_all(client, file, partial, on_bytes)
+        await trio.to_thread.run_sync(partial.finish, target)
+
+
+async def _receive_all(
+    client: HttpClient, file: RemoteFile, partial: PartialFile, on_bytes: OnBytes
+) -> None:
+    """Receive until all of the file is there."""
+    n_failures = 0
+    while partial.n_bytes != partial.size:
+        before = partial.n_bytes
+        try:
+            await _receive(client, file, partial, on_bytes)
+            if partial.size is None:
+                return
+            continue
+        except HubUnavailableError as error:
+            n_failures = 0 if partial.n_bytes > before else n_failures + 1
+            if n_failures >= _MAX_FAILURES:
+                kept = f"{partial.n_bytes} bytes are kept for another try."
+                raise HubUnavailableError(f"{error.message} {kept}") from error
+            wait = min(error.retry_after or FIRST_WAIT * 2**n_failures, _MAX_WAIT)
+            _log.warning(f"{error.message} Trying again.", file=file.name, seconds=wait)
+        await trio.sleep(wait)
+
+
+async def _receive(
+    client: HttpClient, file: RemoteFile, partial: PartialFile, on_bytes: OnBytes
+) -> None:
+    """Receive a piece of the file, or all of it if it is not larger than that.
+
+    Raises:
+        HubUnavailableError: that did not come, or not all of it.
+    """
+    start = partial.n_bytes
+    piece = _Piece.of(start, partial.size)
+    async with client.get(file.url, piece.headers) as answer:
+        if start and answer.status in (200, 206, 416) and not piece.is_in(answer):
+            await trio.to_thread.run_sync(partial.restart)
+            if answer.status != 200:
+                raise HubUnavailableError(f"{file.name} cannot be continued at byte {start}.")
+        client.check(answer, file.name)
+        end = piece.end if answer.status == 206 else partial.size
+        while batch := await answer.batch():
+            await trio.to_thread.run_sync(partial.write, batch)
+            on_bytes(partial.n_bytes)
+    if end is not None and partial.n_bytes < end:
+        raise HubUnavailableError(f"{file.name} ended early.")
+
+
+@attrs.frozen
+class _Piece:
+    """A part of a file that is asked for at once: from `start` to before `end`."""
+
+    start: int
+    end: int | None
+    is_all: bool
+
+    @classmethod
+    def of(cls, start: int, size: int | None) -> Self:
+        """The next piece of a file of that size; None: to the end, wherever that is."""
+        end = None if size is None else min(start + _MAX_PIECE, size)
+        return cls(start, end, is_all=start == 0 and end == size)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.is_all:
+            return {}
+        last = "" if self.end is None else self.end - 1
+        return {"Range": f"bytes={self.start}-{last}"}
+
+    def is_in(self, answer: Answer) -> bool:
+        """Whether an answer is this piece, and not another one, or all of the file."""
+        found = answer.headers.get("content-range", "")
+        return answer.status == 206 and found.startswith(f"bytes {self.start}-")
