@@ -275,3 +275,19 @@ export interface StorageStatus {
   /** A sentence for people; empty when all is well. */
   message: string;
 }
+
+/** What can be done within a transaction. Await nothing else in it, or it ends. */
+export interface Transaction {
+  chats(): Promise<Chat[]>;
+  chat(id: string): Promise<Chat | undefined>;
+  putChat(chat: Chat): Promise<unknown>;
+  deleteChat(id: string): Promise<unknown>;
+  message(id: string): Promise<Message | undefined>;
+  messagesOf(chat: string): Promise<Message[]>;
+  /** A part of all messages, by their ids: those after `after`. */
+  messagesAfter(after: string, count: number): Promise<Message[]>;
+  /** The messages that are being written, as far as the database knows. */
+  writing(): Promise<Message[]>;
+  putMessage(message: Message): Promise<unknown>;
+  deleteMessage(id: string): Promise<unknown>;
+}

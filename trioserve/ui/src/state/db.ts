@@ -2,27 +2,11 @@
 
 import { openDB, type DBSchema, type IDBPDatabase } from "idb";
 
-import type { Chat, Message } from "../types";
+import type { Chat, Message, Transaction } from "../types";
 import { noteBlocked, noteKept, noteUnkept, place } from "./storage";
 import { Changes, hasUnkept, overlaid, writeUnkept } from "./unkept";
 
 export { storage } from "./storage";
-
-/** What can be done within a transaction. Await nothing else in it, or it ends. */
-export interface Transaction {
-  chats(): Promise<Chat[]>;
-  chat(id: string): Promise<Chat | undefined>;
-  putChat(chat: Chat): Promise<unknown>;
-  deleteChat(id: string): Promise<unknown>;
-  message(id: string): Promise<Message | undefined>;
-  messagesOf(chat: string): Promise<Message[]>;
-  /** A part of all messages, by their ids: those after `after`. */
-  messagesAfter(after: string, count: number): Promise<Message[]>;
-  /** The messages that are being written, as far as the database knows. */
-  writing(): Promise<Message[]>;
-  putMessage(message: Message): Promise<unknown>;
-  deleteMessage(id: string): Promise<unknown>;
-}
 
 interface Schema extends DBSchema {
   chats: { key: string; value: Chat };

@@ -1,7 +1,6 @@
 // What could not be kept because storage is full. It is shown from here, and kept once there is room.
 
-import type { Chat, Message } from "../types";
-import type { Transaction } from "./db";
+import type { Chat, Message, Transaction } from "../types";
 
 const chats = new Map<string, Chat>();
 const messages = new Map<string, Message>();
