@@ -98,8 +98,10 @@ from .server.generation.embeddings import (
     Embeddings as Embeddings,
     Ranking as Ranking,
 )
-from .server.observers.telemetry import (
+from .server.observers.observer import (
     RequestRecord as RequestRecord,
+)
+from .server.observers.telemetry import (
     Telemetry as Telemetry,
     TelemetryBatch as TelemetryBatch,
 )

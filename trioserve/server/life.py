@@ -29,9 +29,8 @@ from trioserve.server.lifecycle.keeper import Keeper, ServerState
 from trioserve.server.lifecycle.parts import Parts
 from trioserve.server.limits.memory import MemoryBudget, release_memory
 from trioserve.server.model import LoadedModel
-from trioserve.server.observers.log import RequestLog
 from trioserve.server.observers.metrics import Metrics
-from trioserve.server.observers.observer import Observer
+from trioserve.server.observers.observer import Observer, RequestLog
 from trioserve.server.observers.telemetry import Telemetry
 from trioserve.server.runs.run import Runs
 from trioserve.tools.registry import ToolRegistry, open_registry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from trioserve.config import Config
 from trioserve.engine.counters import Counters
 from trioserve.server import Server
 from trioserve.server.observers.metrics import Metrics
-from trioserve.server.observers.observer import RequestEnd, RequestInfo
+from trioserve.server.observers.observer import RequestEnd, RequestInfo, RequestRecord
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import (
     CacheRoot,
@@ -66,6 +67,10 @@ def read(text: str) -> dict[str, float]:
 REQUEST = RequestInfo(task_id=1, model="m", n_prompt=9)
 
 
+def ended(**end: Any) -> RequestRecord:
+    return RequestRecord(REQUEST, RequestEnd(**end))
+
+
 def status(**counters: float) -> EngineStatus:
     return EngineStatus(slots=(), waiting=(), counters=EngineCounters(**counters))
 
@@ -80,7 +85,7 @@ def test_the_names_and_types_are_those_of_llama_server() -> None:
 
 def test_prometheus_can_read_it() -> None:
     metrics = Metrics()
-    metrics.request_ended(REQUEST, RequestEnd(n_output=0, total_s=0.5, error=RuntimeError()))
+    metrics.on_event(ended(n_output=0, total_s=0.5, error=RuntimeError()))
     families = list(text_string_to_metric_families(metrics.render(status()).decode()))
     names = {family.name for family in families}
     assert {"trioserve:time_to_first_token_seconds", "llamacpp:requests_deferred"} <= names
@@ -90,13 +95,9 @@ def test_prometheus_can_read_it() -> None:
 def test_a_request_is_counted_by_how_it_ended() -> None:
     metrics = Metrics()
     timings = Timings(queue_ms=20, prompt_n=7, prompt_ms=80, predicted_n=11, predicted_ms=500)
-    metrics.request_ended(
-        REQUEST, RequestEnd(n_output=11, total_s=0.7, timings=timings, finish=FinishReason.LIMIT)
-    )
-    metrics.request_ended(
-        REQUEST, RequestEnd(n_output=2, total_s=0.1, cancelled=CancelReason.DISCONNECT)
-    )
-    metrics.request_ended(REQUEST, RequestEnd(n_output=0, total_s=0.1, error=RuntimeError()))
+    metrics.on_event(ended(n_output=11, total_s=0.7, timings=timings, finish=FinishReason.LIMIT))
+    metrics.on_event(ended(n_output=2, total_s=0.1, cancelled=CancelReason.DISCONNECT))
+    metrics.on_event(ended(n_output=0, total_s=0.1, error=RuntimeError()))
     seen = read(metrics.render(status()).decode())
     assert seen['trioserve:request_success_total{reason="limit"}'] == 1
     assert seen['trioserve:request_success_total{reason="eos"}'] == 0
@@ -116,14 +117,13 @@ def test_a_request_is_counted_by_how_it_ended() -> None:
 
 def test_speeds_are_means_since_the_last_look() -> None:
     metrics = Metrics()
-    metrics.request_ended(
-        REQUEST,
-        RequestEnd(
+    metrics.on_event(
+        ended(
             n_output=11,
             total_s=1,
             timings=Timings(predicted_n=11, predicted_ms=500),
             finish=FinishReason.EOS,
-        ),
+        )
     )
     first = read(metrics.render(status(prompt_tokens=100, prompt_s=0.5)).decode())
     assert first["llamacpp:predicted_tokens_seconds"] == pytest.approx(20)
@@ -152,7 +152,7 @@ def test_ours_are_histograms_counters_and_gauges_without_times_of_creation() -> 
 
 def test_two_servers_do_not_mix() -> None:
     one, other = Metrics(), Metrics()
-    one.request_ended(REQUEST, RequestEnd(n_output=1, total_s=1, finish=FinishReason.EOS))
+    one.on_event(ended(n_output=1, total_s=1, finish=FinishReason.EOS))
     seen = read(other.render(status()).decode())
     assert seen["trioserve:e2e_request_latency_seconds_count"] == 0
 

@@ -7,9 +7,20 @@ import trio
 
 from trioserve.config import Config
 from trioserve.server import Server
-from trioserve.server.observers.log import RequestLog
+from trioserve.server.observers import observer
 from trioserve.server.observers.metrics import Metrics
-from trioserve.server.observers.observer import Observer, RequestEnd, RequestInfo
+from trioserve.server.observers.observer import (
+    Event,
+    Observer,
+    RequestEnd,
+    RequestInfo,
+    RequestLog,
+    RequestRecord,
+    RequestStarted,
+    ToolRecord,
+    TranscriptionRecord,
+    emit,
+)
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import CancelReason, FinishReason
 
@@ -21,12 +32,12 @@ class Recorder:
         self.running: list[RequestInfo] = []
         self.ends: list[RequestEnd] = []
 
-    def request_started(self, request: RequestInfo) -> None:
-        self.running.append(request)
-
-    def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
-        self.running.remove(request)
-        self.ends.append(end)
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RequestStarted):
+            self.running.append(event.request)
+        elif isinstance(event, RequestRecord):
+            self.running.remove(event.request)
+            self.ends.append(event.end)
 
 
 async def test_each_way_to_end_is_told_once() -> None:
@@ -78,3 +89,38 @@ async def test_several_tasks_that_are_cancelled_at_once_are_a_cancellation() -> 
                 await trio.sleep_forever()
     (end,) = recorder.ends
     assert (end.cancelled, end.error) == (CancelReason.CALLER, None)
+
+
+async def test_an_observer_with_the_old_methods_works_with_a_warning() -> None:
+    class Old:
+        def __init__(self) -> None:
+            self.told: list[object] = []
+
+        def request_started(self, request: RequestInfo) -> None:
+            self.told.append(request)
+
+        def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
+            self.told.append((request, end))
+
+    class OldOfTools(Old):
+        def tool_ended(self, work: ToolRecord) -> None:
+            self.told.append(work)
+
+        def recording_ended(self, work: TranscriptionRecord) -> None:
+            self.told.append(work)
+
+    old, old_of_tools = Old(), OldOfTools()
+    request, end = RequestInfo(1, "m", 3), RequestEnd(n_output=1, total_s=0.5)
+    tool, recording = ToolRecord("t", "function"), TranscriptionRecord(2.0)
+    for event in (RequestStarted(request), RequestRecord(request, end), tool, recording):
+        with pytest.warns(DeprecationWarning, match=r"on_event\(event\)"):
+            emit([old, old_of_tools], event)  # type: ignore[list-item]
+    assert old.told == [request, (request, end)]
+    assert old_of_tools.told == [request, (request, end), tool, recording]
+
+
+def test_the_old_names_of_records_work_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="ToolRecord"):
+        assert observer.ToolWork is ToolRecord  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match="TranscriptionRecord"):
+        assert observer.RecordingWork is TranscriptionRecord  # type: ignore[attr-defined]

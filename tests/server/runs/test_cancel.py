@@ -24,7 +24,7 @@ from trioserve import (
     ToolReturned,
     ToolStarted,
 )
-from trioserve.server.observers.observer import ToolWork
+from trioserve.server.observers.observer import Event, ToolRecord
 
 A_CALL = calls(("work", {"n": 1}))
 
@@ -284,12 +284,9 @@ async def test_observers_are_told_how_each_call_ended() -> None:
         def __init__(self) -> None:
             self.ended: list[tuple[str, str, bool]] = []
 
-        def request_started(self, request: object) -> None: ...
-
-        def request_ended(self, request: object, end: object) -> None: ...
-
-        def tool_ended(self, work: ToolWork) -> None:
-            self.ended.append((work.tool, work.outcome, work.ran))
+        def on_event(self, event: Event) -> None:
+            if isinstance(event, ToolRecord):
+                self.ended.append((event.tool, event.outcome, event.ran))
 
     async def fail(arguments: Mapping[str, Any], context: ToolCallContext) -> str:
         raise ValueError

@@ -12,6 +12,7 @@ from trioserve.api.base.intake import Intake
 from trioserve.api.base.running import ToolCalls
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
+from trioserve.server.observers.observer import Observer
 from trioserve.tools.registry import ToolRegistry
 
 _log = structlog.stdlib.get_logger("trioserve.api")
@@ -42,7 +43,7 @@ class AppLife(Intake, ABC):
 
     @property
     @abstractmethod
-    def observers(self) -> Sequence[object]:
+    def observers(self) -> Sequence[Observer]:
         """Who is told of calls of tools. Raises as `tools`."""
 
     @abstractmethod

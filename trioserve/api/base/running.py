@@ -12,7 +12,7 @@ import trio
 from trio_util import AsyncValue
 
 from trioserve.errors import DeadlineExceededError, ServerClosingError, UnknownToolCallError
-from trioserve.server.observers.observer import ToolWork
+from trioserve.server.observers.observer import ToolRecord
 from trioserve.server.runs.run import Run
 from trioserve.server.stream import ChatStream
 from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
@@ -35,7 +35,7 @@ class ToolCalls:
         tool: Tool,
         arguments: Mapping[str, Any],
         context: ToolCallContext,
-        work: ToolWork,
+        record: ToolRecord,
     ) -> ToolResult:
         """Call a tool. When cancelled, what it has started has ended before this raises.
 
@@ -43,7 +43,7 @@ class ToolCalls:
             tool: which.
             arguments: by name.
             context: how.
-            work: has the deadline, and is told how the call ends.
+            record: has the deadline, and is told how the call ends.
 
         Raises:
             ServerClosingError: the app is stopping, or has ended the call.
@@ -52,10 +52,10 @@ class ToolCalls:
         """
         if self._is_refusing:
             raise ServerClosingError
-        deadline = work.context.deadline
+        deadline = record.context.deadline
         with trio.CancelScope(deadline=deadline) as scope, self._open(scope):
             async with self._places:
-                return await _call(tool, arguments, context, work)
+                return await _call(tool, arguments, context, record)
         if trio.current_time() >= deadline:
             raise DeadlineExceededError(f"The deadline passed while {tool.info.name} ran.")
         raise ServerClosingError
@@ -85,15 +85,15 @@ class ToolCalls:
 
 
 async def _call(
-    tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext, work: ToolWork
+    tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext, record: ToolRecord
 ) -> ToolResult:
     try:
-        with work.timed():
+        with record.timed():
             result = await tool.call(arguments, context)
     except Exception:
-        work.outcome = "failed"
+        record.outcome = "failed"
         raise
-    work.outcome = "failed" if result.is_error else "finished"
+    record.outcome = "failed" if result.is_error else "finished"
     return result
 
 

@@ -25,6 +25,7 @@ from trioserve.server import RequestContext, Server
 from trioserve.server.concurrency import alongside
 from trioserve.server.lifecycle.engine import Loader
 from trioserve.server.limits.memory import MemoryBudget
+from trioserve.server.observers.observer import Observer
 from trioserve.tools.registry import ToolRegistry
 
 _T = TypeVar("_T")
@@ -79,7 +80,7 @@ class Service(AppLife):
         return self.server.tools
 
     @property
-    def observers(self) -> Sequence[object]:
+    def observers(self) -> Sequence[Observer]:
         """Those of the server. Raises as `server`."""
         return self.server.observers
 

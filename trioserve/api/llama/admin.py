@@ -16,7 +16,7 @@ from trioserve.api.openapi import takes
 from trioserve.chat.markers import media_marker
 from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.server import Server
-from trioserve.server.observers.metrics import Metrics, snapshot
+from trioserve.server.observers.metrics import Metrics
 
 blueprint = Blueprint("admin", __name__)
 
@@ -187,7 +187,7 @@ async def metrics() -> Response:
 async def metrics_as_json() -> Response:
     """Tell what the server has done so far and what it does now, as one JSON object."""
     server, metrics = _current()
-    return json_response(snapshot(metrics, await server.status()))
+    return json_response(metrics.snapshot(await server.status()))
 
 
 def _current() -> tuple[Server, Metrics]:

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import attrs
 import trio
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
+from prometheus_client import Metric
 
 from trioserve.errors import ModelProcessError
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Outgoing, exchange
 from trioserve.router.states import Status
-from trioserve.server.observers.observer import ToolWork
+from trioserve.server.observers.metrics import gauge, prometheus_text, total
+from trioserve.server.observers.observer import Event, ToolRecord
 
 
 class RouterMetrics:
@@ -32,66 +31,28 @@ class RouterMetrics:
         """Count a request by the status that its client gets."""
         self._answered[model, str(status)] += 1
 
-    def tool_ended(self, work: ToolWork) -> None:
+    def on_event(self, event: Event) -> None:
         """Count a call of a tool."""
-        self._tool_calls[work.tool, work.outcome] += 1
+        if isinstance(event, ToolRecord):
+            self._tool_calls[event.tool, event.outcome] += 1
 
     def render(self, fleet: Fleet) -> bytes:
         """Write all metrics."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_RouterCollector(fleet, self._answered, self._tool_calls))
-        return generate_latest(registry)
+        return prometheus_text(self._families(fleet))
 
-
-class _RouterCollector:
-    """A collector of what is so at this moment."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        answered: Mapping[tuple[str, str], int],
-        tool_calls: Mapping[tuple[str, str], int],
-    ) -> None:
-        self._fleet = fleet
-        self._answered = answered
-        self._tool_calls = tool_calls
-
-    def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "trioserve:router_requests",
-            "Requests that a model has answered, or could not",
-            labels=["model", "status"],
-        )
-        for labels, n in self._answered.items():
-            requests.add_metric(labels, n)
-        yield requests
-        calls = CounterMetricFamily(
-            "trioserve:router_tool_calls",
-            "Calls of the router's own tools",
-            labels=["tool", "outcome"],
-        )
-        for labels, n in self._tool_calls.items():
-            calls.add_metric(labels, n)
-        yield calls
-        states = {name: self._fleet.state(name) for name in self._fleet.catalog.entries}
+    def _families(self, fleet: Fleet) -> Iterator[Metric]:
+        text = "Requests that a model has answered, or could not"
+        yield total("router_requests", text, self._answered, "model", "status")
+        text = "Calls of the router's own tools"
+        yield total("router_tool_calls", text, self._tool_calls, "tool", "outcome")
+        states = {name: fleet.state(name) for name in fleet.catalog.entries}
         by_status = Count(state.value for state in states.values())
-        models = GaugeMetricFamily(
-            "trioserve:router_models", "Models, by what they do", labels=["status"]
-        )
-        for status in Status:
-            models.add_metric([status.value], by_status[status])
-        yield models
-        running = GaugeMetricFamily(
-            "trioserve:router_requests_running", "Requests with a model", labels=["model"]
-        )
-        waiting = GaugeMetricFamily(
-            "trioserve:router_requests_waiting", "Requests that wait for a model", labels=["model"]
-        )
-        for name, state in states.items():
-            running.add_metric([name], state.n_requests)
-            waiting.add_metric([name], state.n_waiting)
-        yield running
-        yield waiting
+        models = {(status.value,): by_status[status] for status in Status}
+        yield gauge("router_models", "Models, by what they do", models, "status")
+        running = {(name,): state.n_requests for name, state in states.items()}
+        yield gauge("router_requests_running", "Requests with a model", running, "model")
+        waiting = {(name,): state.n_waiting for name, state in states.items()}
+        yield gauge("router_requests_waiting", "Requests that wait for a model", waiting, "model")
 
 
 #: Seconds that a model may take. It waits 5 for a step to end, and Prometheus 10 for all of this.

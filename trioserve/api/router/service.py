@@ -28,7 +28,7 @@ from trioserve.models.catalog import GgufSummary, ModelEntry, describe, modaliti
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.server.concurrency import alongside
-from trioserve.server.observers.log import RequestLog
+from trioserve.server.observers.observer import Observer, RequestLog
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import Modalities
 
@@ -84,7 +84,7 @@ class RouterService(AppLife):
         return self._tools
 
     @property
-    def observers(self) -> Sequence[object]:
+    def observers(self) -> Sequence[Observer]:
         """The log, and the metrics."""
         return self._observers
 

@@ -24,7 +24,7 @@ from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
 from trioserve.server.concurrency import alongside
-from trioserve.server.observers.observer import ToolWork, observed_tool
+from trioserve.server.observers.observer import ToolRecord, observed_tool
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
 blueprint = Blueprint("tools", __name__)
@@ -123,7 +123,7 @@ class _Call:
         self._life = life
         self._tool = tool
         self._arguments = arguments
-        self._work = ToolWork(tool.info.name, tool.info.kind, context=uncounted_context())
+        self._record = ToolRecord(tool.info.name, tool.info.kind, context=uncounted_context())
         self._context = ToolCallContext(
             cwd=_header("cwd") or None,
             runtime=_header("runtime") or None,
@@ -137,9 +137,9 @@ class _Call:
 
     async def run(self) -> ToolResult:
         """Call the tool. Raises as `ToolCalls.run`."""
-        with observed_tool(self._life.observers, self._work):
+        with observed_tool(self._life.observers, self._record):
             return await self._life.tool_calls.run(
-                self._tool, self._arguments, self._context, self._work
+                self._tool, self._arguments, self._context, self._record
             )
 
     async def run_streamed(self) -> None:

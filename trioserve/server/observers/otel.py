@@ -33,7 +33,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from trioserve._version import __version__
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.server.context import RequestContext
-from trioserve.server.observers.observer import RequestEnd, RequestInfo, ToolWork
+from trioserve.server.observers.observer import (
+    Event,
+    RequestEnd,
+    RequestInfo,
+    RequestRecord,
+    ToolRecord,
+)
 from trioserve.types import CancelReason, FinishReason, Task
 
 _Attributes: TypeAlias = dict[str, str | int | float | list[str]]
@@ -100,10 +106,15 @@ class OpenTelemetry:
             "time_per_output_token", "Between two tokens, the mean of a request", _PER_TOKEN
         )
 
-    def request_started(self, request: RequestInfo) -> None:
-        """Do nothing: a span is made when all is known."""
+    def on_event(self, event: Event) -> None:
+        """Make a span of a request or a call of a tool that has ended: all is known then."""
+        match event:
+            case RequestRecord(request, end):
+                self._trace_request(request, end)
+            case ToolRecord():
+                self._trace_tool(event)
 
-    def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
+    def _trace_request(self, request: RequestInfo, end: RequestEnd) -> None:
         """Make the span, and count."""
         seconds = end.total_s
         if (arrived := request.context.arrived) is not None:
@@ -123,23 +134,22 @@ class OpenTelemetry:
             _add_content(span, request, end)
         span.end(now)
 
-    def tool_ended(self, work: ToolWork) -> None:
-        """Make the span of a call."""
+    def _trace_tool(self, record: ToolRecord) -> None:
         now = time.time_ns()
-        failed = work.outcome == "failed"
+        failed = record.outcome == "failed"
         span = self._tracer.start_span(
-            f"execute_tool {work.tool}".strip(),
-            context=self._parent(work.context),
+            f"execute_tool {record.tool}".strip(),
+            context=self._parent(record.context),
             kind=SpanKind.INTERNAL,
             attributes={
                 "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": work.tool,
-                "gen_ai.tool.type": "function" if work.kind == "function" else "extension",
-                "gen_ai.tool.call.id": work.call_id,
-                "trioserve.tool.outcome": work.outcome,
+                "gen_ai.tool.name": record.tool,
+                "gen_ai.tool.type": "function" if record.kind == "function" else "extension",
+                "gen_ai.tool.call.id": record.call_id,
+                "trioserve.tool.outcome": record.outcome,
                 **({"error.type": "tool_failed"} if failed else {}),
             },
-            start_time=now - int(work.seconds * 1e9),
+            start_time=now - int(record.seconds * 1e9),
         )
         if failed:
             span.set_status(Status(StatusCode.ERROR))

@@ -16,31 +16,34 @@ from trioserve.engine.loop import Loop
 from trioserve.errors import InvalidRequestError
 from trioserve.renamed import warn_of_new_name
 from trioserve.server.concurrency import alongside
-from trioserve.server.observers.observer import Observer, RequestEnd, RequestInfo
+from trioserve.server.observers.observer import Event, Observer, RequestRecord, RequestStarted
 from trioserve.types import StepRecord
 
 _log = structlog.stdlib.get_logger("trioserve.telemetry")
 
-#: Steps, and requests, that are kept for a function which has not come to them yet. The oldest go.
+#: Steps, and other events, that are kept for a function which has not come to them yet. The oldest
+#: go.
 MAX_KEPT = 4096
-
-
-@attrs.frozen
-class RequestRecord:
-    """A request that has ended: what it was, without its prompt, and how it ended."""
-
-    request: RequestInfo
-    end: RequestEnd
 
 
 @attrs.frozen(kw_only=True)
 class TelemetryBatch:
-    """What has happened since the last batch, oldest first."""
+    """What has happened since the last batch: the steps, oldest first, and then all else."""
 
-    steps: tuple[StepRecord, ...]
-    requests: tuple[RequestRecord, ...]
-    #: Steps and requests that are missing, because the function has not kept up.
+    #: Records of steps, requests, calls of tools and recordings.
+    events: tuple[Event, ...]
+    #: Events that are missing, because the function has not kept up.
     n_lost: int
+
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        """The steps of the engine, oldest first."""
+        return tuple(event for event in self.events if isinstance(event, StepRecord))
+
+    @property
+    def requests(self) -> tuple[RequestRecord, ...]:
+        """The requests that have ended, oldest first, without their prompts."""
+        return tuple(event for event in self.events if isinstance(event, RequestRecord))
 
     @property
     def ticks(self) -> tuple[StepRecord, ...]:
@@ -118,14 +121,15 @@ class Telemetry:
         if self._feeds:
             self._observers.append(self)
 
-    def request_started(self, request: RequestInfo) -> None:
-        """Do nothing: a request is told of when it has ended."""
-
-    def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
-        """Keep a record for the next batch."""
-        record = RequestRecord(attrs.evolve(request, task=None, prompt_text=None), end)
+    def on_event(self, event: Event) -> None:
+        """Keep what has ended for the next batch."""
+        if isinstance(event, RequestStarted):
+            return
+        if isinstance(event, RequestRecord):
+            request = attrs.evolve(event.request, task=None, prompt_text=None)
+            event = RequestRecord(request, event.end)
         for feed in self._feeds:
-            feed.put(record)
+            feed.put(event)
 
 
 class _Feed:
@@ -134,7 +138,7 @@ class _Feed:
     def __init__(self, callback: Callback, interval: float) -> None:
         #: The engine's thread appends, and the event loop takes from the left.
         self.steps: deque[StepRecord] = deque(maxlen=MAX_KEPT)
-        self._requests: deque[RequestRecord] = deque(maxlen=MAX_KEPT)
+        self._others: deque[Event] = deque(maxlen=MAX_KEPT)
         self._callback = callback
         self._interval = interval
         self._n_lost = 0
@@ -142,9 +146,9 @@ class _Feed:
         self._end = trio.Event()
         self._ended = trio.Event()
 
-    def put(self, record: RequestRecord) -> None:
-        self._n_lost += len(self._requests) == MAX_KEPT
-        self._requests.append(record)
+    def put(self, event: Event) -> None:
+        self._n_lost += len(self._others) == MAX_KEPT
+        self._others.append(event)
 
     async def run(self) -> None:
         while not self._end.is_set():
@@ -161,7 +165,7 @@ class _Feed:
 
     async def _deliver(self) -> None:
         batch = self._take()
-        if not batch.steps and not batch.requests:
+        if not batch.events:
             return
         try:
             if _is_async(self._callback):
@@ -173,13 +177,14 @@ class _Feed:
 
     def _take(self) -> TelemetryBatch:
         steps = [self.steps.popleft() for _ in range(len(self.steps))]
-        requests = [self._requests.popleft() for _ in range(len(self._requests))]
+        others = [*self._others]
+        self._others.clear()
         if steps:
             n_made = steps[-1].index + 1 - self.next_index
             self._n_lost += max(0, n_made - len(steps))
             self.next_index = steps[-1].index + 1
         n_lost, self._n_lost = self._n_lost, 0
-        return TelemetryBatch(steps=tuple(steps), requests=tuple(requests), n_lost=n_lost)
+        return TelemetryBatch(events=(*steps, *others), n_lost=n_lost)
 
 
 def _is_async(callback: Callback) -> bool:

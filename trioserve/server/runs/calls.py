@@ -16,7 +16,7 @@ from trioserve.errors import TrioServeError
 from trioserve.server.concurrency import all_of
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Common
-from trioserve.server.observers.observer import ToolWork, observed_tool
+from trioserve.server.observers.observer import ToolRecord, observed_tool
 from trioserve.server.runs.events import (
     ApprovalGiven,
     ApprovalNeeded,
@@ -136,15 +136,15 @@ class Calls:
     async def _run_one(self, call: RunCall, fit: Callable[[str], Awaitable[str]]) -> str:
         tool = self._tools.by_name.get(call.tool.name)
         name = "" if tool is None else call.tool.name
-        noted = ToolWork(name, call.tool.kind, call_id=call.id, context=self._context)
+        record = ToolRecord(name, call.tool.kind, call_id=call.id, context=self._context)
         decisions = self._run.decisions
         result = ToolResult.of_error(_STOPPED)
-        with observed_tool(self._observers, noted):
+        with observed_tool(self._observers, record):
             try:
                 with decisions.begin(call.id):
-                    result = await self._result(call, tool, noted)
-                if decisions.is_stopped(call.id) and noted.outcome == "cancelled":
-                    noted.outcome = "stopped"
+                    result = await self._result(call, tool, record)
+                if decisions.is_stopped(call.id) and record.outcome == "cancelled":
+                    record.outcome = "stopped"
             finally:
                 decisions.end(call.id)
         content = await fit(result.text)
@@ -155,36 +155,36 @@ class Calls:
                 content,
                 is_error=result.is_error,
                 diff=result.diff,
-                seconds=noted.seconds,
-                stopped=noted.outcome == "stopped",
+                seconds=record.seconds,
+                stopped=record.outcome == "stopped",
             )
         )
         return content
 
-    async def _result(self, call: RunCall, tool: Tool | None, noted: ToolWork) -> ToolResult:
+    async def _result(self, call: RunCall, tool: Tool | None, record: ToolRecord) -> ToolResult:
         """Run one call, unless it makes no sense or is not allowed."""
         if tool is None:
-            noted.outcome = "failed"
+            record.outcome = "failed"
             return ToolResult.of_error(
                 f"There is no tool {call.tool.name!r:.80}. There are: {self._tools.listed()}."
             )
         try:
             arguments = read_arguments(call.arguments)
         except ValueError as error:
-            noted.outcome = "failed"
+            record.outcome = "failed"
             return ToolResult.of_error(str(error))
         output = partial(self._feed.put_output, call)
         context = attrs.evolve(self._params.place, on_output=output)
         decision = await self._decide(call, tool, arguments, context)
         if not decision.approved:
-            noted.outcome = "denied"
+            record.outcome = "denied"
             because = f": {decision.reason}" if decision.reason else ""
             return ToolResult.of_error(f"This call was not allowed{because}.")
         async with self._places:
             self._feed.put(ToolStarted(self._feed.new_id(), call))
-            with noted.timed():
+            with record.timed():
                 result = await _call(tool, arguments, context)
-        noted.outcome = "failed" if result.is_error else "finished"
+        record.outcome = "failed" if result.is_error else "finished"
         return result
 
     async def _decide(

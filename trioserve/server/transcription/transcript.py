@@ -17,7 +17,7 @@ from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.admission import let_finish
 from trioserve.server.limits.memory import Hold, MemoryBudget
 from trioserve.server.media.loader import MediaLoader, Wanted
-from trioserve.server.observers.observer import RecordingWork, observed_recording
+from trioserve.server.observers.observer import Observer, TranscriptionRecord, observed_recording
 from trioserve.types import DecodedAudio, MediaSource, TokenId, TokenProbs
 
 
@@ -200,7 +200,7 @@ class Transcriptions:
         loader: MediaLoader,
         memory: MemoryBudget,
         requests: Requests,
-        observers: Iterable[object] = (),
+        observers: Iterable[Observer] = (),
     ) -> None:
         self._observers = observers
         self._transcriber = transcriber
@@ -229,8 +229,8 @@ class Transcriptions:
             audio = await self._decode(source, hold, context)
             # No buffer: who does not read holds up the work.
             into, out = trio.open_memory_channel[TranscriptEvent | TrioServeError](0)
-            with observed_recording(self._observers, audio.seconds) as noted:
-                work = partial(self._transcribe, audio, params, context, into, noted)
+            with observed_recording(self._observers, audio.seconds) as record:
+                work = partial(self._transcribe, audio, params, context, into, record)
                 async with alongside(work):
                     yield TranscriptStream(audio.seconds, out)
 
@@ -254,15 +254,15 @@ class Transcriptions:
         params: TranscriptionParams,
         context: RequestContext,
         into: trio.MemorySendChannel[TranscriptEvent | TrioServeError],
-        noted: RecordingWork,
+        record: TranscriptionRecord,
     ) -> None:
         admission = self._requests.admission
         let_finish()
         try:
             async with aclosing(self._transcriber.transcribe(audio, params, context)) as events:
                 async for event in events:
-                    noted.is_finished = isinstance(event, Summary)
+                    record.is_finished = isinstance(event, Summary)
                     await into.send(event)
         except TrioServeError as error:
-            noted.error = ServerClosingError() if admission.closed else error
-            await into.send(noted.error)
+            record.error = ServerClosingError() if admission.closed else error
+            await into.send(record.error)
