@@ -13,6 +13,8 @@ PACKAGE = Path(trioserve.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "node_modules" not in path.parts)
 
 MAX_LINES = 600
+#: One class with a field for each flag: it is a list, and stays in one piece.
+MAX_LINES_OF = {"config/config.py": 800}
 MAX_PARAMETERS = 8
 MAX_NESTING = 3
 
@@ -23,7 +25,7 @@ _BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.W
 def offences_in(path: Path) -> Iterator[str]:
     name = path.relative_to(PACKAGE)
     text = path.read_text(encoding="utf-8")
-    if (n_lines := text.count("\n")) > MAX_LINES:
+    if (n_lines := text.count("\n")) > MAX_LINES_OF.get(name.as_posix(), MAX_LINES):
         yield f"{name}: {n_lines} lines"
     for function in functions_in(ast.parse(text)):
         if (n := n_parameters(function)) > MAX_PARAMETERS:

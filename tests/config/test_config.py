@@ -1,4 +1,4 @@
-"""The two classes: what they refuse."""
+"""What a configuration refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from trioserve.config import Config, ModelConfig
+from trioserve.config import Config
 from trioserve.errors import ConfigError
 
 
@@ -31,12 +31,11 @@ def test_a_config_refuses_what_it_cannot_use(fields: Mapping[str, object]) -> No
         Config(**fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("cls", [ModelConfig, Config])
-def test_fields_that_contradict_each_other(cls: type[ModelConfig]) -> None:
+def test_fields_that_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match="reranking needs pooling 'rank', not 'mean'"):
-        cls(reranking=True, pooling="mean")
+        Config(reranking=True, pooling="mean")
     with pytest.raises(ConfigError, match="pooling has no effect"):
-        cls(pooling="mean")
+        Config(pooling="mean")
 
 
 @pytest.mark.parametrize(
@@ -57,15 +56,14 @@ def test_fields_that_contradict_each_other(cls: type[ModelConfig]) -> None:
 )
 def test_other_machines_have_a_name_and_a_port(text: str) -> None:
     with pytest.raises(ConfigError, match="rpc must be HOST:PORT"):
-        ModelConfig(rpc=("10.0.0.1:50052", text))
+        Config(rpc=("10.0.0.1:50052", text))
 
 
 def test_other_machines_are_named_once() -> None:
     with pytest.raises(ConfigError, match="rpc names a machine twice"):
-        ModelConfig(rpc=("gpu-box.lan:1", "gpu-box.lan:1"))
+        Config(rpc=("gpu-box.lan:1", "gpu-box.lan:1"))
 
 
-def test_a_model_of_its_own_has_the_fields_of_a_model() -> None:
-    config = ModelConfig(model="a.gguf", alias="a, b", lora=("x:2.0",))
+def test_names_and_adapters_are_taken_apart() -> None:
+    config = Config(model="a.gguf", alias="a, b", lora=("x:2.0",))
     assert (config.aliases, config.lora_files) == (("a", "b"), (("x", 2.0),))
-    assert not hasattr(config, "port")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.configs import read, refused
 from trioserve.config import Config
-from trioserve.config.flags import FALSE_WORDS, TRUE_WORDS
 from trioserve.config.parse import from_environment, parse
+from trioserve.config.readers import FALSE_WORDS, TRUE_WORDS
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trioserve.config import Config
-from trioserve.config.tools import BUILTIN_TOOLS
+from trioserve.config.checks import BUILTIN_TOOLS
 from trioserve.errors import ConfigError
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.mcp_servers import config_of, odd
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, UnknownToolError
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.tools.tool import ToolCallContext
 
 
-def config(folder: Path, *tools: str) -> ToolsConfig:
-    return ToolsConfig(model="m.gguf", tools=tools, tools_dir=(str(folder),))
+def config(folder: Path, *tools: str) -> Config:
+    return Config(model="m.gguf", tools=tools, tools_dir=(str(folder),))
 
 
 async def test_a_box_without_tools_is_empty() -> None:
-    async with open_registry(ToolsConfig(model="m.gguf")) as box:
+    async with open_registry(Config(model="m.gguf")) as box:
         assert (dict(box.tools), box.abilities()) == ({}, [])
     with pytest.raises(UnknownToolError, match='unknown tool "read_file"'):
         ToolRegistry().find("read_file")

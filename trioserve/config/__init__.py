@@ -1,6 +1,3 @@
-"""The configuration: its classes, and how flags, environment variables and files set it."""
+"""The configuration: its class, and how flags, environment variables and files set it."""
 
-from trioserve.config.config import Config
-from trioserve.config.model import ModelConfig
-
-__all__ = ["Config", "ModelConfig"]
+from trioserve.config.config import Config as Config

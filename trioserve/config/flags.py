@@ -7,37 +7,16 @@ line, the environment, a file, ``--help`` and the reference in ``docs/`` all rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from operator import attrgetter
 from typing import Any
 
 import attrs
 
 from trioserve.config import readers
 from trioserve.config.config import Config
-from trioserve.config.option import split_names
+from trioserve.config.option import KINDS, split_names
+from trioserve.config.readers import FALSE_WORDS, TRUE_WORDS
 from trioserve.errors import ConfigError, InvalidRequestError
 from trioserve.types import SamplingParams
-
-#: What a variable says to switch something on or off.
-TRUE_WORDS = frozenset({"on", "enabled", "true", "1"})
-FALSE_WORDS = frozenset({"off", "disabled", "false", "0"})
-
-_ON_OFF_AUTO = {
-    **dict.fromkeys(TRUE_WORDS, "on"),
-    **dict.fromkeys(FALSE_WORDS, "off"),
-    "-1": "auto",
-}
-
-#: Words that llama-server takes for a value of a field.
-_WORDS: Mapping[str, Mapping[str, str]] = {
-    "n_gpu_layers": {"auto": "-1", "all": "-1"},
-    "spec_draft_ngl": {"auto": "-1", "all": "-1"},
-    "parallel": {"-1": str(attrs.fields(Config).parallel.default)},
-    "cache_ram": {"-1": str(2**40)},
-    "flash_attn": _ON_OFF_AUTO,
-    "fit": _ON_OFF_AUTO,
-    "reasoning": _ON_OFF_AUTO,
-}
 
 
 @attrs.frozen(kw_only=True)
@@ -49,12 +28,14 @@ class Flag:
     """
 
     field: str
+    attribute: attrs.Attribute[Any] = attrs.field(repr=False)
     names: tuple[str, ...]
     negative: tuple[str, ...]
     variable: str | None
     group: str
     help: str
     read: readers.Reader | None
+    synonyms: Mapping[str, str] = {}
     on: Any = True
     off: Any = False
     choices: tuple[str, ...] | None = None
@@ -63,8 +44,8 @@ class Flag:
 
     @property
     def default(self) -> Any:
-        """What the field is when nobody sets it."""
-        return attrgetter(self.field)(Config())
+        """What the field is unless it is set."""
+        return self.attribute.default
 
     def put(self, values: dict[str, Any], value: Any) -> None:
         """Set the field in `values`, or add to it."""
@@ -74,43 +55,34 @@ class Flag:
             values[self.field] = (*values.get(self.field, ()), *value) if self.adds else value
 
     def put_text(self, values: dict[str, Any], text: str, source: str) -> None:
-        """Read text, and set the field to it.
+        """Read text, and set the field to it. For a switch, it is a word for on or off.
 
         Raises:
             ConfigError: it is not a value of the field; the message begins with `source`.
         """
-        assert self.read is not None
+        if self.read is None:
+            if text not in TRUE_WORDS | FALSE_WORDS:
+                raise ConfigError(f"{source} must be true or false, not {text!r}")
+            self.put(values, self.on if text in TRUE_WORDS else self.off)
+            return
         try:
-            value = self.read(_WORDS.get(self.field, {}).get(text, text))
-            self._validate(value)
+            value = self.read(self.synonyms.get(text, text))
+            if self.attribute.validator is not None:
+                self.attribute.validator(None, self.attribute, value)
         except (ConfigError, InvalidRequestError) as error:
             raise ConfigError(f"{source}: {error.message.rstrip('.')}") from None
         except ValueError as error:
             raise ConfigError(f"{source}: {error}") from None
         self.put(values, value)
 
-    def words(self, text: str) -> tuple[str, ...]:
+    def argv(self, text: str) -> tuple[str, ...]:
         """Return what sets the field to this text on a command line.
 
-        For a switch the text is a word for on or off. Where no flag says no, there are no words.
-
-        Raises:
-            ValueError: it is another word.
+        For a switch, `put_text` takes the text. Where no flag says no, there are no words.
         """
         if self.read is not None:
             return (self.names[-1], text)
-        if text in TRUE_WORDS:
-            return (self.names[-1],)
-        if text in FALSE_WORDS:
-            return self.negative[-1:]
-        raise ValueError(f"must be true or false, not {text!r}")
-
-    def _validate(self, value: Any) -> None:
-        """Run the validator of the field, so that an error can say where the value is from."""
-        name = self.field.removeprefix("sampling.")
-        attribute = attrs.fields_dict(Config if name == self.field else SamplingParams)[name]
-        if attribute.validator is not None:
-            attribute.validator(None, attribute, value)
+        return self.names[-1:] if text in TRUE_WORDS else self.negative[-1:]
 
 
 #: How the fields of `SamplingParams` are set for all requests: names, help.
@@ -157,72 +129,73 @@ SAMPLING: Mapping[str, tuple[str, str]] = {
 # fmt: on
 
 
-def _flag(field: str, names: str, **rest: Any) -> Flag:
+def _flag(field: str, names: str, help: str, **rest: Any) -> Flag:
+    """Make a flag of a field; the type of the field says what `rest` does not."""
+    owner, name = (SamplingParams, field[9:]) if field.startswith("sampling.") else (Config, field)
+    attribute = attrs.fields_dict(owner)[name]
     flags, negative, variable = split_names(names)
-    return Flag(field=field, names=flags, negative=negative, variable=variable, **rest)
+    kind = str(attribute.type)
+    defaults = {
+        "group": attribute.metadata.get("group", "Sampling"),
+        "read": KINDS[kind][2] if kind in KINDS else None,
+        "adds": kind.startswith("tuple"),
+    }
+    return Flag(
+        field=field, attribute=attribute, names=flags, negative=negative, variable=variable,
+        help=help, **defaults | rest,
+    )  # fmt: skip
 
 
 def _flags_of_fields() -> Iterator[Flag]:
     for field in attrs.fields(Config):
         if field.metadata:
-            kind = str(field.type)
-            read = readers.reader_of(field.name, kind)
-            yield _flag(field.name, read=read, adds=kind.startswith("tuple"), **field.metadata)
+            own = {name: value for name, value in field.metadata.items() if name != "check"}
+            flag = f"--{field.name.replace('_', '-')} TRIOSERVE_{field.name.upper()}"
+            yield _flag(field.name, own.pop("names") or flag, **own)
     for name, (names, text) in SAMPLING.items():
-        read = readers.reader_of(name, str(attrs.fields_dict(SamplingParams)[name].type))
-        yield _flag(f"sampling.{name}", names, group="Sampling", help=text, read=read)
+        yield _flag(f"sampling.{name}", names, text)
 
 
 #: Flags that set a field in another way than its own flag does, or have no field of their own.
 # fmt: off
 _OTHER_FLAGS = (
-    _flag("sampling.samplers", "--samplers", group="Sampling", read=readers.samplers,
+    _flag("sampling.samplers", "--samplers", read=readers.samplers, adds=False,
         help="samplers in the order in which they are applied, separated by semicolons"),
     _flag("sampling.samplers", "--sampler-seq --sampling-seq",
-        group="Sampling", read=readers.sampler_letters,
+        read=readers.sampler_letters, adds=False,
         help="the same as --samplers, with a letter for each sampler"),
-    _flag("sampling.dry_sequence_breakers", "--dry-sequence-breaker",
-        group="Sampling", read=readers.dry_breaker, adds=True,
+    _flag("sampling.dry_sequence_breakers", "--dry-sequence-breaker", read=readers.dry_breaker,
         help="DRY: string at which a repetition ends, instead of the default ones; may be given "
         "several times; none = no such string"),
-    _flag("sampling.logit_bias", "-l --logit-bias",
-        group="Sampling", read=readers.logit_bias, adds=True,
+    _flag("sampling.logit_bias", "-l --logit-bias", read=readers.logit_bias,
         help="token id and what to add to its logit, such as 15043+1 or 15043-1; may be given "
         "several times"),
-    _flag("grammar", "--grammar-file", group="Sampling", read=readers.file,
+    _flag("grammar", "--grammar-file", read=readers.file,
         help="file with a GBNF grammar, instead of --grammar"),
-    _flag("json_schema", "-jf --json-schema-file", group="Sampling", read=readers.file,
+    _flag("json_schema", "-jf --json-schema-file", read=readers.file,
         help="file with a JSON Schema, instead of --json-schema"),
-    _flag("lora", "--lora-scaled", group="Model", read=readers.scaled_paths, adds=True,
+    _flag("lora", "--lora-scaled", read=readers.scaled_paths,
         help="LoRA adapters to load, each as PATH:SCALE, separated by commas"),
-    _flag("control_vector", "--control-vector-scaled",
-        group="Model", read=readers.scaled_paths, adds=True,
+    _flag("control_vector", "--control-vector-scaled", read=readers.scaled_paths,
         help="control vectors to add, each as PATH:SCALE, separated by commas"),
-    _flag("spec_type", "--spec-default", group="Drafts", read=None,
-        on=("ngram-mod",), help="the same as --spec-type ngram-mod"),
-    _flag("rope_freq_scale", "--rope-scale LLAMA_ARG_ROPE_SCALE",
-        group="Long contexts", read=readers.inverse,
+    _flag("spec_type", "--spec-default", read=None, on=("ngram-mod",), adds=False,
+        help="the same as --spec-type ngram-mod"),
+    _flag("rope_freq_scale", "--rope-scale LLAMA_ARG_ROPE_SCALE", read=readers.inverse,
         help="factor by which the context is extended: 1 divided by --rope-freq-scale"),
-    _flag("api_keys", "--api-key-file LLAMA_ARG_API_KEY_FILE",
-        group="Server", read=readers.file_of_keys, adds=True,
+    _flag("api_keys", "--api-key-file LLAMA_ARG_API_KEY_FILE", read=readers.file_of_keys,
         help="file with an API key on each line; lines that begin with # are comments"),
-    _flag("ui_config",
-        "--ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG_FILE",
-        group="Network", read=readers.file,
-        help="file with such a JSON object, instead of --ui-config"),
+    _flag("ui_config", "--ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG_FILE",
+        read=readers.file, help="file with such a JSON object, instead of --ui-config"),
     _flag("chat_template", "--chat-template-file LLAMA_ARG_CHAT_TEMPLATE_FILE",
-        group="Chat", read=readers.file,
-        help="file with the Jinja source of a chat template"),
+        read=readers.file, help="file with the Jinja source of a chat template"),
     _flag("log_format", "--log-jsonl | --no-log-jsonl LLAMA_ARG_LOG_JSONL",
-        group="Logs", read=None, on="json", off="auto",
-        help="the same as --log-format json"),
-    _flag("log_level", "--log-disable", group="Logs", read=None, on="off", off="info",
+        read=None, on="json", off="auto", help="the same as --log-format json"),
+    _flag("log_level", "--log-disable", read=None, on="off", off="info",
         help="the same as --log-level off"),
-    _flag("log_level", "-v --verbose --log-verbose",
-        group="Logs", read=None, on="debug", off="info",
+    _flag("log_level", "-v --verbose --log-verbose", read=None, on="debug", off="info",
         help="the same as --log-level debug"),
     _flag("log_level", "-lv --verbosity --log-verbosity LLAMA_ARG_LOG_VERBOSITY",
-        group="Logs", read=readers.log_level,
+        read=readers.log_level,
         help="log level as a number; 0 or 1 = error, 2 = warning, 3 = info, 4 or more = debug"),
 )
 # fmt: on
@@ -308,7 +281,7 @@ PRESETS: Mapping[str, tuple[str, _Fields]] = {
 def _preset(name: str, about: str, fields: Mapping[str, Any]) -> Flag:
     settings = ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in fields.items())
     help = f"{about}; the same as {settings}"
-    return _flag("hf_repo", name, group="Presets", read=None, sets=fields, help=help)
+    return _flag("hf_repo", name, help, group="Presets", read=None, sets=fields)
 
 
 #: The headings that flags are listed under, in their order.
@@ -331,3 +304,14 @@ FLAGS: tuple[Flag, ...] = tuple(
 
 BY_NAME: Mapping[str, Flag] = {name: one for one in FLAGS for name in (*one.names, *one.negative)}
 BY_VARIABLE: Mapping[str, Flag] = {one.variable: one for one in FLAGS if one.variable is not None}
+
+
+def switched_off_by(variable: str) -> Flag | None:
+    """Return the switch that a variable such as ``LLAMA_ARG_NO_JINJA`` switches off."""
+    flag = BY_VARIABLE.get(without_no(variable))
+    return flag if flag is not None and flag.read is None else None
+
+
+def without_no(variable: str) -> str:
+    """``LLAMA_ARG_NO_X`` switches off what ``LLAMA_ARG_X`` switches on."""
+    return variable.replace("LLAMA_ARG_NO_", "LLAMA_ARG_", 1)

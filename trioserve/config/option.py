@@ -8,31 +8,46 @@ from typing import Any
 
 import attrs
 
+from trioserve.config.readers import Reader, integer, integers, names, number, numbers
 from trioserve.errors import ConfigError
+
+#: What fields of each type may hold, how an error calls that, and what reads it; nothing reads a
+#: switch.
+KINDS: Mapping[str, tuple[tuple[type, ...], str, Reader | None]] = {
+    "int": ((int,), "an integer", integer),
+    "float": ((int, float), "a number", number),
+    "bool": ((bool,), "true or false", None),
+    "bool | None": ((bool, type(None)), "true or false", None),
+    "str": ((str,), "text", str),
+    "str | None": ((str, type(None)), "text", str),
+    "tuple[str, ...]": ((tuple,), "a tuple of strings", names),
+    "tuple[int, ...]": ((tuple,), "a tuple of integers", integers),
+    "tuple[float, ...]": ((tuple,), "a tuple of numbers", numbers),
+}
 
 
 def option(
     default: Any,
-    names: str,
+    names: str | None = None,
     *,
-    group: str,
-    help: str,
     choices: tuple[str, ...] | None = None,
     min: float | None = None,
     max: float | None = None,
+    **metadata: Any,
 ) -> Any:
-    """Make an attrs field with its flags and variable, its help, and its choices or bounds.
+    """Make an attrs field with its flags and variable, its help, and what it may hold.
 
     Args:
-        default: the value when nobody sets the field.
-        names: as `split_names` reads them.
-        group: the heading that the field is listed under.
-        help: a line for ``--help``.
+        default: the value that it has unless it is set.
+        names: as `split_names` reads them; none: those that follow from the name of the field.
         choices: the only values that the field may have.
         min: the smallest number allowed.
         max: the largest number allowed.
+        metadata: ``group``, the heading that it is listed under, and ``help``, a line for
+            ``--help``. Further ``read``, if text is not read as the type says; ``synonyms``,
+            what stands for a text; and ``check``, one of `trioserve.config.checks`.
     """
-    metadata = {"names": names, "group": group, "help": help, "choices": choices}
+    metadata |= {"names": names, "choices": choices}
     return attrs.field(default=default, metadata=metadata, validator=_check(choices, min, max))
 
 
@@ -47,25 +62,12 @@ def split_names(names: str) -> tuple[tuple[str, ...], tuple[str, ...], str | Non
     return tuple(words[:bar]), tuple(words[bar + 1 :]), variable
 
 
-_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "an integer"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-    "bool | None": ((bool, type(None)), "true or false"),
-    "str": ((str,), "text"),
-    "str | None": ((str, type(None)), "text"),
-    "tuple[str, ...]": ((tuple,), "a tuple of strings"),
-    "tuple[int, ...]": ((tuple,), "a tuple of integers"),
-    "tuple[float, ...]": ((tuple,), "a tuple of numbers"),
-}
-
-
 def _check(
     choices: tuple[str, ...] | None, min: float | None, max: float | None
 ) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         name = attribute.name
-        types, kind = _TYPES[str(attribute.type)]
+        types, kind, _ = KINDS[str(attribute.type)]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise ConfigError(f"{name} must be {kind}, not {value!r}")
         if choices is not None and value not in choices:

@@ -19,7 +19,15 @@ from typing import Any, Literal
 import attrs
 
 from trioserve.config import Config, readers, unsupported
-from trioserve.config.flags import BY_NAME, BY_VARIABLE, FALSE_WORDS, FLAGS, TRUE_WORDS, Flag
+from trioserve.config.flags import (
+    BY_NAME,
+    BY_VARIABLE,
+    FLAGS,
+    Flag,
+    switched_off_by,
+    without_no,
+)
+from trioserve.config.readers import FALSE_WORDS
 from trioserve.errors import ConfigError
 from trioserve.types import SamplingParams
 
@@ -174,7 +182,7 @@ class _CommandLine:
             if flag.field in _TWO_VALUES and value is None and "," not in text:
                 text = f"{text},{self._value(name, None)}"
             flag.put_text(self.values, text, name)
-            words = flag.words(text)
+            words = flag.argv(text)
         elif value is None:
             flag.put(self.values, flag.off if name in flag.negative else flag.on)
             words = (name,)
@@ -216,10 +224,9 @@ def _read_environment(environ: Mapping[str, str], notes: list[str]) -> dict[str,
         flag = BY_VARIABLE.get(name)
         if text == "" or not (flag or name.startswith(_OWN_PREFIXES)):
             continue
-        switched_off = BY_VARIABLE.get(_without_no(name))
         if flag is not None:
-            _put_variable(flag, values, text, name)
-        elif switched_off is not None and switched_off.read is None:
+            flag.put_text(values, text, name)
+        elif (switched_off := switched_off_by(name)) is not None:
             values[switched_off.field] = False  # whatever the text is
         else:
             _unsupported_variable(name, text, notes)
@@ -246,27 +253,13 @@ def _vertex(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _without_no(name: str) -> str:
-    """``LLAMA_ARG_NO_X`` switches off what ``LLAMA_ARG_X`` switches on."""
-    return name.replace("LLAMA_ARG_NO_", "LLAMA_ARG_", 1)
-
-
-def _put_variable(flag: Flag, values: dict[str, Any], text: str, name: str) -> None:
-    if flag.read is not None:
-        flag.put_text(values, text, name)
-    elif text in TRUE_WORDS | FALSE_WORDS:
-        flag.put(values, flag.on if text in TRUE_WORDS else flag.off)
-    else:
-        raise ConfigError(f"{name} must be true or false, not {text!r}")
-
-
 def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
     known = unsupported.variables()
     if name in known:
         flag, opposite = known[name]
         meant = opposite if text in FALSE_WORDS else flag
-    elif _without_no(name) in known:
-        meant = known[_without_no(name)][1]
+    elif without_no(name) in known:
+        meant = known[without_no(name)][1]
     else:
         hint = unsupported.did_you_mean(name, BY_VARIABLE, known)
         raise ConfigError(f"{name} is not a variable of trioserve{hint}")
@@ -309,13 +302,8 @@ def _put_key(flag: Flag, name: str, values: dict[str, Any], value: Any, source: 
     if name in flag.negative:
         key = flag.names[-1].removeprefix("--")
         raise ConfigError(f"{source}: write {key} = true or {key} = false instead")
-    if flag.read is not None:
-        for each in value if isinstance(value, list) and flag.adds else [value]:
-            flag.put_text(values, _as_text(each, source), source)
-    elif isinstance(value, bool):
-        flag.put(values, flag.on if value else flag.off)
-    else:
-        raise ConfigError(f"{source} must be true or false, not {value!r}")
+    for each in value if isinstance(value, list) and flag.adds else [value]:
+        flag.put_text(values, _as_text(flag, each, source), source)
 
 
 def _line_of(key: str, text: str) -> str:
@@ -325,8 +313,12 @@ def _line_of(key: str, text: str) -> str:
     return "" if found is None else f":{text.count(chr(10), 0, found.start(1)) + 1}"
 
 
-def _as_text(value: Any, source: str) -> str:
-    """A value as it would be on the command line."""
+def _as_text(flag: Flag, value: Any, source: str) -> str:
+    """A value as it would be in a variable."""
+    if flag.read is None:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{source} must be true or false, not {value!r}")
+        return str(value).lower()
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = "a table" if isinstance(value, dict) else repr(value)
         raise ConfigError(f"{source} must be text or a number, not {kind}")

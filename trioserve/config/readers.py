@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,17 @@ from trioserve.errors import ConfigError
 from trioserve.types import SAMPLER_LETTERS
 
 Reader = Callable[[str], Any]
+
+#: What a variable says to switch something on or off.
+TRUE_WORDS = frozenset({"on", "enabled", "true", "1"})
+FALSE_WORDS = frozenset({"off", "disabled", "false", "0"})
+
+#: Words for a field that is on, off or auto.
+SWITCH_SYNONYMS = {
+    **dict.fromkeys(TRUE_WORDS, "on"),
+    **dict.fromkeys(FALSE_WORDS, "off"),
+    "-1": "auto",
+}
 
 
 def integer(text: str) -> int:
@@ -143,33 +154,9 @@ def log_level(text: str) -> str:
     return ("error", "error", "warning", "info")[max(level, 0)] if level <= 3 else "debug"
 
 
-_BY_TYPE: Mapping[str, Reader | None] = {
-    "bool": None,
-    "bool | None": None,
-    "int": integer,
-    "float": number,
-    "str": str,
-    "str | None": str,
-    "tuple[str, ...]": names,
-    "tuple[int, ...]": integers,
-    "tuple[float, ...]": numbers,
-}
-
-#: Fields that are not read as their type says.
-_BY_FIELD: Mapping[str, Reader] = {
-    "override_kv": csv_row,
-    "override_tensor": csv_row,
-    "spec_draft_override_tensor": csv_row,
-    "stop": stop_string,
-    "lora": csv_row,
-    "control_vector": csv_row,
-    "api_prefix": lambda text: text.rstrip("/"),
-}
-
-
-def reader_of(field: str, type_name: str) -> Reader | None:
-    """Return the reader of a field; a switch has none."""
-    return _BY_FIELD.get(field) or _BY_TYPE[type_name]
+def path_prefix(text: str) -> str:
+    """Read a path without the slash at its end."""
+    return text.rstrip("/")
 
 
 # -- values that hold more than one thing
@@ -195,7 +182,7 @@ class Override:
     value: int | float | bool | str
 
 
-def parse_override(text: str) -> Override:
+def parse_override(text: str, field: str = "override_kv") -> Override:
     """Read ``KEY=TYPE:VALUE``.
 
     Raises:
@@ -204,24 +191,24 @@ def parse_override(text: str) -> Override:
     key, _, rest = text.partition("=")
     kind, colon, value = rest.partition(":")
     if not key or not colon or kind not in ("int", "float", "bool", "str"):
-        raise ConfigError(f"override_kv must be KEY=TYPE:VALUE with the type int, float, bool or "
+        raise ConfigError(f"{field} must be KEY=TYPE:VALUE with the type int, float, bool or "
                           f"str, not {text!r}")  # fmt: skip
     if max(len(key.encode()), len(value.encode())) >= _OVERRIDE_SIZE:
-        raise ConfigError(f"override_kv: the key and the value of {key[:40]!r} must each be "
+        raise ConfigError(f"{field}: the key and the value of {key[:40]!r} must each be "
                           f"shorter than {_OVERRIDE_SIZE} bytes")  # fmt: skip
     if kind == "str":
         return Override(key, kind, value)
     if kind == "bool":
         if value not in ("true", "false"):
-            raise ConfigError(f"override_kv: {key} must be true or false, not {value!r}")
+            raise ConfigError(f"{field}: {key} must be true or false, not {value!r}")
         return Override(key, kind, value == "true")
     try:
         return Override(key, kind, float(value) if kind == "float" else int(value))
     except ValueError:
-        raise ConfigError(f"override_kv: {key} must be of type {kind}, not {value!r}") from None
+        raise ConfigError(f"{field}: {key} must be of type {kind}, not {value!r}") from None
 
 
-def parse_rpc(text: str) -> tuple[str, int]:
+def parse_rpc(text: str, field: str = "rpc") -> tuple[str, int]:
     """Read ``HOST:PORT``, where HOST is a name or an IPv4 address: llama.cpp knows no others.
 
     Raises:
@@ -229,8 +216,8 @@ def parse_rpc(text: str) -> tuple[str, int]:
     """
     found = _RPC.fullmatch(text)
     if found is None or not 0 < int(found["port"]) < 2**16:
-        raise ConfigError(f"rpc must be HOST:PORT with the name of a machine or its IPv4 address, "
-                          f"not {text!r}")  # fmt: skip
+        raise ConfigError(f"{field} must be HOST:PORT with the name of a machine or its IPv4 "
+                          f"address, not {text!r}")  # fmt: skip
     return found["host"], int(found["port"])
 
 
@@ -306,3 +293,31 @@ def parse_host(text: str, field: str = "media_urls") -> AllowedHost:
         range,
         any_port=port == "*",
     )
+
+
+def read_mcp_servers(path: str | None, text: str | None) -> dict[str, Any]:
+    """Read descriptions of MCP servers: a JSON object with ``mcpServers``, or an empty one.
+
+    Of two servers with the same name, the one in the text counts, and not that in the file.
+
+    Raises:
+        ConfigError: the file cannot be read, or one of them is no JSON object.
+    """
+    texts = []
+    if path is not None:
+        source = f"mcp_servers_config, the file {path},"
+        try:
+            texts.append((source, Path(path).read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read: {error}") from None
+    if text is not None:
+        texts.append(("mcp_servers_json", text))
+    described: dict[str, Any] = {}
+    for source, json_text in texts:
+        value = parse_json(json_text, source)
+        if not isinstance(value, dict) or not isinstance(value.get("mcpServers", {}), dict):
+            raise ConfigError(f"{source} must be a JSON object with an object mcpServers")
+        if servers := described.get("mcpServers"):
+            value["mcpServers"] = servers | value.get("mcpServers", {})
+        described |= value
+    return described

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trioserve.config import ModelConfig
+    from trioserve.config import Config
     from trioserve.llama.backend import LlamaBackend
     from trioserve.llama.embedding import LlamaEmbedder
 
@@ -24,7 +24,7 @@ __all__ = ["LlamaBackend", "check_library", "load"]
 
 
 def load(
-    config: ModelConfig, *, progress: Callable[[float], bool] | None = None
+    config: Config, *, progress: Callable[[float], bool] | None = None
 ) -> LlamaBackend | LlamaEmbedder:
     """Load a model and make its context. Blocks, for seconds or minutes: call it in a thread.
 

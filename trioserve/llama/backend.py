@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import structlog
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
 from trioserve.llama import control_vector, state_file
@@ -99,7 +99,7 @@ class LlamaBackend:
             )
 
     @classmethod
-    def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> LlamaBackend:
+    def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaBackend:
         """Load a model and make its context; see `trioserve.llama.load`."""
         draft_progress = None
         if config.spec_draft_model is not None and progress is not None:

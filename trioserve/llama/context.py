@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
@@ -201,7 +201,7 @@ class Context:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
 
-def generation_params(model: Model, config: ModelConfig, *, max_chunk: int = 0) -> Any:
+def generation_params(model: Model, config: Config, *, max_chunk: int = 0) -> Any:
     """Make the parameters of a context that generates text.
 
     Args:
@@ -247,7 +247,7 @@ def generation_params(model: Model, config: ModelConfig, *, max_chunk: int = 0) 
     return params
 
 
-def is_unified(model: Model, config: ModelConfig) -> bool:
+def is_unified(model: Model, config: Config) -> bool:
     """Choose the layout of the KV cache, if the configuration does not say it.
 
     In one cache for all, each sequence may be as long as the whole context, and a beginning is
@@ -262,7 +262,7 @@ def is_unified(model: Model, config: ModelConfig) -> bool:
     return bool(needs_all) or config.parallel <= FEW_SLOTS or not is_enough
 
 
-def sequences(config: ModelConfig) -> int:
+def sequences(config: Config) -> int:
     """Return the number of KV sequences: one for each slot, and those kept for later prompts.
 
     In a unified cache a kept sequence costs the cells it holds. In a split one it costs its whole
@@ -286,7 +286,7 @@ def threads(number: int) -> int:
     return count if quota is None else min(count, max(1, int(quota)))
 
 
-def thread_choices(config: ModelConfig) -> tuple[range, range]:
+def thread_choices(config: Config) -> tuple[range, range]:
     """Return how many threads may decode, and how many may prefill, from the fewest to the most.
 
     A number that is configured is the only choice.
@@ -301,7 +301,7 @@ def thread_choices(config: ModelConfig) -> tuple[range, range]:
     return range(1, decode + 1), range(1, decode + 1)
 
 
-def kv_cache_size(model: Model, config: ModelConfig, n_ctx: int) -> int:
+def kv_cache_size(model: Model, config: Config, n_ctx: int) -> int:
     """Return how many bytes a KV cache of `n_ctx` cells takes at least.
 
     This is exact for plain attention. Layers with a sliding window are not counted unless the file
@@ -327,7 +327,7 @@ def kv_cache_size(model: Model, config: ModelConfig, n_ctx: int) -> int:
     return int(n_ctx * layers * lib.llama_model_n_head_kv(model.handle) * per_head)
 
 
-def _check_memory(model: Model, config: ModelConfig, params: Any) -> None:
+def _check_memory(model: Model, config: Config, params: Any) -> None:
     """Refuse a cache that is larger than the memory that is free.
 
     llama.cpp writes to all of it at once, and the system would kill the process.

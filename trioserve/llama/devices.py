@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.config.readers import parse_override, parse_placement
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
@@ -129,7 +129,7 @@ class _Placement(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer", ctypes.c_void_p))
 
 
-def place(params: Any, config: ModelConfig) -> list[Any]:
+def place(params: Any, config: Config) -> list[Any]:
     """Set the parameters of a model that place its tensors or replace its metadata.
 
     Returns what must be kept alive until the model is loaded.
@@ -177,7 +177,7 @@ def chosen(names: tuple[str, ...]) -> list[int]:
     return [known[name].handle for name in names]
 
 
-def _with_remote(config: ModelConfig) -> list[int] | None:
+def _with_remote(config: Config) -> list[int] | None:
     """Return other machines, where the model is to have them, and the GPUs here.
 
     llama.cpp would not choose other machines by itself. None: it may choose as it likes.
@@ -192,7 +192,7 @@ def _with_remote(config: ModelConfig) -> list[int] | None:
     return [*remote, *here] if config.rpc else here
 
 
-def _placements(config: ModelConfig) -> list[tuple[bytes, int]]:
+def _placements(config: Config) -> list[tuple[bytes, int]]:
     """Return patterns of tensor names with their buffers; the first that matches decides."""
     found = []
     if config.override_tensor:
@@ -221,7 +221,7 @@ def _buffers() -> dict[str, int]:
     return found
 
 
-def overridden(config: ModelConfig) -> dict[str, str]:
+def overridden(config: Config) -> dict[str, str]:
     """Return the metadata that `override_kv` replaces, as text; llama.cpp does not tell."""
     found = map(parse_override, config.override_kv)
     return {

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import structlog
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.engine.embedding_backend import POOLINGS, EmbeddingBackend, Matrix
 from trioserve.errors import DecodeError, ModelLoadError, NotSupportedError
@@ -43,7 +43,7 @@ class LlamaEmbedder(EmbeddingBackend):
     may be used by any thread at any time.
     """
 
-    def __init__(self, model: Model, context: Context, config: ModelConfig) -> None:
+    def __init__(self, model: Model, context: Context, config: Config) -> None:
         self._model = model
         self._context = context
         self.info = model.info
@@ -67,7 +67,7 @@ class LlamaEmbedder(EmbeddingBackend):
         _log.info("embeddings", pooling=self.pooling, width=self.width, max_tokens=self.n_batch)
 
     @classmethod
-    def load(cls, config: ModelConfig, *, progress: Progress | None = None) -> LlamaEmbedder:
+    def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaEmbedder:
         """Load a model and make its context; see `trioserve.llama.load`."""
         model = Model.load(config, progress=progress)
         projector = None
@@ -200,7 +200,7 @@ class _PairTokens:
         )
 
 
-def embedding_params(model: Model, config: ModelConfig, *, max_chunk: int = 0) -> Any:
+def embedding_params(model: Model, config: Config, *, max_chunk: int = 0) -> Any:
     """Make the parameters of a context for embeddings. `max_chunk`: see `generation_params`.
 
     The logical batch is as large as the physical one, so that a pooled embedding covers all tokens

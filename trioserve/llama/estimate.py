@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.context import Context, generation_params
@@ -51,12 +51,12 @@ class Estimate:
         return self.weights + self.cache + self.compute
 
 
-def estimate(config: ModelConfig) -> int:
+def estimate(config: Config) -> int:
     """Return how many bytes a server with this configuration will need; see `measure`."""
     return measure(config).total
 
 
-def measure(config: ModelConfig) -> Estimate:
+def measure(config: Config) -> Estimate:
     """Estimate what a server with this configuration will need, on all devices together.
 
     That is the model with its context, its draft model, its adapters and its projector, without
@@ -92,7 +92,7 @@ def measure(config: ModelConfig) -> Estimate:
     return Estimate(weights=weights, cache=cache, compute=compute, n_ctx=n_ctx)
 
 
-def _without_remote(config: ModelConfig) -> ModelConfig:
+def _without_remote(config: Config) -> Config:
     """Leave out other machines: they need not be there for this, and have one client at a time."""
     here = tuple(name for name in config.device if not name.startswith("RPC"))
     return attrs.evolve(config, rpc=(), device=here)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import devices, header, huge_pages, library
 from trioserve.llama.library import lib
@@ -35,7 +35,7 @@ class Model:
     """
 
     def __init__(
-        self, handle: Any, path: Path, config: ModelConfig, *, has_weights: bool = True
+        self, handle: Any, path: Path, config: Config, *, has_weights: bool = True
     ) -> None:
         self.handle: Any = handle
         self.has_weights = has_weights
@@ -51,7 +51,7 @@ class Model:
 
     @classmethod
     def load(
-        cls, config: ModelConfig, *, progress: Progress | None = None, weights: bool = True
+        cls, config: Config, *, progress: Progress | None = None, weights: bool = True
     ) -> Model:
         """Load the file that `config.model` names, or the bundled one.
 
@@ -109,7 +109,7 @@ class Model:
         """How many tokens back the layers with a sliding window see; 0: all layers see all."""
         return 0 if self._swa_full else int(lib.llama_model_n_swa(self.handle))
 
-    def max_n_ctx_seq(self, config: ModelConfig) -> int:
+    def max_n_ctx_seq(self, config: Config) -> int:
         """Return how many tokens a sequence may have: as in training, or more with scaled RoPE.
 
         A table of positions cannot be scaled, and llama.cpp aborts the process beyond its end.
@@ -145,7 +145,7 @@ class Model:
             "supported."
         )
 
-    def _describe(self, path: Path, config: ModelConfig) -> ModelInfo:
+    def _describe(self, path: Path, config: Config) -> ModelInfo:
         handle, vocab = self.handle, self.vocab
         template = lib.llama_model_chat_template(handle, None)
         ftype = lib.llama_ftype_name(lib.llama_model_ftype(handle))
@@ -203,7 +203,7 @@ def check_file(path: Path) -> None:
         )
 
 
-def _check_size(path: Path, config: ModelConfig) -> None:
+def _check_size(path: Path, config: Config) -> None:
     """Refuse weights that are read, not mapped, and larger than the memory that is free."""
     free = free_memory()
     if config.load_mode in _MAPPED or free is None or _may_offload(config):
@@ -215,11 +215,11 @@ def _check_size(path: Path, config: ModelConfig) -> None:
         )
 
 
-def _may_offload(config: ModelConfig) -> bool:
+def _may_offload(config: Config) -> bool:
     return bool(lib.llama_supports_gpu_offload()) and config.n_gpu_layers != 0
 
 
-def _load_mode(path: Path, config: ModelConfig) -> str:
+def _load_mode(path: Path, config: Config) -> str:
     """Choose how to load: into huge pages if these are to be had, and the memory is half empty."""
     if config.load_mode != "auto" or not huge_pages.available() or _may_offload(config):
         return config.load_mode
@@ -227,7 +227,7 @@ def _load_mode(path: Path, config: ModelConfig) -> str:
     return "none" if free is not None and 2 * size <= free else "auto"
 
 
-def _load_weights(path: Path, config: ModelConfig, progress: Progress | None, weights: bool) -> Any:
+def _load_weights(path: Path, config: Config, progress: Progress | None, weights: bool) -> Any:
     """Load the weights and return llama.cpp's pointer. llama.cpp logs why it fails."""
     params = lib.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers

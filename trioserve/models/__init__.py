@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trioserve.errors import InvalidRequestError, ModelLoadError
 
 if TYPE_CHECKING:
-    from trioserve.config import ModelConfig
+    from trioserve.config import Config
     from trioserve.models.hub import HubReference
 
 #: A small chat model, for a first run and for tests.
@@ -42,7 +42,7 @@ def resolve(reference: str | None) -> Path:
     return model.files[0]
 
 
-def resolve_projector(config: ModelConfig) -> Path | None:
+def resolve_projector(config: Config) -> Path | None:
     """Return the file of the projector for images and sound; None: the model takes text only.
 
     It is the one that is configured, or else the one that came with the model.

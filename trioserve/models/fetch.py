@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 import trio
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.errors import HubError, ModelLoadError
 from trioserve.models import hub_reference
 
 if TYPE_CHECKING:
     from trioserve.models.hub import HubReference, Progress
 
-_Config = TypeVar("_Config", bound=ModelConfig)
 
-
-def is_local(config: ModelConfig) -> bool:
+def is_local(config: Config) -> bool:
     """Whether the files of the models are named, and none has to be looked for."""
     named = (config.model, config.spec_draft_model)
     return (
@@ -29,8 +27,8 @@ def is_local(config: ModelConfig) -> bool:
 
 
 async def fetch(
-    config: _Config, on_progress: Callable[[Progress], None] = lambda progress: None
-) -> _Config:
+    config: Config, on_progress: Callable[[Progress], None] = lambda progress: None
+) -> Config:
     """Find the models that a configuration names, and download those that are not there.
 
     A model of the hub that is in the cache is taken as it is, even if the hub has a newer one. A
@@ -86,7 +84,7 @@ class _Found:
 class _Files:
     """Finds files, or downloads them."""
 
-    def __init__(self, config: ModelConfig, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, config: Config, on_progress: Callable[[Progress], None]) -> None:
         from trioserve.models.hub import cache
 
         self._config = config

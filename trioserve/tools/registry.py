@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import trio
 
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ToolRuntimeError, UnknownToolError
 from trioserve.tools.mcp import open_mcp_servers
 from trioserve.tools.tool import Tool, ToolCallContext
@@ -103,7 +103,7 @@ class ToolRegistry:
 
 
 @asynccontextmanager
-async def open_registry(config: ToolsConfig) -> AsyncIterator[ToolRegistry]:
+async def open_registry(config: Config) -> AsyncIterator[ToolRegistry]:
     """Open the tools that a configuration allows, and close them at the end.
 
     All that they have started has ended when the block is left.

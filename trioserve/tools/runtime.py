@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import attrs
 import trio
 
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.errors import ToolRuntimeError, ToolTimeoutError
 from trioserve.tools.files.host import HostFiles
 from trioserve.tools.files.isolate import IsolateFiles
@@ -384,7 +384,7 @@ class Runtimes:
 
 
 @asynccontextmanager
-async def open_runtimes(config: ToolsConfig, sandbox: PathSandbox) -> AsyncIterator[Runtimes]:
+async def open_runtimes(config: Config, sandbox: PathSandbox) -> AsyncIterator[Runtimes]:
     """Open the place that a configuration names, and close it at the end.
 
     A container is started by the first call.

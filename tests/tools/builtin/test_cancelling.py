@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.tools.builtin.file_tools import FileThreads, FileTool, ReadFile
 from trioserve.tools.builtin.search import GrepFiles
 from trioserve.tools.files.store import Entry, FileStatus, FileStore, Kinds, Listing
@@ -104,7 +104,7 @@ async def test_many_calls_and_cancels_leave_nothing(tmp_path: Path) -> None:
         ("write_file", {"path": "d0/new/f", "content": "new\n" * 100}),
         ("edit_file", {"path": "d1/f1", "edits": [{"old_text": "text", "new_text": "t"}]}),
     ]
-    config = ToolsConfig(model="m.gguf", tools=("all",), tools_dir=(str(tmp_path),))
+    config = Config(model="m.gguf", tools=("all",), tools_dir=(str(tmp_path),))
     n_open, n_tasks = (
         len(os.listdir("/proc/self/fd")),
         trio.lowlevel.current_statistics().tasks_living,

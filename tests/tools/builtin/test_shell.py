@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ToolRuntimeError
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.tools.tool import ToolCallContext, ToolResult
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 async def box(tmp_path: Path) -> AsyncIterator[ToolRegistry]:
-    config = ToolsConfig(model="m.gguf", tools=("all",), tools_dir=(str(tmp_path),))
+    config = Config(model="m.gguf", tools=("all",), tools_dir=(str(tmp_path),))
     async with open_registry(config) as opened:
         yield opened
 

@@ -18,7 +18,7 @@ import trio
 from tests.support.processes import is_alive, with_variable
 from tests.tools.process.test_ends import until
 from tests.tools.runtime.conftest import Fake
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.tools.runtime import WATCHED
@@ -31,7 +31,7 @@ RUNTIMES = ["docker:alpine", "podman-container:box", "ssh:user@host.example"]
 
 @asynccontextmanager
 async def box_in(runtime: str | None, folder: str = "/") -> AsyncIterator[ToolRegistry]:
-    config = ToolsConfig(model="m.gguf", tools=("all",), tools_dir=(folder,), tools_runtime=runtime)
+    config = Config(model="m.gguf", tools=("all",), tools_dir=(folder,), tools_runtime=runtime)
     async with open_registry(config) as box:
         yield box
 

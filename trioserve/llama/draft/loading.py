@@ -7,8 +7,7 @@ from typing import Any
 import attrs
 import structlog
 
-from trioserve.config import ModelConfig
-from trioserve.config.drafts import DraftConfig
+from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.draft.drafter import DraftRules, LlamaDrafter
@@ -26,7 +25,7 @@ _FIRST = 5
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 
 
-def divide(config: ModelConfig, progress: Progress) -> tuple[Progress, Progress]:
+def divide(config: Config, progress: Progress) -> tuple[Progress, Progress]:
     """Divide a report of progress between a model and its draft model, by the sizes of the files.
 
     Raises:
@@ -43,7 +42,7 @@ def divide(config: ModelConfig, progress: Progress) -> tuple[Progress, Progress]
 
 
 def load_drafter(
-    target: Model, context: Context, config: ModelConfig, progress: Progress | None = None
+    target: Model, context: Context, config: Config, progress: Progress | None = None
 ) -> LlamaDrafter:
     """Load the draft model that `config` names, for a model that is loaded, with its context.
 
@@ -78,7 +77,7 @@ def load_drafter(
     return LlamaDrafter(model, drafts, target.vocab.n_tokens, rules)
 
 
-def draft_config(config: ModelConfig, context: Context) -> ModelConfig:
+def draft_config(config: Config, context: Context) -> Config:
     """Make the configuration of the draft model.
 
     It is that of the other model, but for what the flags of the draft say. The context is as large
@@ -89,8 +88,15 @@ def draft_config(config: ModelConfig, context: Context) -> ModelConfig:
     threads_batch = config.spec_draft_threads_batch
     if threads_batch == -1:
         threads_batch = config.threads_batch if threads == -1 else threads
-    own: dict[str, Any] = {field.name: field.default for field in attrs.fields(DraftConfig)}
+    own: dict[str, Any] = {
+        field.name: field.default
+        for field in attrs.fields(Config)
+        if field.metadata.get("group") in ("Drafts", "Media")
+    }
     own.update(
+        hf_repo=None,
+        hf_file=None,
+        model_url=None,
         model=config.spec_draft_model,
         alias=None,
         lora=(),

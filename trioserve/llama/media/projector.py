@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.engine.backend import Embeddings
 from trioserve.errors import (
     AbandonedError,
@@ -85,7 +85,7 @@ class LlamaProjector:
         self.bytes_per_cell = _SPECTRUM if self.hears else 0
 
     @classmethod
-    def load(cls, path: Path, model: Model, config: ModelConfig) -> LlamaProjector:
+    def load(cls, path: Path, model: Model, config: Config) -> LlamaProjector:
         """Load the projector in a file.
 
         Raises:
@@ -308,7 +308,7 @@ def _chunk(part: CutChunk, ids: str, place: int) -> MediaChunk:
     )
 
 
-def _params(mtmd: Any, config: ModelConfig) -> Any:
+def _params(mtmd: Any, config: Config) -> Any:
     params = mtmd.mtmd_context_params_default()
     params.use_gpu = config.mmproj_offload and config.mmproj_device != "none"
     device = config.mmproj_device or next(iter(config.device), None)

@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 import structlog
 
-from trioserve.config import ModelConfig
+from trioserve.config import Config
 from trioserve.errors import ConfigError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.devices import ggml
@@ -186,7 +186,7 @@ def abort_at_once() -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 
-def connect(config: ModelConfig, *, timeout: float = peers.TIMEOUT) -> None:
+def connect(config: Config, *, timeout: float = peers.TIMEOUT) -> None:
     """Have the machines of a configuration be devices of llama.cpp, RPC0 and so on. Blocks.
 
     Call it before each load. If one of them fails later, this process ends or hangs, so it must be

@@ -13,8 +13,9 @@ from typing import Any
 import attrs
 
 from trioserve.config import Config, readers, unsupported
-from trioserve.config.flags import BY_NAME, BY_VARIABLE, FALSE_WORDS, TRUE_WORDS, Flag
+from trioserve.config.flags import BY_NAME, BY_VARIABLE, Flag, switched_off_by
 from trioserve.config.parse import CONFIG_VARIABLE, parse
+from trioserve.config.readers import FALSE_WORDS, TRUE_WORDS
 from trioserve.errors import ConfigError
 
 _log = logging.getLogger("trioserve.models.catalog")
@@ -71,20 +72,15 @@ def option(key: str, text: str, source: str) -> tuple[str, tuple[str, ...]] | No
     if found is None:
         return None
     flag, text = found
-    try:
-        words = flag.words(text)
-    except ValueError as error:
-        raise ConfigError(f"{source} {error}") from None
-    if flag.read is not None:
-        flag.put_text({}, text, source)  # reads it, and says what is wrong with it
-    return flag.field, words
+    flag.put_text({}, text, source)  # reads it, and says what is wrong with it
+    return flag.field, flag.argv(text)
 
 
 def _flag(key: str, text: str, source: str) -> tuple[Flag, str] | None:
     """Find the flag of a key. The opposite of a switch is that switch with the opposite value."""
     if (flag := BY_VARIABLE.get(key)) is not None:
         return flag, text
-    if (flag := _negated(key)) is not None:
+    if (flag := switched_off_by(key)) is not None:
         return flag, "false"  # whatever the text is
     for name in (f"--{key.replace('_', '-')}", f"-{key}"):
         if (flag := BY_NAME.get(name)) is not None:
@@ -94,12 +90,6 @@ def _flag(key: str, text: str, source: str) -> tuple[Flag, str] | None:
             return None
     hint = unsupported.did_you_mean(key, [name.lstrip("-") for name in BY_NAME])
     raise ConfigError(f"{source} is not a flag of trioserve{hint}")
-
-
-def _negated(variable: str) -> Flag | None:
-    """Return the switch that a variable such as ``LLAMA_ARG_NO_JINJA`` switches off."""
-    flag = BY_VARIABLE.get(variable.replace("LLAMA_ARG_NO_", "LLAMA_ARG_", 1))
-    return flag if flag is not None and flag.read is None else None
 
 
 def _opposite(text: str) -> str:
@@ -143,7 +133,7 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
 
 
 def _is_ours(variable: str) -> bool:
-    return variable in BY_VARIABLE or _negated(variable) is not None
+    return variable in BY_VARIABLE or switched_off_by(variable) is not None
 
 
 def _of_file(path: str) -> dict[str, tuple[str, ...]]:
@@ -153,7 +143,7 @@ def _of_file(path: str) -> dict[str, tuple[str, ...]]:
         flag = BY_NAME.get(f"--{key.replace('_', '-')}")
         if flag is None:
             continue  # of llama-server, and without effect
-        words = [flag.words(_text(one)) for one in (value if isinstance(value, list) else [value])]
+        words = [flag.argv(_text(one)) for one in (value if isinstance(value, list) else [value])]
         found[flag.field] = tuple(word for some in words for word in some)
     return found
 

@@ -15,7 +15,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.config import Config, ModelConfig
+from trioserve.config import Config
 from trioserve.engine import (
     MAX_IDLE,
     AnswersFirst,
@@ -38,7 +38,7 @@ from trioserve.server.limits.admission import Admission
 from trioserve.types import EngineStatus
 
 
-def ngram_drafters(config: ModelConfig) -> list[Drafter]:
+def ngram_drafters(config: Config) -> list[Drafter]:
     """Make the drafters that guess from n-grams, in the order in which they are to be asked."""
     rules = {
         "ngram-simple": NgramRules(

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.tools.builtin.commands import ExecShellCommand, GetInfo
 from trioserve.tools.builtin.file_tools import EditFile, FileThreads, FileTool, ReadFile, WriteFile
 from trioserve.tools.builtin.search import FindFiles, GrepFiles
@@ -69,7 +69,7 @@ class BuiltinTools:
 
 
 @asynccontextmanager
-async def open_builtin_tools(config: ToolsConfig) -> AsyncIterator[BuiltinTools]:
+async def open_builtin_tools(config: Config) -> AsyncIterator[BuiltinTools]:
     """Open the built-in tools that are on.
 
     Raises:

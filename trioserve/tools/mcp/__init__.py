@@ -14,7 +14,7 @@ from typing import Protocol
 
 import trio
 
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.tools.tool import Tool
 
 #: Seconds that a server's start may take longer because of MCP servers that are slow.
@@ -40,7 +40,7 @@ class McpServers(Protocol):
 
 @asynccontextmanager
 async def open_mcp_servers(
-    config: ToolsConfig, taken: Collection[str] = (), *, wait_seconds: float = WAIT_SECONDS
+    config: Config, taken: Collection[str] = (), *, wait_seconds: float = WAIT_SECONDS
 ) -> AsyncIterator[McpServers]:
     """List the tools of the servers that a configuration names, and call them when asked to.
 

@@ -17,7 +17,7 @@ import trio
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 
-from trioserve.config.tools import ToolsConfig
+from trioserve.config import Config
 from trioserve.errors import ToolError
 from trioserve.tools.mcp.entries import Entry, read_entries
 from trioserve.tools.mcp.server import McpServer
@@ -166,7 +166,7 @@ class McpServers:
 
 @asynccontextmanager
 async def open_servers(
-    config: ToolsConfig, taken: Collection[str], wait_seconds: float
+    config: Config, taken: Collection[str], wait_seconds: float
 ) -> AsyncIterator[McpServers]:
     """See `trioserve.tools.mcp.open_mcp_servers`, which imports this module."""
     entries = await trio.to_thread.run_sync(_entries, config)
@@ -179,6 +179,6 @@ async def open_servers(
         nursery.cancel_scope.cancel()
 
 
-def _entries(config: ToolsConfig) -> list[Entry]:
+def _entries(config: Config) -> list[Entry]:
     folder = Path(config.tools_dir[0] if config.tools_dir else ".").resolve()
     return read_entries(config.mcp_servers(), folder, os.environ)

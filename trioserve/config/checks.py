@@ -1,0 +1,281 @@
+"""What the fields of a `Config` may hold, beyond a type, choices and bounds.
+
+A check of one field, or of each text in it, gets the value and the name of the field. Others look
+at several fields. All raise `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from trioserve.config.readers import names as read_names, parse_json
+from trioserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trioserve.config.config import Config
+
+#: The tools that are built in, by the names that llama-server gives them, in its order.
+BUILTIN_TOOLS = (
+    "read_file", "file_glob_search", "grep_search", "exec_shell_command", "write_file",
+    "edit_file", "get_info",
+)  # fmt: skip
+
+#: Stands for all of them in `tools`.
+ALL_TOOLS = "all"
+
+#: The types of speculative decoding that there are, and those of llama-server that there are not.
+DRAFT_TYPES = ("none", "ngram-simple", "ngram-mod", "draft-simple")
+_INSIDE = "drafts are not made from what the model computes inside"
+_MISSING_DRAFT_TYPES = {
+    "ngram-map-k": "ngram-simple has a map of the text, too",
+    "ngram-map-k4v": "ngram-simple has a map of the text, too",
+    "ngram-cache": "n-grams are learned from requests, not from files",
+    **dict.fromkeys(("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark"), _INSIDE),
+}
+
+#: What `otel` needs to be installed.
+_OTEL = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+# -- one field
+
+
+def alias(value: str, name: str) -> None:
+    """Check for a name, or several separated by commas."""
+    if not read_names(value):
+        raise ConfigError(f"{name} must be a name, or several separated by commas, not {value!r}")
+
+
+def hosts(value: str, name: str) -> None:
+    """Check for addresses, separated by commas."""
+    if not all(host.strip() for host in value.split(",")):
+        raise ConfigError(f"{name} must be a name, an IP address or a path that ends in .sock, or "
+                          f"several separated by commas, not {value!r}")  # fmt: skip
+
+
+def api_key(value: object, name: str) -> None:
+    """Check an API key."""
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{name} holds a key that is empty or not text")
+
+
+def directory(path: str, name: str) -> None:
+    """Check that it is a directory."""
+    if not Path(path).is_dir():
+        raise ConfigError(f"{name} is {path!r}, which is not a directory")
+
+
+def one_directory(path: str, name: str) -> None:
+    """Check one of several directories."""
+    if not Path(path).is_dir():
+        raise ConfigError(f"{name} has {path!r}, which is not a directory")
+
+
+def match(value: str, name: str) -> None:
+    """Check one of the ways in which names of models may differ."""
+    if value not in ("exact", "case", "part"):
+        raise ConfigError(f"{name} must be some of exact, case and part, not {value!r}")
+
+
+def prefix(path: str, name: str) -> None:
+    """Check the path that all routes are below; it may be empty."""
+    if path and (path[0] != "/" or path[-1] == "/"):
+        raise ConfigError(f"{name} is {path!r}, but must begin with / and not end with it")
+
+
+def route(path: str, name: str) -> None:
+    """Check the path of a route; empty: there is none."""
+    if path and not re.fullmatch(r"(/[\w.~:-]+)+", path):
+        raise ConfigError(f"{name} must be a path such as /predict, not {path!r}")
+
+
+def header(value: str, name: str) -> None:
+    """Check the value of a header."""
+    if not value.isascii() or not value.isprintable():
+        raise ConfigError(f"{name} is {value!r}, which cannot be the value of a header")
+
+
+def json_object(text: str, name: str) -> None:
+    """Check for a JSON object; an empty text is none, and has no effect."""
+    if text and not isinstance(parse_json(text, name), dict):
+        raise ConfigError(f"{name} must be a JSON object, not {text!r}")
+
+
+def json_schema(text: str, name: str) -> None:
+    """Check for JSON; an empty text has no effect."""
+    if text:
+        parse_json(text, name)
+
+
+def ping_interval(seconds: float, name: str) -> None:
+    """Check the seconds between pings."""
+    if 0 < seconds < 0.1:
+        raise ConfigError(f"{name} must be at least 0.1, or 0 or -1 for no pings, not {seconds}")
+
+
+def idle_seconds(seconds: float, name: str) -> None:
+    """Check the seconds until the model sleeps."""
+    if seconds != -1 and seconds <= 0:
+        raise ConfigError(f"{name} must be more than 0, or -1 for never, not {seconds}")
+
+
+def tool(value: str, name: str) -> None:
+    """Check the name of a built-in tool."""
+    if value not in (ALL_TOOLS, *BUILTIN_TOOLS):
+        raise ConfigError(f"{name} has {value!r}, which is none of {', '.join(BUILTIN_TOOLS)} "
+                          f"and {ALL_TOOLS}")  # fmt: skip
+
+
+def draft_type(value: str, name: str) -> None:
+    """Check the name of a type of speculative decoding."""
+    if value in _MISSING_DRAFT_TYPES:
+        raise ConfigError(f"{name} {value!r} is one of llama-server that trioserve does not "
+                          f"have: {_MISSING_DRAFT_TYPES[value]}")  # fmt: skip
+    if value not in DRAFT_TYPES:
+        raise ConfigError(f"{name} must be of {', '.join(DRAFT_TYPES)}, not {value!r}")
+
+
+def whisper_model(value: str, name: str) -> None:
+    """Check for a directory of a model that faster-whisper reads, or the name of one."""
+    if not value or (value[0] in "./~" and not (Path(value) / "model.bin").is_file()):
+        raise ConfigError(
+            f"{name} is {value!r}, which is not a directory with a model that faster-whisper reads"
+        )
+    if not _is_installed("faster_whisper"):
+        raise ConfigError(f"{name} needs faster-whisper: install trioserve[whisper]")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
+
+
+def check_each(config: Config) -> None:
+    """Run the checks of single fields; of a tuple, each value is checked."""
+    for field in attrs.fields(type(config)):
+        check, value = field.metadata.get("check"), getattr(config, field.name)
+        if check is not None and value is not None:
+            for each in value if isinstance(value, tuple) else (value,):
+                check(each, field.name)
+
+
+# -- several fields
+
+
+def check_together(config: Config) -> None:
+    """Refuse fields that contradict each other, or have no effect."""
+    for is_wrong, message in _conflicts(config):
+        if is_wrong:
+            raise ConfigError(message)
+
+
+def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
+    """Each conflict that there could be: whether it is there, and what to say of it."""
+    names_file = (config.model or config.model_url) is not None
+    yield (
+        config.hf_repo is not None and names_file,
+        "hf_repo names a model, so model and model_url cannot do it, too",
+    )
+    yield (
+        config.hf_file is not None and config.hf_repo is None,
+        "hf_file has no effect without hf_repo",
+    )
+    yield len(set(config.rpc)) < len(config.rpc), "rpc names a machine twice"
+    layers = config.control_vector_layer_range
+    yield (
+        layers and not (len(layers) == 2 and 1 <= layers[0] <= layers[1] <= 10_000),
+        "control_vector_layer_range must be the first and the last layer, counted from 1",
+    )
+    yield (config.grammar and config.json_schema, "grammar and json_schema cannot be used together")
+    yield from _conflicts_with_embeddings(config)
+    yield from _conflicts_of_drafts(config)
+    yield (
+        0 < config.image_max_tokens < config.image_min_tokens,
+        f"image_min_tokens must be at most image_max_tokens, which is {config.image_max_tokens}",
+    )
+    yield (
+        config.builtin_tools and sys.platform == "win32",
+        "tools: the built-in tools do not run on Windows",
+    )
+    yield (
+        config.has_mcp_servers and not _is_installed("mcp"),
+        "MCP servers need the package mcp: install trioserve[mcp]",
+    )
+    priorities, n_keys = config.api_key_priority, len(config.api_keys)
+    yield (
+        len(priorities) > n_keys
+        or not all(isinstance(one, int) and 0 <= one <= 100 for one in priorities),
+        f"api_key_priority must be integers between 0 and 100, at most one for each of {n_keys} "
+        f"API keys, not {priorities!r}",
+    )
+    yield (
+        (config.ssl_key_file is None) != (config.ssl_cert_file is None),
+        "ssl_key_file and ssl_cert_file must be given together",
+    )
+    yield config.otel_content and not config.otel, "otel_content needs otel"
+    yield (
+        config.otel and not all(map(_is_installed, _OTEL)),
+        "otel needs OpenTelemetry: install trioserve[otel]",
+    )
+
+
+def _conflicts_with_embeddings(config: Config) -> Iterator[tuple[object, str]]:
+    generates = not config.serves_embeddings
+    for field, value in (
+        ("lora", config.lora),
+        ("control_vector", config.control_vector),
+        ("spec_draft_model", config.has_draft_model),
+        ("spec_type", config.draft_types),
+        ("backend_sampling", config.backend_sampling),
+    ):
+        yield value and not generates, f"{field} has no effect on embeddings and reranking"
+    yield (
+        config.pooling != "auto" and generates,
+        "pooling has no effect without embeddings or reranking",
+    )
+    yield (
+        config.reranking and config.pooling not in ("auto", "rank"),
+        f"reranking needs pooling 'rank', not {config.pooling!r}",
+    )
+    yield (
+        config.reranking and (config.mmproj or config.mmproj_url) is not None,
+        "mmproj has no effect on reranking: documents are text",
+    )
+
+
+def _conflicts_of_drafts(config: Config) -> Iterator[tuple[object, str]]:
+    for lowest, highest in (
+        ("spec_ngram_mod_n_min", "spec_ngram_mod_n_max"),
+        ("spec_draft_n_min", "spec_draft_n_max"),
+    ):
+        limit = getattr(config, highest)
+        yield (
+            getattr(config, lowest) > limit,
+            f"{lowest} must be at most {highest}, which is {limit}",
+        )
+    yield (
+        config.spec_draft_model is not None and config.spec_draft_hf is not None,
+        "spec_draft_hf names a draft model, so spec_draft_model cannot do it, too",
+    )
+    yield (
+        config.backend_sampling and config.draft_types,
+        "backend_sampling and drafts exclude each other: llama.cpp samples one token of a sequence "
+        "at a time",
+    )
+    if config.has_draft_model:
+        return
+    yield "draft-simple" in config.spec_type, "spec_type 'draft-simple' needs spec_draft_model"
+    for field in attrs.fields(type(config)):
+        yield (
+            field.name.startswith("spec_draft") and getattr(config, field.name) != field.default,
+            f"{field.name} has no effect without spec_draft_model",
+        )
