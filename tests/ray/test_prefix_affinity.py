@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support.ray_replicas import hint_of
 from trioserve.ray.prefix_affinity import (
     LONGEST,
     MOST,
@@ -17,7 +18,6 @@ from trioserve.ray.prefix_affinity import (
     SHORTEST,
     PrefixAffinity,
     RoutingHint,
-    hint_of,
 )
 
 CHAT = "/v1/chat/completions"

@@ -20,7 +20,8 @@ from ray.serve._private.common import (
 )
 from ray.serve.request_router import PendingRequest
 
-from trioserve.ray.prefix_affinity import RoutingHint, hint_of
+from tests.support.ray_replicas import hint_of
+from trioserve.ray.prefix_affinity import RoutingHint
 from trioserve.ray.request_router import PrefixRouter
 
 

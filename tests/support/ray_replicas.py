@@ -9,7 +9,9 @@ from typing import Any
 
 import attrs
 
+from trioserve.api.base.vendors import prompt_fields
 from trioserve.config import Config
+from trioserve.ray import prefix_affinity
 from trioserve.ray.calls import HEAD, TAKEN, Handle, ModelTarget, Part, Targets
 from trioserve.ray.incoming import Sent
 from trioserve.ray.ingress import Ingress
@@ -197,3 +199,8 @@ async def ask(
     assert [piece["more_body"] for piece in pieces] == [True] * (len(pieces) - 1) + [False]
     names = [(name.decode(), text.decode()) for name, text in start["headers"]]
     return Received(start["status"], dict(names), b"".join(piece["body"] for piece in pieces))
+
+
+def hint_of(route: str, body: object, key: str | None = None) -> RoutingHint:
+    """The hint for a request to this route."""
+    return prefix_affinity.hint_of(body, prompt_fields(route.partition("?")[0]), key)

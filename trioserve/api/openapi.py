@@ -18,9 +18,8 @@ from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
-from trioserve.api.base import fields
+from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
-from trioserve.api.base.errors import shapes_of
 from trioserve.api.base.http import json_response
 from trioserve.api.base.intake import current_intake
 from trioserve.errors import TrioServeError
@@ -115,7 +114,10 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
     schemas = {
         cls.__name__: fields.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
     }
-    errors = [_ERROR, *(shape.schema for shape in shapes_of(app) if shape.schema is not None)]
+    errors = [
+        _ERROR,
+        *(one.schema for each in vendors.registered if (one := each.errors) and one.schema),
+    ]
     return {
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": __version__},

@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 
 import attrs
 
+from trioserve.api.base import vendors
 from trioserve.config import Config
 from trioserve.errors import ModelFailedError, ModelProcessError, TrioServeError, UnknownModelError
 from trioserve.models.catalog import ModelEntry, Source
@@ -218,9 +219,7 @@ def _nobody(model: str) -> NoReplicaError:
 _T = TypeVar("_T")
 
 #: The same for all models, so that any of them may answer, unless the query names one.
-_OF_ANY = frozenset(
-    {"/", "/openapi.json", "/api/version", "/licenses.txt", "/sw.js", "/tools", "/cors-proxy"}
-)
+_OF_ANY = frozenset({"/", "/openapi.json", "/licenses.txt", "/sw.js", "/tools", "/cors-proxy"})
 
 
 class NoSuchModelError(UnknownModelError):
@@ -321,7 +320,8 @@ class Targets:
             AmbiguousModelError: the name may mean several.
         """
         path = request.path
-        of_any = path in _OF_ANY and not request.args.get("model")
+        common = _OF_ANY.union(*(each.common_paths for each in vendors.registered))
+        of_any = path in common and not request.args.get("model")
         if len(self) == 1 or of_any or path.startswith("/assets/"):
             return self.first
         name = request.model
@@ -343,7 +343,7 @@ class Targets:
         Raises:
             TrioServeError: nobody can answer it.
         """
-        hint = hint_of(request.path, request.fields, options.get("key"))
+        hint = hint_of(request.fields, vendors.prompt_fields(request.path), options.get("key"))
         sent = options.get("sent") or request.sent()
         patience = options.get("patience", self._patience)
         return await call(target.handle, sent, hint, patience=patience)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import attrs
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base.body import boundary_of, is_form, parse_form, parse_json
-from trioserve.api.base.connection import WAITED_HEADER
-from trioserve.api.base.http import ID_HEADER
+from trioserve.api.base import vendors
+from trioserve.api.base.vendors import Fields
+from trioserve.api.router import proxy
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, PayloadTooLargeError, TrioServeError
-from trioserve.router.forward import REQUEST_HOP
+from trioserve.errors import PayloadTooLargeError, TrioServeError
 from trioserve.server.limits.memory import Hold
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -55,7 +54,7 @@ class Incoming:
     id: str
     arrived: float  # by the clock of the event loop
     body: bytes = b""
-    fields: Mapping[str, Any] = attrs.field(factory=dict)
+    fields: Fields = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, scope: Scope, request_id: str) -> Incoming:
@@ -120,41 +119,26 @@ class Incoming:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _parse(self) -> Mapping[str, Any]:
-        """Parse the body, as far as it is an object, or a form with files."""
-        content_type = self.headers.get("Content-Type", "")
-        if not self.body:
-            return {}
-        if is_form(content_type):
-            fields = parse_form(self.body, boundary_of(content_type)).fields
-            return {name: values[-1] for name, values in fields.items()}
-        value = parse_json(self.body)
-        return value if isinstance(value, dict) else {}
+    def _parse(self) -> Fields:
+        return proxy.fields_of(self.body, self.headers.get("Content-Type", ""))
 
     @property
     def model(self) -> str | None:
         """The name of the model that it gives. Raises InvalidRequestError: it is no name."""
-        name = self.fields.get("model", self.args.get("model"))
-        if name is None and self.path.startswith("/api/"):
-            name = self.fields.get("name")  # as older clients of Ollama call it
-        if name is not None and not isinstance(name, str):
-            raise InvalidRequestError("'model' must be a string.", param="model")
-        return name or None
+        return vendors.model_in(self.path, self.fields, self.args)
 
     def sent(self, *, path: str | None = None, body: bytes | None = None, **query: Any) -> Sent:
         """Write it for a child, on another path or with another body if need be.
 
         What is given of `query` is set, and None leaves it out.
         """
-        without = REQUEST_HOP | {b"x-forwarded-for"} if self.client else REQUEST_HOP
-        headers = [(name, value) for name, value in self.raw_headers if name not in without]
-        headers.append((ID_HEADER.lower().encode(), self.id.encode()))
-        waited = max(0.0, asyncio.get_running_loop().time() - self.arrived)
-        headers.append((WAITED_HEADER.lower().encode(), f"{waited:.6f}".encode()))
-        if self.client:
-            headers.append((b"x-forwarded-for", self.client.encode()))
-        text = _with(self.query, query) if query else self.query
-        target = quote(path or self.path, safe="/:@!$&'()*+,;=~") + (f"?{text}" if text else "")
+        headers = proxy.request_headers(
+            self.raw_headers,
+            request_id=self.id,
+            waited=asyncio.get_running_loop().time() - self.arrived,
+            client=self.client,
+        )
+        target = proxy.target_of(path or self.path, _with(self.query, query))
         return (self.method, target, headers, self.body if body is None else body)
 
 
@@ -166,6 +150,8 @@ def _without_prefix(path: str, prefix: str) -> str:
 
 def _with(query: str, values: Mapping[str, Any]) -> str:
     """Set values in a query; those that are None are left out."""
+    if not values:
+        return query
     pairs = [each for each in parse_qsl(query, keep_blank_values=True) if each[0] not in values]
     pairs += [(name, str(value)) for name, value in values.items() if value is not None]
     return urlencode(pairs)

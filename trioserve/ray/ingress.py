@@ -13,16 +13,15 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from trioserve.api import ERROR_SHAPES
 from trioserve.api.base import access, errors, sse
 from trioserve.api.base.http import ID_HEADER, choose_id
+from trioserve.api.router.proxy import PassedStream, answer_headers
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, ModelProcessError, TrioServeError
 from trioserve.ray.calls import Reply
 from trioserve.ray.incoming import GoneError, Incoming, Receive, Scope, Send
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
-from trioserve.router.forward import ANSWER_HOP, STREAMS
 from trioserve.server.limits.memory import MemoryBudget
 
 _log = logging.getLogger("ray.serve")
@@ -109,7 +108,7 @@ class _Client:
         self._request = request
         self._config = config
         self._send = send
-        self._shape = errors.choose_shape(request.path, ERROR_SHAPES)
+        self._shape = errors.shape_of(request.path)
 
     async def reply(self, reply: Reply) -> None:
         """Send an answer, as it comes. Whatever happens, the call that it is from is ended.
@@ -136,25 +135,19 @@ class _Client:
 
     async def _pass_on(self, reply: Reply) -> None:
         assert reply.rest is not None
-        n_events = reply.body.count(b"\n\n")
+        passed = PassedStream(self._request.path, self._request.id)
+        passed.note(reply.body)
         try:
             async for part in reply.rest.rest():
-                n_events += part.count(b"\n\n")
-                await self._piece(part, more=True)
+                await self._piece(passed.note(part), more=True)
         except ModelProcessError as error:
-            if not reply.rest.header(b"content-type").startswith(STREAMS):
+            if not passed.can_end(reply.rest.header(b"content-type")):
                 raise
-            last = self._shape.event(self._shape.body(error, self._request.id), n_events)
-            await self._piece(last, more=True)
+            await self._piece(passed.last_event(error), more=True)
         await self._piece(b"", more=False)
 
     async def _begin(self, status: int, given: Sequence[tuple[bytes, bytes]]) -> None:
-        headers = [
-            (name, value)
-            for name, value in given
-            if (name not in ANSWER_HOP or name == b"content-length")
-            and not name.startswith(b"access-control-")
-        ]
+        headers = list(answer_headers(given))
         headers.append((b"vary", b"Origin"))
         if self._request.headers.get(ID_HEADER) != self._request.id:  # else the proxy says it
             headers.append((ID_HEADER.lower().encode(), self._request.id.encode()))

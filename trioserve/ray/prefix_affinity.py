@@ -21,9 +21,12 @@ import struct
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
+
+if TYPE_CHECKING:
+    from trioserve.api.base.vendors import PromptFields
 
 #: Beginnings of this length, twice this length and so on are hashed, and those that end with a
 #: message or with the tools.
@@ -35,8 +38,6 @@ LONGEST, MOST = 65_536, 32
 _MEDIA = frozenset(("data", "file_data", "image_url", "images", "multimodal_data", "url"))
 _SAMPLE = 16_384
 _DEPTH = 8  # of lists and objects in a message; what is deeper is left out
-#: Where there is no beginning that could be cached.
-_OTHERS = ("embeddings", "embedding", "embed", "rerank", "reranking", "tokenize", "detokenize")
 
 
 @attrs.frozen
@@ -52,19 +53,18 @@ class RoutingHint:
     key: str | None = None
 
 
-def hint_of(route: str, body: object, key: str | None = None) -> RoutingHint:
+def hint_of(body: object, prompt: PromptFields | None, key: str | None = None) -> RoutingHint:
     """Make the hint for a request. It never raises, since a bad body is for the replica to refuse.
 
     Args:
-        route: the path, with or without a query.
         body: what the body's JSON says, or None.
+        prompt: the fields that make up the prompt; None: it has none that could be cached.
         key: what names a state that only one replica has, such as a stream that can be resumed.
     """
-    last = route.partition("?")[0].rstrip("/").rpartition("/")[2]
-    if not isinstance(body, Mapping) or last in _OTHERS:
+    if not isinstance(body, Mapping) or prompt is None:
         return RoutingHint(key=key)
     text = _Beginning()
-    for part in _parts(body):
+    for part in _parts(body, prompt):
         for string in part:
             text.add(string)
         text.cut()
@@ -103,15 +103,12 @@ class _Beginning:
             self.blocks.append((int.from_bytes(self._hash.digest(), "big"), self._length))
 
 
-def _parts(body: Mapping[str, Any]) -> Iterator[Iterator[str]]:
-    """Yield what the prompt is made of, in its order in most chat templates.
-
-    The names are those of all APIs; no request has two of the same meaning.
-    """
+def _parts(body: Mapping[str, Any], prompt: PromptFields) -> Iterator[Iterator[str]]:
+    """Yield what the prompt is made of."""
     # Requests with other adapters or another salt share nothing in the cache.
     yield _strings({name: body[name] for name in ("lora", "cache_salt") if body.get(name)})
-    yield _strings([body.get(name) for name in ("system", "instructions", "tools", "functions")])
-    for name in ("messages", "input", "prompt", "input_extra", "input_prefix", "images"):
+    yield _strings([body.get(name) for name in prompt.head])
+    for name in prompt.turns:
         value = body.get(name)
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             yield from map(_strings, value)

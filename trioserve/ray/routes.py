@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
-from trioserve.api.base import sse
-from trioserve.api.base.outputs import FINGERPRINT
+from trioserve.api.base import sse, vendors
 from trioserve.api.base.running import is_unknown
+from trioserve.api.router import proxy
 from trioserve.api.router.metrics import label, merged
 from trioserve.api.streams import ID
 from trioserve.config import Config
@@ -291,12 +290,6 @@ def _without_names(sent: Sent) -> Sent:
 #: Answers a request.
 Handler: TypeAlias = Callable[[Incoming], Awaitable[Reply]]
 
-#: Lists that every model's server has one of.
-_LISTS = ("/models", "/v1/models", "/api/tags", "/api/ps")
-
-#: Paths about a call of a tool in an answer.
-_OF_CALLS = re.compile(r"/v1/(chat/completions|responses)/[^/]+/(approve|stop)")
-
 #: Seconds that a list waits for a replica of a model.
 _LIST_PATIENCE = 2.0
 
@@ -315,6 +308,9 @@ class Routes:
     def __init__(self, config: Config, targets: Targets, *, finds_replicas: bool) -> None:
         self._config = config
         self._targets = targets
+        self._lists = {
+            path: list_of for each in vendors.registered for path, list_of in each.lists.items()
+        }
         self._streams = Streams(targets, finds_replicas=finds_replicas)
         every = Broadcast(targets, has_metrics=config.metrics_endpoint)
         reads: Mapping[str, Handler] = {
@@ -327,7 +323,7 @@ class Routes:
             "/slots": every.slots,
             "/v1/metrics": every.snapshot,
             "/v1/stream": self._streams.by_name,
-            **dict.fromkeys(_LISTS, self._list),
+            **dict.fromkeys(self._lists, self._list),
         }
         self._own: Mapping[tuple[str, str], Handler] = {
             **{(method, path): handler for path, handler in reads.items() for method in _READS},
@@ -335,7 +331,6 @@ class Routes:
             ("POST", "/v1/streams/lookup"): self._streams.lookup,
             ("POST", "/lora-adapters"): every.all,
             ("POST", "/props"): every.all,
-            ("POST", "/v1/chat/completions/control"): every.owner,
         }
         self._owner = every.owner
         self._below: Mapping[str, Handler] = {
@@ -353,7 +348,7 @@ class Routes:
         for prefix, below in self._below.items():
             if request.path.startswith(prefix):
                 handler = below
-        if request.method == "POST" and _OF_CALLS.fullmatch(request.path):
+        if request.method == "POST" and vendors.is_about_answer(request.path):
             handler = self._owner
         if handler is not None:
             return await handler(request)
@@ -376,16 +371,15 @@ class Routes:
         merged: dict[str, Any] = {}
         for name, found in (await self._each(request)).items():
             if isinstance(found, TrioServeError):
-                listed: Mapping[str, Any] = _listed(name)
+                listed = self._lists[request.path](name)
             elif found.status != 200 or request.method == "HEAD":
                 return found
             else:
                 listed = json.loads(found.body)
             for field, value in listed.items():
                 merged[field] = [*merged.get(field, ()), *value] if type(value) is list else value
-        if "data" in merged:  # one page, in the words of Anthropic's API
-            first, last = merged["data"][0]["id"], merged["data"][-1]["id"]
-            merged |= {"has_more": False, "first_id": first, "last_id": last}
+        if "data" in merged:
+            merged |= proxy.page(merged["data"])
         return Reply(body=sse.encode(merged).encode())
 
     async def _ready(self, request: Incoming) -> Reply:
@@ -404,32 +398,5 @@ class Routes:
         """Describe the model, or several as a router does."""
         if len(self._targets) == 1 or request.args.get("model"):
             return await self._targets.ask(self._targets.of(request), request)
-        described = {
-            "role": "router",
-            "max_instances": len(self._targets),
-            "models_autoload": False,
-            "model_alias": "trioserve",
-            "model_path": "none",
-            "default_generation_settings": {"params": {}, "n_ctx": 0},
-            "ui_settings": self._config.ui_settings,
-            "build_info": FINGERPRINT,
-            "is_sleeping": False,
-            "endpoint_tools": self._config.has_tools,
-            "cors_proxy_enabled": self._config.has_mcp_proxy,
-        }
+        described = proxy.properties(self._config, max_models=len(self._targets), autoload=False)
         return Reply(body=sse.encode(described).encode())
-
-
-def _listed(name: str) -> Mapping[str, Any]:
-    """The list of a model of which no more than the name is known."""
-    described = {
-        "id": name,
-        "name": name,
-        "model": name,
-        "object": "model",
-        "owned_by": "trioserve",
-        "created": 0,
-        "type": "model",
-        "display_name": name,
-    }
-    return {"data": [described], "models": [described]}

@@ -29,20 +29,6 @@ AT_ONCE = 64 * 1024
 #: Bytes of a head; a child sends a few hundred.
 _MAX_HEAD = 64 * 1024
 
-#: Headers of a request that end at a proxy: they are about the connection, or it has obeyed them.
-REQUEST_HOP = frozenset(
-    b"connection content-length expect host keep-alive origin proxy-authorization te trailer "
-    b"transfer-encoding upgrade x-request-id x-request-waited".split()
-)
-
-#: Headers of an answer that a proxy does not pass on: its own answer has them anew.
-ANSWER_HOP = frozenset(
-    b"connection content-length date keep-alive server transfer-encoding vary x-request-id".split()
-)
-
-#: Types of bodies that are streams of events, or of lines.
-STREAMS = (b"text/event-stream", b"application/x-ndjson")
-
 
 class NotTakenError(ModelProcessError):
     """The child does not listen, or has ended and left a part of the request unread.

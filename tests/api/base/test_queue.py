@@ -20,8 +20,9 @@ from tests.support.scripts import CHAT, ENDLESS, HI
 from tests.support.waiting import patiently, until
 from trioserve.api.base import sse
 from trioserve.api.base.sse import PING, Waiting, comment_on
-from trioserve.server import RequestContext, Server, queue
+from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Mailbox
+from trioserve.server.limits import admission
 from trioserve.server.limits.admission import Queue
 from trioserve.testing import ScriptedBackend
 from trioserve.types import EngineStatus, Task, WaitingStatus
@@ -80,7 +81,7 @@ async def test_one_look_serves_all(autojump_clock: MockClock) -> None:
             nursery.start_soon(ask, *task_ids)
     assert len(looks) == 1
     assert sorted(one.position if one else 0 for one in found) == [0, 1, 1, 2]
-    await trio.sleep(queue.FRESH)
+    await trio.sleep(admission.FRESH)
     await ask(7)
     assert len(looks) == 2
 

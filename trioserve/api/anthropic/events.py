@@ -14,9 +14,10 @@ import attrs
 
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.base import errors, sse
-from trioserve.api.base.errors import ErrorShape, message_of
+from trioserve.api.base.errors import message_of
 from trioserve.api.base.http import current_request_id
 from trioserve.api.base.outputs import read_arguments
+from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -58,10 +59,6 @@ _SCHEMA: Mapping[str, Any] = {
 }
 
 
-def _applies_to(path: str) -> bool:
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
-
-
 def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
     """Make the JSON body of an error."""
     other = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
@@ -78,7 +75,7 @@ def event(written: Mapping[str, Any], n_before: int = 0) -> bytes:
     return b"event: error\n" + sse.event(written)
 
 
-SHAPE = ErrorShape(_applies_to, body, _SCHEMA, event)
+SHAPE = ErrorShape(body, _SCHEMA, event)
 
 
 # -- blocks and messages

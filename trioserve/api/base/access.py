@@ -12,7 +12,7 @@ from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import rate_limits
+from trioserve.api.base import vendors
 from trioserve.api.base.http import current_request
 from trioserve.api.base.intake import intake_of
 from trioserve.config import Config
@@ -76,18 +76,15 @@ def install_keys(app: Quart) -> None:
 #: Seconds that a browser may remember the answer to a preflight request.
 _MAX_AGE = "600"
 
-_EXPOSED = ", ".join(
-    (
-        "Location",
-        "Mcp-Protocol-Version",
-        "Mcp-Session-Id",
-        "Preference-Applied",
-        "Request-Id",
-        "Retry-After",
-        "WWW-Authenticate",
-        "X-Request-Id",
-        *rate_limits.HEADERS,
-    )
+_EXPOSED = (
+    "Location",
+    "Mcp-Protocol-Version",
+    "Mcp-Session-Id",
+    "Preference-Applied",
+    "Request-Id",
+    "Retry-After",
+    "WWW-Authenticate",
+    "X-Request-Id",
 )
 
 
@@ -116,9 +113,10 @@ def headers_for(origin: str, method: str, config: Config) -> dict[str, str]:
     allowing = allowed(origin, config)
     if not allowing:
         return {}
+    of_limits = (name for each in vendors.registered for name in each.rate_limits.names())
     headers = {
         "Access-Control-Allow-Origin": allowing,
-        "Access-Control-Expose-Headers": _EXPOSED,
+        "Access-Control-Expose-Headers": ", ".join(dict.fromkeys((*_EXPOSED, *of_limits))),
     }
     if config.cors_credentials:
         headers["Access-Control-Allow-Credentials"] = "true"

@@ -1,23 +1,21 @@
 """Errors as clients see them: ``{"error": {"code", "message", "type", "param"}}``.
 
-A family of routes may have a form of its own, which `install` is told.
+A vendor may have a form of its own: `Vendor.errors`.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-import attrs
 import structlog
-from quart import Quart, current_app, request
+from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import HTTPException
 
 from trioserve.api.base import sse
 from trioserve.api.base.http import current_request_id
+from trioserve.api.base.vendors import ErrorShape, vendor_of
 from trioserve.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
@@ -36,40 +34,9 @@ from trioserve.errors import (
 _log = structlog.stdlib.get_logger("trioserve.api")
 
 
-_NAME = "trioserve.errors"  # in `app.extensions`: the shapes
-
-
-def _plain_event(body: Mapping[str, Any], n_before: int) -> bytes:
-    return sse.event(body)
-
-
-@attrs.frozen
-class ErrorShape:
-    """The form that errors have on the routes of a family.
-
-    `event` writes a body as the last event of a stream, after so many others.
-    """
-
-    applies_to: Callable[[str], bool]  # a path
-    body: Callable[[TrioServeError, str], dict[str, Any]]  # of an error and the id of its request
-    schema: Mapping[str, Any] | None = None  # of the body, as JSON Schema; none: the common one
-    event: Callable[[Mapping[str, Any], int], bytes] = _plain_event
-    status: Callable[[TrioServeError], int] = operator.attrgetter("status")
-
-
-def shapes_of(app: Quart) -> Sequence[ErrorShape]:
-    """The shapes that an app has beside the common one."""
-    return cast(Sequence[ErrorShape], app.extensions[_NAME])
-
-
 def shape_of(path: str) -> ErrorShape:
-    """The shape of the errors on a path of the current app."""
-    return choose_shape(path, shapes_of(current_app))
-
-
-def choose_shape(path: str, shapes: Sequence[ErrorShape]) -> ErrorShape:
-    """Choose the first of the shapes that applies to a path, or else the common one."""
-    return next((each for each in shapes if each.applies_to(path)), _COMMON)
+    """The shape of the errors on a path."""
+    return vendor_of(path).errors or _COMMON
 
 
 class InternalError(TrioServeError):
@@ -89,7 +56,7 @@ def body(error: TrioServeError) -> dict[str, Any]:
     return {"error": fields}
 
 
-_COMMON = ErrorShape(lambda path: True, lambda error, request_id: body(error))
+_COMMON = ErrorShape(lambda error, request_id: body(error))
 
 
 def message_of(error: TrioServeError, request_id: str) -> str:
@@ -148,9 +115,8 @@ def _translate(error: HTTPException, limit: int | None) -> TrioServeError:
     return translated
 
 
-def install(app: Quart, shapes: Sequence[ErrorShape] = ()) -> None:
-    """Make an app answer all errors in this form, but for routes that have one of `shapes`."""
-    app.extensions[_NAME] = shapes
+def install(app: Quart) -> None:
+    """Make an app answer all errors in the form of their routes."""
 
     async def on_own(error: TrioServeError) -> Response:
         if _is_ours(error):

@@ -11,12 +11,13 @@ import attrs
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, outputs, sse
-from trioserve.api.base.errors import ErrorShape, message_of
+from trioserve.api.base.errors import message_of
 from trioserve.api.base.generation import event_stream
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.http import current_request, current_request_id
 from trioserve.api.base.outputs import read_arguments
 from trioserve.api.base.sse import Waiting
+from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
     Message,
     MessageBuilder,
@@ -41,10 +42,6 @@ _SCHEMA: Mapping[str, Any] = {
 }
 
 
-def _applies_to(path: str) -> bool:
-    return path.startswith("/api/")
-
-
 def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
     """Make the JSON body of an error."""
     return {"error": message_of(error, request_id)}
@@ -60,7 +57,7 @@ def status(error: TrioServeError) -> int:
     return 404 if isinstance(error, UnknownModelError) else error.status
 
 
-SHAPE = ErrorShape(_applies_to, body, _SCHEMA, line, status)
+SHAPE = ErrorShape(body, _SCHEMA, line, status)
 """How Ollama's clients get errors; but for one, the statuses are those of all routes."""
 
 

@@ -10,28 +10,25 @@ from __future__ import annotations
 from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base import vendors
 from trioserve.api.router import forwarding
 
-#: Blueprints and endpoints that are answered by the router itself.
+#: Blueprints and endpoints that are answered by the router itself, beside those of vendors.
 _OWN = frozenset(
-    {
-        "router", "router_ollama", "openapi", "pages", "proxy", "streams", "tools",
-        "vertex_health", "vertex_predict",
-    }
-)  # fmt: skip
-
-#: Endpoints about an answer: only the child that gives it knows its id.
-_OF_OWNERS = frozenset({"control.control", "runs.approve", "runs.stop"})
+    {"router", "openapi", "pages", "proxy", "streams", "tools", "vertex_health", "vertex_predict"}
+)
 
 
 def install(app: Quart) -> None:
     """Forward what is not the router's own. To be done after the checks of keys and origins."""
+    of_vendors = [one.name for each in vendors.registered for one in each.routes_of_router]
+    own = _OWN.union(of_vendors)
 
     async def forward() -> Response | None:
         endpoint = request.endpoint
-        if endpoint is None or endpoint.partition(".")[0] in _OWN:
+        if endpoint is None or endpoint.partition(".")[0] in own:
             return None
-        if endpoint in _OF_OWNERS:
+        if request.method == "POST" and vendors.is_about_answer(request.path):
             return await forwarding.forward_to_owner()
         return await forwarding.forward()
 

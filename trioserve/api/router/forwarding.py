@@ -10,8 +10,8 @@ import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from typing import Any, Self, TypeAlias
-from urllib.parse import quote
+from functools import partial
+from typing import Any, TypeAlias
 
 import attrs
 import trio
@@ -19,21 +19,20 @@ from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import errors, limits, sse
-from trioserve.api.base.body import Form, boundary_of, is_form, parse_form, parse_json, read_whole
-from trioserve.api.base.connection import GRACE, WAITED_HEADER, Beat, Request, counted
-from trioserve.api.base.errors import ErrorShape
+from trioserve.api.base import errors, limits, sse, vendors
+from trioserve.api.base.body import read_whole
+from trioserve.api.base.connection import GRACE, Beat, Request, counted
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.http import (
-    ID_HEADER,
     TIMEOUT_HEADER,
     current_request,
     current_request_id,
     json_response,
 )
-from trioserve.api.base.readers import keep_alive, seconds
+from trioserve.api.base.readers import seconds
 from trioserve.api.base.running import is_unknown
-from trioserve.api.ollama.events import BODIES, CONTENT_TYPE, Writer
+from trioserve.api.router import proxy
+from trioserve.api.router.proxy import PassedStream
 from trioserve.api.router.service import current_router
 from trioserve.errors import (
     DeadlineExceededError,
@@ -46,9 +45,6 @@ from trioserve.errors import (
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.fleet import Fleet, connected
 from trioserve.router.forward import (
-    ANSWER_HOP,
-    REQUEST_HOP,
-    STREAMS,
     Answer,
     ChildConnection,
     NotTakenError,
@@ -170,7 +166,7 @@ class ForwardedRequest:
     content_type: str  # of its answer, if that is a stream
     say: Say  # writes a ping
     #: The answer where the model is not loaded; none: it has to be loaded for an answer.
-    if_unloaded: Mapping[str, Any] | None = None
+    if_unloaded: Mapping[str, Any] | None
 
 
 async def read_request() -> ForwardedRequest:
@@ -180,13 +176,12 @@ async def read_request() -> ForwardedRequest:
         InvalidRequestError: the body is not JSON, or a value cannot be used.
         TrioServeError: the body is too large.
     """
-    body, fields = await read_whole(_fields_of)
-    config = current_router().config
-    model, lines = _model(fields), BODIES.get(request.path)
-    stream = fields.get("stream")
-    streams = stream is True if lines is None else stream in (None, True)
+    path, content_type = request.path, request.headers.get("Content-Type", "")
+    body, fields = await read_whole(lambda data: proxy.fields_of(data, content_type))
+    config, vendor = current_router().config, vendors.vendor_of(path)
+    model = vendors.model_in(path, fields, request.args)
+    form, streams = vendor.streams, vendor.streams.is_asked(path, fields)
     interval = _ping_interval(fields, config.sse_ping_interval) if streams else math.inf
-    writer = None if lines is None else Writer(model=model or "", body=lines)
     return ForwardedRequest(
         body=body,
         model=model,
@@ -194,52 +189,14 @@ async def read_request() -> ForwardedRequest:
         deadline=_deadline(fields),
         ping_interval=interval,
         tells_place=streams and fields.get("queue_comments") is True,
-        content_type="text/event-stream" if lines is None else CONTENT_TYPE,
-        say=comment_on if writer is None else _empty_parts(writer),
-        if_unloaded=writer.nothing("unload") if writer and _only_unloads(fields) else None,
+        content_type=form.content_type,
+        say=comment_on if form.ping is None else partial(_ping, form.ping, path, model or ""),
+        if_unloaded=vendor.unloaded(path, fields),
     )
 
 
-def _empty_parts(writer: Writer) -> Say:
-    return lambda _waiting: writer.empty()
-
-
-def _only_unloads(fields: Mapping[str, Any]) -> bool:
-    """Whether a request to one of Ollama's routes asks for nothing but the model's memory back."""
-    if any(fields.get(name) for name in ("messages", "prompt", "suffix")):
-        return False
-    try:
-        return keep_alive(fields.get("keep_alive")) == 0
-    except MismatchError:  # or it is not there
-        return False
-
-
-def _fields_of(body: bytes) -> Mapping[str, Any]:
-    """Parse the body, as far as it is an object, or a form with files."""
-    content_type = request.headers.get("Content-Type", "")
-    if not body:
-        return {}
-    if is_form(content_type):
-        return _fields_of_form(parse_form(body, boundary_of(content_type)))
-    value = parse_json(body)
-    return value if isinstance(value, dict) else {}
-
-
-def _fields_of_form(form: Form) -> Mapping[str, Any]:
-    """The fields of a form that are read here, as they are in JSON."""
-    fields: dict[str, Any] = {name: values[-1] for name, values in form.fields.items()}
-    with suppress(KeyError, ValueError):  # it is not there, or the child will refuse it
-        fields["timeout"] = float(fields["timeout"])
-    return {**fields, "stream": form.flag("stream")}
-
-
-def _model(fields: Mapping[str, Any]) -> str | None:
-    name = fields.get("model", request.args.get("model"))
-    if name is None and request.path.startswith("/api/"):
-        name = fields.get("name")  # as older clients of Ollama call it
-    if name is not None and not isinstance(name, str):
-        raise InvalidRequestError("'model' must be a string.", param="model")
-    return name or None
+def _ping(write: Callable[[str, str], bytes], path: str, model: str, _: object) -> bytes:
+    return write(path, model)
 
 
 def _flag(name: str, *, default: bool) -> bool:
@@ -307,7 +264,7 @@ async def _respond(fleet: Fleet, entry: ModelEntry, wanted: ForwardedRequest) ->
         await _wait(place, wanted, sse.SOON if wanted.tells_place else wanted.ping_interval)
         if not place.decided:
             current.beat = Beat(wanted.ping_interval, place.beat)
-            late = _answer_late(place, wanted, _Client.current())
+            late = _answer_late(place, wanted, current, _passed())
             return Response(late, headers=sse.HEADERS, content_type=wanted.content_type)
         connection = await place.connection()
         with suppress(NotTakenError):
@@ -330,18 +287,15 @@ async def _wait(place: Place, wanted: ForwardedRequest, patience: float) -> None
 
 def outgoing(current: Request, body: bytes) -> Outgoing:
     """Write a request for a child."""
-    headers = [
-        (name, value) for name, value in current.scope["headers"] if name.lower() not in REQUEST_HOP
-    ]
-    headers.append((ID_HEADER.encode(), current_request_id().encode()))
-    waited = max(0.0, trio.current_time() - current.arrived)
-    headers.append((WAITED_HEADER.encode(), f"{waited:.6f}".encode()))
-    if (client := current.scope.get("client")) is not None:  # else a proxy has named it
-        headers = [header for header in headers if header[0].lower() != b"x-forwarded-for"]
-        headers.append((b"x-forwarded-for", client[0].encode()))
+    client = current.scope.get("client")
+    headers = proxy.request_headers(
+        current.scope["headers"],
+        request_id=current_request_id(),
+        waited=trio.current_time() - current.arrived,
+        client=None if client is None else client[0],
+    )
     query = current.query_string.decode("ascii", "replace")
-    target = quote(current.path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
-    return Outgoing(current.method, target, headers, body)
+    return Outgoing(current.method, proxy.target_of(current.path, query), headers, body)
 
 
 async def respond(answer: Answer) -> Response:
@@ -352,12 +306,11 @@ async def respond(answer: Answer) -> Response:
     """
     headers = Headers(
         (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in answer.headers
-        if name not in ANSWER_HOP and not name.startswith(b"access-control-")
+        for name, value in proxy.answer_headers(answer.headers)
     )
     length = int(answer.header(b"content-length") or 0)
     if not answer.ended and not 0 < length <= _SHORT:
-        response = Response(_parts(answer, _Client.current()), answer.status, headers)
+        response = Response(_parts(answer, current_request(), _passed()), answer.status, headers)
     else:
         response = Response(await answer.receive_all(), answer.status, headers)
     if length:
@@ -365,47 +318,34 @@ async def respond(answer: Answer) -> Response:
     return response
 
 
-@attrs.frozen
-class _Client:
-    """Whose request it is, for when its answer is sent: the current request is over by then."""
-
-    request: Request
-    shape: ErrorShape
-
-    @classmethod
-    def current(cls) -> Self:
-        return cls(current_request(), errors.shape_of(request.path))
-
-    def last_event(self, error: TrioServeError, n_before: int) -> bytes:
-        """Write the error that ends a stream which had begun, in the form of its API."""
-        return self.shape.event(self.shape.body(error, current_request_id()), n_before)
+def _passed() -> PassedStream:
+    return PassedStream(request.path, current_request_id())
 
 
 async def _parts(
-    answer: Answer, client: _Client, *, begun: bool = False
+    answer: Answer, current: Request, passed: PassedStream, *, begun: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """Pass a body on as it comes. If the child ends before it does, a stream says so.
 
-    With `begun`, the status of the response was sent before that of the answer was known.
+    With `begun`, the status of the response was sent before that of the answer was known. The
+    request is not the current one any more.
     """
-    n_events = 0
     try:
         if begun and answer.status != 200:
-            yield client.shape.event(json.loads(await answer.receive_all()), 0)
+            yield passed.write(json.loads(await answer.receive_all()))
             return
         while part := await answer.receive():
-            n_events += part.count(b"\n\n")
-            yield part
+            yield passed.note(part)
     except ModelProcessError as error:
-        if answer.header(b"content-type").startswith(STREAMS):
-            yield client.last_event(error, n_events)
+        if passed.can_end(answer.header(b"content-type")):
+            yield passed.last_event(error)
         else:
-            client.request.abort()  # which ends this task, too
+            current.abort()  # which ends this task, too
             await trio.sleep(GRACE)
 
 
 async def _answer_late(
-    place: Place, wanted: ForwardedRequest, client: _Client
+    place: Place, wanted: ForwardedRequest, current: Request, passed: PassedStream
 ) -> AsyncGenerator[bytes, None]:
     """Tell where the request stands until it has its child, and then pass on what that answers."""
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
@@ -417,12 +357,12 @@ async def _answer_late(
             said = comment
             await _wait(place, wanted, sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
         connection = await place.connection()
-        answer = await connection.ask(outgoing(client.request, wanted.body))
-        async with aclosing(_parts(answer, client, begun=True)) as parts:
+        answer = await connection.ask(outgoing(current, wanted.body))
+        async with aclosing(_parts(answer, current, passed, begun=True)) as parts:
             async for part in parts:
                 yield part
     except TrioServeError as error:
-        yield client.last_event(error, 0)
+        yield passed.last_event(error)
 
 
 async def forward_to_owner() -> Response:

@@ -17,9 +17,8 @@ from trioserve.api.base import sse
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import Beat
 from trioserve.api.base.http import current_request, json_response
-from trioserve.api.base.outputs import FINGERPRINT
 from trioserve.api.openapi import takes
-from trioserve.api.router import forwarding, metrics as router_metrics
+from trioserve.api.router import forwarding, metrics as router_metrics, proxy
 from trioserve.api.router.service import RouterService, current_fleet, current_router
 from trioserve.errors import (
     InvalidRequestError,
@@ -108,17 +107,6 @@ def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
     return written | {name: value for name, value in more.items() if value is not None}
 
 
-def page(models: list[dict[str, Any]]) -> dict[str, Any]:
-    """Make the answer that lists models. It is always one page, in Anthropic's words."""
-    return {
-        "data": models,
-        "object": "list",
-        "has_more": False,
-        "first_id": models[0]["id"] if models else None,
-        "last_id": models[-1]["id"] if models else None,
-    }
-
-
 blueprint = Blueprint("router", __name__)
 
 _PING = b":\n\n"
@@ -145,20 +133,7 @@ async def props() -> Response:
         return await forwarding.forward()
     config = current_router().config
     return json_response(
-        {
-            "role": "router",
-            "max_instances": config.models_max,
-            "models_autoload": config.models_autoload,
-            # What clients of a server with one model look for.
-            "model_alias": "trioserve",
-            "model_path": "none",
-            "default_generation_settings": {"params": {}, "n_ctx": 0},
-            "ui_settings": config.ui_settings,
-            "build_info": FINGERPRINT,
-            "is_sleeping": False,
-            "endpoint_tools": config.has_tools,
-            "cors_proxy_enabled": config.has_mcp_proxy,
-        }
+        proxy.properties(config, max_models=config.models_max, autoload=config.models_autoload)
     )
 
 
@@ -229,7 +204,7 @@ async def models() -> Response:
     ]
     coming = current_router().downloads.running
     listed += [describe_download(name, coming[name].progress()) for name in coming.keys() - entries]
-    return json_response(page(listed))
+    return json_response(proxy.page(listed))
 
 
 @blueprint.post("/models")

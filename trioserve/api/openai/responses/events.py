@@ -10,8 +10,8 @@ from typing import Any
 
 from trioserve.api.base import errors, outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.errors import ErrorShape
 from trioserve.api.base.http import current_request_id
+from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openai.events import counted, event_fields
 from trioserve.api.openai.responses.items import (
     CallItem,
@@ -49,9 +49,6 @@ from trioserve.types import Finished, FinishReason, GenerationParams, Progress, 
 # -- errors
 
 
-_PATHS = frozenset({"/v1/responses", "/responses"})
-
-
 def as_event(body: Mapping[str, Any]) -> dict[str, Any]:
     """Make an event of the body of an error: flat, as the API has it, and as it is elsewhere."""
     error = body["error"]
@@ -66,7 +63,7 @@ def event(body: Mapping[str, Any], n_before: int) -> bytes:
     return b"event: error\n" + sse.event(numbered)
 
 
-SHAPE = ErrorShape(_PATHS.__contains__, lambda error, request_id: errors.body(error), event=event)
+SHAPE = ErrorShape(lambda error, request_id: errors.body(error), event=event)
 
 
 class ResponseBuilder:

@@ -79,7 +79,7 @@ async def test_the_models_that_are_loaded_say_it_themselves(tmp_path: Path) -> N
 async def test_a_process_that_does_not_answer_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trioserve.api.router.ollama._PATIENCE", 0.05)
+    monkeypatch.setattr("trioserve.api.ollama.router._PATIENCE", 0.05)
     with trio.socket.socket(trio.socket.AF_UNIX) as silent:
         await silent.bind(str(tmp_path / "silent.sock"))
         silent.listen()

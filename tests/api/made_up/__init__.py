@@ -1,0 +1,58 @@
+"""A vendor that there is not: its one chat route, and what the rest of the server has to know."""
+
+from __future__ import annotations
+
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base.body import read_body
+from trioserve.api.base.http import current_context, json_response
+from trioserve.api.base.service import awake_server
+from trioserve.api.base.vendors import (
+    ErrorShape,
+    PromptFields,
+    RateLimitHeaders,
+    StreamForm,
+    Vendor,
+)
+from trioserve.errors import InvalidRequestError
+
+PATH = "/made-up/chat"
+CONTENT_TYPE = "text/x-made-up"
+
+blueprint = Blueprint("made_up", __name__)
+
+
+@blueprint.post(PATH)
+async def chat() -> Response:
+    """Answer a question."""
+    body = await read_body()
+    if not isinstance(body.get("question"), str):
+        raise InvalidRequestError("There is no question.", param="question")
+    server = await awake_server(body.get("engine"))
+    messages = [{"role": "user", "content": body["question"]}]
+    async with server.stream_chat(messages, context=current_context(None)) as stream:
+        answer = (await stream.read()).message.content
+    if body.get("live"):
+        return Response(f"{answer}\n", content_type=CONTENT_TYPE)
+    return json_response({"answer": answer})
+
+
+VENDOR = Vendor(
+    paths=("/made-up",),
+    routes=(blueprint,),
+    errors=ErrorShape(
+        body=lambda error, request_id: {"oh": error.message},
+        event=lambda body, n_before: f"oh: {body['oh']}\n".encode(),
+        status=lambda error: 418,
+    ),
+    rate_limits=RateLimitHeaders("Made-Up-{kind}-{part}"),
+    streams=StreamForm(
+        content_type=CONTENT_TYPE,
+        is_asked=lambda path, fields: fields.get("live") is True,
+        ping=lambda path, model: f"{model}?\n".encode(),
+    ),
+    model_fields=("engine",),
+    prompts={PATH: PromptFields(turns=("question",))},
+    lists={"/made-up/engines": lambda name: {"engines": [name]}},
+)
