@@ -40,8 +40,8 @@ from trioserve.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
+from trioserve.router.client import ServerAnswer, ServerEvents
 from trioserve.router.fleet import Fleet
-from trioserve.router.forward import Answer
 from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.stream import ChatChunk
@@ -317,7 +317,7 @@ class Written:
 
 
 def stream_of(*pieces: bytes) -> RemoteStream:
-    return RemoteStream(cast(Answer, Written(*pieces)))
+    return RemoteStream(ServerEvents(cast(ServerAnswer, Written(*pieces)), dict))
 
 
 def delta(**fields: Any) -> bytes:

@@ -1,20 +1,18 @@
-"""Models that answer over HTTP: those of a server that runs, or of processes of our own."""
+"""Models that programs may call: those of a server that runs, or in processes of our own."""
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
-import httpcore
 import msgspec
-import trio
 
-from trioserve.errors import TrioServeError, UnavailableError
+from trioserve.errors import UnavailableError
 from trioserve.models.catalog import Catalog
+from trioserve.router.client import ServerAnswer, ServerClient, connected_to
 from trioserve.router.fleet import Fleet, send_to_model
 from trioserve.router.forward import Outgoing
 from trioserve.router.states import QueueStatus
@@ -23,33 +21,6 @@ T = TypeVar("T")
 
 #: Takes a sentence on what a call is waiting for.
 Tell: TypeAlias = Callable[[str], None]
-
-#: Seconds to connect, and to hand over a piece of a request. An answer may take as long as it does.
-_TIMEOUTS = {"connect": 10.0, "write": 30.0, "read": None, "pool": None}
-
-#: Bytes of an answer of which a part is shown if it says nothing that we understand.
-_MAX_SHOWN = 200
-
-
-class Reply(Protocol):
-    """An answer whose head is there."""
-
-    status: int
-
-    async def receive(self) -> bytes:
-        """Wait for more of the body. Empty at the end."""
-
-
-class Reason(msgspec.Struct):
-    """What is wrong, in the form of OpenAI."""
-
-    message: str
-
-
-class Failure(msgspec.Struct):
-    """An answer, or an event of a stream, that is an error."""
-
-    error: Reason
 
 
 class _Status(msgspec.Struct):
@@ -76,34 +47,23 @@ class Listed:
 
 
 class Models(ABC):
-    """Takes requests to models. Leaving the block of an answer cancels the request."""
+    """What answers requests for models."""
 
     @abstractmethod
-    def send(
-        self, path: str, body: Mapping[str, Any], tell: Tell
-    ) -> AbstractAsyncContextManager[Reply]:
-        """Send a request to the model that the body names; gives the answer, whatever its status.
+    def client(self, name: str | None, tell: Tell) -> ServerClient:
+        """Give the client of the server of a model; `name` is None where there is only one.
 
         Raises:
-            TrioServeError: there is no such model, or nobody answers.
+            TrioServeError: there is no such model.
         """
 
     @abstractmethod
     async def listed(self) -> list[Listed]:
         """List the models. Raises TrioServeError."""
 
-    @asynccontextmanager
-    async def answer(self, path: str, body: Mapping[str, Any], tell: Tell) -> AsyncIterator[Reply]:
-        """Send a request; gives an answer that is good. Raises TrioServeError."""
-        async with self.send(path, body, tell) as reply:
-            if reply.status != 200:
-                raise error_in(await receive_all(reply), reply.status)
-            yield reply
-
     async def ask(self, path: str, body: Mapping[str, Any], form: type[T], tell: Tell) -> T:
-        """Send a request, and read the JSON of its answer. Raises TrioServeError."""
-        async with self.answer(path, body, tell) as reply:
-            return read(await receive_all(reply), form)
+        """Send a request to the model that the body names. Raises as `ServerClient.ask`."""
+        return await self.client(body.get("model"), tell).ask(path, body, form=form)
 
 
 class OwnModels(Models):
@@ -113,22 +73,21 @@ class OwnModels(Models):
         self._fleet = fleet
         self._catalog = catalog
 
-    @asynccontextmanager
-    async def send(self, path: str, body: Mapping[str, Any], tell: Tell) -> AsyncIterator[Reply]:
-        """See `Models.send`."""
-        entry = self._catalog.find(body.get("model"))
+    def client(self, name: str | None, tell: Tell) -> ServerClient:
+        """See `Models.client`."""
+        entry = self._catalog.find(name)
 
         def waits(waiting: QueueStatus) -> None:
             share = "" if waiting.progress is None else f": {waiting.progress:.0%}"
             tell(f"Loading {entry.name}{share}")
 
-        async def write() -> Outgoing:
-            headers = ((b"content-type", b"application/json"),)
-            return Outgoing("POST", path, headers, json.dumps(body).encode())
+        @asynccontextmanager
+        async def send(write: Callable[[], Awaitable[Outgoing]]) -> AsyncIterator[ServerAnswer]:
+            async with send_to_model(self._fleet, entry, write, on_wait=waits) as answer:
+                tell("")
+                yield answer
 
-        async with send_to_model(self._fleet, entry, write, on_wait=waits) as answer:
-            tell("")
-            yield answer
+        return ServerClient(send)
 
     async def listed(self) -> list[Listed]:
         """See `Models.listed`."""
@@ -137,100 +96,28 @@ class OwnModels(Models):
 
 
 class ServerModels(Models):
-    """The models of a server that runs.
+    """The models of a server that runs, which finds them by their names."""
 
-    Args:
-        pool: connections to it.
-        url: its address, without a path's last slash.
-        api_key: of it, if it has any.
-    """
+    def __init__(self, client: ServerClient) -> None:
+        self._client = client
 
-    def __init__(self, pool: httpcore.AsyncConnectionPool, url: str, api_key: str | None) -> None:
-        self._pool = pool
-        self._url = url
-        self._headers = [("Content-Type", "application/json")]
-        if api_key is not None:
-            self._headers.append(("Authorization", f"Bearer {api_key}"))
-
-    @asynccontextmanager
-    async def send(self, path: str, body: Mapping[str, Any], tell: Tell) -> AsyncIterator[Reply]:
-        """See `Models.send`."""
-        async with self._send("POST", path, json.dumps(body).encode()) as reply:
-            yield reply
+    def client(self, name: str | None, tell: Tell) -> ServerClient:
+        """See `Models.client`."""
+        return self._client
 
     async def listed(self) -> list[Listed]:
         """See `Models.listed`."""
-        async with self._send("GET", "/v1/models") as reply:
-            data = await receive_all(reply)
-        if reply.status != 200:
-            raise error_in(data, reply.status)
-        return [Listed(one.id, one.status.value) for one in read(data, _Models).data]
-
-    @asynccontextmanager
-    async def _send(
-        self, method: str, path: str, content: bytes | None = None
-    ) -> AsyncIterator[Reply]:
-        try:
-            async with self._pool.stream(
-                method,
-                self._url + path,
-                headers=self._headers,
-                content=content,
-                extensions={"timeout": _TIMEOUTS},
-            ) as response:
-                received = _Received(response)
-                try:
-                    yield received
-                finally:
-                    await received.abandon()
-        except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-            raise UnavailableError(f"No server answers at {self._url}: {error}.") from error
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            raise UnavailableError(f"The connection to {self._url} is lost.") from error
-
-
-class _Received:
-    """See `Reply`."""
-
-    def __init__(self, response: httpcore.Response) -> None:
-        self.status = response.status
-        self._body = response.aiter_stream()
-        self._begun = False
-
-    async def receive(self) -> bytes:
-        self._begun = True
-        return await anext(self._body, b"")
-
-    async def abandon(self) -> None:
-        """Read no further. Being cancelled ends all of the generators that the body is made of."""
-        if self._begun:
-            with trio.CancelScope() as scope:
-                scope.cancel()
-                await anext(self._body, b"")
+        models = await self._client.ask("/v1/models", form=_Models)
+        return [Listed(one.id, one.status.value) for one in models.data]
 
 
 @asynccontextmanager
 async def models_of_server(
     url: str, *, socket_path: str | None = None, api_key: str | None = None
 ) -> AsyncIterator[Models]:
-    """The models of a server that runs. Leaving the block closes the connections to it.
-
-    Args:
-        url: its address.
-        socket_path: the Unix socket that it listens on, if it does.
-        api_key: of it.
-    """
-    certificates = None
-    if url.startswith("https:"):  # reading them takes a while
-        certificates = await trio.to_thread.run_sync(httpcore.default_ssl_context)
-    async with httpcore.AsyncConnectionPool(
-        ssl_context=certificates,
-        uds=socket_path,
-        max_connections=None,
-        max_keepalive_connections=4,
-        keepalive_expiry=2.0,  # before the server closes them
-    ) as pool:
-        yield ServerModels(pool, url, api_key)
+    """The models of a server that runs. Arguments are those of `connected_to`."""
+    async with connected_to(url, socket_path=socket_path, api_key=api_key) as client:
+        yield ServerModels(client)
 
 
 @asynccontextmanager
@@ -242,33 +129,8 @@ async def models_of_catalog(
         yield OwnModels(fleet, catalog)
 
 
-async def receive_all(reply: Reply) -> bytes:
-    """Wait for the rest of a body."""
-    parts = []
-    while part := await reply.receive():
-        parts.append(part)
-    return b"".join(parts)
-
-
-def read(data: bytes, form: type[T]) -> T:
-    """Read JSON of a form. Raises UnavailableError: it is none."""
-    try:
-        return msgspec.json.decode(data, type=form)
-    except msgspec.DecodeError as error:
-        raise UnavailableError(f"The server does not answer as expected: {error}.") from None
-
-
-def error_in(data: bytes, status: int) -> TrioServeError:
-    """Make an error of the answer to a request that has failed."""
-    try:
-        return TrioServeError(msgspec.json.decode(data, type=Failure).error.message)
-    except msgspec.DecodeError:
-        shown = data[:_MAX_SHOWN].decode("utf-8", "replace")
-        return TrioServeError(f"The server answers with status {status}: {shown}")
-
-
-class Chatted(msgspec.Struct, kw_only=True):
-    """An answer."""
+class ChatAnswer(msgspec.Struct, kw_only=True):
+    """The answer of a chat."""
 
     text: str
     model: str
@@ -294,18 +156,17 @@ class _Usage(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """A chunk of an answer, or an error."""
+    """A chunk of an answer."""
 
     model: str = ""
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: Reason | None = None
 
 
 async def chat(
     models: Models, request: Mapping[str, Any], tell: Tell, comes: Callable[[str], None]
-) -> Chatted:
-    """Have a model answer a chat. When cancelled, it stops.
+) -> ChatAnswer:
+    """Have a model answer a chat, asked for as a stream, so that its text can be told as it comes.
 
     Args:
         models: those that there are.
@@ -316,58 +177,26 @@ async def chat(
     Raises:
         TrioServeError: it does not answer.
     """
-    body = {**request, "stream": True, "stream_options": {"include_usage": True}}
-    reader = _Reader(comes)
-    async with models.answer("/v1/chat/completions", body, tell) as reply:
-        while data := await reply.receive():
-            reader.feed(data)
-    return reader.answer()
-
-
-class _Reader:
-    """Puts an answer together from the events of its stream."""
-
-    def __init__(self, comes: Callable[[str], None]) -> None:
-        self._comes = comes
-        self._buffer = b""
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._model = ""
-        self._finish_reason: str | None = None
-        self._usage = _Usage()
-
-    def feed(self, data: bytes) -> None:
-        """Take what came. Raises TrioServeError: it is an error, or no event of a chat."""
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            content = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and content != b"[DONE]":  # others are comments
-                self._take(read(content, _Event))
-
-    def _take(self, event: _Event) -> None:
-        if event.error is not None:
-            raise TrioServeError(event.error.message)
-        self._model = event.model or self._model
-        self._usage = event.usage or self._usage
-        for choice in event.choices:
-            self._finish_reason = choice.finish_reason or self._finish_reason
-            for piece, parts in (
-                (choice.delta.reasoning_content, self._reasoning),
-                (choice.delta.content, self._text),
-            ):
-                if piece:
-                    parts.append(piece)
-                    self._comes(piece)
-
-    def answer(self) -> Chatted:
-        """The whole answer. Raises UnavailableError: it has no end."""
-        if self._finish_reason is None:
-            raise UnavailableError("The answer of the server has no end.")
-        return Chatted(
-            text="".join(self._text),
-            reasoning="".join(self._reasoning),
-            model=self._model,
-            finish_reason=self._finish_reason,
-            prompt_tokens=self._usage.prompt_tokens,
-            completion_tokens=self._usage.completion_tokens,
-        )
+    body = {**request, "stream_options": {"include_usage": True}}
+    client = models.client(body.get("model"), tell)
+    text, reasoning = list[str](), list[str]()
+    model, usage = "", _Usage()
+    finish_reason: str | None = None
+    async with client.events("/v1/chat/completions", body, form=_Event) as events:
+        async for event in events:
+            model, usage = event.model or model, event.usage or usage
+            for choice in event.choices:
+                finish_reason = choice.finish_reason or finish_reason
+                reasoning.append(choice.delta.reasoning_content or "")
+                text.append(choice.delta.content or "")
+                comes(reasoning[-1] + text[-1])
+    if finish_reason is None:
+        raise UnavailableError("The answer of the server has no end.")
+    return ChatAnswer(
+        text="".join(text),
+        reasoning="".join(reasoning),
+        model=model,
+        finish_reason=finish_reason,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+    )

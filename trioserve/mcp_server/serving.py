@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from trioserve._version import __version__
 from trioserve.errors import TrioServeError
-from trioserve.mcp_server.models import Chatted, Listed, Models, chat
+from trioserve.mcp_server.models import ChatAnswer, Listed, Models, chat
 from trioserve.server.concurrency import alongside
 from trioserve.tools.tool import read_arguments, schema_of
 
@@ -118,7 +118,7 @@ class ChatForm(_Form):
     ) = UNSET
 
 
-async def _chat(models: Models, form: ChatForm, report: Report) -> Chatted:
+async def _chat(models: Models, form: ChatForm, report: Report) -> ChatAnswer:
     messages = [msgspec.to_builtins(one) for one in form.history]
     if form.system:
         messages.insert(0, {"role": "system", "content": form.system})
@@ -283,7 +283,7 @@ TOOLS: Sequence[ModelTool[Any]] = (
         title="Ask a model",
         description="Ask a language model that runs locally, and get its answer.",
         arguments=ChatForm,
-        result=Chatted,
+        result=ChatAnswer,
         call=_chat,
     ),
     ModelTool(
@@ -381,7 +381,7 @@ def _described(tool: ModelTool[Any]) -> mcp_types.Tool:
 
 def _answered(result: msgspec.Struct) -> mcp_types.CallToolResult:
     """A result for programs, and as text for models: of a chat, the text only."""
-    if isinstance(result, Chatted):
+    if isinstance(result, ChatAnswer):
         texts = [result.text, _CUT] if result.finish_reason == "length" else [result.text]
     else:
         texts = [msgspec.json.encode(result).decode()]

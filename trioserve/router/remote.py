@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain, pairwise
 from math import inf
@@ -20,7 +18,7 @@ import trio
 from werkzeug.datastructures import Headers
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartEncoder, Preamble
 
-from trioserve.chat.content_parts import Attachment, Audio, Image, Video, text_part
+from trioserve.chat.content_parts import Audio, text_part
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -31,55 +29,29 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.errors import (
-    DeadlineExceededError,
     InvalidMediaError,
-    InvalidRequestError,
-    NotSupportedError,
-    TooManyRequestsError,
-    TrioServeError,
     UnavailableError,
     UnsupportedFieldError,
 )
 from trioserve.models.catalog import Catalog, ModelEntry
+from trioserve.router.client import ServerClient, ServerEvents, read_json, receive_all
 from trioserve.router.fleet import Fleet, send_to_model
-from trioserve.router.forward import Answer, Outgoing
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.generation.embeddings import Array
 from trioserve.server.prompts.chats import Messages
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
 from trioserve.server.transcription import Segment, Summary, Transcript, Word
-from trioserve.types import Chunk, Finished, FinishReason, MediaKind, MediaSource, Prompt, Timings
-
-#: The classes of errors, by the ``type`` that they have in JSON.
-_ERRORS: Mapping[str, type[TrioServeError]] = {
-    kind.type: kind
-    for kind in (DeadlineExceededError, InvalidRequestError, NotSupportedError, UnavailableError)
-}
-
-#: Seconds after which one may come back who was refused.
-_RETRY_AFTER = 1.0
+from trioserve.types import Chunk, Finished, FinishReason, Prompt, Timings
 
 #: A recording: a path, or the bytes of a file.
 Recording = Audio | bytes | str | os.PathLike[str]
 
 #: Fields for what a `RemoteStream` does not tell.
 _UNTOLD = frozenset({"best_of", "logprobs", "n", "n_probs", "return_progress", "top_logprobs"})
-_ATTACHMENTS: Mapping[MediaKind, type[Attachment]] = {
-    "image": Image, "audio": Audio, "video": Video,
-}  # fmt: skip
 
 #: Fields that decide how a transcript is written, which is done here.
 _OF_FORM = frozenset({"file", "include", "response_format", "stream"})
-
-
-def error_of(fields: Mapping[str, Any]) -> TrioServeError:
-    """Make an error of what an answer or an event has as its ``error``."""
-    message, param = str(fields["message"]), fields.get("param")
-    if fields["type"] == TooManyRequestsError.type:
-        return TooManyRequestsError(message, retry_after=_RETRY_AFTER)
-    usual = TrioServeError if param is None else InvalidRequestError
-    return _ERRORS.get(fields["type"], usual)(message, param=param)
 
 
 class RemoteStream:
@@ -92,12 +64,11 @@ class RemoteStream:
         TrioServeError: from the iteration, when the request fails or its process ends.
     """
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, events: ServerEvents[dict[str, Any]]) -> None:
         self.finished: Finished | None = None
         #: The whole prompt, once the stream has ended.
         self.prompt_text = ""
-        self._answer = answer
-        self._buffer = b""
+        self._events = events
         self._unread: deque[Chunk | ChatChunk | Finished] = deque()
         self._builder = MessageBuilder()
 
@@ -113,12 +84,10 @@ class RemoteStream:
         if self.finished is not None:
             raise StopAsyncIteration
         while not self._unread:
-            data = await self._answer.receive()
-            if not data:
+            data = await anext(self._events, None)
+            if data is None:
                 raise UnavailableError("The answer of the model's process has no end.")
-            self._buffer += data
-            *events, self._buffer = self._buffer.split(b"\n\n")
-            self._unread.extend(chain.from_iterable(map(self._events_in, events)))
+            self._unread.extend(self._events_in(data))
         event = self._unread.popleft()
         if isinstance(event, ChatChunk):
             for delta in event.deltas:
@@ -153,13 +122,8 @@ class RemoteStream:
             finished=self.finished,
         )
 
-    def _events_in(self, block: bytes) -> Iterator[Chunk | ChatChunk | Finished]:
-        """Read an event of the stream. A comment, and the line that ends a chat, have none."""
-        if not block.startswith(b"data: {"):
-            return
-        data = json.loads(block.removeprefix(b"data: "))
-        if "error" in data:
-            raise error_of(data["error"])
+    def _events_in(self, data: Mapping[str, Any]) -> Iterator[Chunk | ChatChunk | Finished]:
+        """Read an event of the stream."""
         if "choices" in data:
             for choice in data["choices"]:
                 if deltas := tuple(self._deltas_in(choice["delta"])):
@@ -336,8 +300,7 @@ class RemoteServer:
     """
 
     def __init__(self, fleet: Fleet, entry: ModelEntry) -> None:
-        self._fleet = fleet
-        self._entry = entry
+        self._client = ServerClient(partial(send_to_model, fleet, entry))
 
     @asynccontextmanager
     async def stream(
@@ -349,8 +312,9 @@ class RemoteServer:
             TrioServeError: as `Server.stream`; the process cannot be started, or has ended.
         """
         body = {**fields, "prompt": prompt, "return_tokens": True}
-        async with self._stream("/completion", body) as stream:
-            yield stream
+        _refuse(_UNTOLD, body)
+        async with self._client.events("/completion", body, form=dict) as events:
+            yield RemoteStream(events)
 
     async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
         """Continue a prompt, and return all of it at the end. Raises as `stream`."""
@@ -361,8 +325,9 @@ class RemoteServer:
     async def stream_chat(self, messages: Messages, **fields: Any) -> AsyncIterator[RemoteStream]:
         """Answer a chat, token by token. Like `stream`, with `ChatChunk` in place of `Chunk`."""
         body = {**fields, "messages": messages, "verbose": True}
-        async with self._stream("/v1/chat/completions", body) as stream:
-            yield stream
+        _refuse(_UNTOLD, body)
+        async with self._client.events("/v1/chat/completions", body, form=dict) as events:
+            yield RemoteStream(events)
 
     async def chat(self, messages: Messages, **fields: Any) -> ChatCompletion:
         """Answer a chat, and return the message at the end. Raises as `stream`."""
@@ -374,7 +339,7 @@ class RemoteServer:
     ) -> tuple[Array, ...]:
         """Make an embedding of each text. Raises as `Server.embed`, and as `stream`."""
         given = inputs if isinstance(inputs, str) else [_as_input(one) for one in inputs]
-        answer = await self._ask("/v1/embeddings", {**fields, "input": given})
+        answer = await self._client.ask("/v1/embeddings", {**fields, "input": given}, form=dict)
         return tuple(np.array(one["embedding"], np.float32) for one in answer["data"])
 
     async def rerank(
@@ -382,7 +347,7 @@ class RemoteServer:
     ) -> tuple[float, ...]:
         """Score how well each document fits a query; higher is better. Raises as `embed`."""
         body = {**fields, "query": query, "documents": documents}
-        answer = await self._ask("/v1/rerank", body)
+        answer = await self._client.ask("/v1/rerank", body, form=dict)
         ranked = sorted(answer["results"], key=lambda one: int(one["index"]))
         return tuple(one["relevance_score"] for one in ranked)
 
@@ -407,59 +372,20 @@ class RemoteServer:
         if granularities := fields.get("timestamp_granularities"):
             fields["timestamp_granularities"] = [*granularities, "segment"]
         body = {**fields, "response_format": "verbose_json", "file": recording}
-        async with self._answer(path, body, write_form) as answer:
-            return read_transcript(json.loads(await answer.receive_all()))
+        async with self._client.answer(path, body, write_form) as answer:
+            return read_transcript(read_json(await receive_all(answer), dict))
 
     async def tokenize(self, text: str, **fields: Any) -> tuple[int, ...]:
         """Turn text into token ids. Raises as `stream`."""
-        answer = await self._ask("/tokenize", {"add_special": True, **fields, "content": text})
+        answer = await self._client.ask(
+            "/tokenize", {"add_special": True, **fields, "content": text}, form=dict
+        )
         return tuple(answer["tokens"])
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """Turn token ids into text. Raises as `stream`."""
-        answer = await self._ask("/detokenize", {"tokens": tokens})
+        answer = await self._client.ask("/detokenize", {"tokens": tokens}, form=dict)
         return str(answer["content"])
-
-    @asynccontextmanager
-    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[RemoteStream]:
-        _refuse(_UNTOLD, body)
-        async with self._answer(path, {**body, "stream": True}) as answer:
-            yield RemoteStream(answer)
-
-    async def _ask(self, path: str, body: dict[str, Any]) -> Any:
-        async with self._answer(path, body) as answer:
-            return json.loads(await answer.receive_all())
-
-    @asynccontextmanager
-    async def _answer(
-        self,
-        path: str,
-        body: dict[str, Any],
-        write: Callable[[dict[str, Any]], tuple[bytes, bytes]] | None = None,
-    ) -> AsyncIterator[Answer]:
-        """Send a request to the process; gives the answer, which is good.
-
-        `write` makes of the body its type and what is sent, in a thread. The default is JSON.
-        """
-        timeout = body.get("timeout")
-        deadline = math.inf if timeout is None else trio.current_time() + timeout
-
-        async def send() -> Outgoing:
-            if timeout is not None:
-                body["timeout"] = max(deadline - trio.current_time(), 0.001)
-            kind, data = await trio.to_thread.run_sync(write or _write_json, body)
-            return Outgoing("POST", path, ((b"content-type", kind),), data)
-
-        async with AsyncExitStack() as stack:
-            with trio.move_on_at(deadline) as scope:
-                answer = await stack.enter_async_context(
-                    send_to_model(self._fleet, self._entry, send)
-                )
-            if scope.cancelled_caught:
-                raise DeadlineExceededError("The request's deadline has passed.")
-            if answer.status != 200:
-                raise error_of(json.loads(await answer.receive_all())["error"])
-            yield answer
 
 
 def _refuse(names: frozenset[str], fields: Mapping[str, Any]) -> None:
@@ -472,24 +398,3 @@ def _as_input(text: str | MixedPrompt) -> Any:
         return text
     parts = [text_part(part) if isinstance(part, str) else part for part in text.parts]
     return {"content": parts}
-
-
-def _write_json(body: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Write a body as JSON; reads the files of images and sound. It may take long.
-
-    Raises:
-        InvalidMediaError: a file cannot be read.
-        UnsupportedFieldError: something cannot be sent to another process.
-    """
-    return b"application/json", json.dumps(body, default=_encode_one).encode()
-
-
-def _encode_one(value: object) -> Any:
-    if isinstance(value, MediaSource) and value.kind is not None:
-        file = value.data if value.data is not None else value.path
-        value = value if file is None else _ATTACHMENTS[value.kind](file)
-    if isinstance(value, Attachment):
-        return value.as_part()
-    raise UnsupportedFieldError(
-        f"A {type(value).__name__} cannot be sent to the process of a model."
-    )

@@ -1,0 +1,289 @@
+"""`ServerClient`: the HTTP client for another trioserve, a process of a fleet or a server anywhere.
+
+What a server writes is read here and nowhere else: JSON, streams of events, and errors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import httpcore
+import msgspec
+import trio
+
+from trioserve.chat.content_parts import Attachment, Audio, Image, Video
+from trioserve.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotSupportedError,
+    TooManyRequestsError,
+    TrioServeError,
+    UnavailableError,
+    UnsupportedFieldError,
+)
+from trioserve.router.forward import Outgoing
+from trioserve.types import MediaKind, MediaSource
+
+T = TypeVar("T")
+
+#: The classes of errors, by the ``type`` that they have in JSON.
+_ERRORS: Mapping[str, type[TrioServeError]] = {
+    kind.type: kind
+    for kind in (DeadlineExceededError, InvalidRequestError, NotSupportedError, UnavailableError)
+}
+
+#: Seconds after which a client that was refused may come back.
+_RETRY_AFTER = 1.0
+
+#: Bytes of an answer of which a part is shown if it says nothing that we understand.
+_MAX_SHOWN = 200
+
+#: Seconds to connect, and to hand over a piece of a request. An answer may take as long as it does.
+_TIMEOUTS = {"connect": 10.0, "write": 30.0, "read": None, "pool": None}
+
+_ATTACHMENTS: Mapping[MediaKind, type[Attachment]] = {
+    "image": Image, "audio": Audio, "video": Video,
+}  # fmt: skip
+
+
+class ServerAnswer(Protocol):
+    """An answer whose head is there."""
+
+    status: int
+
+    async def receive(self) -> bytes:
+        """Wait for more of the body. Empty at the end."""
+
+
+#: Sends a request that a function writes, and gives its answer for the length of a block. Leaving
+#: the block cancels the request.
+Send: TypeAlias = Callable[
+    [Callable[[], Awaitable[Outgoing]]], AbstractAsyncContextManager[ServerAnswer]
+]
+
+
+class ServerClient:
+    """Sends requests to a server, and reads what it answers. Cancelling a call cancels its work.
+
+    Args:
+        send: reaches the server: `send_to_address`, or `trioserve.router.fleet.send_to_model`.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    @asynccontextmanager
+    async def answer(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        write: Callable[[Mapping[str, Any]], tuple[bytes, bytes]] | None = None,
+    ) -> AsyncIterator[ServerAnswer]:
+        """Send a request; gives the answer, whose status is 200.
+
+        Args:
+            path: of the route.
+            body: what is posted; without, this is a GET. `timeout` in it counts from now on, while
+                the server is started, too.
+            write: makes of the body its type and what is sent, in a thread. The default is JSON.
+
+        Raises:
+            TrioServeError: the server cannot be reached, or answers with an error.
+            DeadlineExceededError: the time has passed.
+        """
+        timeout = (body or {}).get("timeout")
+        deadline = math.inf if timeout is None else trio.current_time() + timeout
+
+        async def outgoing() -> Outgoing:
+            if body is None:
+                return Outgoing("GET", path, ())
+            left = {} if timeout is None else {"timeout": max(deadline - trio.current_time(), 1e-3)}
+            kind, data = await trio.to_thread.run_sync(write or write_json, {**body, **left})
+            return Outgoing("POST", path, ((b"content-type", kind),), data)
+
+        async with AsyncExitStack() as stack:
+            with trio.move_on_at(deadline) as scope:
+                answer = await stack.enter_async_context(self._send(outgoing))
+            if scope.cancelled_caught:
+                raise DeadlineExceededError("The request's deadline has passed.")
+            if answer.status != 200:
+                raise _error_in(await receive_all(answer), answer.status)
+            yield answer
+
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, form: type[T]) -> T:
+        """Send a request, and read the JSON of its answer, of some form. Raises as `answer`."""
+        async with self.answer(path, body) as answer:
+            return read_json(await receive_all(answer), form)
+
+    @asynccontextmanager
+    async def events(
+        self, path: str, body: Mapping[str, Any], *, form: type[T]
+    ) -> AsyncIterator[ServerEvents[T]]:
+        """Send a request for a stream; gives its events. Raises as `answer`."""
+        async with self.answer(path, {**body, "stream": True}) as answer:
+            yield ServerEvents(answer, form)
+
+
+class ServerEvents(Generic[T]):
+    """The events of a stream, read as JSON of some form. Comments and ``[DONE]`` are none.
+
+    Raises:
+        TrioServeError: from the iteration, when an event is an error, or makes no sense.
+    """
+
+    def __init__(self, answer: ServerAnswer, form: type[T]) -> None:
+        self._answer = answer
+        self._form = form
+        self._buffer = b""
+        self._unread: deque[bytes] = deque()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._unread:
+            data = await self._answer.receive()
+            if not data:
+                raise StopAsyncIteration
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            self._unread.extend(line[5:].strip() for line in lines if line.startswith(b"data: {"))
+        event = self._unread.popleft()
+        if b'"error"' in event[:20]:
+            raise _error_in(event, 200)
+        return read_json(event, self._form)
+
+
+async def receive_all(answer: ServerAnswer) -> bytes:
+    """Wait for the rest of a body."""
+    parts = []
+    while part := await answer.receive():
+        parts.append(part)
+    return b"".join(parts)
+
+
+def read_json(data: bytes, form: type[T]) -> T:
+    """Read JSON of a form. Raises UnavailableError: it is none."""
+    try:
+        return msgspec.json.decode(data, type=form)
+    except msgspec.DecodeError as error:
+        raise UnavailableError(f"The server does not answer as expected: {error}.") from None
+
+
+class _Error(msgspec.Struct):
+    message: str
+    type: str = ""
+    param: str | None = None
+
+
+class _Failure(msgspec.Struct):
+    """An answer, or an event of a stream, that is an error, in the form of OpenAI."""
+
+    error: _Error
+
+
+def _error_in(data: bytes, status: int) -> TrioServeError:
+    """Make an error of the answer to a request that has failed, or of the event that says so."""
+    try:
+        error = msgspec.json.decode(data, type=_Failure).error
+    except msgspec.DecodeError:
+        shown = data[:_MAX_SHOWN].decode("utf-8", "replace")
+        return TrioServeError(f"The server answers with status {status}: {shown}")
+    if error.type == TooManyRequestsError.type:
+        return TooManyRequestsError(error.message, retry_after=_RETRY_AFTER)
+    usual = TrioServeError if error.param is None else InvalidRequestError
+    return _ERRORS.get(error.type, usual)(error.message, param=error.param)
+
+
+def write_json(body: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Write a body as JSON; reads the files of images and sound. It may take long.
+
+    Raises:
+        InvalidMediaError: a file cannot be read.
+        UnsupportedFieldError: something cannot be sent to another process.
+    """
+    return b"application/json", json.dumps(body, default=_encode_one).encode()
+
+
+def _encode_one(value: object) -> Any:
+    if isinstance(value, MediaSource) and value.kind is not None:
+        file = value.data if value.data is not None else value.path
+        value = value if file is None else _ATTACHMENTS[value.kind](file)
+    if isinstance(value, Attachment):
+        return value.as_part()
+    raise UnsupportedFieldError(
+        f"A {type(value).__name__} cannot be sent to the process of a model."
+    )
+
+
+@asynccontextmanager
+async def connected_to(
+    url: str, *, socket_path: str | None = None, api_key: str | None = None
+) -> AsyncIterator[ServerClient]:
+    """Give a client of a server that runs. Leaving the block closes the connections to it.
+
+    Args:
+        url: its address, without a path's last slash.
+        socket_path: the Unix socket that it listens on, if it does.
+        api_key: of it, if it has any.
+    """
+    certificates = None
+    if url.startswith("https:"):  # reading them takes a while
+        certificates = await trio.to_thread.run_sync(httpcore.default_ssl_context)
+    headers = [] if api_key is None else [(b"authorization", f"Bearer {api_key}".encode())]
+    async with httpcore.AsyncConnectionPool(
+        ssl_context=certificates,
+        uds=socket_path,
+        max_connections=None,
+        max_keepalive_connections=4,
+        keepalive_expiry=2.0,  # before the server closes them
+    ) as pool:
+
+        @asynccontextmanager
+        async def send(write: Callable[[], Awaitable[Outgoing]]) -> AsyncIterator[ServerAnswer]:
+            request = await write()
+            try:
+                async with pool.stream(
+                    request.method,
+                    url + request.target,
+                    headers=[*request.headers, *headers],
+                    content=request.body or None,
+                    extensions={"timeout": _TIMEOUTS},
+                ) as response:
+                    received = _Received(response)
+                    try:
+                        yield received
+                    finally:
+                        await received.abandon()
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                raise UnavailableError(f"No server answers at {url}: {error}.") from error
+            except (
+                httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException,
+            ) as error:  # fmt: skip
+                raise UnavailableError(f"The connection to {url} is lost.") from error
+
+        yield ServerClient(send)
+
+
+class _Received:
+    """See `ServerAnswer`."""
+
+    def __init__(self, response: httpcore.Response) -> None:
+        self.status = response.status
+        self._body = response.aiter_stream()
+        self._begun = False
+
+    async def receive(self) -> bytes:
+        self._begun = True
+        return await anext(self._body, b"")
+
+    async def abandon(self) -> None:
+        """Read no further. Being cancelled ends all of the generators that the body is made of."""
+        if self._begun:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await anext(self._body, b"")
