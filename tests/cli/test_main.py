@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,9 @@ def test_a_host_that_nobody_knows() -> None:
     result = run("--host", "no.such.host.invalid", "--port", "0")
     assert result.returncode == 1
     assert result.stderr.startswith("trioserve: cannot listen on no.such.host.invalid:0: ")
+
+
+def test_the_command_imports_no_server_before_it_serves() -> None:
+    script = "import sys, trioserve.cli.main; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert {"trioserve.server", "numpy", "llama_cpp"}.isdisjoint(result.stdout.decode().split())

@@ -25,7 +25,7 @@ from trioserve.cli.serving import fleet_of, serve
 from trioserve.config import logs
 from trioserve.config.parse import parse
 from trioserve.errors import TrioServeError
-from trioserve.router.child import ESTIMATE
+from trioserve.router.zygote import ESTIMATE
 
 _log = structlog.stdlib.get_logger("trioserve")
 

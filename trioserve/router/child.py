@@ -18,14 +18,12 @@ import trio
 from trioserve.errors import ModelLoadError, ModelProcessError
 from trioserve.router.forward import Kept, Outgoing, exchange
 from trioserve.router.launch import LaunchedProcess, Launcher
+from trioserve.router.zygote import ESTIMATE
 
 _log = structlog.stdlib.get_logger("trioserve.router")
 
 #: What a process tells of itself: ``state``, and what belongs to it.
 Report: TypeAlias = Mapping[str, Any]
-
-#: The first argument of a process that is to tell how much memory a model needs, and to end.
-ESTIMATE = "estimate"
 
 #: Lines of its log that are kept, and bytes of a line that are read as one.
 _N_LINES = 20

@@ -27,6 +27,9 @@ STATUS_VARIABLE = "TRIOSERVE_STATUS_FD"
 #: Says that standard input is a lifeline.
 LIFELINE_VARIABLE = "TRIOSERVE_LIFELINE"
 
+#: The first argument of a process that is to tell how much memory a model needs, and to end.
+ESTIMATE = "estimate"
+
 #: The largest order, in bytes.
 MAX_ORDER = 128 * 1024
 
