@@ -26,7 +26,7 @@ from benchmarks import report
 from benchmarks.load import bounded, counts
 from trioserve import Config, Server
 from trioserve.engine import DecodeMaximal, Engine
-from trioserve.llama.batch import Batch
+from trioserve.llama.batch import LlamaBatch
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.testing.vocab import EOS, ByteVocab
 from trioserve.types import Chunk, GenerationParams, Prompt, SamplingParams, Task
@@ -102,7 +102,7 @@ class Metronome(ScriptedBackend):
         room = N_BATCH + WARM_UP + n_steps
         super().__init__(n_slots=n_slots, n_ctx=n_slots * room, n_ctx_seq=room, n_batch=N_BATCH)
         self.vocab = Words()
-        self.batch = Batch(N_BATCH, n_vocab=self.vocab.n_tokens, n_seqs=n_slots)
+        self.batch = LlamaBatch(N_BATCH, n_vocab=self.vocab.n_tokens, n_seqs=n_slots)
         self.unified = True
         self._device = device
         #: Of each decode: how many tokens it had, when it began, and the CPU time that this thread

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.compat import peer_known, peer_plugin, peer_tests, stand_ins
 from benchmarks.compat.peer_tests import Result, sorted_in, table
 from trioserve.config import Config
-from trioserve.llama.model import Model
+from trioserve.llama.model import LlamaModel
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def test_every_model_that_stands_for_another_can_be_loaded(tmp_path: Path) -> No
     assert stand_ins.write_all(tmp_path) == models  # found, not written again
     for path in {path for path in models.values() if path.name != "lora.gguf"}:
         serves = {"embeddings": path.name == "encoder.gguf", "reranking": path.name == "judge.gguf"}
-        with Model.load(Config(model=str(path), **serves)) as model:
+        with LlamaModel.load(Config(model=str(path), **serves)) as model:
             assert model.vocab.tokenize("Once upon a time")
             assert (model.vocab.fim.prefix >= 0) is (path.name == "stories-infill.gguf")
 

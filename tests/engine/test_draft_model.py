@@ -11,7 +11,7 @@ import pytest
 from tests.support.draft_models import write_weak_draft
 from tests.support.llama_bench import Bench
 from trioserve.engine.drafts import drafts
-from trioserve.llama.draft.drafter import LlamaDrafter
+from trioserve.llama.drafter import LlamaDrafter
 from trioserve.models import BUNDLED
 from trioserve.types import Grammar, SamplingParams
 

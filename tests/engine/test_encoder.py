@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from trioserve.engine import encoder as encoder_module
-from trioserve.engine.encoder import Encoded, Encoder
+from trioserve.engine.encoder import Encoded, MediaEncoder
 from trioserve.testing import ScriptedProjector
 from trioserve.types import MediaChunk
 
@@ -20,7 +20,7 @@ class Bench:
     def __init__(self) -> None:
         self.projector = ScriptedProjector()
         self.done: list[Encoded] = []
-        self.encoder = Encoder(self.projector, self.done.append)
+        self.encoder = MediaEncoder(self.projector, self.done.append)
         self.encoder.has_thread = False
 
     def want(self, **names: str) -> None:
@@ -180,7 +180,7 @@ def test_the_thread_encodes_what_is_wanted_and_is_ended_while_it_does() -> None:
         done.append(one.chunk.id)
         arrived.set()
 
-    encoder = Encoder(projector, note)
+    encoder = MediaEncoder(projector, note)
     encoder.want({1: [projector.chunk("image", "a")]})
     assert arrived.wait(10)
     assert done == ["a"]
@@ -196,7 +196,7 @@ def test_the_thread_encodes_what_is_wanted_and_is_ended_while_it_does() -> None:
 
 def test_a_cancel_ends_what_the_thread_encodes() -> None:
     projector = ScriptedProjector()
-    encoder = Encoder(projector, lambda _one: None)
+    encoder = MediaEncoder(projector, lambda _one: None)
     begun = threading.Event()
     projector.on_encode = lambda _chunk: begun.set()
     projector.gate.clear()

@@ -8,7 +8,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from tests.engine.test_scheduler import N_CTX, CheckpointMachine, EngineMachine
 from tests.support.scripted_media import prompt_of
-from trioserve.engine.encoder import Encoder
+from trioserve.engine.encoder import MediaEncoder
 from trioserve.errors import EncodeError
 from trioserve.testing import ScriptedProjector
 from trioserve.types import Failed, MediaChunk, Prompt
@@ -30,7 +30,7 @@ class MediaMachine(EngineMachine):
         assert encoder is not None
         encoder.has_thread = False
         encoder.limit = 3 * 4 * 4 * self.n_cells
-        self.encoder: Encoder = encoder
+        self.encoder: MediaEncoder = encoder
 
     def make_projector(self) -> ScriptedProjector:
         self.projector = ScriptedProjector(

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from tests.support.engine_harness import Harness
 from trioserve.engine import decoder as threads_module
-from trioserve.engine.encoder import Encoder
+from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.thread_governor import HEAVY, LASTING_S
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 
@@ -105,7 +105,7 @@ def test_an_encoder_and_a_step_beside_it_share_the_threads() -> None:
     backend = ScriptedBackend()
     backend.thread_choices = (range(1, 5), range(1, 7))
     projector = ScriptedProjector()
-    encoder = Encoder(projector, lambda _one: None)
+    encoder = MediaEncoder(projector, lambda _one: None)
     encoder.has_thread = False
     threads = threads_module.Threads(backend, encoder=encoder)
     assert projector.threads == [6]
@@ -131,7 +131,7 @@ def test_an_encoder_and_a_step_beside_it_share_the_threads() -> None:
 def test_a_fixed_number_of_threads_stays_beside_an_encoder() -> None:
     backend, projector = ScriptedBackend(), ScriptedProjector()
     backend.thread_choices = (range(4, 5), range(4, 5))
-    encoder = Encoder(projector, lambda _one: None)
+    encoder = MediaEncoder(projector, lambda _one: None)
     encoder.has_thread = False
     encoder.want({1: [projector.chunk("image", "x")]})
     threads = threads_module.Threads(backend, encoder=encoder)

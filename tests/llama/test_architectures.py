@@ -11,7 +11,7 @@ from tests.support.architectures import GENERATING
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama.model import Model
+from trioserve.llama.model import LlamaModel
 
 CANNOT_BE_CUT = {"gemma3", "gpt-oss", "mamba2", "granitehybrid", "lfm2", "qwen3next"}
 
@@ -32,7 +32,7 @@ def test_a_model_is_small_and_always_the_same(folder: Path) -> None:
 @pytest.mark.parametrize("name", GENERATING)
 def test_what_kind_it_is(folder: Path, name: str) -> None:
     path = tiny_models.write_generating(folder, name)
-    with Model.load(Config(model=str(path))) as model:
+    with LlamaModel.load(Config(model=str(path))) as model:
         assert model.arch == name
         assert model.can_cut == (name not in CANNOT_BE_CUT)
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.errors import EngineError
-from trioserve.llama.batch import Batch
+from trioserve.llama.batch import LlamaBatch
 
 
-def make(capacity: int = 8) -> Batch:
-    return Batch(capacity, n_vocab=100, n_seqs=4)
+def make(capacity: int = 8) -> LlamaBatch:
+    return LlamaBatch(capacity, n_vocab=100, n_seqs=4)
 
 
-def contents(batch: Batch) -> list[tuple[int, int, int, int]]:
+def contents(batch: LlamaBatch) -> list[tuple[int, int, int, int]]:
     """Read what C reads: token, position, sequence and logits of each row."""
     struct = batch.seal()
     rows = range(struct.n_tokens)
@@ -80,7 +80,7 @@ def test_nothing_is_left_after_clear() -> None:
         lambda batch: batch.want_logits(-1),
     ],
 )
-def test_bad_values_are_refused_before_c(add: Callable[[Batch], object]) -> None:
+def test_bad_values_are_refused_before_c(add: Callable[[LlamaBatch], object]) -> None:
     batch = make()
     batch.add(1, 0, 0, logits=False)
     with pytest.raises(EngineError):

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from trioserve.config import Config
 from trioserve.errors import DecodeInterruptedError, EngineError, ModelLoadError
 from trioserve.llama import context, library, machine
-from trioserve.llama.batch import Batch
+from trioserve.llama.batch import LlamaBatch
 from trioserve.llama.context import (
     Context,
     generation_params,
@@ -21,27 +21,27 @@ from trioserve.llama.context import (
     threads,
 )
 from trioserve.llama.library import lib
-from trioserve.llama.model import Model
+from trioserve.llama.model import LlamaModel
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with Model.load(Config()) as model:
+def model() -> Iterator[LlamaModel]:
+    with LlamaModel.load(Config()) as model:
         yield model
 
 
-def make(model: Model, **fields: object) -> Context:
+def make(model: LlamaModel, **fields: object) -> Context:
     config = Config(**{"threads": 1, "cache_seqs": 0, **fields})
     return Context(model, generation_params(model, config))
 
 
-def test_the_default_is_the_training_context(model: Model) -> None:
+def test_the_default_is_the_training_context(model: LlamaModel) -> None:
     with make(model) as made:
         assert (made.n_ctx, made.n_ctx_seq, made.n_seqs) == (4096, 4096, 4)
         assert (made.n_batch, made.n_ubatch) == (2048, 512)
 
 
-def test_a_split_cache_is_divided(model: Model) -> None:
+def test_a_split_cache_is_divided(model: LlamaModel) -> None:
     with make(model, ctx_size=1024, kv_unified=False) as made:
         assert (made.n_ctx, made.n_ctx_seq) == (1024, 256)
 
@@ -57,7 +57,7 @@ def test_a_split_cache_is_divided(model: Model) -> None:
     ],
 )
 def test_sizes_that_llama_cpp_would_not_survive_are_raised(
-    model: Model, fields: dict[str, int], n_ctx: int, n_batch: int
+    model: LlamaModel, fields: dict[str, int], n_ctx: int, n_batch: int
 ) -> None:
     with make(model, **fields) as made:
         assert (made.n_ctx, made.n_batch) == (n_ctx, n_batch)
@@ -66,7 +66,7 @@ def test_sizes_that_llama_cpp_would_not_survive_are_raised(
 
 @pytest.mark.parametrize("name", context._CACHE_TYPES)
 def test_the_size_of_the_cache_is_known_before(
-    model: Model, name: str, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = {"cache_type_k": name, "cache_type_v": "q8_0", "ctx_size": 1024}
     lines: list[str] = []
@@ -77,7 +77,7 @@ def test_the_size_of_the_cache_is_known_before(
     assert float(size) == pytest.approx(expected / 2**20, abs=0.01)
 
 
-def test_a_cache_larger_than_the_memory_is_refused(model: Model) -> None:
+def test_a_cache_larger_than_the_memory_is_refused(model: LlamaModel) -> None:
     with pytest.raises(ModelLoadError, match=r"needs 4608\.0 GiB, .* set a smaller ctx_size\."):
         make(model, ctx_size=2**31 - 1)
     with pytest.raises(ModelLoadError, match="KV cache for 65536 tokens does not fit"):
@@ -85,13 +85,13 @@ def test_a_cache_larger_than_the_memory_is_refused(model: Model) -> None:
     context_with_memory(model, 64 * 2**20)
 
 
-def context_with_memory(model: Model, free: int, **fields: object) -> None:
+def context_with_memory(model: LlamaModel, free: int, **fields: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "free_memory", lambda: free)
         make(model, **fields).close()
 
 
-def test_what_llama_cpp_refuses_says_why(model: Model) -> None:
+def test_what_llama_cpp_refuses_says_why(model: LlamaModel) -> None:
     with pytest.raises(ModelLoadError, match="cannot be made: quantized V cache requires flash"):
         make(model, cache_type_v="q8_0", flash_attn="off")
 
@@ -126,24 +126,24 @@ def test_only_numbers_that_are_not_configured_may_change(monkeypatch: pytest.Mon
     assert thread_choices(Config(threads_batch=6)) == (free, range(6, 7))
 
 
-def test_the_number_of_threads_can_be_changed(model: Model) -> None:
+def test_the_number_of_threads_can_be_changed(model: LlamaModel) -> None:
     with make(model, threads=3) as made:
         made.set_threads(2)
         assert lib.llama_n_threads(made.handle) == lib.llama_n_threads_batch(made.handle) == 2
 
 
-def test_prefill_has_the_threads_of_decode_unless_told(model: Model) -> None:
+def test_prefill_has_the_threads_of_decode_unless_told(model: LlamaModel) -> None:
     params = generation_params(model, Config(threads=3))
     assert (params.n_threads, params.n_threads_batch) == (3, 3)
     params = generation_params(model, Config(threads=3, threads_batch=5))
     assert (params.n_threads, params.n_threads_batch) == (3, 5)
 
 
-def test_after_closing_it_is_refused(model: Model) -> None:
+def test_after_closing_it_is_refused(model: LlamaModel) -> None:
     made = make(model, ctx_size=256)
     made.close()
     made.close()
-    batch = Batch(4, n_vocab=10, n_seqs=1)
+    batch = LlamaBatch(4, n_vocab=10, n_seqs=1)
     batch.add(1, 0, 0, logits=True)
     with pytest.raises(EngineError, match="closed"):
         made.decode(batch)
@@ -151,16 +151,16 @@ def test_after_closing_it_is_refused(model: Model) -> None:
         made.memory.last(0)
 
 
-def test_more_logits_than_there_is_room_for_are_refused(model: Model) -> None:
+def test_more_logits_than_there_is_room_for_are_refused(model: LlamaModel) -> None:
     with make(model, ctx_size=256, parallel=1, cache_seqs=1) as context:
-        batch = Batch(4, n_vocab=10, n_seqs=1)
+        batch = LlamaBatch(4, n_vocab=10, n_seqs=1)
         for pos in range(3):
             batch.add(1, pos, 0, logits=True)
         with pytest.raises(EngineError, match="at most 2 rows"):
             context.decode(batch)
 
 
-def test_a_forgotten_context_warns(model: Model) -> None:
+def test_a_forgotten_context_warns(model: LlamaModel) -> None:
     made = make(model, ctx_size=256)
     with pytest.warns(ResourceWarning, match="was not closed"):
         made.__del__()
@@ -189,26 +189,26 @@ def test_sequences_to_keep_come_on_top_of_those_of_the_slots() -> None:
     ],
 )
 def test_many_slots_with_enough_cells_get_parts_of_their_own(
-    fields: dict[str, Any], unified: bool, model: Model
+    fields: dict[str, Any], unified: bool, model: LlamaModel
 ) -> None:
     assert is_unified(model, Config(**fields)) is unified
 
 
 def test_a_model_that_cannot_be_cut_has_one_cache(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Model, "can_cut", False)
+    monkeypatch.setattr(LlamaModel, "can_cut", False)
     assert is_unified(model, Config(parallel=8, ctx_size=65536))
 
 
-def test_an_interrupted_decode_changes_nothing(model: Model) -> None:
-    def logits(made: Context, batch: Batch) -> list[float]:
+def test_an_interrupted_decode_changes_nothing(model: LlamaModel) -> None:
+    def logits(made: Context, batch: LlamaBatch) -> list[float]:
         made.decode(batch)
         pointer = library.lib.llama_get_logits_ith(made.handle, len(batch) - 1)
         return list(pointer[: model.vocab.n_tokens])
 
-    def batch_of(prompts: dict[int, Sequence[int]], pos: int = 0) -> Batch:
-        batch = Batch(512, n_vocab=model.vocab.n_tokens, n_seqs=4)
+    def batch_of(prompts: dict[int, Sequence[int]], pos: int = 0) -> LlamaBatch:
+        batch = LlamaBatch(512, n_vocab=model.vocab.n_tokens, n_seqs=4)
         for seq, tokens in prompts.items():
             row = batch.extend(tokens, pos, seq)
         batch.want_logits(row)

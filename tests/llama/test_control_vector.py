@@ -13,7 +13,7 @@ import pytest
 from tests.support.configs import read, refused
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ModelLoadError
-from trioserve.llama import control_vector
+from trioserve.llama import adapters
 from trioserve.llama.backend import LlamaBackend
 from trioserve.types import SamplingParams
 
@@ -78,7 +78,7 @@ def test_only_layers_in_the_range_are_changed(tmp_path: Path) -> None:
 
 def test_the_values_of_a_file_are_read(tmp_path: Path) -> None:
     given = directions(3, range(2, 9))  # 7 and 8: layers that this model lacks
-    rows = control_vector.read(write(tmp_path / "a.gguf", given), N_LAYER, N_EMBD)
+    rows = adapters.read_control_vector(write(tmp_path / "a.gguf", given), N_LAYER, N_EMBD)
     assert not rows[0].any()
     for layer in range(2, N_LAYER + 1):
         np.testing.assert_array_equal(rows[layer - 1], given[f"direction.{layer}"])
@@ -100,16 +100,16 @@ def test_a_file_that_is_no_control_vector_for_the_model(
 ) -> None:
     path = write(tmp_path / "bad.gguf", tensors)
     with pytest.raises(ModelLoadError, match=why):
-        control_vector.read(path, N_LAYER, N_EMBD)
+        adapters.read_control_vector(path, N_LAYER, N_EMBD)
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:
     whole = write(tmp_path / "a.gguf", directions(1)).read_bytes()
     (tmp_path / "b.gguf").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelLoadError, match="it is damaged"):
-        control_vector.read(tmp_path / "b.gguf", N_LAYER, N_EMBD)
+        adapters.read_control_vector(tmp_path / "b.gguf", N_LAYER, N_EMBD)
     with pytest.raises(ModelLoadError, match="does not exist"):
-        control_vector.read(tmp_path / "none.gguf", N_LAYER, N_EMBD)
+        adapters.read_control_vector(tmp_path / "none.gguf", N_LAYER, N_EMBD)
 
 
 def test_the_flags_are_those_of_llama_server() -> None:

@@ -12,7 +12,7 @@ from trioserve.llama import devices
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.context import generation_params
 from trioserve.llama.library import lib
-from trioserve.llama.model import Model
+from trioserve.llama.model import LlamaModel
 
 YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 
@@ -37,7 +37,7 @@ def test_metadata_are_replaced() -> None:
             "made.up=float:0.5",
         ),
     )
-    with Model.load(config) as model:
+    with LlamaModel.load(config) as model:
         assert model.info.n_ctx_train == 4096
         assert model.info.add_bos is False
         assert model.metadata["general.name"] == "mine, or not"
@@ -74,7 +74,7 @@ def test_everything_can_be_kept_on_the_cpu() -> None:
 )
 def test_what_is_not_there_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
-        Model.load(Config(**fields))
+        LlamaModel.load(Config(**fields))
     assert caught.value.message.startswith(message)
 
 
@@ -91,7 +91,7 @@ def test_positions_are_scaled() -> None:
         swa_full=True,
         ctx_size=256,
     )
-    with Model.load(config) as model:
+    with LlamaModel.load(config) as model:
         params = generation_params(model, config)
         given = lib.llama_context_default_params()
         for name in ("rope_freq_scale", "rope_freq_base", "yarn_orig_ctx", *YARN):
@@ -102,7 +102,7 @@ def test_positions_are_scaled() -> None:
 
 
 def test_the_defaults_are_those_of_llama_cpp() -> None:
-    with Model.load(Config(ctx_size=256)) as model:
+    with LlamaModel.load(Config(ctx_size=256)) as model:
         params = generation_params(model, Config(ctx_size=256))
         given = lib.llama_context_default_params()
         for name in ("rope_scaling_type", "rope_freq_scale", "rope_freq_base", "yarn_orig_ctx"):
@@ -133,7 +133,7 @@ def test_the_slots_can_have_a_limit_each() -> None:
 
 
 def test_the_first_of_several_names_is_the_model_s() -> None:
-    with Model.load(Config(alias="one, two")) as model:
+    with LlamaModel.load(Config(alias="one, two")) as model:
         assert model.info.name == "one"
 
 
@@ -166,4 +166,4 @@ def test_what_goes_to_other_machines(
 
 def test_a_model_is_not_loaded_without_the_other_machines() -> None:
     with pytest.raises(ModelLoadError, match="rpc: no other machine is connected"):
-        Model.load(Config(rpc=("10.0.0.1:50052",)))
+        LlamaModel.load(Config(rpc=("10.0.0.1:50052",)))

@@ -17,7 +17,7 @@ from trioserve.llama.context import Context, generation_params
 from trioserve.llama.embedding import embedding_params
 from trioserve.llama.estimate import estimate, measure
 from trioserve.llama.library import lib
-from trioserve.llama.model import Model
+from trioserve.llama.model import LlamaModel
 from trioserve.models import BUNDLED
 
 
@@ -25,7 +25,7 @@ def really(config: Config) -> tuple[int, int, int]:
     """What llama.cpp allocates for the model and its context."""
     params_of = embedding_params if config.serves_embeddings else generation_params
     lines: list[str] = []
-    with Model.load(config) as model, library.listening(lines.append):
+    with LlamaModel.load(config) as model, library.listening(lines.append):
         with Context(model, params_of(model, config)):
             pass
         return (lib.llama_model_size(model.handle), *module._sizes(lines))
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(context, "free_memory", lambda: 2**20)
     config = Config(threads=1)
     assert measure(config).cache > 2**20
-    with pytest.raises(ModelLoadError, match="does not fit"), Model.load(config) as model:
+    with pytest.raises(ModelLoadError, match="does not fit"), LlamaModel.load(config) as model:
         generation_params(model, config)
 
 

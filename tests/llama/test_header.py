@@ -16,7 +16,7 @@ from tests.support.gguf_models import write_decoder
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import header
-from trioserve.llama.model import Model
+from trioserve.llama.model import LlamaModel
 from trioserve.models import gguf as gguf_files
 
 INT, FLOAT = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32
@@ -71,7 +71,7 @@ def test_a_bad_value_is_named(
     path = tmp_path / "model.gguf"
     write(path, monkeypatch, key, entry)
     with pytest.raises(ModelLoadError, match=r"cannot be used: (llama|tokenizer)\.") as caught:
-        Model.load(Config(model=str(path)))
+        LlamaModel.load(Config(model=str(path)))
     assert key.rpartition(".")[0] in str(caught.value)
 
 
@@ -81,13 +81,13 @@ def test_what_is_overridden_is_not_looked_at(
     key = "llama.context_length"
     path = tmp_path / "model.gguf"
     write(path, monkeypatch, key, (0, INT))
-    with Model.load(Config(model=str(path), override_kv=(f"{key}=int:256",))) as model:
+    with LlamaModel.load(Config(model=str(path), override_kv=(f"{key}=int:256",))) as model:
         assert model.info.n_ctx_train == 256
 
 
 def test_a_good_file_has_no_problem(tmp_path: Path) -> None:
     path = write_decoder(tmp_path / "model.gguf")
-    header.check(path)
+    header.check_model(path)
     with gguf_files.read(path) as found:
         assert found.has_tensor((b"none", b"token_embd.weight"))
         assert not found.has_tensor((b"none",))

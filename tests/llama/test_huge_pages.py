@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.config import Config
-from trioserve.llama import huge_pages, model
-from trioserve.llama.huge_pages import HugePages
+from trioserve.llama import machine, model
+from trioserve.llama.machine import HugePages
 from trioserve.models import BUNDLED
 
 MB = 2**20
 
 needs_huge_pages = pytest.mark.skipif(
-    not huge_pages.available(), reason="the system gives no huge pages"
+    not machine.has_huge_pages(), reason="the system gives no huge pages"
 )
 
 
@@ -64,8 +64,8 @@ def test_a_system_without_them(
 ) -> None:
     if text is not None:
         (tmp_path / "enabled").write_text(text)
-    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
-    assert not huge_pages.available()
+    monkeypatch.setattr(machine, "_ENABLED", tmp_path / "enabled")
+    assert not machine.has_huge_pages()
     HugePages().advise()
     assert model._load_mode(BUNDLED, Config()) == "auto"
 
@@ -82,7 +82,7 @@ def test_a_system_without_them(
 def test_weights_are_read_where_twice_their_size_is_free(
     load_mode: str, free: int | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huge_pages, "available", lambda: True)
+    monkeypatch.setattr(model, "has_huge_pages", lambda: True)
     monkeypatch.setattr(model, "free_memory", lambda: free)
     assert model._load_mode(BUNDLED, Config(load_mode=load_mode)) == chosen
 
@@ -93,7 +93,7 @@ def test_ranges_without_others(edges: list[int], other_edges: list[int]) -> None
         list(zip(sorted(each)[::2], sorted(each)[1::2], strict=False))
         for each in (edges, other_edges)
     )
-    left = huge_pages._without(ranges, others)
+    left = machine._without(ranges, others)
     numbers = [n for start, end in left for n in range(start, end)]
     excluded = {n for start, end in others for n in range(start, end)}
     assert numbers == [n for start, end in ranges for n in range(start, end) if n not in excluded]

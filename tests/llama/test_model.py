@@ -14,7 +14,8 @@ from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import library, machine, model
 from trioserve.llama.context import kv_cache_size
-from trioserve.llama.model import Model, check_file
+from trioserve.llama.header import check_file
+from trioserve.llama.model import LlamaModel
 from trioserve.models import BUNDLED
 
 
@@ -26,7 +27,7 @@ def gguf() -> bytes:
 def load_error(path: Path | str, **fields: object) -> str:
     """Load a file that cannot be loaded; returns the sentence."""
     with pytest.raises(ModelLoadError) as caught:
-        Model.load(Config(model=str(path), **fields))
+        LlamaModel.load(Config(model=str(path), **fields))
     message = caught.value.message
     assert str(path) in message
     assert "\n" not in message
@@ -91,7 +92,7 @@ def test_a_file_that_is_not_a_whole_model(
 def test_weights_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "free_memory", lambda: 1000)
     assert "load_mode 'mmap' needs less" in load_error(BUNDLED, load_mode="none")
-    Model.load(Config(model=str(BUNDLED), load_mode="mmap")).close()
+    LlamaModel.load(Config(model=str(BUNDLED), load_mode="mmap")).close()
 
 
 # -- progress
@@ -104,7 +105,7 @@ def test_progress_grows_to_one() -> None:
         shares.append(share)
         return True
 
-    Model.load(Config(), progress=progress).close()
+    LlamaModel.load(Config(), progress=progress).close()
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 
@@ -117,7 +118,7 @@ def test_progress_may_give_up() -> None:
         return len(calls) < 3
 
     with pytest.raises(ModelLoadError, match="was cancelled"):
-        Model.load(Config(), progress=progress)
+        LlamaModel.load(Config(), progress=progress)
     assert len(calls) == 3
 
 
@@ -126,14 +127,14 @@ def test_what_progress_raises_passes_through() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Model.load(Config(), progress=progress)
+        LlamaModel.load(Config(), progress=progress)
 
 
 # -- what is known of the model
 
 
 def test_the_info_is_that_of_the_file() -> None:
-    with Model.load(Config()) as loaded:
+    with LlamaModel.load(Config()) as loaded:
         info = loaded.info
         assert loaded.can_cut
     assert info.name == "bundled.gguf"
@@ -170,7 +171,7 @@ def test_a_vocabulary_without_the_token_it_wants_added_is_refused(
     monkeypatch.setattr(library.lib, "llama_vocab_get_add_bos", lambda _handle: True)
     monkeypatch.setattr(library.lib, "llama_vocab_bos", lambda _handle: -1)
     with pytest.raises(ModelLoadError, match="adds a BOS token to texts, but has none"):
-        Model.load(Config())
+        LlamaModel.load(Config())
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_models_that_forget_cannot_be_cut(
     monkeypatch: pytest.MonkeyPatch, function: str, answer: object
 ) -> None:
     monkeypatch.setattr(library.lib, function, lambda _handle: answer)
-    with Model.load(Config()) as loaded:
+    with LlamaModel.load(Config()) as loaded:
         assert not loaded.can_cut
         assert kv_cache_size(loaded, Config(), 1024) == 0
 
@@ -194,7 +195,7 @@ def test_models_that_forget_cannot_be_cut(
 
 
 def test_a_forgotten_model_warns() -> None:
-    loaded = Model.load(Config())
+    loaded = LlamaModel.load(Config())
     with pytest.warns(ResourceWarning, match="was not closed"):
         loaded.__del__()
     loaded.close()

@@ -13,10 +13,9 @@ from benchmarks.gguf_maker import byte_symbols
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import AbandonedError, ModelLoadError
-from trioserve.llama import library, text_parts, vocab as vocab_module
+from trioserve.llama import library, vocab as vocab_module
 from trioserve.llama.library import lib
-from trioserve.llama.text_parts import TextParts
-from trioserve.llama.vocab import Vocab
+from trioserve.llama.vocab import LlamaVocab, TextParts
 
 _NORMAL, _CONTROL, _USER = (
     int(gguf.TokenType.NORMAL),
@@ -81,14 +80,14 @@ def write_vocab(path: Path, model: str, *, name: str = "tiny", bytes_: int = 256
     return path
 
 
-def open_vocab(path: Path) -> tuple[Vocab, object]:
+def open_vocab(path: Path) -> tuple[LlamaVocab, object]:
     library.start()
     params = lib.llama_model_default_params()
     params.vocab_only = True
     model = lib.llama_model_load_from_file(str(path).encode(), params)
     assert model is not None
     try:
-        return Vocab(lib.llama_model_get_vocab(model), {"tokenizer.ggml.pre": "gpt-2"}), model
+        return LlamaVocab(lib.llama_model_get_vocab(model), {"tokenizer.ggml.pre": "gpt-2"}), model
     except BaseException:
         lib.llama_model_free(model)
         raise
@@ -97,7 +96,7 @@ def open_vocab(path: Path) -> tuple[Vocab, object]:
 @pytest.fixture(scope="module", params=["gpt2", "llama", "phi-3", "bundled"])
 def vocab(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Vocab]:
+) -> Iterator[LlamaVocab]:
     if request.param == "bundled":
         with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
             yield backend.vocab
@@ -110,23 +109,23 @@ def vocab(
     lib.llama_model_free(model)
 
 
-def whole(vocab: Vocab, text: str, **flags: bool) -> tuple[int, ...]:
+def whole(vocab: LlamaVocab, text: str, **flags: bool) -> tuple[int, ...]:
     """Tokenize a text that is not cut."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocab_module, "MAX_CHARS", len(text))
+        patch.setattr(vocab_module, "CUT_FROM", len(text))
         return vocab.tokenize(text, **flags)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(text=texts, size=st.integers(1, 6), add=st.booleans(), parse=st.booleans())
 def test_parts_have_the_tokens_of_the_whole(
-    vocab: Vocab, text: str, size: int, add: bool, parse: bool
+    vocab: LlamaVocab, text: str, size: int, add: bool, parse: bool
 ) -> None:
     expected = whole(vocab, text, add_special=add, parse_special=parse)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_parts, "MAX_SPECIALS", 1 + size // 3)
-        patch.setattr(text_parts, "MAX_CHARS", size)
-        patch.setattr(vocab_module, "MAX_CHARS", 0)
+        patch.setattr(vocab_module, "MAX_SPECIALS", 1 + size // 3)
+        patch.setattr(vocab_module, "MAX_CHARS", size)
+        patch.setattr(vocab_module, "CUT_FROM", 0)
         assert vocab.tokenize(text, add_special=add, parse_special=parse) == expected
 
 
@@ -134,7 +133,7 @@ def test_parts_have_the_tokens_of_the_whole(
 @given(names=st.sets(st.text("ab <", min_size=1, max_size=4), max_size=8), text=st.text("ab <"))
 def test_places_are_those_between_what_llama_cpp_finds(names: set[str], text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_parts, "MAX_SPECIALS", 1)
+        patch.setattr(vocab_module, "MAX_SPECIALS", 1)
         parts = [part.text for part in TextParts(names).split(text)]
     assert "".join(parts) == text
     assert [found for part in parts for found in partition(part, names)] == partition(text, names)
@@ -157,21 +156,21 @@ def partition(text: str, names: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("unit", ["<|im_start|>\n", "<s> ", "    ", "aaba", "😀"])
-def test_the_time_does_not_explode(vocab: Vocab, unit: str) -> None:
+def test_the_time_does_not_explode(vocab: LlamaVocab, unit: str) -> None:
     text = unit * (200_000 // len(unit))
     start = time.thread_time()
     vocab.tokenize(text)
     assert time.thread_time() - start < 3  # 0.1 to 0.5; uncut 4 to 60
 
 
-def test_work_that_nobody_waits_for_is_given_up(vocab: Vocab) -> None:
+def test_work_that_nobody_waits_for_is_given_up(vocab: LlamaVocab) -> None:
     answers = iter([False, False, True])
     with pytest.raises(AbandonedError):
         vocab.tokenize("<s><|im_start|>" * 10_000, stop=lambda _: next(answers))
     assert next(answers, None) is None
 
 
-def test_short_text_is_not_cut(vocab: Vocab) -> None:
+def test_short_text_is_not_cut(vocab: LlamaVocab) -> None:
     def stop(n_tokens: int) -> bool:
         raise AssertionError("asked")
 
@@ -189,6 +188,6 @@ def test_sentence_piece_needs_all_bytes(tmp_path: Path) -> None:
         open_vocab(path)
 
 
-def test_no_token_is_longer_than_the_longest(vocab: Vocab) -> None:
+def test_no_token_is_longer_than_the_longest(vocab: LlamaVocab) -> None:
     names: Sequence[bytes] = vocab.names
     assert vocab.max_token_bytes == max(len(name) for name in names) > 3

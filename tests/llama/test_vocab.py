@@ -10,34 +10,34 @@ from hypothesis import given, settings, strategies as st
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ServerClosingError
-from trioserve.llama.vocab import Vocab, _word_limit
+from trioserve.llama.vocab import LlamaVocab, _word_limit
 
 
 @pytest.fixture(scope="module")
-def vocab() -> Iterator[Vocab]:
+def vocab() -> Iterator[LlamaVocab]:
     with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
         yield backend.vocab
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=60))
-def test_text_comes_back(vocab: Vocab, text: str) -> None:
+def test_text_comes_back(vocab: LlamaVocab, text: str) -> None:
     tokens = vocab.tokenize(text, parse_special=False)
     assert vocab.detokenize(tokens) == text.encode()
     assert all(0 <= token < vocab.n_tokens for token in tokens)
 
 
 @given(tokens=st.lists(st.integers(0, 2000), max_size=30))
-def test_detokenizing_joins_pieces(vocab: Vocab, tokens: list[int]) -> None:
+def test_detokenizing_joins_pieces(vocab: LlamaVocab, tokens: list[int]) -> None:
     assert vocab.detokenize(tokens, special=False) == b"".join(vocab.pieces[t] for t in tokens)
 
 
-def test_nul_characters_are_text(vocab: Vocab) -> None:
+def test_nul_characters_are_text(vocab: LlamaVocab) -> None:
     text = "a\0b\0"
     assert vocab.detokenize(vocab.tokenize(text)) == text.encode()
 
 
-def test_control_tokens_are_read_when_asked_for(vocab: Vocab) -> None:
+def test_control_tokens_are_read_when_asked_for(vocab: LlamaVocab) -> None:
     [start] = vocab.tokenize("<|im_start|>")
     assert len(vocab.tokenize("<|im_start|>", parse_special=False)) > 1
     assert vocab.pieces[start] == b""
@@ -45,35 +45,35 @@ def test_control_tokens_are_read_when_asked_for(vocab: Vocab) -> None:
     assert vocab.detokenize([start], special=False) == b""
 
 
-def test_the_end_of_a_turn_ends_the_output(vocab: Vocab) -> None:
+def test_the_end_of_a_turn_ends_the_output(vocab: LlamaVocab) -> None:
     [end] = vocab.tokenize("<|im_end|>")
     assert end in vocab.end_of_generation
     assert all(not vocab.pieces[token] for token in vocab.end_of_generation)
 
 
-def test_there_is_a_piece_for_each_token(vocab: Vocab) -> None:
+def test_there_is_a_piece_for_each_token(vocab: LlamaVocab) -> None:
     assert len(vocab.pieces) == len(vocab.names) == vocab.n_tokens
     assert vocab.name_of(-1) == ""
 
 
-def test_half_a_surrogate_pair_is_refused(vocab: Vocab) -> None:
+def test_half_a_surrogate_pair_is_refused(vocab: LlamaVocab) -> None:
     with pytest.raises(InvalidRequestError, match="surrogate pair at character 2"):
         vocab.tokenize("ab\ud800")
 
 
 @pytest.mark.parametrize("bad", [-1, 10**6, 2**70, True, 1.0, "1", None])
-def test_what_is_no_token_is_refused(vocab: Vocab, bad: object) -> None:
+def test_what_is_no_token_is_refused(vocab: LlamaVocab, bad: object) -> None:
     with pytest.raises(InvalidRequestError, match="token ids are integers from 0 to") as caught:
         vocab.detokenize([1, bad])  # type: ignore[list-item]
     assert caught.value.param == "tokens"
 
 
-def test_a_long_word_is_no_trouble_for_this_model(vocab: Vocab) -> None:
+def test_a_long_word_is_no_trouble_for_this_model(vocab: LlamaVocab) -> None:
     text = "a" * 200_000
     assert vocab.detokenize(vocab.tokenize(text)) == text.encode()
 
 
-def test_many_threads_may_tokenize(vocab: Vocab) -> None:
+def test_many_threads_may_tokenize(vocab: LlamaVocab) -> None:
     texts = [f"thread {i} says {'hello ' * i}" for i in range(40)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(vocab.tokenize, texts)) == [vocab.tokenize(text) for text in texts]
@@ -133,7 +133,7 @@ def test_a_run_is_limited(text: str, refused: bool) -> None:
     assert (limit.search(text) is not None) is refused
 
 
-def test_a_refused_run_is_named(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_run_is_named(vocab: LlamaVocab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocab, "_too_long", _word_limit(2, {"tokenizer.ggml.pre": "tekken"}))
     with pytest.raises(InvalidRequestError, match="characters in a row, from character 3 on"):
         vocab.tokenize("hi " + "a" * 20_000)

@@ -90,7 +90,7 @@ def _check_models(config: Config) -> None:
     Raises:
         ModelLoadError: a file is not there, or not a GGUF file.
     """
-    from trioserve.llama.model import check_file
+    from trioserve.llama.header import check_file
 
     if is_local(config):  # the others are looked for, and may be downloaded, while the port is open
         check_file(resolve(config.model))

@@ -1,6 +1,8 @@
 """What the engine asks of the world below it: a model that decodes batches and samples tokens.
+
 `trioserve.llama` implements this with llama.cpp, `trioserve.testing` with a script. Every method
-is called from the inference thread only, except those of `Vocab`, which any thread may call."""
+is called from the inference thread only, except those of `Vocab`, which any thread may call.
+"""
 
 from __future__ import annotations
 

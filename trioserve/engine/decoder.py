@@ -1,4 +1,4 @@
-"""`Decoder`: runs the batch of a step, on the threads that are best for it, or ends it early."""
+"""Runs the batch of a step, on the threads that are best for it now, or ends it early."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import attrs
 import structlog
 
 from trioserve.engine.backend import Backend, ThreadedBackend
-from trioserve.engine.encoder import Encoder
-from trioserve.engine.planner import Plan
+from trioserve.engine.encoder import MediaEncoder
+from trioserve.engine.planner import StepPlan
 from trioserve.engine.thread_governor import HEAVY, LASTING_S, LOST_CORES, Step, ThreadGovernor
 from trioserve.errors import DecodeInterruptedError
 from trioserve.types import Adapters
@@ -118,7 +118,7 @@ class Threads:
         self,
         backend: ThreadedBackend,
         interrupt: Callable[[], None] | None = None,
-        encoder: Encoder | None = None,
+        encoder: MediaEncoder | None = None,
     ) -> None:
         self._backend = backend
         self._encoder = encoder
@@ -166,7 +166,9 @@ class Threads:
         if self._encoder is not None:
             self._encoder.set_threads(max(choices[-1] for choices in self._backend.thread_choices))
 
-    def _run_beside(self, encoder: Encoder, n_tokens: int, compute: Callable[[], None]) -> None:
+    def _run_beside(
+        self, encoder: MediaEncoder, n_tokens: int, compute: Callable[[], None]
+    ) -> None:
         """Compute while the encoder does, which has half of the threads.
 
         All of them together would wait for each other at every node of both graphs.
@@ -246,17 +248,17 @@ class _Timer:
 MIN_INTERRUPTED = 64
 
 
-class Decoder:
+class BatchDecoder:
     """Fills the backend's batch, and decodes it with the right adapters and threads."""
 
-    def __init__(self, backend: Backend, encoder: Encoder | None = None) -> None:
+    def __init__(self, backend: Backend, encoder: MediaEncoder | None = None) -> None:
         self.threads = Threads(backend, backend.interrupt, encoder)
         self._backend = backend
         self._adapters: Adapters = ()  # that the backend has set
         self._task_id: int | None = None  # whose prompt most of the batch is
         self._was_interrupted = False
 
-    def decode(self, plan: Plan, adapters: Adapters) -> list[int]:
+    def decode(self, plan: StepPlan, adapters: Adapters) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot in it.
 
         Raises:
@@ -275,7 +277,7 @@ class Decoder:
             self._task_id = None
         return rows
 
-    def _decode_tokens(self, plan: Plan) -> list[int]:
+    def _decode_tokens(self, plan: StepPlan) -> list[int]:
         batch = self._backend.batch
         batch.clear()
         rows = plan.fill(batch)
@@ -284,7 +286,7 @@ class Decoder:
         self.threads.run(_n_tokens(plan, rows[-1]), self._backend.decode)
         return rows
 
-    def _decode_media(self, plan: Plan) -> list[int]:
+    def _decode_media(self, plan: StepPlan) -> list[int]:
         pieces, rows = plan.media(), list[int]()
         self._task_id = self._interruptible(plan)
 
@@ -302,7 +304,7 @@ class Decoder:
         if task_id == self._task_id:
             self._backend.interrupt()
 
-    def _interruptible(self, plan: Plan) -> int | None:
+    def _interruptible(self, plan: StepPlan) -> int | None:
         """Find the task that has at least half of the batch.
 
         What others lose has to be decoded again, so they lose no two batches in a row.
@@ -317,7 +319,7 @@ class Decoder:
         return largest.slot.request.task.id
 
 
-def _n_tokens(plan: Plan, last_row: int) -> int:
+def _n_tokens(plan: StepPlan, last_row: int) -> int:
     """Count the tokens of a batch, in which a draft may follow the last row to sample from."""
     last = plan.others[-1].slot.request if plan.others else None
     return last_row + 1 + (len(last.draft) if last is not None else 0)

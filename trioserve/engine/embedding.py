@@ -1,9 +1,12 @@
 """The embedding engine: texts of several requests, packed into one batch a step.
+
 Requests that have their turn share the batches: each adds one text after another, round and
 round, until the batch is full, and another one begins in the next step. So a request with a
 thousand texts does not hold up the others.
+
 A text with media comes in parts: what is before a chunk, the chunk, and what is after it. While it
-waits for a chunk to be encoded, other texts go on."""
+waits for a chunk to be encoded, other texts go on.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ import numpy as np
 from trioserve.engine.backend import Embeddings, MediaPiece
 from trioserve.engine.decoder import Threads
 from trioserve.engine.embedding_backend import EmbeddingBackend, Matrix
-from trioserve.engine.encoder import Encoded, Encoder
-from trioserve.engine.loop import Call, Cancel, Command, Loop, Pause, Resume, Stop, Submit
+from trioserve.engine.encoder import Encoded, MediaEncoder
+from trioserve.engine.loop import Call, Cancel, Command, EngineLoop, Pause, Resume, Stop, Submit
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.task_check import check_media
 from trioserve.errors import (
@@ -221,7 +224,7 @@ class EmbeddingState:
         )
 
 
-class EmbeddingEngine(Loop):
+class EmbeddingEngine(EngineLoop):
     """Makes embeddings of texts.
 
     Args:
@@ -236,9 +239,9 @@ class EmbeddingEngine(Loop):
         self.width = backend.width  # numbers in an embedding
         self._backend = backend
         #: Makes embeddings of media; None: the model takes text only.
-        self.encoder: Encoder | None = None
+        self.encoder: MediaEncoder | None = None
         if backend.projector is not None:
-            self.encoder = Encoder(backend.projector, self.inbox.put)
+            self.encoder = MediaEncoder(backend.projector, self.inbox.put)
         self._threads = Threads(backend, encoder=self.encoder)
         self._waiting: WaitingQueue[EmbeddingState] = WaitingQueue()
         #: Those that share the batches; the first one begins the next batch.

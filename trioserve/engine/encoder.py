@@ -1,4 +1,4 @@
-"""`Encoder`: makes embeddings of images and sound beside the inference thread."""
+"""`MediaEncoder`: makes embeddings of images and sound beside the inference thread."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Job:
         return self.work / count < self.work / self.threads - elapsed
 
 
-class Encoder:
+class MediaEncoder:
     """Encodes what requests need, one chunk at a time, in a thread of its own.
 
     Requests take turns. A chunk is encoded once for all that need it, and its embeddings are kept

@@ -12,9 +12,9 @@ from time import monotonic
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, PrefixCache
 from trioserve.engine.counters import Counters
-from trioserve.engine.decoder import Decoder
+from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
-from trioserve.engine.encoder import Encoded, Encoder
+from trioserve.engine.encoder import Encoded, MediaEncoder
 from trioserve.engine.loop import (
     Call,
     Cancel,
@@ -26,7 +26,7 @@ from trioserve.engine.loop import (
     Submit,
 )
 from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
-from trioserve.engine.planner import Plan, Planner
+from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot, lowest_priority
 from trioserve.engine.slot_calls import SlotCalls, SlotLoop
@@ -85,9 +85,9 @@ class Engine(SlotLoop):
         self.adapters = backend.adapters
         self._backend = backend
         #: Makes embeddings of media; None: the model takes text only.
-        self.encoder: Encoder | None = None
+        self.encoder: MediaEncoder | None = None
         if backend.projector is not None:
-            self.encoder = Encoder(backend.projector, self.inbox.put)
+            self.encoder = MediaEncoder(backend.projector, self.inbox.put)
         cache = PrefixCache(backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints)
         planner = Planner(
             strategy,
@@ -106,7 +106,7 @@ class Engine(SlotLoop):
             planner=planner,
         )
         self.drafts = Drafts(self._scheduler, backend.drafters)
-        self._decoder = Decoder(backend, self.encoder)
+        self._decoder = BatchDecoder(backend, self.encoder)
         self._slot_calls = SlotCalls()
         self._strategy = strategy
         strategy.begin(unified=self._scheduler.cache.unified)
@@ -187,7 +187,7 @@ class Engine(SlotLoop):
         if self.encoder is not None and not self.has_work:
             self._decoder.threads.rest()
 
-    def _learn(self, plan: Plan, seconds: float) -> None:
+    def _learn(self, plan: StepPlan, seconds: float) -> None:
         """Count what this step has done, and tell the strategy what it has cost."""
         self._counters.count_decode(len(plan), plan.n_prefill, seconds)
         self._scheduler.planner.observe(plan, seconds)
@@ -235,7 +235,7 @@ class Engine(SlotLoop):
 
     # -- one step: run
 
-    def _decode(self, plan: Plan) -> list[int]:
+    def _decode(self, plan: StepPlan) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot, none if it failed."""
         try:
             return self._decoder.decode(plan, self._scheduler.planner.adapters)
@@ -262,7 +262,7 @@ class Engine(SlotLoop):
 
     # -- one step: postprocess
 
-    def _postprocess(self, plan: Plan, rows: list[int]) -> None:
+    def _postprocess(self, plan: StepPlan, rows: list[int]) -> None:
         """Note what was decoded, and go on where there are logits."""
         plan.note(self._scheduler.cache)
         n_rows = len(plan.decode_rows.slots)

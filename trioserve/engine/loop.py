@@ -83,7 +83,7 @@ class Inbox:
     def __init__(self) -> None:
         self._commands: list[Command] = []
         self._arrived = threading.Condition()
-        #: Called after each `put`, for a driver that calls `Loop.step` itself.
+        #: Called after each `put`, for a driver that calls `EngineLoop.step` itself.
         self.listener: Callable[[], None] | None = None
 
     def put(self, command: Command) -> None:
@@ -130,7 +130,7 @@ class LoopBackend(Protocol):
         """How many requests are worked on at the same time."""
 
 
-class Loop(abc.ABC):
+class EngineLoop(abc.ABC):
     """Runs steps while there is work. Everything but `run` is code that a test can call.
 
     Args:

@@ -10,7 +10,7 @@ import attrs
 from trioserve.engine.backend import Batch, Embeddings, MediaPiece
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.cache.sequences import KVSequence
-from trioserve.engine.encoder import Encoder
+from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.slot import RequestState, Slot, arrival
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.types import Adapters, CellKey, MediaChunk
@@ -142,7 +142,7 @@ class DecodeRows:
 
 
 @attrs.frozen
-class Plan:
+class StepPlan:
     """What a step decodes."""
 
     decode_rows: DecodeRows
@@ -150,7 +150,7 @@ class Plan:
     is_media: bool = False
 
     @classmethod
-    def of(cls, steps: list[Slot], others: list[Work], *, by_sequence: bool) -> Plan:
+    def of(cls, steps: list[Slot], others: list[Work], *, by_sequence: bool) -> StepPlan:
         """Make a plan: one token each of `steps`, and others.
 
         With `by_sequence`, the rows of a batch are in the order of their sequences. In a split KV
@@ -164,7 +164,7 @@ class Plan:
         return cls(DecodeRows.of([]), sorted(pieces, key=lambda piece: _sequence(piece.slot)))
 
     @classmethod
-    def of_media(cls, works: Sequence[MediaWork]) -> Plan:
+    def of_media(cls, works: Sequence[MediaWork]) -> StepPlan:
         """Make a plan of nothing but media."""
         return cls(DecodeRows.of([]), works, is_media=True)
 
@@ -243,7 +243,7 @@ class Planner:
         n_batch: int,
         unified: bool,
         has_adapters: bool = False,
-        encoder: Encoder | None = None,
+        encoder: MediaEncoder | None = None,
     ) -> None:
         self._strategy = strategy
         self._n_batch = n_batch
@@ -259,7 +259,7 @@ class Planner:
         """The LoRA adapters that the step is to be computed with."""
         return self.turns.current if self.turns is not None else ()
 
-    def plan(self, slots: Sequence[Slot]) -> Plan:
+    def plan(self, slots: Sequence[Slot]) -> StepPlan:
         """Give every decoding slot its token and its draft, and prompts what the strategy says."""
         self.ask_for_media(slots)
         active = [  # `Slot.has_work`, without a call for each of many
@@ -283,7 +283,7 @@ class Planner:
             prompts = self._whose_kind(sorted(prompts, key=arrival), has_streams)
         self._owes_streams = False
         if not prompts:
-            return Plan.of(steps, drafts, by_sequence=self._by_sequence)
+            return StepPlan.of(steps, drafts, by_sequence=self._by_sequence)
         pending = [slot.n_alike for slot in prompts]
         # Streams that decode in another turn are held up by this step, too.
         n_decode = sum(slot.in_decode for slot in active)
@@ -298,11 +298,11 @@ class Planner:
             self._was_media = is_media
         if shared and is_media:
             self._owes_streams = has_streams
-            return Plan.of_media(self._media_of(shared))
+            return StepPlan.of_media(self._media_of(shared))
         parts = [Work(slot, slot.up_to_checkpoint(n_cells), False) for slot, n_cells in shared]
-        return Plan.of(steps, drafts + parts, by_sequence=self._by_sequence)
+        return StepPlan.of(steps, drafts + parts, by_sequence=self._by_sequence)
 
-    def observe(self, plan: Plan, seconds: float) -> None:
+    def observe(self, plan: StepPlan, seconds: float) -> None:
         """Tell the strategy what a step has cost.
 
         One with media, for which streams have waited, counts with that in which they go on.

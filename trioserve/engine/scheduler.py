@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trioserve.engine.cache.prefix_cache import PrefixCache, divergence_point
-from trioserve.engine.planner import Plan, Planner
+from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.slot import RequestState, Slot, lowest_priority
 from trioserve.types import CacheRoot, SlotState, TokenId
@@ -219,7 +219,7 @@ class Scheduler:
 
     # -- one step
 
-    def schedule(self) -> Plan:
+    def schedule(self) -> StepPlan:
         """Decide what the next step decodes."""
         self._step += 1
         while (next_one := next(self._admissible(), None)) is not None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trioserve.engine.backend import Backend
-from trioserve.engine.loop import Loop, SlotCall
-from trioserve.engine.planner import Plan
+from trioserve.engine.loop import EngineLoop, SlotCall
+from trioserve.engine.planner import StepPlan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import Slot
 from trioserve.errors import InvalidRequestError
@@ -30,7 +30,7 @@ class SlotCalls:
                 self.waiting.append(call)
 
 
-class SlotLoop(Loop):
+class SlotLoop(EngineLoop):
     """A loop with slots, and what may be asked of those that are idle."""
 
     _backend: Backend
@@ -76,7 +76,7 @@ class SlotLoop(Loop):
 
     # -- what is recorded of a step, if somebody watches
 
-    def _note_batch(self, plan: Plan) -> None:
+    def _note_batch(self, plan: StepPlan) -> None:
         n_prefill = plan.n_prefill
         self._in_batch = (len(plan), plan.n_cells - n_prefill, n_prefill)
 

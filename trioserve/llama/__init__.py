@@ -3,9 +3,9 @@
 Only this package imports llama_cpp.
 
 `library` finds the C functions and takes llama.cpp's log lines. `model`, `vocab`, `context`,
-`memory`, `batch` and `adapters` wrap one kind of C object each. `sampling` chooses tokens, within
-what `grammar` allows. `devices` and `machine` know what there is to compute with. `backend` puts
-them together for the engine, and `embedding` for the engine of embeddings.
+`batch` and `adapters` wrap one kind of C object each. `sampler` chooses tokens, within what
+`grammar` allows. `devices` and `machine` know what there is to compute with. `backend` puts them
+together for the engine, and `embedding` for the engine of embeddings.
 Everything that reaches C is checked first, because llama.cpp aborts the process on bad values.
 Importing this package is cheap: llama_cpp is imported by the first call of `load`.
 """

@@ -11,22 +11,18 @@ import structlog
 from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
-from trioserve.llama import control_vector, state_file
-from trioserve.llama.adapters import LoadedAdapters
-from trioserve.llama.batch import Batch
+from trioserve.llama import sampler_chain, state_file
+from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
+from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, generation_params, thread_choices, threads
-from trioserve.llama.draft.drafter import LlamaDrafter
-from trioserve.llama.draft.loading import divide, load_drafter
+from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
 from trioserve.llama.machine import free_memory
-from trioserve.llama.media.decoding import decode_pieces
 from trioserve.llama.media.projector import LlamaProjector
-from trioserve.llama.model import Model, Progress
-from trioserve.llama.sampling import chain
-from trioserve.llama.sampling.offload import Offload
-from trioserve.llama.sampling.sampler import Sampler
-from trioserve.llama.vocab import Vocab
+from trioserve.llama.model import LlamaModel, Progress
+from trioserve.llama.sampler import LlamaSampler
+from trioserve.llama.sampler_chain import Offload
 from trioserve.models import resolve_projector
 from trioserve.types import (
     AdapterInfo,
@@ -51,7 +47,7 @@ class LlamaBackend:
 
     def __init__(
         self,
-        model: Model,
+        model: LlamaModel,
         context: Context,
         *,
         n_slots: int,
@@ -66,9 +62,9 @@ class LlamaBackend:
         self._memory = context.memory
         self._state_prefix = self._memory.save(0)[: state_file.PREFIX]
         self._compiler = Compiler(model.vocab, n_threads=min(max(1, n_spare_cores), n_slots))
-        self._samplers: WeakSet[Sampler] = WeakSet()
+        self._samplers: WeakSet[LlamaSampler] = WeakSet()
         self.info: ModelInfo = model.info
-        self.vocab: Vocab = model.vocab
+        self.vocab = model.vocab
         self.n_ctx: int = context.n_ctx
         self.n_ctx_seq: int = min(context.n_ctx_seq, max_n_ctx_seq or model.info.n_ctx_train)
         self.n_batch: int = context.n_batch
@@ -90,7 +86,7 @@ class LlamaBackend:
         # cells than the context has.
         windows = model.window * self.n_seqs + context.n_ubatch
         self.window: int = model.window if self.unified and windows >= self.n_ctx else 0
-        self.batch: Batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
+        self.batch = LlamaBatch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         if self.n_ctx_seq < context.n_ctx_seq:
             _log.info(
                 "a sequence is limited by the model's training or the configuration",
@@ -104,7 +100,7 @@ class LlamaBackend:
         draft_progress = None
         if config.spec_draft_model is not None and progress is not None:
             progress, draft_progress = divide(config, progress)
-        model = Model.load(config, progress=progress)
+        model = LlamaModel.load(config, progress=progress)
         projector = None
         try:
             if (path := resolve_projector(config)) is not None:
@@ -114,7 +110,7 @@ class LlamaBackend:
             adapters = LoadedAdapters(model, config.lora_files)
             context = Context(model, generation_params(model, config, max_chunk=max_chunk))
             _check_generates(model, context)
-            control_vector.apply(
+            apply_control_vectors(
                 model, context, config.control_vector_files, config.control_vector_layer_range
             )
         except BaseException:
@@ -210,7 +206,7 @@ class LlamaBackend:
         params: SamplingParams,
         prompt: Sequence[TokenId],
         constraint: Constraint | None = None,
-    ) -> Sampler:
+    ) -> LlamaSampler:
         """Make the sampler of a task. Penalties count the tokens of the prompt.
 
         With a constraint from `compile`, it chooses only what the grammar allows. Where the grammar
@@ -224,8 +220,8 @@ class LlamaBackend:
         if constraint is not None:
             if not isinstance(constraint, CompiledGrammar):
                 raise TypeError("the constraint was compiled by another backend")
-            matcher = matcher_for(constraint, chain.banned(params, self.vocab))
-        sampler = Sampler(
+            matcher = matcher_for(constraint, sampler_chain.banned(params, self.vocab))
+        sampler = LlamaSampler(
             self._context,
             self.vocab,
             params,
@@ -244,7 +240,7 @@ class LlamaBackend:
         Raises:
             InvalidRequestError: a parameter cannot be used with this model.
         """
-        chain.check(params, self.vocab)
+        sampler_chain.check(params, self.vocab)
 
     # -- sequences: each method raises `EngineError` for one that does not exist
 
@@ -377,7 +373,7 @@ class LlamaBackend:
         self.close()
 
 
-def _check_generates(model: Model, context: Context) -> None:
+def _check_generates(model: LlamaModel, context: Context) -> None:
     if not context.has_cache:
         context.close()
         raise ModelLoadError(

@@ -1,32 +1,236 @@
-"""Context: the KV cache and the buffers that decoding needs.
+"""Context: the KV cache, what its sequences hold, and the buffers that decoding needs.
 
-What a context is for depends on its parameters. `generation_params` makes those for text;
-`trioserve.llama.embedding` has others, for the same class.
+In a KV cache for all sequences (unified), a copy marks the same cells as belonging to both. In one
+with a part for each (split), llama.cpp copies the whole part, at the next decode.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import threading
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
 
 from trioserve.config import Config
 from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
     EngineError,
+    InvalidRequestError,
     KVCacheFullError,
     ModelLoadError,
+    NotSupportedError,
 )
 from trioserve.llama import library
-from trioserve.llama.huge_pages import HugePages
-from trioserve.llama.interrupt import Interrupt
-from trioserve.llama.library import lib
-from trioserve.llama.machine import allowed_cpus, cpu_quota, free_memory, physical_cores
-from trioserve.llama.memory import Memory
-from trioserve.llama.model import Model, gib
+from trioserve.llama.library import lib, short
+from trioserve.llama.machine import HugePages, allowed_cpus, cpu_quota, free_memory, physical_cores
+from trioserve.llama.model import LlamaModel, gib
+
+
+class Interrupt:
+    """To be kept for as long as its context."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(2)
+        address = ctypes.cast(_c_library().strlen, ctypes.c_void_p).value
+        self.callback = lib.ggml_abort_callback(address)
+        self._lock = threading.Lock()
+        self._is_held = False
+
+    def install(self, params: Any) -> None:
+        """Have a context that is made with these parameters look at the flag."""
+        params.abort_callback = self.callback
+        params.abort_callback_data = ctypes.addressof(self._buffer)
+
+    def set(self) -> None:
+        """End the decode that runs, or else the next one."""
+        with self._lock:
+            if not self._is_held:
+                self._buffer[0] = b"!"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let decodes run to their end in this block, whatever anybody asks."""
+        with self._lock:
+            self._is_held = True
+            self.clear()
+        try:
+            yield
+        finally:
+            self._is_held = False
+
+    def is_set(self) -> bool:
+        """Whether a decode is to end, or has ended for this."""
+        return self._buffer[0] != b"\0"
+
+    def clear(self) -> None:
+        """Let decodes run to their end."""
+        self._buffer[0] = b"\0"
+
+
+def _c_library() -> Any:
+    return ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+
+
+#: Makes an uninitialized bytes object of a given size. Zeroing or copying it would double the time
+#: it takes to save a state.
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+_new_bytes.restype = ctypes.py_object
+
+
+class Memory:
+    """The sequences of a context; ids run from 0 to ``n_seqs - 1``. Belongs to its `Context`.
+
+    Raises:
+        EngineError: from every method, when a sequence does not exist or the context is closed.
+    """
+
+    def __init__(self, context: Any, n_seqs: int, *, unified: bool) -> None:
+        self._context: Any = context
+        self._handle: Any = lib.llama_get_memory(context)
+        self._n_seqs = n_seqs
+        self._unified = unified
+        self._sources: set[int] = set()  # of copies that the next decode makes
+        self._targets: set[int] = set()
+
+    def close(self) -> None:
+        """Forget the pointers; the context frees what they point to."""
+        self._context = self._handle = None
+
+    def settle(self) -> None:
+        """Note that a decode has run, which completes pending copies."""
+        self._sources.clear()
+        self._targets.clear()
+
+    def remove(self, seq: int, start: int, stop: int = -1) -> bool:
+        """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
+
+        Returns whether it could. Removing a whole sequence never fails.
+        """
+        self._check(seq)
+        return bool(lib.llama_memory_seq_rm(self._handle, seq, max(0, start), stop))
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a whole sequence over an empty one.
+
+        Raises:
+            EngineError: the target is not empty, or is the source.
+        """
+        self._check(source)
+        if self.last(target) != -1:
+            raise EngineError(
+                f"Sequence {target} is not empty, so it cannot be overwritten by a copy."
+            )
+        if source != target:
+            # Both bounds must be open: a copy between two parts must be of the whole sequence.
+            lib.llama_memory_seq_cp(self._handle, source, target, -1, -1)
+            if not self._unified:
+                self._sources.add(source)
+                self._targets.add(target)
+
+    def move(self, seq: int, start: int, stop: int, delta: int) -> None:
+        """Add `delta` to the positions ``start <= p < stop`` of a sequence.
+
+        Raises:
+            NotSupportedError: the model's positions cannot be moved.
+            EngineError: a position would be negative.
+        """
+        self._check(seq)
+        if not lib.llama_memory_can_shift(self._handle):
+            raise NotSupportedError("This model's KV cache cannot be shifted.")
+        if start < 0 or start + delta < 0:
+            raise EngineError(f"Positions from {start} cannot be moved by {delta}.")
+        lib.llama_memory_seq_add(self._handle, seq, start, stop, delta)
+
+    def first(self, seq: int) -> int:
+        """The first position that a sequence holds, -1 when it is empty."""
+        self._check(seq)
+        return int(short.llama_memory_seq_pos_min(self._handle, seq))
+
+    def last(self, seq: int) -> int:
+        """The last position that a sequence holds, -1 when it is empty."""
+        self._check(seq)
+        return int(short.llama_memory_seq_pos_max(self._handle, seq))
+
+    def saved_size(self, seq: int, *, partial: bool = False) -> int:
+        """How many bytes `save` would return."""
+        self._check(seq)
+        return int(lib.llama_state_seq_get_size_ext(self._context, seq, int(partial)))
+
+    def save(self, seq: int, *, partial: bool = False) -> bytes:
+        """Return what a sequence holds, for `restore`; `partial`: only what cannot be cut of it.
+
+        That is the sliding window or the recurrent state, and of plain attention nothing.
+
+        Raises:
+            EngineError: a copy to it is pending until the next decode, or llama.cpp fails.
+        """
+        self._check(seq)
+        if seq in self._targets:
+            raise EngineError("A copied sequence is complete only after the next decode.")
+        size = self.saved_size(seq, partial=partial)
+        data: bytes = _new_bytes(None, size)  # may be written to while nobody else has it
+        target = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
+        written = lib.llama_state_seq_get_data_ext(self._context, target, size, seq, int(partial))
+        if not 0 < written <= size:
+            why = library.reason(library.take_errors())
+            raise EngineError(f"Sequence {seq} cannot be saved: {why}.")
+        return data if written == size else data[:written]
+
+    def restore(self, seq: int, data: bytes, *, partial: bool = False) -> None:
+        """Replace what a sequence holds by what `save` returned, or a part of it by such a part.
+
+        The data must come from `save` of a context with the same model, cache types and kind of
+        cache. It is trusted: llama.cpp checks its form, but not each position in it.
+
+        Raises:
+            InvalidRequestError: it does not fit; the sequence is then empty.
+            EngineError: a copy from it or to it is pending until the next decode.
+        """
+        self._check(seq)
+        if seq in self._sources | self._targets:
+            raise EngineError("A sequence that is being copied cannot be filled.")
+        source = np.frombuffer(data, dtype=np.uint8)
+        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        library.take_errors()
+        read = lib.llama_state_seq_set_data_ext(
+            self._context, pointer, len(data), seq, int(partial)
+        )
+        if not read or read != len(data):
+            why = "there are bytes after its end" if read else ""
+            why = why or library.reason(library.take_errors())
+            self.remove(seq, 0)
+            raise InvalidRequestError(f"The saved state does not fit this model's context: {why}.")
+
+    def rewind(self, seq: int, length: int, data: bytes) -> None:
+        """Put a sequence back to its first `length` positions.
+
+        `data` is what `save` returned in part when it ended there.
+
+        Raises:
+            InvalidRequestError: it does not fit; the sequence is then empty.
+            EngineError: a copy from it or to it is pending until the next decode.
+        """
+        self.restore(seq, data, partial=True)
+        # Cut after that, for llama.cpp refuses to cut a state that is further on. And look before:
+        # a window that is further on would be cut, and then lack what is behind it.
+        if self.last(seq) != length - 1 or not self.remove(seq, length):
+            self.remove(seq, 0)
+            raise InvalidRequestError(f"The saved state is not one after {length} positions.")
+
+    def _check(self, seq: int) -> None:
+        if not 0 <= seq < self._n_seqs:
+            raise EngineError(f"There is no sequence {seq}; there are {self._n_seqs}.")
+        if self._handle is None:
+            raise EngineError("The context is closed.")
+
 
 _ROPE_SCALINGS = {"auto": -1, "none": 0, "linear": 1, "yarn": 2}
 _POSITIONS = (
@@ -100,7 +304,7 @@ class Context:
         ModelLoadError: llama.cpp refuses the parameters, or there is not enough memory.
     """
 
-    def __init__(self, model: Model, params: Any) -> None:
+    def __init__(self, model: LlamaModel, params: Any) -> None:
         library.take_errors()
         self._interrupt = Interrupt()
         self._interrupt.install(params)
@@ -201,7 +405,7 @@ class Context:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
 
-def generation_params(model: Model, config: Config, *, max_chunk: int = 0) -> Any:
+def generation_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Any:
     """Make the parameters of a context that generates text.
 
     Args:
@@ -247,7 +451,7 @@ def generation_params(model: Model, config: Config, *, max_chunk: int = 0) -> An
     return params
 
 
-def is_unified(model: Model, config: Config) -> bool:
+def is_unified(model: LlamaModel, config: Config) -> bool:
     """Choose the layout of the KV cache, if the configuration does not say it.
 
     In one cache for all, each sequence may be as long as the whole context, and a beginning is
@@ -301,7 +505,7 @@ def thread_choices(config: Config) -> tuple[range, range]:
     return range(1, decode + 1), range(1, decode + 1)
 
 
-def kv_cache_size(model: Model, config: Config, n_ctx: int) -> int:
+def kv_cache_size(model: LlamaModel, config: Config, n_ctx: int) -> int:
     """Return how many bytes a KV cache of `n_ctx` cells takes at least.
 
     This is exact for plain attention. Layers with a sliding window are not counted unless the file
@@ -327,7 +531,7 @@ def kv_cache_size(model: Model, config: Config, n_ctx: int) -> int:
     return int(n_ctx * layers * lib.llama_model_n_head_kv(model.handle) * per_head)
 
 
-def _check_memory(model: Model, config: Config, params: Any) -> None:
+def _check_memory(model: LlamaModel, config: Config, params: Any) -> None:
     """Refuse a cache that is larger than the memory that is free.
 
     llama.cpp writes to all of it at once, and the system would kill the process.

@@ -13,12 +13,11 @@ from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.engine.embedding_backend import POOLINGS, EmbeddingBackend, Matrix
 from trioserve.errors import DecodeError, ModelLoadError, NotSupportedError
-from trioserve.llama.batch import Batch
+from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, generation_params, thread_choices
 from trioserve.llama.library import lib
-from trioserve.llama.media.decoding import decode_pieces
 from trioserve.llama.media.projector import LlamaProjector
-from trioserve.llama.model import Model, Progress
+from trioserve.llama.model import LlamaModel, Progress
 from trioserve.models import resolve_projector
 from trioserve.types import TokenId
 
@@ -43,7 +42,7 @@ class LlamaEmbedder(EmbeddingBackend):
     may be used by any thread at any time.
     """
 
-    def __init__(self, model: Model, context: Context, config: Config) -> None:
+    def __init__(self, model: LlamaModel, context: Context, config: Config) -> None:
         self._model = model
         self._context = context
         self.info = model.info
@@ -61,7 +60,7 @@ class LlamaEmbedder(EmbeddingBackend):
         count = lib.llama_model_n_cls_out if self.pooling == "rank" else lib.llama_model_n_embd_out
         self.width = int(count(model.handle))
         self.thread_choices = thread_choices(config)
-        self._batch = Batch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
+        self._batch = LlamaBatch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         self.batch = self._batch
         self._pairs = _PairTokens.of(model)
         _log.info("embeddings", pooling=self.pooling, width=self.width, max_tokens=self.n_batch)
@@ -69,7 +68,7 @@ class LlamaEmbedder(EmbeddingBackend):
     @classmethod
     def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaEmbedder:
         """Load a model and make its context; see `trioserve.llama.load`."""
-        model = Model.load(config, progress=progress)
+        model = LlamaModel.load(config, progress=progress)
         projector = None
         try:
             path = None if config.reranking else resolve_projector(config)
@@ -186,7 +185,7 @@ class _PairTokens:
     sep: tuple[TokenId, ...]
 
     @classmethod
-    def of(cls, model: Model) -> _PairTokens:
+    def of(cls, model: LlamaModel) -> _PairTokens:
         vocab = model.vocab
         sep = lib.llama_vocab_sep(vocab.handle)
 
@@ -200,7 +199,7 @@ class _PairTokens:
         )
 
 
-def embedding_params(model: Model, config: Config, *, max_chunk: int = 0) -> Any:
+def embedding_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Any:
     """Make the parameters of a context for embeddings. `max_chunk`: see `generation_params`.
 
     The logical batch is as large as the physical one, so that a pooled embedding covers all tokens

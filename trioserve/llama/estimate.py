@@ -17,11 +17,11 @@ from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.context import Context, generation_params
-from trioserve.llama.draft.loading import draft_config
+from trioserve.llama.drafter import draft_config
 from trioserve.llama.embedding import embedding_params
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
-from trioserve.llama.model import Model, gib
+from trioserve.llama.model import LlamaModel, gib
 from trioserve.models import resolve_projector
 from trioserve.models.gguf import total_size
 
@@ -69,7 +69,7 @@ def measure(config: Config) -> Estimate:
     """
     config = _without_remote(config)
     params_of = embedding_params if config.serves_embeddings else generation_params
-    with Model.load(config, weights=False) as model:
+    with LlamaModel.load(config, weights=False) as model:
         params = params_of(model, config)
         _check_cells(params.n_ctx)
         lines: list[str] = []

@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from trioserve.errors import BackendMismatchError
+from trioserve.errors import BackendMismatchError, ServerClosingError
 
 #: The oldest version of llama-cpp-python that is known to work.
 MIN_VERSION = "0.3.36"
@@ -277,3 +277,44 @@ def reason(errors: list[str]) -> str:
     if not errors:
         return "llama.cpp does not say why"
     return re.sub(r"^\w+: (error loading model: )?", "", errors[0]).rstrip(". ")
+
+
+class SharedHandle:
+    """Keeps a pointer valid while a thread uses it.
+
+    Closing waits for running calls; a later one raises `ServerClosingError`.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle: Any = handle
+        self._users = 0
+        self._idle = threading.Condition()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is, or will be once nobody uses it."""
+        return self._handle is None
+
+    @contextmanager
+    def in_use(self) -> Iterator[Any]:
+        """Lend the pointer, which nobody frees meanwhile."""
+        with self._idle:
+            if (handle := self._handle) is None:
+                raise ServerClosingError("The model is closed")
+            self._users += 1
+        try:
+            yield handle
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    def close(self) -> Any:
+        """Wait for running calls, and refuse later ones.
+
+        Returns the pointer, which is the caller's to free; None the second time.
+        """
+        with self._idle:
+            handle, self._handle = self._handle, None
+            self._idle.wait_for(lambda: self._users == 0)
+        return handle

@@ -1,10 +1,9 @@
-"""Model: the weights and the metadata of a GGUF file."""
+"""Model: the weights and the metadata of a GGUF file, and llama.cpp's own chat templates."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,23 +11,21 @@ from typing import Any
 
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama import devices, header, huge_pages, library
+from trioserve.llama import devices, header, library
 from trioserve.llama.library import lib
-from trioserve.llama.machine import free_memory
-from trioserve.llama.vocab import Vocab
+from trioserve.llama.machine import HugePages, free_memory, has_huge_pages
+from trioserve.llama.vocab import LlamaVocab
 from trioserve.models import gguf, resolve
 from trioserve.types import ModelInfo
 
 Progress = Callable[[float], bool]
 
-_MAGIC = b"GGUF"
-_HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata entries
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _MAPPED = ("auto", "mmap", "mmap+mlock")
 _CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "failed to read")
 
 
-class Model:
+class LlamaModel:
     """A loaded model. Contexts use it, so it is closed after them.
 
     `handle` is llama.cpp's pointer. May be closed in any thread, once nobody uses it.
@@ -43,7 +40,7 @@ class Model:
         try:
             self.metadata = _metadata(handle) | devices.overridden(config)
             self._check_kind(path)
-            self.vocab = Vocab(lib.llama_model_get_vocab(handle), self.metadata)
+            self.vocab = LlamaVocab(lib.llama_model_get_vocab(handle), self.metadata)
             self.info = self._describe(path, config)
         except BaseException:
             self.close()
@@ -52,7 +49,7 @@ class Model:
     @classmethod
     def load(
         cls, config: Config, *, progress: Progress | None = None, weights: bool = True
-    ) -> Model:
+    ) -> LlamaModel:
         """Load the file that `config.model` names, or the bundled one.
 
         Without `weights`, nothing can be computed with it, nor with a context of it: both say how
@@ -64,8 +61,8 @@ class Model:
         """
         library.start(config.numa)
         path = resolve(config.model)
-        check_file(path)
-        header.check(path, devices.overridden(config))
+        header.check_file(path)
+        header.check_model(path, devices.overridden(config))
         if weights:
             _check_size(path, config)
         handle = _load_weights(path, config, progress, weights)
@@ -79,7 +76,7 @@ class Model:
         if handle is not None:
             lib.llama_model_free(handle)
 
-    def __enter__(self) -> Model:
+    def __enter__(self) -> LlamaModel:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,39 +167,6 @@ class Model:
         )
 
 
-def check_file(path: Path) -> None:
-    """Check that a file exists, can be read, and begins as a GGUF does.
-
-    Raises:
-        ModelLoadError: it does not; the message is one sentence that says what is wrong.
-    """
-    try:
-        if path.is_dir():
-            raise ModelLoadError(f"The model file {path} is a directory.")
-        with path.open("rb") as file:
-            header = file.read(_HEADER.size)
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"The model file {path} does not exist.") from error
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ModelLoadError(f"The model file {path} cannot be read: {why}.") from error
-    if not header:
-        raise ModelLoadError(f"The model file {path} is empty.")
-    if header[:4] != _MAGIC[: len(header)]:
-        raise ModelLoadError(
-            f"The model file {path} is not a GGUF file: it begins with {header[:4]!r}."
-        )
-    if len(header) < _HEADER.size:
-        raise ModelLoadError(f"The model file {path} is cut short: it has {len(header)} bytes.")
-    version = _HEADER.unpack(header)[1]
-    if version >= 2**16:
-        raise ModelLoadError(f"The model file {path} was written for big-endian machines.")
-    if version < 2:
-        raise ModelLoadError(
-            f"The model file {path} has version {version} of GGUF, which is too old; convert it."
-        )
-
-
 def _check_size(path: Path, config: Config) -> None:
     """Refuse weights that are read, not mapped, and larger than the memory that is free."""
     free = free_memory()
@@ -221,7 +185,7 @@ def _may_offload(config: Config) -> bool:
 
 def _load_mode(path: Path, config: Config) -> str:
     """Choose how to load: into huge pages if these are to be had, and the memory is half empty."""
-    if config.load_mode != "auto" or not huge_pages.available() or _may_offload(config):
+    if config.load_mode != "auto" or not has_huge_pages() or _may_offload(config):
         return config.load_mode
     free, size = free_memory(), gguf.total_size(gguf.parts_of(path))
     return "none" if free is not None and 2 * size <= free else "auto"
@@ -236,7 +200,7 @@ def _load_weights(path: Path, config: Config, progress: Progress | None, weights
     if not weights:
         params.no_alloc, params.load_mode = True, _LOAD_MODES["none"]
     kept = devices.place(params, config)
-    pages = huge_pages.HugePages()
+    pages = HugePages()
     raised: list[BaseException] = []
     cancelled = False
 
@@ -297,3 +261,27 @@ def _text(function: Any, *args: Any) -> str:
 def gib(size: int) -> str:
     """Format a number of bytes for people."""
     return f"{size / 2**30:.1f} GiB"
+
+
+def apply_chat_template(
+    source: str, turns: Sequence[tuple[str, str]], add_generation_prompt: bool
+) -> str | None:
+    """Render pairs of role and content; None if llama.cpp has no template for this source.
+
+    Roles and contents are C strings: a null character would end them, so there must be none.
+    """
+    library.check_library()
+    chat = (lib.llama_chat_message * len(turns))()
+    for message, (role, content) in zip(chat, turns, strict=True):
+        message.role, message.content = role.encode(), content.encode()
+    size = sum(len(one.encode()) for turn in turns for one in turn) * 2 + 256
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        length = lib.llama_chat_apply_template(
+            source.encode(), chat, len(turns), add_generation_prompt, buffer, size
+        )
+        if length < 0:
+            return None
+        if length <= size:
+            return bytes(buffer.raw[:length]).decode()
+        size = length

@@ -21,7 +21,7 @@ import attrs
 import outcome
 import trio
 
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import EngineLoop
 from trioserve.errors import BridgeError, DeadlineExceededError, StalledReaderError, TrioServeError
 from trioserve.types import (
     Admitted,
@@ -233,7 +233,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, engine: Loop, bridge: Bridge, *, unread_tokens: int, stall_timeout: float
+        self, engine: EngineLoop, bridge: Bridge, *, unread_tokens: int, stall_timeout: float
     ) -> None:
         self._engine = engine
         self._bridge = bridge

@@ -13,7 +13,7 @@ from trioserve.chat.template.render import CHATML, ChatTemplate, LegacyTemplate
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.backend import Vocab
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import EngineLoop
 from trioserve.errors import (
     InvalidRequestError,
     ModelLoadError,
@@ -21,7 +21,7 @@ from trioserve.errors import (
     ServerSleepingError,
     TemplateError,
 )
-from trioserve.llama import legacy_template
+from trioserve.llama.model import apply_chat_template
 from trioserve.types import (
     AdapterInfo,
     Adapters,
@@ -101,7 +101,7 @@ class LoadedModel:
     pooling: str | None = None
 
     @classmethod
-    def introduce(cls, engine: Loop, config: Config) -> Self:
+    def introduce(cls, engine: EngineLoop, config: Config) -> Self:
         """Get to know a model. It takes a while: the template is compiled and tried out.
 
         Raises:
@@ -180,7 +180,7 @@ class LoadedModel:
             )
 
 
-def _modalities(engine: Loop) -> Modalities:
+def _modalities(engine: EngineLoop) -> Modalities:
     projector = engine.projector
     if projector is None:
         return Modalities()
@@ -190,7 +190,7 @@ def _modalities(engine: Loop) -> Modalities:
 def _template(info: ModelInfo, config: Config) -> ChatTemplate:
     given = config.chat_template or info.chat_template or CHATML
     if not config.jinja:
-        return LegacyTemplate(given, legacy_template.apply)
+        return LegacyTemplate(given, apply_chat_template)
     return ChatTemplate(source_of(given), bos_token=info.bos_token, eos_token=info.eos_token)
 
 

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 import trio
 
 from trioserve.engine import Engine
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import EngineLoop
 from trioserve.server.concurrency import alongside
 
 
 @asynccontextmanager
-async def stepping(engine: Loop) -> AsyncIterator[None]:
+async def stepping(engine: EngineLoop) -> AsyncIterator[None]:
     """Step an engine in a task, once a pass of the event loop. For ``Server(drive=stepping)``.
 
     With a `trio.testing.MockClock` that jumps, time passes only when nobody has work. A task

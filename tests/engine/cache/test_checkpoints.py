@@ -10,7 +10,7 @@ from trioserve.engine.cache.prefix_cache import (
     divergence_point,
     next_checkpoint,
 )
-from trioserve.engine.cache.ram_cache import Entry, RamCache
+from trioserve.engine.cache.ram_cache import CachedState, RamCache
 from trioserve.types import CacheRoot
 
 RULES = CheckpointRules(step=1000)
@@ -68,7 +68,7 @@ def test_the_next_place_lies_ahead() -> None:
 
 
 def cache(limit: int = 100, max_checkpoints: int = 9, useless: set[int] | None = None) -> RamCache:
-    def is_useful(entry: Entry) -> bool:
+    def is_useful(entry: CachedState) -> bool:
         return entry.keys[0] not in (useless or set())
 
     return RamCache(limit, can_cut=False, max_checkpoints=max_checkpoints, is_useful=is_useful)
@@ -129,7 +129,7 @@ def test_the_limit_may_be_reached() -> None:
 def test_a_text_is_found_whole_or_else_its_beginning() -> None:
     ram = cache()
     for keys in ([1, 2, 3, 4], [1, 2], [1, 2, 3, 5]):
-        ram._add(Entry(keys, ROOT, b"x"))
+        ram._add(CachedState(keys, ROOT, b"x"))
     assert [ram.find_whole(keys, ROOT) for keys in ([1, 2, 3], [1, 2, 9], [1, 2, 3, 5])] == [
         (3, 0),
         (2, 1),

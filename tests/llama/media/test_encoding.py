@@ -12,8 +12,8 @@ from tests.support.media_models import random_image, write_pair
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.llama import LlamaBackend
-from trioserve.llama.media import encoding
-from trioserve.llama.media.encoding import Interrupt, Threads
+from trioserve.llama.media import library
+from trioserve.llama.media.library import EncodingInterrupt, EncodingThreads
 
 
 class Clock:
@@ -28,11 +28,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(encoding, "perf_counter", clock)
+    monkeypatch.setattr(library, "perf_counter", clock)
     return clock
 
 
-def n_computed(interrupt: Interrupt, clock: Clock, n_nodes: int, seconds: float) -> list[int]:
+def n_computed(
+    interrupt: EncodingInterrupt, clock: Clock, n_nodes: int, seconds: float
+) -> list[int]:
     """How many nodes are computed at once, of a graph whose nodes take so long each."""
     found, n = [], 0
     for _ in range(n_nodes):
@@ -47,7 +49,7 @@ def n_computed(interrupt: Interrupt, clock: Clock, n_nodes: int, seconds: float)
 
 
 def test_an_encoding_is_asked_about_every_few_milliseconds(clock: Clock) -> None:
-    interrupt = Interrupt()
+    interrupt = EncodingInterrupt()
     interrupt.start()
     assert n_computed(interrupt, clock, 100, 0.0005)[-1] == 4
     assert n_computed(interrupt, clock, 100, 0.1)[-1] == 1
@@ -56,7 +58,7 @@ def test_an_encoding_is_asked_about_every_few_milliseconds(clock: Clock) -> None
 
 
 def test_after_an_interrupt_one_more_node_is_computed_at_most(clock: Clock) -> None:
-    interrupt = Interrupt()
+    interrupt = EncodingInterrupt()
     interrupt.start()
     n_computed(interrupt, clock, 5000, 1e-9)
     interrupt.set()
@@ -70,17 +72,17 @@ def test_after_an_interrupt_one_more_node_is_computed_at_most(clock: Clock) -> N
 def test_the_place_of_the_number_of_threads_is_looked_for() -> None:
     numbers = (ctypes.c_int32 * 128)()
     address = ctypes.addressof(numbers)
-    assert not Threads(address).is_found
-    numbers[43] = Threads.MARK
-    threads = Threads(address)
+    assert not EncodingThreads(address).is_found
+    numbers[43] = EncodingThreads.MARK
+    threads = EncodingThreads(address)
     assert threads.is_found
     threads.set(3)
     assert list(numbers) == [0] * 43 + [3] + [0] * 84
-    numbers[1] = numbers[2] = Threads.MARK
-    unsure = Threads(address)
+    numbers[1] = numbers[2] = EncodingThreads.MARK
+    unsure = EncodingThreads(address)
     assert not unsure.is_found
     unsure.set(5)
-    assert numbers[1] == Threads.MARK
+    assert numbers[1] == EncodingThreads.MARK
 
 
 @pytest.mark.parametrize("is_found", [True, False])
@@ -88,7 +90,7 @@ def test_encoding_works_where_the_place_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_found: bool
 ) -> None:
     if not is_found:
-        monkeypatch.setattr(encoding, "_REACH", 4)
+        monkeypatch.setattr(library, "_REACH", 4)
     config = Config(**write_pair(tmp_path, "mlp").settings, ctx_size=256, threads=1)
     with llama.load(config) as backend:
         assert isinstance(backend, LlamaBackend)

@@ -10,7 +10,7 @@ import pytest
 
 from trioserve.errors import ConfigError
 from trioserve.llama.rpc import library
-from trioserve.llama.rpc.building import build
+from trioserve.llama.rpc.library import build
 
 ROOT = "llama_cpp_python-0.3.36"
 GGML = "vendor/llama.cpp/ggml"

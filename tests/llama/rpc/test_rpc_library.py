@@ -95,7 +95,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     """A backend that writes down which servers it gets."""
     added: list[bytes] = []
 
-    class Fake(library.Backend):
+    class Fake(library.RpcBackend):
         def function(self, named: object) -> Callable[[bytes], int]:
             assert named is library.ADD
 
@@ -149,7 +149,7 @@ def test_a_machine_under_two_names(backend: list[bytes]) -> None:
 
 
 def test_without_a_library_the_model_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> library.Backend:
+    def missing() -> library.RpcBackend:
         raise ConfigError("rpc needs a library")
 
     monkeypatch.setattr(library, "backend", missing)

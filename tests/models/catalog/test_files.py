@@ -13,7 +13,7 @@ import pytest
 from tests.support.gguf_models import write_decoder
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ModelLoadError
-from trioserve.llama.model import Model
+from trioserve.llama.model import LlamaModel
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import describe
 from trioserve.models.catalog.files import models_in
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_read_is_told(
 
 def test_it_says_what_llama_cpp_says() -> None:
     found = describe(BUNDLED)
-    with Model.load(Config()) as model:
+    with LlamaModel.load(Config()) as model:
         info = model.info
     assert found.path == BUNDLED
     assert found.architecture == info.metadata["general.architecture"]

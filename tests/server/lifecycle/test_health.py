@@ -16,7 +16,7 @@ from tests.support.broken_strategies import SECRET
 from tests.support.scripted_server import read, serve
 from tests.support.waiting import patiently
 from trioserve.config import Config
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import EngineLoop
 from trioserve.errors import EngineError, UnavailableError
 from trioserve.server import Server
 from trioserve.testing import ScriptedBackend, scripted
@@ -73,7 +73,7 @@ async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None
     stop = threading.Event()
 
     @asynccontextmanager
-    async def by_hand(loop: Loop) -> AsyncIterator[None]:
+    async def by_hand(loop: EngineLoop) -> AsyncIterator[None]:
         yield
         assert stop.is_set()
         loop.stop()

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from trioserve.llama.rpc.building import build
+    from trioserve.llama.rpc.library import build
 
     built = build(options.sources)
     protocol = ".".join(map(str, built.protocol))

@@ -7,7 +7,7 @@ from bisect import bisect_right, insort
 import attrs
 
 from trioserve.engine.backend import Backend
-from trioserve.engine.cache.ram_cache import Entry, RamCache
+from trioserve.engine.cache.ram_cache import CachedState, RamCache
 from trioserve.engine.cache.sequences import KVSequence, Sequences
 from trioserve.errors import InvalidRequestError, KVCacheFullError, UnavailableError
 from trioserve.types import CacheRoot, CellKey, Prompt, SlotState
@@ -326,7 +326,7 @@ class PrefixCache:
         else:
             self._keeps_checkpoints = False
 
-    def _is_useful(self, checkpoint: Entry) -> bool:
+    def _is_useful(self, checkpoint: CachedState) -> bool:
         """Whether a sequence can go back to a checkpoint: one here, or one in RAM."""
         keys, root = checkpoint.keys, checkpoint.root
         return self._held.match(keys, root)[0] == len(keys) or self.ram.holds(keys, root)

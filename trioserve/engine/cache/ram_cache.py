@@ -13,7 +13,7 @@ from trioserve.types.media import whole_chunks
 
 
 @attrs.frozen(eq=False)
-class Entry:
+class CachedState:
     """A state, and the keys that it was computed for."""
 
     keys: list[CellKey]
@@ -42,14 +42,14 @@ class RamCache:
         *,
         can_cut: bool,
         max_checkpoints: int = 0,
-        is_useful: Callable[[Entry], bool] = lambda _entry: True,
+        is_useful: Callable[[CachedState], bool] = lambda _entry: True,
     ) -> None:
         self.limit = limit
         self.size = 0
         self.max_checkpoints = max_checkpoints
         self._can_cut = can_cut
         self._is_useful = is_useful
-        self._entries: OrderedDict[int, Entry] = OrderedDict()
+        self._entries: OrderedDict[int, CachedState] = OrderedDict()
         self._tree: PrefixTree[int] = PrefixTree()  # of whole sequences
         self._checkpoints: PrefixTree[int] = PrefixTree()
         self.n_checkpoints = 0
@@ -73,7 +73,7 @@ class RamCache:
         for entry_id in list(self._tree.match_whole(keys, root)[1]):
             self.drop(entry_id)
         if self.make_room(len(state)):
-            self._add(Entry(list(keys), root, state))
+            self._add(CachedState(list(keys), root, state))
 
     def put_checkpoint(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Keep a checkpoint. There must be none of the same keys."""
@@ -82,16 +82,16 @@ class RamCache:
         if self.n_checkpoints >= self.max_checkpoints:
             self.drop(self._all_checkpoints()[0])
         if self.make_room(len(state)):
-            self._add(Entry(list(keys), root, state, is_checkpoint=True))
+            self._add(CachedState(list(keys), root, state, is_checkpoint=True))
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: CachedState) -> None:
         entry_id, self._next = self._next, self._next + 1
         self._entries[entry_id] = entry
         self._tree_of(entry).extend(entry_id, entry.keys, entry.root)
         self.n_checkpoints += entry.is_checkpoint
         self.size += len(entry.state)
 
-    def _tree_of(self, entry: Entry) -> PrefixTree[int]:
+    def _tree_of(self, entry: CachedState) -> PrefixTree[int]:
         return self._checkpoints if entry.is_checkpoint else self._tree
 
     def _all_checkpoints(self) -> list[int]:
@@ -128,7 +128,7 @@ class RamCache:
         length, entry_ids = self._checkpoints.match_whole(keys, root)
         return length, min(entry_ids, default=-1)
 
-    def get(self, entry_id: int) -> Entry:
+    def get(self, entry_id: int) -> CachedState:
         """Read an entry, which counts as a use."""
         self._entries.move_to_end(entry_id)
         return self._entries[entry_id]

@@ -9,7 +9,7 @@ import attrs
 
 from trioserve.engine.backend import Drafter, DraftRequest
 from trioserve.engine.drafts.lengths import Acceptance, StepCosts, share_rows
-from trioserve.engine.planner import Plan
+from trioserve.engine.planner import StepPlan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot
 from trioserve.types import TokenId
@@ -201,7 +201,7 @@ class Drafts:
         self._scheduler.roll_back(slot, len(request.draft) - n_accepted)
         return n_accepted
 
-    def observe(self, plan: Plan, seconds: float) -> None:
+    def observe(self, plan: StepPlan, seconds: float) -> None:
         """Learn what a step has cost.
 
         One for a prompt tells about many rows, before any draft has: they are without logits, so

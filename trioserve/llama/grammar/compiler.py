@@ -25,7 +25,7 @@ from trioserve.errors import EngineError, InvalidRequestError, OutputError
 from trioserve.llama.grammar import gbnf, trial
 from trioserve.llama.grammar.matcher import CompiledGrammar, MaskPool, brief
 from trioserve.llama.grammar.tokens import Tokens
-from trioserve.llama.vocab import Vocab
+from trioserve.llama.vocab import LlamaVocab
 from trioserve.types import Grammar, TokenId
 
 _MAX_TEXT = 2**18  # characters
@@ -335,7 +335,7 @@ class Compiler:
         n_threads: how many masks can be made at the same time.
     """
 
-    def __init__(self, vocab: Vocab, *, n_threads: int = 1) -> None:
+    def __init__(self, vocab: LlamaVocab, *, n_threads: int = 1) -> None:
         self.pool = MaskPool(n_threads)
         self._tokens = Tokens(vocab)
         self._vocab = vocab

@@ -11,7 +11,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from trioserve.errors import InvalidRequestError, OutputError
-from trioserve.llama.vocab import Vocab
+from trioserve.llama.vocab import LlamaVocab
 from trioserve.types import TokenId
 
 
@@ -138,7 +138,7 @@ class NameIndex:
 class Tokens:
     """What compiled grammars and matchers need to know of a vocabulary."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: LlamaVocab) -> None:
         self.n_vocab = vocab.n_tokens
         #: The tokens that end an output.
         self.ends = vocab.end_of_generation
@@ -215,7 +215,7 @@ class _Wrapped:
 
     bos_token_id = None
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: LlamaVocab) -> None:
         self.eos_token_id = min(vocab.end_of_generation)
         self.tokens = list(vocab.names)
         self.special_token_ids = _control_tokens(vocab)
@@ -237,13 +237,13 @@ class _Wrapped:
         return self._vocab.detokenize(tokens) == text.encode()
 
 
-def _control_tokens(vocab: Vocab) -> list[TokenId]:
+def _control_tokens(vocab: LlamaVocab) -> list[TokenId]:
     """Return the tokens that have a name which is not text of the output."""
     pairs = enumerate(zip(vocab.pieces, vocab.names, strict=True))
     return [token for token, (piece, name) in pairs if piece != name]
 
 
-def _make_tokenizer(vocab: Vocab) -> LLTokenizer:
+def _make_tokenizer(vocab: LlamaVocab) -> LLTokenizer:
     """Give llguidance the vocabulary. It takes a third of a second for 150,000 tokens."""
     wrapped = _Wrapped(vocab)
     # This is done in two steps because llguidance keeps the GIL: 0.1 s each for 150,000 tokens.

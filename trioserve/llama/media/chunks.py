@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioserve.llama import library
-from trioserve.types import DecodedAudio, DecodedImage, MediaKind, TokenId
+from trioserve.types import DecodedAudio, DecodedImage, DecodedVideo, MediaKind, TokenId
 
 _TEXT, _IMAGE, _AUDIO = 0, 1, 2
 
@@ -142,3 +142,29 @@ def _sections_from(mtmd: Any, image: Any, n_cells: int, pos: int) -> NDArray[np.
     mtmd.mtmd_helper_image_get_decoder_pos(image, pos, room)
     columns = np.frombuffer(room, dtype=np.int32).reshape(n_cells, N_SECTIONS)  # t, x, y, z
     return np.ascontiguousarray(columns[:, (0, 2, 1, 3)].T)
+
+
+def as_parts(video: DecodedVideo, interval: int) -> Iterator[str | tuple[DecodedImage, ...]]:
+    """Make text and images of a video, as llama-server does.
+
+    Frames without text between them come in pairs, which some models merge.
+
+    Args:
+        video: what is shown.
+        interval: milliseconds after which the time is told again; 0: never.
+    """
+    yield "Video:"
+    pair: list[DecodedImage] = []
+    next_time = 0.0
+    for seconds, frame in video.frames:
+        pair.append(frame)
+        tells_time = interval > 0 and seconds * 1000 >= next_time
+        if tells_time or len(pair) == 2:
+            yield tuple(pair)
+            pair.clear()
+        if tells_time:
+            minutes = int(seconds / 60)
+            yield f"[{minutes}m{seconds - minutes * 60:.2f}s]"
+            next_time += interval
+    if pair:
+        yield tuple(pair)

@@ -21,16 +21,12 @@ from trioserve.errors import (
     InvalidMediaError,
     ModelLoadError,
 )
-from trioserve.llama import devices, library
+from trioserve.llama import devices, header, library
 from trioserve.llama.context import FLASH_ATTENTION, thread_choices
-from trioserve.llama.library import lib
-from trioserve.llama.media import header
-from trioserve.llama.media.chunks import CutChunk, CutError, Placeholder, cut
-from trioserve.llama.media.encoding import Interrupt, Threads
-from trioserve.llama.media.library import load as load_mtmd
-from trioserve.llama.media.video import as_parts
-from trioserve.llama.model import Model
-from trioserve.llama.shared import Shared
+from trioserve.llama.library import SharedHandle, lib
+from trioserve.llama.media.chunks import CutChunk, CutError, Placeholder, as_parts, cut
+from trioserve.llama.media.library import EncodingInterrupt, EncodingThreads, load as load_mtmd
+from trioserve.llama.model import LlamaModel
 from trioserve.types import (
     DecodedAudio,
     DecodedImage,
@@ -64,12 +60,14 @@ class LlamaProjector:
     model.
     """
 
-    def __init__(self, mtmd: Any, context: Any, model: Model, interrupt: Interrupt) -> None:
+    def __init__(
+        self, mtmd: Any, context: Any, model: LlamaModel, interrupt: EncodingInterrupt
+    ) -> None:
         self._mtmd = mtmd
-        self._shared = Shared(context)
+        self._shared = SharedHandle(context)
         self._vocab = model.vocab
         self._interrupt = interrupt
-        self._threads = Threads(context)
+        self._threads = EncodingThreads(context)
         #: Numbers in the embedding of a cell.
         self.width: int = lib.llama_model_n_embd_inp(model.handle)
         self.sees: bool = mtmd.mtmd_support_vision(context)
@@ -85,7 +83,7 @@ class LlamaProjector:
         self.bytes_per_cell = _SPECTRUM if self.hears else 0
 
     @classmethod
-    def load(cls, path: Path, model: Model, config: Config) -> LlamaProjector:
+    def load(cls, path: Path, model: LlamaModel, config: Config) -> LlamaProjector:
         """Load the projector in a file.
 
         Raises:
@@ -94,9 +92,9 @@ class LlamaProjector:
             BackendMismatchError: the installed libmtmd is not one we can use.
         """
         mtmd = load_mtmd()
-        kinds = header.check(path)
+        kinds = header.check_projector(path)
         params = _params(mtmd, config)
-        interrupt = Interrupt()
+        interrupt = EncodingInterrupt()
         params.cb_eval = interrupt.callback
         context = _init(mtmd, path, model, params)
         projector = cls(mtmd, context, model, interrupt)
@@ -316,14 +314,14 @@ def _params(mtmd: Any, config: Config) -> Any:
         (handle,) = devices.chosen((device,)) or (None,)
         params.use_gpu, params.device = handle is not None, handle
     params.print_timings = False
-    params.n_threads = Threads.MARK
+    params.n_threads = EncodingThreads.MARK
     params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
     params.image_min_tokens = config.image_min_tokens or -1
     params.image_max_tokens = config.image_max_tokens or -1
     return params
 
 
-def _init(mtmd: Any, path: Path, model: Model, params: Any) -> Any:
+def _init(mtmd: Any, path: Path, model: LlamaModel, params: Any) -> Any:
     library.take_errors()
     context = mtmd.mtmd_init_from_file(os.fsencode(path), model.handle, params)
     if context is None:

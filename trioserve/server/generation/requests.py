@@ -10,7 +10,7 @@ import attrs
 from trio_util import AsyncValue
 
 from trioserve.config import Config
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import EngineLoop
 from trioserve.errors import ServerClosingError
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
@@ -66,7 +66,7 @@ class Requests:
     def __init__(
         self,
         common: Common,
-        loop: Loop,
+        loop: EngineLoop,
         dispatcher: Dispatcher,
         admission: Admission,
         model: str,

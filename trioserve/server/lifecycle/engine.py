@@ -30,7 +30,7 @@ from trioserve.engine import (
     NgramRules,
     load_strategy,
 )
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import EngineLoop
 from trioserve.errors import EngineError, ModelLoadError, ServerClosingError, UnavailableError
 from trioserve.models.fetch import fetch
 from trioserve.server.dispatch import Dispatcher, open_bridge
@@ -71,13 +71,13 @@ class Loader(Protocol):
 
 
 #: Runs an engine for as long as a block lasts.
-Driver = Callable[[Loop], AbstractAsyncContextManager[None]]
+Driver = Callable[[EngineLoop], AbstractAsyncContextManager[None]]
 
 
 @asynccontextmanager
 async def running_engine(
     config: Config, load: Loader, drive: Driver, on_progress: Callable[[float], None]
-) -> AsyncIterator[tuple[Loop, Dispatcher]]:
+) -> AsyncIterator[tuple[EngineLoop, Dispatcher]]:
     """Load a model and run its engine as long as a block lasts. It is downloaded, if it must be.
 
     Raises:
@@ -108,7 +108,7 @@ async def running_engine(
 
 def _make_loop(
     config: Config, backend: AnyBackend, strategy: BatchStrategy, notify: Callable[[], None]
-) -> Loop:
+) -> EngineLoop:
     if isinstance(backend, EmbeddingBackend):
         return EmbeddingEngine(backend, notify)
     engine = Engine(
@@ -130,7 +130,7 @@ def _make_loop(
 
 
 @asynccontextmanager
-async def in_thread(engine: Loop) -> AsyncIterator[None]:
+async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
     """Run an engine on a thread of its own; stop and join it at the end, cancelled or not.
 
     The engine stops after the step that runs, and closes its backend on its own thread.
@@ -208,7 +208,11 @@ class Health:
     """
 
     def __init__(
-        self, loop: Loop, dispatcher: Dispatcher, admission: Admission, watchdog_timeout: float
+        self,
+        loop: EngineLoop,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        watchdog_timeout: float,
     ) -> None:
         self._loop = loop
         self._dispatcher = dispatcher

@@ -7,7 +7,7 @@ import trio
 
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import EngineLoop
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.generation.chats import Chats
 from trioserve.server.generation.completions import Completions
@@ -42,7 +42,7 @@ class Parts:
     """All parts, made at once, for one engine. A server makes either text or embeddings."""
 
     def __init__(
-        self, common: Common, model: LoadedModel, loop: Loop, dispatcher: Dispatcher
+        self, common: Common, model: LoadedModel, loop: EngineLoop, dispatcher: Dispatcher
     ) -> None:
         config = common.config
         self.model = model

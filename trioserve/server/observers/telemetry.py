@@ -12,7 +12,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.engine.loop import Loop
+from trioserve.engine.loop import EngineLoop
 from trioserve.errors import InvalidRequestError
 from trioserve.renamed import warn_of_new_name
 from trioserve.server.concurrency import alongside
@@ -66,10 +66,10 @@ class Telemetry:
     def __init__(self, observers: list[Observer]) -> None:
         self._observers = observers
         self._feeds: list[_Feed] = []
-        self._loop: Loop | None = None
+        self._loop: EngineLoop | None = None
         self._n_records = 0  # of engines that have ended
 
-    def attach(self, loop: Loop | None) -> None:
+    def attach(self, loop: EngineLoop | None) -> None:
         """Go on with another engine, or with none while the server sleeps."""
         self._n_records = self._next_index - 1
         self._loop = loop

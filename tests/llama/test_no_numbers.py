@@ -14,8 +14,7 @@ from tests.support.gguf_models import Array, write_decoder
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import DecodeError
-from trioserve.llama import LlamaBackend
-from trioserve.llama.sampling import shortlist
+from trioserve.llama import LlamaBackend, sampler as sampler_module
 from trioserve.server import Server
 from trioserve.types import Grammar, SamplingParams
 
@@ -58,7 +57,7 @@ def poisoned(backend: LlamaBackend, params: SamplingParams, places: object, valu
 def test_one_is_found_wherever_it_is(
     backend: LlamaBackend, fields: dict[str, object], min_vocab: int
 ) -> None:
-    with mock.patch.multiple(shortlist, _MIN_VOCAB=min_vocab, _BLOCK=10):
+    with mock.patch.multiple(sampler_module, _MIN_VOCAB=min_vocab, _BLOCK=10):
         for place, value in itertools.product([0, 1000, 2047, slice(None)], [NAN, INF]):
             with pytest.raises(DecodeError, match="not finite numbers"):
                 poisoned(backend, SamplingParams(**fields), place, value)

@@ -16,7 +16,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DraftRequest
 from trioserve.llama import LlamaBackend
-from trioserve.llama.draft.drafter import LlamaDrafter
+from trioserve.llama.drafter import LlamaDrafter
 from trioserve.models import BUNDLED
 from trioserve.types import CacheRoot
 

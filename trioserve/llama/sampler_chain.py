@@ -14,10 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import structlog
 
 from trioserve.errors import InvalidRequestError
+from trioserve.llama.context import Context
 from trioserve.llama.library import lib
-from trioserve.llama.vocab import Vocab
+from trioserve.llama.vocab import LlamaVocab
 from trioserve.types import SamplingParams, TokenId
 
 _MAX_FLOAT = 3.4028234e38
@@ -32,7 +34,7 @@ _MAX_INFILL_PIECE = 512
 _MIN_TEMPERATURE = 1e-30
 
 
-def check(params: SamplingParams, vocab: Vocab) -> None:
+def check(params: SamplingParams, vocab: LlamaVocab) -> None:
     """Check what depends on the vocabulary, and what would make llama.cpp abort.
 
     Raises:
@@ -54,7 +56,7 @@ def check(params: SamplingParams, vocab: Vocab) -> None:
         _check_infill(params, vocab)
 
 
-def build(params: SamplingParams, vocab: Vocab, *, n_ctx: int) -> Any:
+def build(params: SamplingParams, vocab: LlamaVocab, *, n_ctx: int) -> Any:
     """Make a chain and return llama.cpp's pointer, which the caller frees.
 
     Args:
@@ -74,12 +76,12 @@ def build(params: SamplingParams, vocab: Vocab, *, n_ctx: int) -> Any:
     return chain
 
 
-def banned(params: SamplingParams, vocab: Vocab) -> list[TokenId]:
+def banned(params: SamplingParams, vocab: LlamaVocab) -> list[TokenId]:
     """List the tokens that the chain never chooses."""
     return [token for token, bias in _biases(params, vocab) if bias == -math.inf]
 
 
-def biases(params: SamplingParams, vocab: Vocab) -> dict[TokenId, float]:
+def biases(params: SamplingParams, vocab: LlamaVocab) -> dict[TokenId, float]:
     """Return what the chain adds to logits before all else, by token."""
     total: dict[TokenId, float] = {}
     for token, bias in _biases(params, vocab):
@@ -119,7 +121,7 @@ def uses_dry(params: SamplingParams) -> bool:
     )
 
 
-def _samplers(params: SamplingParams, vocab: Vocab, n_ctx: int) -> list[Any]:
+def _samplers(params: SamplingParams, vocab: LlamaVocab, n_ctx: int) -> list[Any]:
     seed = params.seed & 0xFFFFFFFF  # llama.cpp takes the largest as "random"
     samplers = []
     if biases := _biases(params, vocab):
@@ -144,7 +146,7 @@ def _samplers(params: SamplingParams, vocab: Vocab, n_ctx: int) -> list[Any]:
     return samplers
 
 
-def _penalties(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> Any:
+def _penalties(params: SamplingParams, vocab: LlamaVocab, n_ctx: int, _seed: int) -> Any:
     return lib.llama_sampler_init_penalties(
         vocab.n_tokens,
         _last_n(params.repeat_last_n, n_ctx),
@@ -154,7 +156,7 @@ def _penalties(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> 
     )
 
 
-def _dry(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> Any:
+def _dry(params: SamplingParams, vocab: LlamaVocab, n_ctx: int, _seed: int) -> Any:
     # Finding the breakers in the vocabulary takes time, so none are given if they have no effect.
     breakers = [text.encode() for text in params.dry_sequence_breakers] if uses_dry(params) else []
     return lib.llama_sampler_init_dry(
@@ -168,7 +170,7 @@ def _dry(params: SamplingParams, vocab: Vocab, n_ctx: int, _seed: int) -> Any:
     )
 
 
-def _temperature(params: SamplingParams, _vocab: Vocab, _n_ctx: int, _seed: int) -> Any:
+def _temperature(params: SamplingParams, _vocab: LlamaVocab, _n_ctx: int, _seed: int) -> Any:
     temperature = params.temperature
     if params.dynatemp_range == 0 and 0 < temperature < _MIN_TEMPERATURE:
         temperature = 0.0
@@ -177,7 +179,7 @@ def _temperature(params: SamplingParams, _vocab: Vocab, _n_ctx: int, _seed: int)
     )
 
 
-_Maker = Callable[[SamplingParams, Vocab, int, int], Any]
+_Maker = Callable[[SamplingParams, LlamaVocab, int, int], Any]
 _MAKERS: dict[str, _Maker] = {
     "penalties": _penalties,
     "dry": _dry,
@@ -199,7 +201,7 @@ def _last_n(number: int, n_ctx: int) -> int:
     return n_ctx if number == -1 else min(number, n_ctx)
 
 
-def _biases(params: SamplingParams, vocab: Vocab) -> list[tuple[int, float]]:
+def _biases(params: SamplingParams, vocab: LlamaVocab) -> list[tuple[int, float]]:
     forbidden = [*(sorted(vocab.end_of_generation) if params.ignore_eos else ()), *vocab.suppressed]
     return [
         *((token, bias) for token, bias in params.logit_bias),
@@ -207,7 +209,7 @@ def _biases(params: SamplingParams, vocab: Vocab) -> list[tuple[int, float]]:
     ]
 
 
-def _check_biases(params: SamplingParams, vocab: Vocab) -> None:
+def _check_biases(params: SamplingParams, vocab: LlamaVocab) -> None:
     if len(params.logit_bias) > vocab.n_tokens:
         raise _invalid("logit_bias", f"has more entries than the {vocab.n_tokens} tokens there are")
     vocab.check([token for token, _ in params.logit_bias], param="logit_bias")
@@ -233,7 +235,7 @@ def _check_breakers(params: SamplingParams) -> None:
             )
 
 
-def _check_infill(params: SamplingParams, vocab: Vocab) -> None:
+def _check_infill(params: SamplingParams, vocab: LlamaVocab) -> None:
     candidates = vocab.n_tokens
     for name in params.samplers[: params.samplers.index("infill")]:
         if name == "top_k" and params.top_k > 0:
@@ -246,3 +248,54 @@ def _check_infill(params: SamplingParams, vocab: Vocab) -> None:
 
 def _invalid(name: str, problem: str) -> InvalidRequestError:
     return InvalidRequestError(f"'{name}' {problem}.", param=name)
+
+
+_log = structlog.get_logger("llama")
+
+
+class Offload:
+    """Gives llama.cpp the chains that it is to run within `llama_decode`, one for a sequence.
+
+    A chain is prepared for that once. After it, it is of use to no one but its sequence; a copy
+    goes on from its state. Used from the inference thread.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._told: set[str] = set()
+
+    def start(self, chain: Any, seq: int) -> Any:
+        """Have a chain that is new, or a copy, sample for a sequence.
+
+        Returns None, or, where a sampler of the chain cannot run on the device, a copy of the
+        chain to be used on the CPU.
+        """
+        accepted = lib.llama_set_sampler(self._context.handle, seq, chain)
+        names = names_of(chain)
+        here = [name for name in names if not name.startswith(("+", "?"))]
+        if accepted and not here:
+            return None
+        # Those after one that runs on the CPU do so, too.
+        reason = here[0].lstrip("-") if here else "the model is split by tensors"
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.info("a request is sampled on the CPU, not on the device", reason=reason)
+        return self.stop(chain, seq)
+
+    def stop(self, chain: Any, seq: int) -> Any:
+        """Take a sequence's chain away; returns a copy of it, and frees it."""
+        lib.llama_set_sampler(self._context.handle, seq, None)
+        copy = lib.llama_sampler_clone(chain)
+        lib.llama_sampler_free(chain)
+        return copy
+
+
+def names_of(chain: Any) -> tuple[str, ...]:
+    """Return the names of a chain's samplers, in order.
+
+    A ``?`` before a name means "without effect". In a chain that was prepared for a device, ``+``
+    means "on the device", and ``-`` "on the CPU".
+    """
+    count = lib.llama_sampler_chain_n(chain)
+    each = (lib.llama_sampler_chain_get(chain, i) for i in range(count))
+    return tuple(lib.llama_sampler_name(sampler).decode() for sampler in each)

@@ -14,8 +14,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import LlamaBackend, context
-from trioserve.llama.draft.drafter import LlamaDrafter
-from trioserve.llama.draft.loading import draft_config
+from trioserve.llama.drafter import LlamaDrafter, draft_config
 from trioserve.llama.library import lib
 from trioserve.models import BUNDLED
 

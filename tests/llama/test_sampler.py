@@ -13,10 +13,8 @@ from hypothesis import given, settings, strategies as st
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import EngineError, InvalidRequestError
-from trioserve.llama import LlamaBackend
-from trioserve.llama.sampling import shortlist
-from trioserve.llama.sampling.sampler import _largest
-from trioserve.llama.sampling.shortlist import Shortlist, n_best
+from trioserve.llama import LlamaBackend, sampler as sampler_module
+from trioserve.llama.sampler import Shortlist, _largest, n_best
 from trioserve.types import SAMPLER_NAMES, SamplingParams
 
 PROMPT = "Once upon a time there was a small boat"
@@ -428,7 +426,7 @@ def test_the_shortlist_leaves_none_of_the_best_out(
     if ids is not None:
         array, biased = array[ids], biased[ids]
     params = SamplingParams(top_k=top_k, temperature=temperature)
-    with mock.patch.multiple(shortlist, _MIN_VOCAB=0, _BLOCK=4):
+    with mock.patch.multiple(sampler_module, _MIN_VOCAB=0, _BLOCK=4):
         places = Shortlist(params, biases, len(logits)).places(array, ids)
     if places is None:
         return
@@ -439,7 +437,7 @@ def test_the_shortlist_leaves_none_of_the_best_out(
 
 
 def test_logits_that_are_no_numbers_have_no_shortlist() -> None:
-    with mock.patch.multiple(shortlist, _MIN_VOCAB=0, _BLOCK=4):
+    with mock.patch.multiple(sampler_module, _MIN_VOCAB=0, _BLOCK=4):
         for params in (SamplingParams(top_k=2), SamplingParams(temperature=0)):
             listed = Shortlist(params, {}, 256)
             assert listed.is_useful
@@ -454,7 +452,7 @@ def test_the_shortlist_changes_no_choice(
     backend: LlamaBackend, changes: dict[str, object], ignore_eos: bool
 ) -> None:
     fields: dict[str, object] = {"seed": 7, "ignore_eos": ignore_eos, **changes}
-    with mock.patch.multiple(shortlist, _MIN_VOCAB=10**9):
+    with mock.patch.multiple(sampler_module, _MIN_VOCAB=10**9):
         without = draw(backend, **{**fields, "min_p": 0.0})
-    with mock.patch.multiple(shortlist, _MIN_VOCAB=0):
+    with mock.patch.multiple(sampler_module, _MIN_VOCAB=0):
         assert draw(backend, **{**fields, "min_p": 0.0}) == without
