@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import attrs
@@ -25,17 +25,16 @@ from trioserve.api.base.body import (
     with_field,
 )
 from trioserve.api.base.connection import WAITED_HEADER
-from trioserve.api.base.fields import field, json_type, strings, structure
+from trioserve.api.base.fields import RequestBody, field, json_type, strings
 from trioserve.api.base.http import ID_HEADER, current_request, current_request_id, json_response
 from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
-from trioserve.api.sessions.session import Form, OffsetError, Send, Session
+from trioserve.api.sessions.session import OffsetError, Send, StreamFormat, StreamSession
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
     PayloadTooLargeError,
     PermissionDeniedError,
-    TrioServeError,
 )
 
 # -- names
@@ -69,7 +68,7 @@ _PIECE = 2**16
 
 
 def respond(
-    session: Session,
+    session: StreamSession,
     offset: int,
     *,
     headers: Headers | None = None,
@@ -92,7 +91,7 @@ def respond(
 
 
 async def _follow(
-    session: Session, offset: int, first: bytes, last: bytes
+    session: StreamSession, offset: int, first: bytes, last: bytes
 ) -> AsyncGenerator[bytes, None]:
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
     ring = session.ring
@@ -261,22 +260,17 @@ def _receive(body: bytes) -> Callable[[], Any]:
     return receive
 
 
-def _form() -> Form:
+def _form() -> StreamFormat:
     """How the route of the current request writes streams, and their errors."""
-    shape, request_id = errors.shape_of(request.path), current_request_id()
     handler: Any = current_app.view_functions[request.endpoint or ""]
-
-    def body(error: Exception) -> Any:
-        known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
-        return shape.body(known, request_id)
-
-    return Form(handler.streams, body, shape.event)
+    event = errors.shape_of(request.path).event
+    return StreamFormat(handler.streams, errors.bodies_for_route(), event)
 
 
 # -- the response to the POST
 
 
-def _accepted(session: Session) -> Response:
+def _accepted(session: StreamSession) -> Response:
     location = f"{request.root_path}/v1/stream/{session.names.secret}"
     response = json_response({"location": location}, status=202)
     response.headers["Location"] = location
@@ -284,7 +278,7 @@ def _accepted(session: Session) -> Response:
     return response
 
 
-def _as_it_is(session: Session) -> Response:
+def _as_it_is(session: StreamSession) -> Response:
     """Pass on an answer that is no stream. Raises what has kept it from being given."""
     if session.failure is not None:
         raise session.failure
@@ -292,7 +286,7 @@ def _as_it_is(session: Session) -> Response:
     return Response(session.body, session.head.status, _passed_on(session))
 
 
-def _passed_on(session: Session) -> Headers:
+def _passed_on(session: StreamSession) -> Headers:
     assert session.head is not None
     return Headers(
         (name.decode("latin-1"), value.decode("latin-1"))
@@ -326,7 +320,7 @@ def _ids(value: Any) -> tuple[str, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class LookupRequest:
+class LookupRequest(RequestBody):
     """``POST /v1/streams/lookup``."""
 
     conversation_ids: tuple[str, ...] = field(read=_ids)
@@ -364,7 +358,7 @@ async def stop() -> Response:
 @takes(LookupRequest)
 async def lookup() -> Response:
     """Tell of the streams of some conversations, as far as there are any."""
-    wanted = await read_body_as(partial(structure, LookupRequest))
+    wanted = await read_body_as(LookupRequest.parse)
     found = current_intake().streams.lookup(current_request().api_key, wanted.conversation_ids)
     return json_response(
         [
@@ -380,7 +374,7 @@ async def lookup() -> Response:
     )
 
 
-def _named() -> Session | None:
+def _named() -> StreamSession | None:
     given = request.args.get("conv_id")
     if given is None:
         raise InvalidRequestError("'conv_id' is required.", param="conv_id")
@@ -414,7 +408,7 @@ async def stop_secret(id_: str) -> Response:
     return Response(status=204)
 
 
-def _secret(id_: str) -> Session | None:
+def _secret(id_: str) -> StreamSession | None:
     """Find a stream. Raises PermissionDeniedError: another key is shown than made it."""
     session = current_intake().streams.find_secret(id_)
     shown = access.key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
@@ -426,13 +420,13 @@ def _secret(id_: str) -> Session | None:
 # -- reading
 
 
-def _read(session: Session, offset: int, first: bytes = b"", last: bytes = b"") -> Response:
+def _read(session: StreamSession, offset: int, first: bytes = b"", last: bytes = b"") -> Response:
     if request.method == "HEAD":
         return Response(headers=sse.HEADERS, content_type=session.form.content_type)
     return respond(session, offset, first=first, last=last)
 
 
-def _offset(session: Session) -> int:
+def _offset(session: StreamSession) -> int:
     """Where the request wants to begin. An id wins: an `EventSource` comes back with the same URL.
 
     Raises:

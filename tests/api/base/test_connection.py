@@ -340,7 +340,7 @@ async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockCl
     sender = connection.Sender(send, math.inf, nothing)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
-        nursery.start_soon(sender.beat, connection.Beat(10, beat))
+        nursery.start_soon(sender.keep_alive, connection.KeepAlive(10, beat))
         await trio.sleep(24)
         await sender({"body": b"a"})
         await trio.sleep(9.5)  # it is 35.5, and a beat began at 35
@@ -373,7 +373,7 @@ async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockCl
     sender = connection.Sender(send, math.inf, nothing)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
-        nursery.start_soon(sender.beat, connection.Beat(10, slow_beat))
+        nursery.start_soon(sender.keep_alive, connection.KeepAlive(10, slow_beat))
         await trio.sleep(12)
         await sender({"body": b"a"})  # a beat was being made
         await trio.sleep(9)

@@ -12,7 +12,7 @@ from tests.support.clients import client_of, error_body, events_in
 from tests.support.scripts import HI
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import fields_of
-from trioserve.api.base.generation_request import ACCEPTED, NEUTRAL, NEUTRAL_IN_CHAT
+from trioserve.api.base.generation_request import ACCEPTED, UNSUPPORTED, UNSUPPORTED_IN_CHAT
 from trioserve.api.openai.request import CompletionRequest
 from trioserve.testing import ScriptedBackend
 from trioserve.types import GenerationParams, SamplingParams
@@ -34,8 +34,8 @@ def names_of(cls: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("cls", "theirs", "neutral"),
     [
-        (ChatRequest, chat_create_params.CompletionCreateParamsBase, NEUTRAL_IN_CHAT),
-        (CompletionRequest, completion_create_params.CompletionCreateParamsBase, NEUTRAL),
+        (ChatRequest, chat_create_params.CompletionCreateParamsBase, UNSUPPORTED_IN_CHAT),
+        (CompletionRequest, completion_create_params.CompletionCreateParamsBase, UNSUPPORTED),
     ],
 )
 def test_every_field_of_openai_s_client_is_known(cls: Any, theirs: Any, neutral: Any) -> None:

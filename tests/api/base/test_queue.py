@@ -19,11 +19,10 @@ from tests.support.http_server import connected, post, serving_script
 from tests.support.scripts import CHAT, ENDLESS, HI
 from tests.support.waiting import patiently, until
 from trioserve.api.base import sse
-from trioserve.api.base.sse import PING, Waiting, comment_on
+from trioserve.api.base.sse import PING, Pings, comment_on
 from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.limits import admission
-from trioserve.server.limits.admission import Queue
+from trioserve.server.limits.admission import FRESH, Queue
 from trioserve.testing import ScriptedBackend
 from trioserve.types import EngineStatus, Task, WaitingStatus
 
@@ -81,7 +80,7 @@ async def test_one_look_serves_all(autojump_clock: MockClock) -> None:
             nursery.start_soon(ask, *task_ids)
     assert len(looks) == 1
     assert sorted(one.position if one else 0 for one in found) == [0, 1, 1, 2]
-    await trio.sleep(admission.FRESH)
+    await trio.sleep(FRESH)
     await ask(7)
     assert len(looks) == 2
 
@@ -94,17 +93,17 @@ def test_a_place_as_a_comment() -> None:
 async def test_what_a_silent_response_says(autojump_clock: MockClock) -> None:
     seen, looks = looking(place(7, 2), place(8, 3))
     mailboxes = [Mailbox(8, 1), Mailbox(7, 1)]
-    waiting = Waiting(seen, mailboxes)
-    assert await waiting.comment() == b": queued, position 2\n\n"
+    pings = Pings(30, seen, mailboxes)
+    assert await pings.comment() == b": queued, position 2\n\n"
     mailboxes[0].queued = False
-    assert await waiting.comment() == PING
-    assert await Waiting(seen, [Mailbox(9, 1)]).comment() == PING  # it left the queue just now
+    assert await pings.comment() == PING
+    assert await Pings(30, seen, [Mailbox(9, 1)]).comment() == PING  # it left the queue just now
     assert len(looks) == 1
 
 
 async def test_a_ping_does_not_wait_for_a_long_step(autojump_clock: MockClock) -> None:
     seen, _ = looking(place(7, 1), takes=60)
-    assert await Waiting(seen, [Mailbox(7, 1)]).comment() == PING
+    assert await Pings(30, seen, [Mailbox(7, 1)]).comment() == PING
     assert trio.current_time() == pytest.approx(sse.LOOK_TIMEOUT)
 
 
@@ -196,13 +195,13 @@ async def test_the_sdk_passes_over_comments(monkeypatch: pytest.MonkeyPatch) -> 
             await where.free()
 
         commented = trio.Event()
-        comment = Waiting.comment
+        comment = Pings.comment
 
-        async def noted(waiting: Waiting) -> bytes:
+        async def noted(pings: Pings) -> bytes:
             commented.set()
-            return await comment(waiting)
+            return await comment(pings)
 
-        monkeypatch.setattr(Waiting, "comment", noted)
+        monkeypatch.setattr(Pings, "comment", noted)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(free_the_slot)
             assert await trio.to_thread.run_sync(use) == "Hello"

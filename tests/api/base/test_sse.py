@@ -8,14 +8,15 @@ from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
+import attrs
 import pytest
 import trio
 from hypothesis import given, settings, strategies as st
 from trio.testing import MockClock
 
 from trioserve.api.base import sse
-from trioserve.api.base.connection import Beat, Request
-from trioserve.api.base.sse import PING, Waiting
+from trioserve.api.base.connection import Request
+from trioserve.api.base.sse import PING
 from trioserve.errors import DecodeError
 from trioserve.types import Chunk, Finished, FinishReason, Timings
 
@@ -47,7 +48,7 @@ class FakeStream:
         return event
 
 
-class Names:
+class Names(sse.EventWriter[sse.Event]):
     """An encoder that writes what kind of event there was."""
 
     def encode(self, index: int, event: sse.Event) -> bytes:
@@ -62,28 +63,31 @@ def on_error(error: Exception) -> bytes:
     return f"error {error}".encode()
 
 
-class FakeWaiting:
+@attrs.frozen
+class FakePings(sse.Pings):
     """A wait in the queue, with a place for each look; then there is a slot."""
 
-    def __init__(self, *places: bytes) -> None:
-        self._places = list(places)
+    queue: Any = None
+    mailboxes: Any = ()
+    places: list[bytes] = attrs.Factory(list)
 
     def is_queued(self) -> bool:
-        return bool(self._places)
+        return bool(self.places)
 
     async def comment(self) -> bytes:
-        return self._places.pop(0) if self._places else PING
+        return self.places.pop(0) if self.places else PING
 
 
 async def write(
-    feed: sse.Feed, interval: float = 30, places: Sequence[bytes] = (), tell_place: bool = False
+    source: sse.EventSource,
+    interval: float = 30,
+    places: Sequence[bytes] = (),
+    tell_place: bool = False,
 ) -> list[bytes]:
     request = cast(Request, SimpleNamespace())
-    waiting = cast(Waiting, FakeWaiting(*places))
-    pings = sse.Pings(interval, waiting, tell_place=tell_place)
-    events = sse.EventStream((), feed, Names(), on_error, pings)
-    response = await sse.respond(request, events)
-    assert request.beat == Beat(interval, waiting.comment)
+    pings = FakePings(interval, tell_place=tell_place, places=list(places))
+    response = await sse.respond(request, source, Names(), pings, on_error)
+    assert request.keep_alive is not None and request.keep_alive.interval == interval
     assert response.headers["Cache-Control"] == "no-cache"
     async with response.response as parts:
         return [part async for part in parts]
@@ -95,32 +99,32 @@ def test_events_are_lines_of_json() -> None:
 
 async def test_a_stream_to_its_end(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, Chunk(1, "", (2,))), (0, finished()))
-    assert await write(sse.feed_of(stream)) == [b"0:a ", b"0:finished end"]
+    assert await write(sse.EventSource.of(stream)) == [b"0:a ", b"0:finished end"]
 
 
 async def test_a_response_begins_with_a_ping_when_nothing_comes(
     autojump_clock: MockClock,
 ) -> None:
     stream: Any = FakeStream((70, Chunk(1, "a", (1,))), (10, finished()))
-    assert await write(sse.feed_of(stream)) == [PING, b"0:a ", b"0:finished end"]
+    assert await write(sse.EventSource.of(stream)) == [PING, b"0:a ", b"0:finished end"]
     assert trio.current_time() == pytest.approx(80)
 
 
 async def test_pings_can_be_off(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((1e6, finished()))
-    assert await write(sse.feed_of(stream), math.inf) == [b"0:finished end"]
+    assert await write(sse.EventSource.of(stream), math.inf) == [b"0:finished end"]
 
 
 async def test_the_place_in_the_queue_is_told_when_it_changes(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((10, Chunk(1, "a", (1,))), (0, finished()))
     places = [b"2nd", b"2nd", b"1st"]
-    parts = await write(sse.feed_of(stream), places=places, tell_place=True)
+    parts = await write(sse.EventSource.of(stream), places=places, tell_place=True)
     assert parts == [b"2nd", b"1st", b"0:a ", b"0:finished end"]
 
 
 async def test_a_place_that_nobody_asked_for_is_told_at_a_ping(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((31, Chunk(1, "a", (1,))), (0, finished()))
-    parts = await write(sse.feed_of(stream), places=[b"2nd", b"1st"])
+    parts = await write(sse.EventSource.of(stream), places=[b"2nd", b"1st"])
     assert parts == [b"2nd", b"0:a ", b"0:finished end"]
 
 
@@ -130,22 +134,22 @@ async def test_an_error_before_the_first_event_is_raised(
 ) -> None:
     stream: Any = FakeStream((delay, DecodeError("no")))
     with pytest.raises(DecodeError):  # nothing was sent, so it has a status
-        await write(sse.feed_of(stream), places=places, tell_place=True)
+        await write(sse.EventSource.of(stream), places=places, tell_place=True)
 
 
 async def test_an_error_later_is_an_event(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, DecodeError("no")))
-    assert await write(sse.feed_of(stream)) == [b"0:a ", b"error no"]
+    assert await write(sse.EventSource.of(stream)) == [b"0:a ", b"error no"]
     stream = FakeStream((31, ValueError("odd")))
-    assert await write(sse.feed_of(stream)) == [PING, b"error odd"]
+    assert await write(sse.EventSource.of(stream)) == [PING, b"error odd"]
 
 
 async def test_several_streams_come_as_they_are_ready(autojump_clock: MockClock) -> None:
     first: Any = FakeStream((2, Chunk(1, "a", (1,))), (2, finished()))
     second: Any = FakeStream((1, Chunk(1, "b", (1,))), (2, finished()))
     async with AsyncExitStack() as resources:
-        feed = await sse.open_feed(resources, [first, second])
-        parts = await write(feed)
+        source = await sse.open_source(resources, [first, second])
+        parts = await write(source)
     assert parts == [b"1:b ", b"0:a ", b"1:finished ", b"0:finished end"]
 
 
@@ -153,8 +157,8 @@ async def test_an_error_of_one_ends_all(autojump_clock: MockClock) -> None:
     first: Any = FakeStream((1e6, finished()))
     second: Any = FakeStream((1, Chunk(1, "b", (1,))), (2, DecodeError("no")))
     async with AsyncExitStack() as resources:
-        feed = await sse.open_feed(resources, [first, second])
-        assert await write(feed) == [b"1:b ", b"error no"]
+        source = await sse.open_source(resources, [first, second])
+        assert await write(source) == [b"1:b ", b"error no"]
     assert trio.current_time() == pytest.approx(3)
 
 

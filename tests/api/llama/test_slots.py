@@ -325,7 +325,7 @@ def test_a_cache_without_room() -> None:
     assert len(saved.keys) == 80
     engine.submit(Task(2, Prompt((98,) * 40), GenerationParams(id_slot=1)))
     engine.step()
-    assert other.run is not None
+    assert other.request is not None
     with pytest.raises(KVCacheFullError, match="no room"):
         scheduler.restore(one, saved)
     while engine.step():

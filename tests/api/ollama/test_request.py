@@ -16,12 +16,11 @@ from tests.support.ollama_api import WEATHER
 from tests.support.scripts import HI
 from trioserve.api.base.fields import fields_of
 from trioserve.api.ollama.request import (
-    FIXED,
-    NEUTRAL,
-    NEUTRAL_IN_GENERATE,
+    UNSUPPORTED,
+    UNSUPPORTED_IN_GENERATE,
     OllamaChatRequest,
     OllamaGenerateRequest,
-    Options,
+    OllamaOptions,
 )
 from trioserve.chat.messages import parse_messages
 from trioserve.chat.params import ChatParams
@@ -36,8 +35,8 @@ def names_of(cls: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("cls", "theirs", "neutral"),
     [
-        (OllamaChatRequest, ollama._types.ChatRequest, NEUTRAL),
-        (OllamaGenerateRequest, ollama._types.GenerateRequest, NEUTRAL_IN_GENERATE),
+        (OllamaChatRequest, ollama._types.ChatRequest, UNSUPPORTED),
+        (OllamaGenerateRequest, ollama._types.GenerateRequest, UNSUPPORTED_IN_GENERATE),
     ],
 )
 def test_every_field_of_ollama_s_client_is_known(cls: Any, theirs: Any, neutral: Any) -> None:
@@ -45,7 +44,7 @@ def test_every_field_of_ollama_s_client_is_known(cls: Any, theirs: Any, neutral:
 
 
 def test_every_option_of_ollama_s_client_is_known_and_documented() -> None:
-    known = names_of(Options) | FIXED.keys()
+    known = names_of(OllamaOptions) | OllamaOptions.unsupported.keys()
     assert ollama.Options.model_fields.keys() - known == set()
     page = (ROOT / "docs" / "ollama.md").read_text(encoding="utf-8")
     for name in known:
@@ -99,8 +98,8 @@ def test_the_number_of_tokens() -> None:
 
 
 def test_an_option_that_is_a_flag_is_refused() -> None:
-    for name, (flag, _) in FIXED.items():
-        with pytest.raises(UnsupportedFieldError, match=flag or "leave it out") as caught:
+    for name, only in OllamaOptions.unsupported.items():
+        with pytest.raises(UnsupportedFieldError, match=only.flag or "leave it out") as caught:
             OllamaChatRequest.parse({"options": {name: 3}})
         assert caught.value.param == f"options.{name}"
         assert f"'options.{name}'" in caught.value.message

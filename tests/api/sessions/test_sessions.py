@@ -14,13 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.api import metrics
-from trioserve.api.sessions.session import Form, Send, Session
+from trioserve.api.sessions.session import Send, StreamFormat, StreamSession
 from trioserve.api.sessions.sessions import Sessions
 from trioserve.config import Config
 from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
 from trioserve.server.concurrency import alongside
+from trioserve.server.observers.metrics import prometheus_text
 
-FORM = Form(
+FORM = StreamFormat(
     "text/event-stream",
     lambda error: {"error": {"kind": type(error).__name__, "message": str(error)}},
     lambda body, n_before: b"data: %b\n\n" % json.dumps({**body, "n": n_before}).encode(),
@@ -75,17 +76,17 @@ def begin(
     key: str = "",
     conversation: str | None = None,
     secret: bool = False,
-) -> Session:
+) -> StreamSession:
     return sessions.start(key, conversation, FORM, ask or Writer(), secret=secret)
 
 
-def read(session: Session) -> list[str]:
+def read(session: StreamSession) -> list[str]:
     """What is kept, without ids."""
     blocks = session.ring.read(session.ring.start, 2**30).decode().split("\n\n")[:-1]
     return [block.split("\n", 1)[-1] for block in blocks]
 
 
-def last_error(session: Session) -> dict[str, Any]:
+def last_error(session: StreamSession) -> dict[str, Any]:
     error: dict[str, Any] = json.loads(read(session)[-1].removeprefix("data: "))["error"]
     return error
 
@@ -330,7 +331,7 @@ async def test_metrics(autojump_clock: MockClock) -> None:
         await writers[1].write(b"data: 1\n\n")
         await writers[2].end()
         with running.reading():
-            text = metrics.render_streams(sessions).decode()
+            text = prometheus_text(metrics._streams(sessions)).decode()
             n_bytes = len(running.ring)
     samples = {
         (one.name, *one.labels.values()): one.value

@@ -26,7 +26,7 @@ from tests.support.scripts import CHAT, HI, answering, endless
 from tests.support.waiting import PATIENCE, patiently, until
 from trioserve.api import streams
 from trioserve.api.base.service import Service
-from trioserve.api.sessions.session import Session
+from trioserve.api.sessions.session import StreamSession
 
 CHATS = "/v1/chat/completions"
 STREAM = {**CHAT, "stream": True}
@@ -52,7 +52,7 @@ async def until_nothing_is_held(service: Service) -> None:
     await until(lambda: not service.memory.n_held)
 
 
-async def until_closed(service: Service, conversation: str = "chat-1") -> Session:
+async def until_closed(service: Service, conversation: str = "chat-1") -> StreamSession:
     with patiently():
         while (session := service.streams.find("", conversation)) is None:
             await trio.sleep(0.01)

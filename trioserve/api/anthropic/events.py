@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 import attrs
 
 from trioserve.api.anthropic.messages import sign
-from trioserve.api.base import errors, sse
+from trioserve.api.base import sse
 from trioserve.api.base.errors import message_of
-from trioserve.api.base.http import current_request_id
 from trioserve.api.base.outputs import read_arguments
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
@@ -189,7 +188,7 @@ def stop_reason(finished: Finished, *, called: bool) -> str:
 
 
 @attrs.frozen
-class Head:
+class MessageHead:
     """What a message says of itself before its content: its model and the length of its prompt."""
 
     model: str
@@ -230,7 +229,7 @@ class Head:
         return ending, self.usage(finished.timings.cache_n, finished.timings.predicted_n)
 
 
-async def whole_message(stream: ChatStream, head: Head, blocks: Blocks) -> dict[str, Any]:
+async def whole_message(stream: ChatStream, head: MessageHead, blocks: Blocks) -> dict[str, Any]:
     """Read a stream to its end, and write all of the message.
 
     Raises:
@@ -249,10 +248,10 @@ async def whole_message(stream: ChatStream, head: Head, blocks: Blocks) -> dict[
     return head.message(usage, content, **ending)
 
 
-class MessageEvents:
+class MessageEvents(sse.EventWriter[sse.Event]):
     """Writes the events of a streamed message, from when the first part of its prompt is done."""
 
-    def __init__(self, head: Head, blocks: Blocks) -> None:
+    def __init__(self, head: MessageHead, blocks: Blocks) -> None:
         self._head, self._blocks = head, blocks
         self._begun = False
         self._called = False
@@ -271,10 +270,6 @@ class MessageEvents:
             events += self._blocks.feed(delta)
         return begin + b"".join(map(_write, events))
 
-    def end(self) -> bytes:
-        """Write nothing: the last event was the end."""
-        return b""
-
     def _begin(self, n_cached: int) -> bytes:
         self._begun = True
         message = self._head.message(self._head.usage(n_cached, 0), [])
@@ -288,9 +283,3 @@ class MessageEvents:
 
 def _write(event: Event) -> bytes:
     return f"event: {event['type']}\n".encode() + sse.event(event)
-
-
-def last_event(error: Exception) -> bytes:
-    """Make the event that ends a stream which had begun."""
-    known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
-    return event(body(known, current_request_id()))

@@ -446,7 +446,7 @@ def _result(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> di
 # -- tools
 
 #: Fields of a tool that have no effect, and the only value that asks for none.
-_NEUTRAL_IN_TOOLS: Mapping[str, Any] = {
+_UNSUPPORTED_IN_TOOLS: Mapping[str, Any] = {
     "allowed_callers": ["direct"],
     "defer_loading": False,
     "input_examples": [],
@@ -488,7 +488,7 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
             f"'{path}.type' is {kind!r}: this server has no tools of its own.",
             param=f"{path}.type",
         )
-    for name, neutral in _NEUTRAL_IN_TOOLS.items():
+    for name, neutral in _UNSUPPORTED_IN_TOOLS.items():
         if tool.get(name) not in (None, neutral):
             raise UnsupportedFieldError(
                 f"'{path}.{name}' is not supported with this value; leave it out.",

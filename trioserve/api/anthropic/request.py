@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import attrs
 
@@ -17,6 +17,8 @@ from trioserve.api.anthropic.messages import continues_final_message, read_messa
 from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
+    Only,
+    RequestBody,
     boolean,
     field,
     json_type,
@@ -24,15 +26,9 @@ from trioserve.api.base.fields import (
     named,
     one_of,
     required,
-    structure,
     text,
 )
-from trioserve.api.base.generation_request import (
-    GenerationRequest,
-    Neutral,
-    only,
-    refuse_unsupported,
-)
+from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.chat.messages import Messages, Tools
 from trioserve.chat.params import ChatParams, Mode, ToolChoice
 from trioserve.types import Grammar
@@ -43,19 +39,19 @@ MAX_TOKENS = 4096
 #: The most tokens of thinking where it is switched on without a number; llama-server's, too.
 BUDGET_TOKENS = 10_000
 
-#: Known fields without effect, and which of their values change nothing. Null never does.
-_NEUTRAL: Mapping[str, Neutral] = {
-    "container": only(),
-    "diagnostics": only({"previous_message_id": None}),
-    "inference_geo": only("global"),
-    "mcp_servers": only([]),
-    "n": only(1),
-    "n_cmpl": only(1),
-    "return_progress": only(False),
-    "speed": only("standard"),
-    "timings_per_token": only(False),
-    "trioserve_run_tools": only(False),
-    "user_profile_id": only(),
+#: Known fields without effect; see `RequestBody.unsupported`.
+_UNSUPPORTED: Mapping[str, Only] = {
+    "container": Only(),
+    "diagnostics": Only({"previous_message_id": None}),
+    "inference_geo": Only("global"),
+    "mcp_servers": Only([]),
+    "n": Only(1),
+    "n_cmpl": Only(1),
+    "return_progress": Only(False),
+    "speed": Only("standard"),
+    "timings_per_token": Only(False),
+    "trioserve_run_tools": Only(False),
+    "user_profile_id": Only(),
 }
 
 # -- tools
@@ -101,7 +97,7 @@ _MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 
 @attrs.frozen
-class Thinking:
+class ThinkingOptions:
     """Whether the model thinks, how long, and who may read it.
 
     It does not unless it is asked to: clients that do not ask read the first block as text.
@@ -123,20 +119,20 @@ class Thinking:
         "required": ["type"],
     }
 )
-def _thinking(value: Any) -> Thinking:
+def _thinking(value: Any) -> ThinkingOptions:
     fields = mapping(value)
     kind = required(fields, "type", _THINKING_TYPE, "thinking")
     if kind == "disabled":
-        return Thinking(enabled=False)
+        return ThinkingOptions(enabled=False)
     display = fields.get("display") or "summarized"
     shown = named(_DISPLAY, display, "thinking.display") == "summarized"
     if kind == "adaptive":
-        return Thinking(enabled=True, shown=shown)
+        return ThinkingOptions(enabled=True, shown=shown)
     given = fields.get("budget_tokens")
     budget = BUDGET_TOKENS
     if given is not None:
         budget = named(readers.count, given, "thinking.budget_tokens")
-    return Thinking(enabled=True, budget=budget, shown=shown)
+    return ThinkingOptions(enabled=True, budget=budget, shown=shown)
 
 
 _THINKING_TYPE = one_of("enabled", "disabled", "adaptive")
@@ -186,7 +182,7 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class CountTokensRequest:
+class CountTokensRequest(RequestBody):
     """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
 
     model: str | None = field(read=readers.model_name, default=None)
@@ -194,7 +190,7 @@ class CountTokensRequest:
     continue_final_message: bool = field(whole=continues_final_message)
     tools: Tools = field(read=read_tools, factory=Tools)
     calling: Calling = field("tool_choice", read=_calling, factory=Calling)
-    thinking: Thinking = field(read=_thinking, factory=Thinking)
+    thinking: ThinkingOptions = field(read=_thinking, factory=ThinkingOptions)
     effort: str | None = field(whole=_effort)
     chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
 
@@ -217,11 +213,6 @@ class CountTokensRequest:
             parse_tools=bool(self.tools),
         )
 
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        return structure(cls, body)
-
 
 @attrs.frozen(kw_only=True)
 class Metadata:
@@ -234,6 +225,7 @@ class Metadata:
 class MessagesRequest(CountTokensRequest, GenerationRequest):
     """``POST /v1/messages``."""
 
+    unsupported = _UNSUPPORTED
     metadata: Metadata = attrs.field(factory=Metadata)
     max_tokens: int | None = field(read=readers.max_tokens, default=MAX_TOKENS)
     stop: tuple[str, ...] | None = field(
@@ -245,9 +237,3 @@ class MessagesRequest(CountTokensRequest, GenerationRequest):
     def wants_progress(self) -> bool:
         """Whether the engine is to report its progress: the first event of a stream has counts."""
         return self.stream
-
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, _NEUTRAL)
-        return super().parse(body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.anthropic.events import Blocks, Head, MessageEvents, last_event, whole_message
+from trioserve.api.anthropic.events import Blocks, MessageEvents, MessageHead, whole_message
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
 from trioserve.api.base.generation import (
     admit,
@@ -36,12 +36,12 @@ async def messages() -> Response:
     (stream,) = await open_streams(
         server.chats.stream(request.messages, params, request.chat_params, context)
     )
-    head = Head(server.model.info.name, len(stream.prompt))
+    head = MessageHead(server.model.info.name, len(stream.prompt))
     blocks = Blocks(show_thinking=request.thinking.shown)
     if not request.stream:
         return json_response(await whole_message(stream, head, blocks))
     events = MessageEvents(head, blocks)
-    return await respond_stream(server, request, [stream], events, last_event)
+    return await respond_stream(server, request, [stream], events)
 
 
 @blueprint.post("/v1/messages/count_tokens")

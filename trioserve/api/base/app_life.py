@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from trioserve.api.base.intake import Intake
-from trioserve.api.base.running import ToolCalls
+from trioserve.api.base.running import ClientToolCalls
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
 from trioserve.server.observers.observer import Observer
@@ -30,7 +30,7 @@ class AppLife(Intake, ABC):
         #: Why nothing answers: it could not begin, or it broke.
         self.failure: TrioServeError | None = None
         #: The calls of `tools` by clients.
-        self.tool_calls = ToolCalls()
+        self.tool_calls = ClientToolCalls()
         self._scope = trio.CancelScope()
         self._stopping = False
         self._loaded = trio.Event()

@@ -317,7 +317,7 @@ def parse_form(data: bytes, boundary: bytes) -> Form:
         PayloadTooLargeError: it has too many parts, or its fields are too long.
     """
     try:
-        return _Parser(boundary).parse(data)
+        return _FormParser(boundary).parse(data)
     except RequestEntityTooLarge:
         raise PayloadTooLargeError(
             f"The form has more than {limits.MAX_FORM_PARTS} parts, or fields of more than "
@@ -329,7 +329,7 @@ def parse_form(data: bytes, boundary: bytes) -> Form:
         raise InvalidRequestError(f"The form cannot be read: {error}.") from None
 
 
-class _Parser:
+class _FormParser:
     def __init__(self, boundary: bytes) -> None:
         self._decoder = MultipartDecoder(
             boundary, _FORM_PIECE + _MAX_HEAD, max_parts=limits.MAX_FORM_PARTS

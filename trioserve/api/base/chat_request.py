@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 import attrs
 
 from trioserve.api.base import limits, readers
 from trioserve.api.base.fields import (
     MismatchError,
+    RequestBody,
     boolean,
     field,
     json_type,
@@ -20,9 +21,8 @@ from trioserve.api.base.fields import (
     structure,
 )
 from trioserve.api.base.generation_request import (
-    NEUTRAL_IN_CHAT,
+    UNSUPPORTED_IN_CHAT,
     GenerationRequest,
-    refuse_unsupported,
 )
 from trioserve.chat.content_parts import DETAILS
 from trioserve.chat.messages import (
@@ -46,7 +46,7 @@ RUN_TOOLS = "trioserve_run_tools"
 
 
 @attrs.frozen(kw_only=True)
-class RunTools:
+class RunToolsOptions:
     """What the server is to run. Whatever is not said is up to the configuration."""
 
     #: Names of tools, or patterns such as ``weather_*``; None: all that the server has.
@@ -62,19 +62,19 @@ class RunTools:
     runtime: str | None = None
 
 
-_KNOWN = tuple(attrs.fields_dict(RunTools))
+_KNOWN = tuple(attrs.fields_dict(RunToolsOptions))
 
 
 @json_type(
     {
         "anyOf": [
             {"type": "boolean"},
-            {**of_class(RunTools), "additionalProperties": False},
+            {**of_class(RunToolsOptions), "additionalProperties": False},
         ],
         "description": "Has the server run the tools that the model calls, and the model go on.",
     }
 )
-def run_tools(value: Any) -> RunTools | None:
+def run_tools(value: Any) -> RunToolsOptions | None:
     """Read the field: false is nothing, true is an object without fields.
 
     Raises:
@@ -82,7 +82,7 @@ def run_tools(value: Any) -> RunTools | None:
     """
     if not isinstance(value, dict):
         try:
-            return RunTools() if boolean(value) else None
+            return RunToolsOptions() if boolean(value) else None
         except MismatchError:
             raise MismatchError("true, false or an object") from None
     for name in value:
@@ -91,7 +91,7 @@ def run_tools(value: Any) -> RunTools | None:
                 f"'{RUN_TOOLS}.{name:.80}' is not known; there are {', '.join(_KNOWN)}.",
                 param=f"{RUN_TOOLS}.{name:.80}",
             )
-    return structure(RunTools, value, f"{RUN_TOOLS}.")
+    return structure(RunToolsOptions, value, f"{RUN_TOOLS}.")
 
 
 # -- messages and tools
@@ -256,7 +256,7 @@ def template_kwargs(value: Any) -> dict[str, Any]:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class TemplateRequest:
+class TemplateRequest(RequestBody):
     """``POST /apply-template``: the fields that the prompt of a chat is made of."""
 
     model: str | None = field(read=readers.model_name, default=None)
@@ -294,16 +294,12 @@ class TemplateRequest:
             template_kwargs=self.template_kwargs,
         )
 
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        return structure(cls, body)
-
 
 @attrs.frozen(kw_only=True, slots=False)
 class ChatRequest(TemplateRequest, GenerationRequest):
     """``POST /v1/chat/completions``."""
 
+    unsupported = UNSUPPORTED_IN_CHAT
     tool_choice: ToolChoice = field(read=_tool_choice, factory=ToolChoice)
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool = True
@@ -316,7 +312,7 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = field(read=readers.probs, default=None)
     n_candidates: int = field("n_probs", read=readers.probs, default=0)
-    run_tools: RunTools | None = field(RUN_TOOLS, read=run_tools, default=None)
+    run_tools: RunToolsOptions | None = field(RUN_TOOLS, read=run_tools, default=None)
 
     @property
     def n_probs(self) -> int:
@@ -346,21 +342,16 @@ class ChatRequest(TemplateRequest, GenerationRequest):
             parse_tools=(bool(self.tools) or self.run_tools is not None) and self.parse_tool_calls,
         )
 
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, NEUTRAL_IN_CHAT)
-        request = structure(cls, body)
-        if request.top_logprobs is not None and not request.logprobs:
+    def __attrs_post_init__(self) -> None:
+        if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError(
                 "'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs"
             )
-        if request.run_tools is not None:
-            _check_run(request, request.run_tools)
-        return request
+        if self.run_tools is not None:
+            _check_run(self, self.run_tools)
 
 
-def _check_run(request: ChatRequest, run: RunTools) -> None:
+def _check_run(request: ChatRequest, run: RunToolsOptions) -> None:
     if request.n > 1:
         raise InvalidRequestError(f"'n' must be 1 with '{RUN_TOOLS}'.", param="n")
     if request.continuation.continue_final_message is not None:

@@ -33,7 +33,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from trio_util import AsyncValue
 
-from trioserve.api.sessions.session import Session
+from trioserve.api.sessions.session import StreamSession
 from trioserve.errors import RequestEndedError, TrioServeError
 from trioserve.types import CancelReason
 
@@ -72,12 +72,21 @@ GRACE = 1.0
 _TURNS = 10
 
 
+#: A comment, which clients skip. It keeps proxies from closing a silent connection.
+PING = b":\n\n"
+
+
+async def ping() -> bytes:
+    """Make a comment that says nothing."""
+    return PING
+
+
 @attrs.frozen
-class Beat:
-    """What is sent after `interval` seconds of silence in a response. `data` makes it then."""
+class KeepAlive:
+    """What is sent after `interval` seconds of silence in a response. `comment` makes it then."""
 
     interval: float
-    data: Callable[[], Awaitable[bytes]]
+    comment: Callable[[], Awaitable[bytes]] = ping
 
 
 class Request(TrioRequest):
@@ -89,8 +98,7 @@ class Request(TrioRequest):
     was counted. `held` is what it takes of the memory that requests may have, and `overload` is why
     its body was not kept. `resources` is unwound after the response, in the request's own task.
     `abort` closes the connection without waiting for the client; it may be called from any task.
-    `mailboxes` are those whose events it sends. `beat` keeps a connection alive while the response
-    is silent.
+    `mailboxes` are those whose events it sends. `keep_alive` is what is sent in silence.
     """
 
     arrived: float
@@ -101,7 +109,7 @@ class Request(TrioRequest):
     resources: AsyncExitStack
     abort: Callable[[], None]
     mailboxes: list[Mailbox]
-    beat: Beat | None = None
+    keep_alive: KeepAlive | None = None
 
     def sends(self, mailbox: Mailbox) -> None:
         """Have a client that stops reading cut off, whether mailbox or socket shows it first."""
@@ -122,7 +130,7 @@ def abort(send: Callable[..., Awaitable[None]]) -> bool:
     Returns False, and warns, where they do not: then the client's socket stays as it is. Where a
     session takes the answer, there is no socket, and the session ends.
     """
-    if isinstance(session := getattr(send, "__self__", None), Session):
+    if isinstance(session := getattr(send, "__self__", None), StreamSession):
         session.stop(RequestEndedError("The answer was cut off."))
         return True
     try:
@@ -144,7 +152,7 @@ def abort(send: Callable[..., Awaitable[None]]) -> bool:
 class Sender:
     """Sends ASGI messages, one at a time.
 
-    It cuts off a client that takes too long to receive one, and fills silence with beats.
+    It cuts off a client that takes too long to receive one, and fills silence with comments.
     """
 
     def __init__(
@@ -163,7 +171,7 @@ class Sender:
         abort(self._send)
 
     async def __call__(self, message: Any) -> None:
-        while self._since is not None:  # a beat is on its way
+        while self._since is not None:  # a comment is on its way
             await self._until_idle()
         self._since = self._last = trio.current_time()
         try:
@@ -175,7 +183,7 @@ class Sender:
                 self._idle = None
 
     async def close(self, message: Any) -> None:
-        """Send the last message, not to be interrupted; there are no beats after it."""
+        """Send the last message, not to be interrupted; there are no comments after it."""
         self._closing = True
         with trio.CancelScope(shield=True):
             await self(message)
@@ -185,15 +193,15 @@ class Sender:
             self._idle = trio.Event()
         await self._idle.wait()
 
-    async def beat(self, beat: Beat) -> None:
-        """Send a beat after each `interval` without a message. Runs until cancelled."""
+    async def keep_alive(self, what: KeepAlive) -> None:
+        """Send a comment after each `interval` without a message. Runs until cancelled."""
         while not self._closing:
             last = self._last
-            await trio.sleep_until(last + beat.interval)
+            await trio.sleep_until(last + what.interval)
             if self._since is not None:
                 await self._until_idle()
             elif self._is_silent_since(last):
-                data = await beat.data()
+                data = await what.comment()
                 if self._is_silent_since(last):
                     await self(_part(data))
 
@@ -302,8 +310,8 @@ class Connection(TrioASGIHTTPConnection):
                     "headers": headers,
                 }
             )
-            if request.beat is not None:
-                nursery.start_soon(send.beat, request.beat)
+            if request.keep_alive is not None:
+                nursery.start_soon(send.keep_alive, request.keep_alive)
             await self._send_body(send, response)
         nursery.cancel_scope.cancel()
 

@@ -6,6 +6,7 @@ A vendor may have a form of its own: `Vendor.errors`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -73,7 +74,24 @@ def _is_ours(error: TrioServeError) -> bool:
 
 def last_event(error: Exception) -> bytes:
     """Make the event that ends a stream which had begun."""
-    return sse.event(body(error if isinstance(error, TrioServeError) else unexpected(error)))
+    return sse.event(body(known(error)))
+
+
+def bodies_for_route() -> Callable[[Exception], dict[str, Any]]:
+    """What makes the bodies of errors on the current route, also when the response has begun."""
+    shape, request_id = shape_of(request.path), current_request_id()
+    return lambda error: shape.body(known(error), request_id)
+
+
+def last_event_for_route() -> Callable[[Exception], bytes]:
+    """What makes the event that ends a stream of the current route which had begun."""
+    shape, make = shape_of(request.path), bodies_for_route()
+    return lambda error: shape.event(make(error), 0)
+
+
+def known(error: BaseException) -> TrioServeError:
+    """The error, if it is one of ours; else it is logged, and this is what the client may know."""
+    return error if isinstance(error, TrioServeError) else unexpected(error)
 
 
 def unexpected(error: BaseException) -> InternalError:

@@ -1,7 +1,8 @@
 """From a JSON object to a frozen attrs class, strictly, with errors that name fields.
 
 A request class is an attrs class whose fields are named as in JSON, or carry other names in
-their declaration (see `field`). A null counts as absent, as in llama-server.
+their declaration (see `field`). A null counts as absent, as in llama-server. What fields say
+together is checked in ``__attrs_post_init__``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import attrs
 
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -71,7 +82,59 @@ def json_type(
     return tell
 
 
+# -- fields without effect
+
+
+class Only:
+    """The values with which a field is taken that has no effect here; null is always one.
+
+    Args:
+        values: which. True and 1 differ, as in JSON.
+        flag: sets for all requests what the field would set for one.
+    """
+
+    def __init__(self, *values: Any, flag: str = "") -> None:
+        self.flag = flag
+        self._values = values
+
+    def has(self, value: Any) -> bool:
+        """Whether a value is one of them."""
+        return value is None or any(
+            value == each and type(value) is type(each) for each in self._values
+        )
+
+
+def refuse_unsupported(
+    body: Mapping[str, Any], unsupported: Mapping[str, Only], path: str = ""
+) -> None:
+    """Refuse fields that would be without effect; `path` stands before their names in errors.
+
+    Raises:
+        UnsupportedFieldError: naming the first one.
+    """
+    for name, only in unsupported.items():
+        if not only.has(body.get(name)):
+            flag = only.flag
+            instead = f"the flag {flag} sets it for all requests" if flag else "leave it out"
+            raise UnsupportedFieldError(
+                f"'{path}{name}' is not supported with this value; {instead}.",
+                param=f"{path}{name}",
+            )
+
+
 # -- reading them
+
+
+class RequestBody:
+    """What a request class inherits that is made of the body of a request, or of a part of it."""
+
+    #: Known fields without effect. They are refused, unless they ask for what happens anyway.
+    unsupported: ClassVar[Mapping[str, Only]] = {}
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Read a body. Raises InvalidRequestError, which names the field at fault."""
+        return structure(cls, body)
 
 
 def structure(cls: type[_T], body: Mapping[str, Any], path: str = "") -> _T:
@@ -82,7 +145,10 @@ def structure(cls: type[_T], body: Mapping[str, Any], path: str = "") -> _T:
 
     Raises:
         InvalidRequestError: a field is missing or has the wrong type; `param` names it.
+        UnsupportedFieldError: a field is without effect here.
     """
+    if issubclass(cls, RequestBody):
+        refuse_unsupported(body, cls.unsupported, path)
     values: dict[str, Any] = {}
     for each in _all_fields_of(cast(Hashable, cls)):
         if each.whole is not None:

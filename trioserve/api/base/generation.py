@@ -12,7 +12,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunTools
+from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOptions
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.http import current_context, current_request, json_response
 from trioserve.api.base.service import (
@@ -21,7 +21,6 @@ from trioserve.api.base.service import (
     current_service,
     keep_awake,
 )
-from trioserve.api.base.sse import Waiting
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Mailbox
@@ -115,21 +114,6 @@ async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_
     return opened
 
 
-async def event_stream(
-    server: Server,
-    request: GenerationRequest,
-    streams: Sequence[Stream] | Sequence[ChatStream],
-    encoder: sse.Encoder[sse.Event],
-    on_error: sse.OnError = errors.last_event,
-) -> sse.EventStream[sse.Event]:
-    """Say what is sent of streams that belong to the current request."""
-    pings = pings_of(server, request, [stream.mailbox for stream in streams])
-    feed = await sse.open_feed(current_request().resources, streams)
-    return sse.EventStream(
-        streams, feed, encoder, on_error, pings, tells_start=request.return_progress
-    )
-
-
 def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]) -> sse.Pings:
     """Say what is sent of a request while its streams, which have these mailboxes, are silent."""
     interval = request.sse_ping_interval
@@ -137,7 +121,8 @@ def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mai
         interval = server.config.sse_ping_interval
     return sse.Pings(
         interval if interval > 0 else math.inf,
-        Waiting(server.parts.queue, mailboxes),
+        server.parts.queue,
+        mailboxes,
         tell_place=request.queue_comments,
     )
 
@@ -145,13 +130,20 @@ def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mai
 async def respond_stream(
     server: Server,
     request: GenerationRequest,
-    streams: Sequence[Stream] | Sequence[ChatStream],
-    encoder: sse.Encoder[sse.Event],
-    on_error: sse.OnError = errors.last_event,
+    streams: Sequence[Stream | ChatStream],
+    writer: sse.EventWriter[sse.Event],
+    on_error: sse.OnError | None = None,
 ) -> Response:
     """Make the response that sends streams of the current request. See `sse.respond`."""
-    events = await event_stream(server, request, streams, encoder, on_error)
-    return await sse.respond(current_request(), events)
+    current = current_request()
+    return await sse.respond(
+        current,
+        await sse.open_source(current.resources, streams),
+        writer,
+        pings_of(server, request, [stream.mailbox for stream in streams]),
+        on_error or errors.last_event_for_route(),
+        tells_start=request.return_progress,
+    )
 
 
 async def counted_tokens(request: ChatRequest) -> Response:
@@ -165,7 +157,7 @@ async def counted_tokens(request: ChatRequest) -> Response:
     return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
-def tools_to_run(server: Server, asked: RunTools) -> Sequence[Tool]:
+def tools_to_run(server: Server, asked: RunToolsOptions) -> Sequence[Tool]:
     """The tools that a request has the server run.
 
     Raises:

@@ -7,47 +7,47 @@ tell the difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import attrs
 
 from trioserve.api.base import readers
-from trioserve.api.base.fields import READERS, field, json_type, named, of_fields, types_of
+from trioserve.api.base.fields import (
+    READERS,
+    Only,
+    RequestBody,
+    field,
+    json_type,
+    named,
+    of_fields,
+    types_of,
+)
 from trioserve.api.base.readers import Bias, read_grammar
-from trioserve.errors import UnsupportedFieldError
 from trioserve.types import GenerationParams, Grammar, SamplingParams
 
 # -- fields without effect
 
 
-Neutral: TypeAlias = Callable[[Any], bool]
-
-
-def only(*values: Any) -> Neutral:
-    """Accept these values. True and 1 differ, as in JSON."""
-    return lambda value: any(value == each and type(value) is type(each) for each in values)
-
-
-#: Known fields without effect, and which of their values change nothing. Null never does.
-NEUTRAL: Mapping[str, Neutral] = {
-    "adapters": only([]),
-    "audio": only(),
-    "backend_sampling": only(False),
-    "function_call": only("auto", "none"),
-    "functions": only([]),
-    "grammar_lazy": only(False),
-    "grammar_triggers": only([]),
-    "image_data": only([]),
-    "modalities": only(["text"]),
-    "moderation": only(),
-    "n_cache_reuse": only(0),
-    "parallel_tool_calls": only(True),
-    "preserved_tokens": only([]),
-    "reasoning_budget_tokens": only(-1),
-    "reasoning_control": only(False),
-    "thinking_budget_tokens": only(-1),
-    "trioserve_run_tools": only(False),
-    "web_search_options": only(),
+#: Known fields without effect on routes that continue text; see `RequestBody.unsupported`.
+UNSUPPORTED: Mapping[str, Only] = {
+    "adapters": Only([]),
+    "audio": Only(),
+    "backend_sampling": Only(False),
+    "function_call": Only("auto", "none"),
+    "functions": Only([]),
+    "grammar_lazy": Only(False),
+    "grammar_triggers": Only([]),
+    "image_data": Only([]),
+    "modalities": Only(["text"]),
+    "moderation": Only(),
+    "n_cache_reuse": Only(0),
+    "parallel_tool_calls": Only(True),
+    "preserved_tokens": Only([]),
+    "reasoning_budget_tokens": Only(-1),
+    "reasoning_control": Only(False),
+    "thinking_budget_tokens": Only(-1),
+    "trioserve_run_tools": Only(False),
+    "web_search_options": Only(),
 }
 
 #: Those that do have an effect on a chat, whose template tells where reasoning and calls are.
@@ -62,16 +62,16 @@ _OF_CHATS = frozenset(
 )
 
 #: The same, where a route differs.
-NEUTRAL_IN_LLAMA: Mapping[str, Neutral] = {
-    **NEUTRAL,
-    "best_of": only(1),
-    "echo": only(False),
-    "suffix": only(""),
+UNSUPPORTED_IN_LLAMA: Mapping[str, Only] = {
+    **UNSUPPORTED,
+    "best_of": Only(1),
+    "echo": Only(False),
+    "suffix": Only(""),
 }
-NEUTRAL_IN_CHAT: Mapping[str, Neutral] = {
-    **{name: neutral for name, neutral in NEUTRAL.items() if name not in _OF_CHATS},
-    "best_of": only(1),
-    "suffix": only(""),
+UNSUPPORTED_IN_CHAT: Mapping[str, Only] = {
+    **{name: only for name, only in UNSUPPORTED.items() if name not in _OF_CHATS},
+    "best_of": Only(1),
+    "suffix": Only(""),
 }
 
 
@@ -89,23 +89,6 @@ ACCEPTED: Mapping[str, str] = {
     "store": "nothing is stored",
     "user": "like safety_identifier",
 }
-
-
-def refuse_unsupported(
-    body: Mapping[str, Any], neutral: Mapping[str, Neutral], path: str = ""
-) -> None:
-    """Refuse fields that would be without effect; `path` stands before their names in errors.
-
-    Raises:
-        UnsupportedFieldError: naming the first one.
-    """
-    for name, is_neutral in neutral.items():
-        value = body.get(name)
-        if value is not None and not is_neutral(value):
-            raise UnsupportedFieldError(
-                f"'{path}{name}' is not supported with this value; leave it out.",
-                param=f"{path}{name}",
-            )
 
 
 # -- the fields
@@ -165,7 +148,7 @@ class StreamOptions:
 
 
 @attrs.frozen(kw_only=True, slots=False)  # without slots, a class can inherit from two of these
-class GenerationRequest:
+class GenerationRequest(RequestBody):
     """The fields of every route that generates text."""
 
     model: str | None = field(read=readers.model_name, default=None)

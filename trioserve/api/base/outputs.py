@@ -261,7 +261,7 @@ class LiveTimings:
         )
 
 
-def own_form(
+def output_in_full(
     server: Server,
     request: GenerationRequest,
     params: GenerationParams,
@@ -326,7 +326,7 @@ class Verbose:
         if not self.is_on:
             return {}
         text = self._server.detokenize(tokens) if tokens else ""
-        written = own_form(
+        written = output_in_full(
             self._server,
             self._request,
             self._params,

@@ -21,7 +21,7 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 _MAX_RUNNING = 32
 
 
-class ToolCalls:
+class ClientToolCalls:
     """The calls of an app: a bounded number of them, which end with the app."""
 
     def __init__(self) -> None:

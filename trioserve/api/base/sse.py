@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import attrs
 import trio
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base.connection import Beat, Request
+from trioserve.api.base.connection import PING, KeepAlive, Request
 from trioserve.errors import TrioServeError
 from trioserve.server.concurrency import alongside
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.limits.admission import Queue
-from trioserve.server.runs.events import RunEnded, RunEvent
+from trioserve.server.runs.events import RunEnded, RunEvent, StepStarted
 from trioserve.server.stream import ChatChunk, ChatStream, Stream
 from trioserve.types import Chunk, Finished, Progress, TokenProbs, WaitingStatus
 
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
 
 _E = TypeVar("_E", bound=Event | RunEvent)
-_Told = TypeVar("_Told", bound=Event | RunEvent, contravariant=True)
 
 
 class LazyList(Sequence[Any]):
@@ -105,18 +106,26 @@ def event(payload: Any) -> bytes:
     return f"data: {encode(payload)}\n\n".encode()
 
 
-class Encoder(Protocol[_Told]):
-    """Turns the events of a response into bytes."""
+class EventWriter(ABC, Generic[_E]):
+    """Writes the events of a response as bytes."""
 
-    def encode(self, index: int, event: _Told) -> bytes:
+    content_type: ClassVar[str] = CONTENT_TYPE
+
+    @abstractmethod
+    def encode(self, index: int, event: _E) -> bytes:
         """Write an event of stream number `index`; empty when there is nothing to say."""
 
     def end(self) -> bytes:
         """Write what follows the last event of all streams."""
+        return b""
+
+    async def comment(self, pings: Pings) -> bytes:
+        """Write what a client gets that has waited in silence."""
+        return await pings.comment()
 
 
 @attrs.frozen
-class Feed(Generic[_E]):
+class EventSource(Generic[_E]):
     """The events of one or more streams as they come, each with the number of its stream.
 
     `next` waits for the next one, and raises what the streams raise. Cancelling it loses nothing.
@@ -126,28 +135,30 @@ class Feed(Generic[_E]):
     n_streams: int
     next: Callable[[], Awaitable[tuple[int, _E]]]
 
+    @classmethod
+    def of(cls, stream: AsyncIterator[_E]) -> EventSource[_E]:
+        """Make the source of a single stream."""
+        take = stream.__anext__
 
-def feed_of(stream: Stream | ChatStream) -> Feed[Event]:
-    """Make the feed of a single stream."""
-    take: Callable[[], Awaitable[Event]] = stream.__anext__
+        async def next_event() -> tuple[int, _E]:
+            return 0, await take()
 
-    async def next_event() -> tuple[int, Event]:
-        return 0, await take()
-
-    return Feed(1, next_event)
+        return EventSource(1, next_event)
 
 
-async def open_feed(
+async def open_source(
     resources: AsyncExitStack, streams: Sequence[Stream | ChatStream]
-) -> Feed[Event]:
-    """Make the feed of several streams, which `resources` keeps running."""
+) -> EventSource[Event]:
+    """Make the source of several streams, which `resources` keeps running."""
     if len(streams) == 1:
-        return feed_of(streams[0])
+        return EventSource.of(streams[0])
     return await resources.enter_async_context(_merged(streams))
 
 
 @asynccontextmanager
-async def _merged(streams: Sequence[Stream | ChatStream]) -> AsyncGenerator[Feed[Event], None]:
+async def _merged(
+    streams: Sequence[Stream | ChatStream],
+) -> AsyncGenerator[EventSource[Event], None]:
     # No buffer: who does not read must leave the tokens in the mailboxes, which are watched.
     into, out = trio.open_memory_channel[tuple[int, Event | TrioServeError]](0)
 
@@ -170,62 +181,67 @@ async def _merged(streams: Sequence[Stream | ChatStream]) -> AsyncGenerator[Feed
                 nursery.start_soon(pump, index, stream)
 
     async with alongside(pump_all):
-        yield Feed(len(streams), take)
-
-
-#: Seconds that a stream which tells its place in the queue waits before it does, and between two
-#: looks. A request that gets a slot at once has nothing to tell.
-SOON = 0.1
-LOOK_INTERVAL = 1.0
-
-
-@attrs.frozen
-class Pings:
-    """What a response says while its streams are silent.
-
-    `interval` is the silence, in seconds, before a ping; infinite: none are sent. With
-    `tell_place`, the place in the queue is told soon, and again when it has changed.
-    """
-
-    interval: float
-    waiting: Waiting
-    tell_place: bool = False
-
-    def pause(self) -> float:
-        """Seconds until the next comment, for as long as nothing else was sent."""
-        return LOOK_INTERVAL if self.tell_place and self.waiting.is_queued() else math.inf
+        yield EventSource(len(streams), take)
 
 
 #: Turns an error that ends a response which had begun into bytes.
 OnError: TypeAlias = Callable[[Exception], bytes]
 
 
-@attrs.frozen
-class EventStream(Generic[_E]):
-    """What is streamed, and how it is written."""
-
-    streams: Sequence[Stream] | Sequence[ChatStream]
-    feed: Feed[_E]  # of these streams
-    encoder: Encoder[_E]
-    on_error: OnError
-    pings: Pings
-    tells_start: bool = False  # the client wants to know when its prompt is begun
-    content_type: str = CONTENT_TYPE
-
-
-async def respond(request: Request, events: EventStream[_E]) -> Response:
+async def respond(
+    request: Request,
+    source: EventSource[_E],
+    writer: EventWriter[_E],
+    pings: Pings,
+    on_error: OnError,
+    *,
+    tells_start: bool = False,
+) -> Response:
     """Make the response that streams events.
 
     Waits for the first event, but not longer than until the first ping: so an error before any
     output still has a status of its own.
 
+    Args:
+        request: the current one.
+        source: what is sent.
+        writer: how it is written.
+        pings: what is sent in silence.
+        on_error: writes an error that comes later.
+        tells_start: the client wants to know when its prompt is begun.
+
     Raises:
         TrioServeError: the request failed before it had any output.
     """
-    pings = events.pings
-    first = await _first(events)
-    request.beat = Beat(pings.interval, pings.waiting.comment)
-    return Response(_write(events, first), headers=HEADERS, content_type=events.content_type)
+    first: list[tuple[int, _E]] = []
+    if pings.tell_place:
+        with trio.move_on_after(SOON):
+            await _take_first(source, first, tells_start=tells_start)
+    if not (_has_begun(first) or (pings.tell_place and pings.is_queued())):
+        with trio.move_on_after(pings.interval):
+            await _take_first(source, first, tells_start=tells_start)
+    request.keep_alive = KeepAlive(pings.interval, partial(writer.comment, pings))
+    body = _write(source, writer, pings, on_error, first)
+    return Response(body, headers=HEADERS, content_type=writer.content_type)
+
+
+async def _take_first(
+    source: EventSource[_E], first: list[tuple[int, _E]], *, tells_start: bool
+) -> None:
+    """Take events until there is one worth telling.
+
+    That a prompt or a step starts is not: it may still fail. The start of a step is kept, and sent
+    with what follows.
+    """
+    while not _has_begun(first):
+        index, event = await source.next()
+        starts = isinstance(event, Progress) and event.processed == event.cached
+        if tells_start or not starts:
+            first.append((index, event))
+
+
+def _has_begun(first: Sequence[tuple[int, Any]]) -> bool:
+    return bool(first) and not isinstance(first[-1][1], StepStarted)
 
 
 def _is_long(event: Event | RunEvent) -> bool:
@@ -247,84 +263,76 @@ def n_prompt_of(event: Finished) -> int:
     return event.timings.prompt_n + event.timings.cache_n
 
 
-async def _first(events: EventStream[_E]) -> tuple[int, _E] | None:
-    """Wait for the first event; None when it is time to say something before."""
-    pings = events.pings
-    if pings.tell_place:
-        with trio.move_on_after(SOON):
-            return await _worth_telling(events)
-        if pings.waiting.is_queued():
-            return None
-    with trio.move_on_after(pings.interval):
-        return await _worth_telling(events)
-    return None
-
-
-async def _worth_telling(events: EventStream[_E]) -> tuple[int, _E]:
-    """Wait for an event, and not only for the start of a prompt, which may still fail."""
-    while True:
-        index, event = await events.feed.next()
-        starts = isinstance(event, Progress) and event.processed == event.cached
-        if events.tells_start or not starts:
-            return index, event
-
-
 async def _write(
-    events: EventStream[_E], item: tuple[int, _E] | None
+    source: EventSource[_E],
+    writer: EventWriter[_E],
+    pings: Pings,
+    on_error: OnError,
+    first: list[tuple[int, _E]],
 ) -> AsyncGenerator[bytes, None]:
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
-    feed, encoder, pings = events.feed, events.encoder, events.pings
-    running = feed.n_streams
+    running = source.n_streams
     try:
         said = b""
-        while item is None:
-            if (comment := await pings.waiting.comment()) != said:
+        while not _has_begun(first):
+            if (comment := await writer.comment(pings)) != said:
                 yield comment
             said = comment
             with trio.move_on_after(pings.pause()):
-                item = await feed.next()
-        while True:
-            if _is_long(item[1]):
-                data = await trio.to_thread.run_sync(encoder.encode, *item)
+                await _take_first(source, first, tells_start=True)
+        while running:
+            index, event = first.pop(0) if first else await source.next()
+            if _is_long(event):
+                data = await trio.to_thread.run_sync(writer.encode, index, event)
             else:
-                data = encoder.encode(*item)
-            running -= isinstance(item[1], Finished | RunEnded)
-            if not running:
-                yield data + encoder.end()
-                return
+                data = writer.encode(index, event)
+            if isinstance(event, Finished | RunEnded):
+                running -= 1
+                data += b"" if running else writer.end()
             if data:
                 yield data
-            item = await feed.next()
     except Exception as error:  # the status is sent: an event has to say it
-        yield events.on_error(error)
+        yield on_error(error)
 
 
 # -- what keeps a silent stream alive
 
 
-#: A comment, which clients skip. It keeps proxies from closing a silent connection.
-PING = b":\n\n"
+#: Seconds that a stream which tells its place in the queue waits before it does, and between two
+#: looks. A request that gets a slot at once has nothing to tell.
+SOON = 0.1
+LOOK_INTERVAL = 1.0
 
 #: Seconds that a look may take. The engine answers between two steps, and a ping should not wait.
 LOOK_TIMEOUT = 1.0
 
 
-class Waiting:
-    """The wait of one response, whose streams have these mailboxes."""
+@attrs.frozen
+class Pings:
+    """What a response says while its streams, which have these mailboxes, are silent.
 
-    def __init__(self, queue: Queue, mailboxes: Sequence[Mailbox]) -> None:
-        self._queue = queue
-        self._mailboxes = mailboxes
+    `interval` is the silence, in seconds, before a ping; infinite: none are sent. With
+    `tell_place`, the place in the queue is told soon, and again when it has changed.
+    """
+
+    interval: float
+    queue: Queue
+    mailboxes: Sequence[Mailbox]
+    tell_place: bool = False
 
     def is_queued(self) -> bool:
         """Whether none of the streams has a slot yet."""
-        return all(mailbox.queued for mailbox in self._mailboxes)
+        return all(mailbox.queued for mailbox in self.mailboxes)
+
+    def pause(self) -> float:
+        """Seconds until the next comment, for as long as nothing else was sent."""
+        return LOOK_INTERVAL if self.tell_place and self.is_queued() else math.inf
 
     async def comment(self) -> bytes:
         """Write a comment for a silent stream: its place in the queue, or just a ping."""
         if self.is_queued():
             with trio.move_on_after(LOOK_TIMEOUT):
-                place = await self._queue.first_of([each.task_id for each in self._mailboxes])
+                place = await self.queue.first_of([each.task_id for each in self.mailboxes])
                 if place is not None:
                     return comment_on(place)
         return PING

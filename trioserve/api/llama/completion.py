@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, outputs as writers, readers, sse
-from trioserve.api.base.body import read_body, read_body_as
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
-from trioserve.api.base.fields import MismatchError, field, json_type, objects, strings, structure
+from trioserve.api.base.fields import (
+    MismatchError,
+    RequestBody,
+    field,
+    json_type,
+    objects,
+    strings,
+)
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
-from trioserve.api.base.generation_request import NEUTRAL_IN_LLAMA, TextRequest, refuse_unsupported
+from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, TextRequest
 from trioserve.api.base.http import current_request, json_response, long_response, size_of_outputs
-from trioserve.api.base.outputs import own_form
+from trioserve.api.base.outputs import output_in_full
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
 from trioserve.api.base.running import NOT_RUNNING
 from trioserve.api.base.service import (
@@ -50,15 +56,10 @@ def _response_fields(value: Any) -> tuple[str, ...]:
 class LlamaRequest(TextRequest):
     """What the routes that continue a prompt have in common."""
 
+    unsupported = UNSUPPORTED_IN_LLAMA
     has_max_logprobs: ClassVar[bool] = False
     return_tokens: bool = False
     response_fields: tuple[str, ...] = field(read=_response_fields, default=())
-
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, NEUTRAL_IN_LLAMA)
-        return structure(cls, body)
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -131,7 +132,7 @@ def _text(value: Any) -> RawPrompt:
 
 
 @attrs.frozen(kw_only=True)
-class TokenizeRequest:
+class TokenizeRequest(RequestBody):
     """``POST /tokenize``."""
 
     model: str | None = field(read=readers.model_name, default=None)
@@ -142,7 +143,7 @@ class TokenizeRequest:
 
 
 @attrs.frozen(kw_only=True)
-class DetokenizeRequest:
+class DetokenizeRequest(RequestBody):
     """``POST /detokenize``."""
 
     model: str | None = field(read=readers.model_name, default=None)
@@ -159,7 +160,7 @@ blueprint = Blueprint("llama", __name__)
 @takes(TokenizeRequest)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
-    request = await read_body_as(partial(structure, TokenizeRequest))
+    request = await read_body_as(TokenizeRequest.parse)
     server = await awake_server(request.model)
     tokens = await server.tokenize(
         request.content,
@@ -190,7 +191,7 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 @takes(DetokenizeRequest)
 async def detokenize() -> Response:
     """Turn token ids into text."""
-    request = await read_body_as(partial(structure, DetokenizeRequest))
+    request = await read_body_as(DetokenizeRequest.parse)
     server, tokens = await awake_server(request.model), request.tokens
     return await long_response(lambda: {"content": server.detokenize(tokens)}, len(tokens))
 
@@ -237,7 +238,7 @@ async def answer(
 
         def write() -> Any:
             results = [
-                Output(server, request, i, done.prompt, copies[i]).whole(done)
+                LlamaOutput(server, request, i, done.prompt, copies[i]).whole(done)
                 for i, done in enumerate(completions)
             ]
             return results[0] if len(results) == 1 else results
@@ -245,12 +246,13 @@ async def answer(
         return await long_response(write, size_of_outputs(completions))
     streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
     outputs = [
-        Output(server, request, i, stream.prompt, copies[i]) for i, stream in enumerate(streams)
+        LlamaOutput(server, request, i, stream.prompt, copies[i])
+        for i, stream in enumerate(streams)
     ]
-    return await respond_stream(server, request, streams, CompletionEvents(outputs))
+    return await respond_stream(server, request, streams, LlamaEvents(outputs))
 
 
-class Output:
+class LlamaOutput:
     """Writes one output, in parts or whole."""
 
     def __init__(
@@ -315,7 +317,7 @@ class Output:
         self, finished: Finished, text: str, tokens: Sequence[TokenId], extra: Mapping[str, Any]
     ) -> dict[str, Any]:
         shown = tokens if self._request.return_tokens else ()
-        result = own_form(
+        result = output_in_full(
             self._server,
             self._request,
             self._params,
@@ -345,10 +347,10 @@ def _select(result: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     return selected
 
 
-class CompletionEvents:
+class LlamaEvents(sse.EventWriter[sse.Event]):
     """Writes the events of one or more outputs as they come."""
 
-    def __init__(self, outputs: Sequence[Output]) -> None:
+    def __init__(self, outputs: Sequence[LlamaOutput]) -> None:
         self._outputs = outputs
 
     def encode(self, index: int, event: sse.Event) -> bytes:
@@ -356,10 +358,6 @@ class CompletionEvents:
         assert isinstance(event, Progress | Chunk | Finished)
         output = self._outputs[index]
         return b"" if output.is_silent(event) else sse.event(output.part(event))
-
-    def end(self) -> bytes:
-        """Write nothing: the last part of each output says that it is the last."""
-        return b""
 
 
 # -- infill
@@ -390,7 +388,7 @@ _NOT_ENABLED = "reasoning control not enabled for this completion"
 
 
 @attrs.frozen(kw_only=True)
-class ControlRequest:
+class ControlRequest(RequestBody):
     """``POST /v1/chat/completions/control``."""
 
     id: str = ""
@@ -401,7 +399,7 @@ class ControlRequest:
 @takes(ControlRequest)
 async def control() -> Response:
     """End the reasoning of a running answer, or the answer."""
-    request = structure(ControlRequest, await read_body())
+    request = await read_body_as(ControlRequest.parse)
     if not request.id:
         raise InvalidRequestError("missing completion id", param="id")
     if request.action not in ("reasoning_end", "cancel"):

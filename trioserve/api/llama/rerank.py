@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
-from trioserve.api.base.fields import MismatchError, field, json_type, structure
+from trioserve.api.base.fields import MismatchError, RequestBody, field, json_type
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
@@ -51,7 +51,7 @@ def _document(value: Any) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class RerankRequest:
+class RerankRequest(RequestBody):
     """``POST /v1/rerank``."""
 
     query: str
@@ -67,7 +67,7 @@ class RerankRequest:
     keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> RerankRequest:
+    def parse(cls, body: Mapping[str, Any]) -> Self:
         """Read a request.
 
         Raises:
@@ -78,7 +78,7 @@ class RerankRequest:
                 raise UnsupportedFieldError(
                     f"'{name}' is not supported: documents are ranked whole.", param=name
                 )
-        request = structure(cls, body)
+        request = super().parse(body)
         if (request.documents is None) == (request.texts is None):
             raise InvalidRequestError(
                 "Either 'documents' or 'texts' is required.", param="documents"

@@ -9,8 +9,8 @@ from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import outputs, readers, sse
-from trioserve.api.base.body import read_body, read_json
-from trioserve.api.base.fields import named, structure
+from trioserve.api.base.body import read_body_as, read_json
+from trioserve.api.base.fields import RequestBody, named
 from trioserve.api.base.http import current_request, json_response
 from trioserve.api.base.service import awake_server, current_server
 from trioserve.api.openapi import takes
@@ -115,7 +115,7 @@ def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
 
 
 @attrs.frozen(kw_only=True)
-class SlotRequest:
+class SlotRequest(RequestBody):
     """``POST /slots/{id}`` with ``save`` or ``restore``; ``erase`` takes no body."""
 
     filename: str
@@ -138,7 +138,7 @@ async def act(id_slot: str) -> Response:
         return json_response({"id_slot": slot_id, "n_erased": await files.erase(slot_id, owner)})
     if action not in ("save", "restore"):
         raise InvalidRequestError("Invalid action", param="action")
-    filename = structure(SlotRequest, await read_body()).filename
+    filename = (await read_body_as(SlotRequest.parse)).filename
     head = {"id_slot": slot_id, "filename": filename}
     if action == "save":
         moved = await files.save(slot_id, filename, owner)

@@ -8,15 +8,10 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 import attrs
-from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, outputs, sse
+from trioserve.api.base import outputs, sse
 from trioserve.api.base.errors import message_of
-from trioserve.api.base.generation import event_stream
-from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.http import current_request, current_request_id
 from trioserve.api.base.outputs import read_arguments
-from trioserve.api.base.sse import Waiting
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
     Message,
@@ -26,10 +21,7 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.errors import TrioServeError, UnknownModelError
-from trioserve.server import Server
-from trioserve.server.dispatch import Mailbox
-from trioserve.server.limits.admission import Queue
-from trioserve.server.stream import ChatChunk, ChatStream, Stream
+from trioserve.server.stream import ChatChunk
 from trioserve.types import Chunk, Finished, FinishReason, Progress, TokenProbs
 
 # -- errors
@@ -62,6 +54,9 @@ SHAPE = ErrorShape(body, _SCHEMA, line, status)
 
 
 # -- parts
+
+
+CONTENT_TYPE = "application/x-ndjson"
 
 
 def rfc3339(moment: datetime) -> str:
@@ -159,8 +154,10 @@ def nanoseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e9))
 
 
-class Parts:
+class OllamaEvents(sse.EventWriter[sse.Event]):
     """Writes the parts of a streamed answer. A call is written when it is complete."""
+
+    content_type = CONTENT_TYPE
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -178,9 +175,9 @@ class Parts:
             return b""
         return line(self._writer.part(message, event.probs))
 
-    def end(self) -> bytes:
-        """Write nothing: the last part says that it is the last."""
-        return b""
+    async def comment(self, pings: sse.Pings) -> bytes:
+        """Write a part without text: there is nothing that clients skip."""
+        return self._writer.empty()
 
     def _rest(self) -> bytes:
         calls = self._complete()
@@ -207,54 +204,3 @@ class Parts:
     def _complete(self) -> tuple[ToolCall, ...]:
         call, self._call = self._call, None
         return () if call is None else (call,)
-
-
-# -- streams
-
-
-CONTENT_TYPE = "application/x-ndjson"
-
-
-def last_line(error: Exception) -> bytes:
-    """Make the line that ends a stream which had begun."""
-    known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
-    return line(body(known, current_request_id()))
-
-
-class _EmptyParts(Waiting):
-    """Fills silence with parts that have no text."""
-
-    def __init__(
-        self, queue: Queue, mailboxes: Sequence[Mailbox], write: Callable[[], bytes]
-    ) -> None:
-        super().__init__(queue, mailboxes)
-        self._write = write
-
-    async def comment(self) -> bytes:
-        """Write a part without text."""
-        return self._write()
-
-
-async def respond_lines(
-    server: Server,
-    request: GenerationRequest,
-    stream: Stream | ChatStream,
-    encoder: sse.Encoder[sse.Event],
-    empty: Callable[[], bytes],
-) -> Response:
-    """Make the response that sends a stream of the current request; see `sse.respond`.
-
-    Args:
-        server: what makes the stream.
-        request: what asked for it.
-        stream: what is sent.
-        encoder: writes its events.
-        empty: writes a part without text.
-    """
-    streams: Any = [stream]
-    events = await event_stream(server, request, streams, encoder, last_line)
-    waiting = _EmptyParts(server.parts.queue, [stream.mailbox], empty)
-    events = attrs.evolve(
-        events, pings=attrs.evolve(events.pings, waiting=waiting), content_type=CONTENT_TYPE
-    )
-    return await sse.respond(current_request(), events)

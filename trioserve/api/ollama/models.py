@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import attrs
 import trio
@@ -17,8 +17,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.fields import field, structure
-from trioserve.api.base.generation_request import Neutral, only, refuse_unsupported
+from trioserve.api.base.fields import Only, RequestBody, field
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_server
 from trioserve.api.ollama.events import CONTENT_TYPE, rfc3339
@@ -221,29 +220,21 @@ blueprint = Blueprint("ollama_models", __name__)
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class _NamedRequest:
+class _NamedRequest(RequestBody):
     """A request that names a model; `name` is what older clients call the field."""
 
-    neutral: ClassVar[Mapping[str, Neutral]] = {}
-
     model: str = field("model", "name")
-
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, cls.neutral)
-        return structure(cls, body)
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class OllamaShowRequest(_NamedRequest):
     """``POST /api/show``."""
 
-    neutral: ClassVar[Mapping[str, Neutral]] = {
-        "options": only({}),
-        "system": only(""),
-        "template": only(""),
-        "verbose": only(False),
+    unsupported: ClassVar[Mapping[str, Only]] = {
+        "options": Only({}),
+        "system": Only(""),
+        "template": Only(""),
+        "verbose": Only(False),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 
@@ -16,6 +16,8 @@ from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
     MismatchError,
+    Only,
+    RequestBody,
     field,
     integer,
     json_type,
@@ -23,15 +25,9 @@ from trioserve.api.base.fields import (
     objects,
     required,
     strings,
-    structure,
     text,
 )
-from trioserve.api.base.generation_request import (
-    GenerationRequest,
-    Neutral,
-    only,
-    refuse_unsupported,
-)
+from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.ollama.models import can_think
 from trioserve.chat.content_parts import media_part, source_of, text_part
 from trioserve.chat.messages import (
@@ -46,31 +42,11 @@ from trioserve.chat.messages import (
     parse_tools,
 )
 from trioserve.chat.params import ChatParams
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.types import Grammar
 
 # -- ``options``
-
-
-#: Options that requests cannot change: the flag that does it, if there is one, and which values
-#: ask for nothing. They are Ollama's defaults.
-FIXED: Mapping[str, tuple[str, Neutral]] = {
-    "num_batch": ("--batch-size", only()),
-    "num_gpu": ("--n-gpu-layers", only(-1)),
-    "main_gpu": ("--main-gpu", only(0)),
-    "num_thread": ("--threads", only(0)),
-    "use_mmap": ("--load-mode", only(True)),
-    "use_mlock": ("--load-mode", only(False)),
-    "numa": ("--numa", only(False)),
-    "f16_kv": ("--cache-type-k", only()),
-    "embedding_only": ("--embeddings", only(False)),
-    "low_vram": ("", only(False)),
-    "logits_all": ("", only(False)),
-    "vocab_only": ("", only(False)),
-    "penalize_newline": ("", only(True)),
-    "tfs_z": ("", only(1, 1.0)),
-}
 
 
 @json_type({"type": "integer", "description": "0 and less: no limit."})
@@ -80,9 +56,26 @@ def _num_predict(value: Any) -> int:
 
 
 @attrs.frozen(kw_only=True)
-class ContextOptions:
+class ContextOptions(RequestBody):
     """The option of requests that generate nothing."""
 
+    #: What is fixed when a model is loaded; the values that are taken are Ollama's defaults.
+    unsupported: ClassVar[Mapping[str, Only]] = {
+        "num_batch": Only(flag="--batch-size"),
+        "num_gpu": Only(-1, flag="--n-gpu-layers"),
+        "main_gpu": Only(0, flag="--main-gpu"),
+        "num_thread": Only(0, flag="--threads"),
+        "use_mmap": Only(True, flag="--load-mode"),
+        "use_mlock": Only(False, flag="--load-mode"),
+        "numa": Only(False, flag="--numa"),
+        "f16_kv": Only(flag="--cache-type-k"),
+        "embedding_only": Only(False, flag="--embeddings"),
+        "low_vram": Only(False),
+        "logits_all": Only(False),
+        "vocab_only": Only(False),
+        "penalize_newline": Only(True),
+        "tfs_z": Only(1, 1.0),
+    }
     n_ctx: int | None = field("num_ctx", read=readers.integer_in(1), default=None)
 
     def check(self, n_ctx: int) -> None:
@@ -96,7 +89,7 @@ class ContextOptions:
 
 
 @attrs.frozen(kw_only=True)
-class Options(ContextOptions):
+class OllamaOptions(ContextOptions):
     """The options of requests that generate."""
 
     max_tokens: int | None = field("num_predict", read=_num_predict, default=None)
@@ -123,28 +116,6 @@ class Options(ContextOptions):
         return {
             name: fields[name] for name in fields if name != "n_ctx" and fields[name] is not None
         }
-
-
-def refuse_fixed(body: Mapping[str, Any]) -> None:
-    """Refuse options that this server, or a request to it, cannot change.
-
-    Raises:
-        UnsupportedFieldError: naming the first one.
-    """
-    options = body.get("options")
-    for name, value in options.items() if isinstance(options, Mapping) else ():
-        flag, is_neutral = FIXED.get(name, ("", _anything))
-        if value is None or is_neutral(value):
-            continue
-        instead = f"the flag {flag} sets it for all requests" if flag else "leave it out"
-        raise UnsupportedFieldError(
-            f"'options.{name}' is not supported with this value; {instead}.",
-            param=f"options.{name}",
-        )
-
-
-def _anything(_value: Any) -> bool:
-    return True
 
 
 # -- messages
@@ -326,25 +297,25 @@ def read_tools(value: Any) -> Tools:
 _MAX_TOP_LOGPROBS = 20
 
 #: Known fields without effect, and which of their values change nothing. Null never does.
-NEUTRAL: Mapping[str, Neutral] = {
-    "_debug_render_only": only(False),
-    "n": only(1),
-    "n_cmpl": only(1),
-    "queue_comments": only(False),
-    "return_progress": only(False),
-    "stream_options": only({}, {"include_usage": True}),
-    "timings_per_token": only(False),
-    "trioserve_run_tools": only(False),
-    "truncate": only(False),
-    "verbose": only(False),
+UNSUPPORTED: Mapping[str, Only] = {
+    "_debug_render_only": Only(False),
+    "n": Only(1),
+    "n_cmpl": Only(1),
+    "queue_comments": Only(False),
+    "return_progress": Only(False),
+    "stream_options": Only({}, {"include_usage": True}),
+    "timings_per_token": Only(False),
+    "trioserve_run_tools": Only(False),
+    "truncate": Only(False),
+    "verbose": Only(False),
 }
-NEUTRAL_IN_GENERATE: Mapping[str, Neutral] = {
-    **NEUTRAL,
-    "context": only([]),
-    "height": only(0),
-    "steps": only(0),
-    "template": only(""),
-    "width": only(0),
+UNSUPPORTED_IN_GENERATE: Mapping[str, Only] = {
+    **UNSUPPORTED,
+    "context": Only([]),
+    "height": Only(0),
+    "steps": Only(0),
+    "template": Only(""),
+    "width": Only(0),
 }
 
 #: Whether the model thinks, or how much: "low", "medium", "high".
@@ -381,7 +352,7 @@ class OllamaRequest(GenerationRequest):
 
     stream: bool = True
     grammar: Grammar | None = field(whole=_format)
-    options: Options = attrs.field(factory=Options)
+    options: OllamaOptions = attrs.field(factory=OllamaOptions)
     think: Think | None = field(read=_think, default=None)
     shift: bool | None = None
     logprobs: bool = False
@@ -435,22 +406,18 @@ class OllamaRequest(GenerationRequest):
                 param="shift",
             )
 
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_fixed(body)
-        request = structure(cls, body)
-        if request.top_logprobs and not request.logprobs:
+    def __attrs_post_init__(self) -> None:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError(
                 "'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs"
             )
-        return request
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class OllamaChatRequest(OllamaRequest):
     """``POST /api/chat``. Without messages it loads the model."""
 
+    unsupported = UNSUPPORTED
     messages: Messages = field(read=read_messages, factory=Messages)
     continue_final_message: bool = field(whole=continues_final_message)
     tools: Tools = field(read=read_tools, factory=Tools)
@@ -466,12 +433,6 @@ class OllamaChatRequest(OllamaRequest):
             parse_tools=bool(self.tools),
         )
 
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, NEUTRAL)
-        return super().parse(body)
-
 
 @json_type()
 def _messages(body: Mapping[str, Any]) -> Messages:
@@ -486,6 +447,7 @@ def _messages(body: Mapping[str, Any]) -> Messages:
 class OllamaGenerateRequest(OllamaRequest):
     """``POST /api/generate``. Without a prompt it loads the model."""
 
+    unsupported = UNSUPPORTED_IN_GENERATE
     prompt: str = ""
     suffix: str = ""
     system: str = ""
@@ -498,15 +460,11 @@ class OllamaGenerateRequest(OllamaRequest):
         """What the prompt depends on, beside the messages, and what becomes of the output."""
         return attrs.evolve(self.thinking_params, parse_tools=False)
 
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, NEUTRAL_IN_GENERATE)
-        request = super().parse(body)
-        without_template = "raw" if request.raw else "suffix" if request.suffix else ""
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        without_template = "raw" if self.raw else "suffix" if self.suffix else ""
         for name in ("suffix", "system", "think", "images") if without_template else ():
-            if name != without_template and getattr(request, name):
+            if name != without_template and getattr(self, name):
                 raise InvalidRequestError(
                     f"'{name}' does not go with '{without_template}'.", param=name
                 )
-        return request

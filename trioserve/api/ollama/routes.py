@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import trio
@@ -13,8 +13,14 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.fields import MismatchError, field, json_type, strings, structure
-from trioserve.api.base.generation import admit, gap_prompt, open_streams, read_chat
+from trioserve.api.base.fields import (
+    MismatchError,
+    RequestBody,
+    field,
+    json_type,
+    strings,
+)
+from trioserve.api.base.generation import admit, gap_prompt, open_streams, read_chat, respond_stream
 from trioserve.api.base.http import (
     current_context,
     current_request,
@@ -26,19 +32,17 @@ from trioserve.api.base.service import current_server, keep_awake, read_for_mode
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
     Body,
-    Parts,
+    OllamaEvents,
     Writer,
     chat_body,
     generate_body,
     nanoseconds,
-    respond_lines,
 )
 from trioserve.api.ollama.request import (
     ContextOptions,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaRequest,
-    refuse_fixed,
 )
 from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message
@@ -133,7 +137,7 @@ async def _answer(
 ) -> Response:
     """Send the stream as it comes, or read it and send all at once."""
     if request.stream:
-        return await respond_lines(server, request, stream, Parts(writer), writer.empty)
+        return await respond_stream(server, request, [stream], OllamaEvents(writer))
     done = await stream.read()
     message = done.message if isinstance(done, ChatCompletion) else Message(done.text)
     return await long_response(
@@ -167,7 +171,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class _Request:
+class _EmbeddingRequest(RequestBody):
     """What both routes take."""
 
     model: str | None = field(read=readers.model_name, default=None)
@@ -176,15 +180,9 @@ class _Request:
     timeout: float | None = field(read=readers.seconds, default=None)
     keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_fixed(body)
-        return structure(cls, body)
-
 
 @attrs.frozen(kw_only=True, slots=False)
-class OllamaEmbedRequest(_Request):
+class OllamaEmbedRequest(_EmbeddingRequest):
     """``POST /api/embed``. Without texts it loads the model."""
 
     texts: tuple[str, ...] = field("input", read=_texts, default=())
@@ -193,7 +191,7 @@ class OllamaEmbedRequest(_Request):
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class OllamaEmbeddingsRequest(_Request):
+class OllamaEmbeddingsRequest(_EmbeddingRequest):
     """``POST /api/embeddings``. Without a prompt it loads the model."""
 
     prompt: str = ""
@@ -264,7 +262,7 @@ def _numbers(vector: Array) -> list[float]:
     return numbers
 
 
-async def _ready(server: Server, request: _Request) -> RequestContext:
+async def _ready(server: Server, request: _EmbeddingRequest) -> RequestContext:
     """Have the model in memory for a request, and make its context."""
     request.options.check(server.model.n_ctx_seq)
     context = current_context(request.timeout, request.keep_alive)

@@ -14,7 +14,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, outputs, readers, sse
 from trioserve.api.base.body import Form, read_form
-from trioserve.api.base.connection import Beat
+from trioserve.api.base.connection import KeepAlive
 from trioserve.api.base.fields import (
     MismatchError,
     boolean,
@@ -27,7 +27,6 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.http import current_context, current_request, long_response
 from trioserve.api.base.service import current_server, keep_awake
-from trioserve.api.base.sse import PING
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.transcription import (
@@ -451,14 +450,10 @@ async def _respond_events(
     first: TranscriptEvent | None = None
     with trio.move_on_after(interval):
         first = await stream.next()
-    current_request().beat = Beat(interval, _ping)
+    current_request().keep_alive = KeepAlive(interval)
     return Response(
         _events(stream, first, encoder), headers=sse.HEADERS, content_type=sse.CONTENT_TYPE
     )
-
-
-async def _ping() -> bytes:
-    return PING
 
 
 async def _events(

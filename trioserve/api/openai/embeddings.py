@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -14,7 +13,14 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
-from trioserve.api.base.fields import MismatchError, field, integer, json_type, objects, structure
+from trioserve.api.base.fields import (
+    MismatchError,
+    RequestBody,
+    field,
+    integer,
+    json_type,
+    objects,
+)
 from trioserve.api.base.http import current_context
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
@@ -118,7 +124,7 @@ def _norm(value: Any) -> int:
 
 
 @attrs.frozen(kw_only=True)
-class EmbeddingsRequest:
+class EmbeddingsRequest(RequestBody):
     """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
 
     input: tuple[GivenPrompt, ...] | None = field(read=_inputs("input"), default=None)
@@ -136,8 +142,7 @@ class EmbeddingsRequest:
 @takes(EmbeddingsRequest)
 async def openai() -> Response:
     """Make a vector of each text."""
-    parse = partial(structure, EmbeddingsRequest)
-    request, server = await read_for_model(parse, _check_pools)
+    request, server = await read_for_model(EmbeddingsRequest.parse, _check_pools)
     if request.input is None:
         return await _own(server, request)
     done = await _embed(server, request)
@@ -157,8 +162,9 @@ async def openai() -> Response:
 @takes(EmbeddingsRequest)
 async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
-    parse = partial(structure, EmbeddingsRequest)
-    request, server = await read_for_model(parse, lambda server: server.model.check_embeds())
+    request, server = await read_for_model(
+        EmbeddingsRequest.parse, lambda server: server.model.check_embeds()
+    )
     return await _own(server, request)
 
 

@@ -98,7 +98,7 @@ class Frame:
         return f'data: {{"choices":[{choice}],{self._shared},{sse.encode(extra)[1:-1]}}}\n\n'
 
 
-class ChatEvents:
+class ChatEvents(sse.EventWriter[sse.Event]):
     """Writes the chunks of a streamed chat completion, of one or more choices.
 
     Without ``include_usage`` the last chunk of each choice carries its timings, as in
@@ -272,7 +272,7 @@ def _tool_call(delta: ToolCallStart | ToolCallArguments) -> dict[str, Any]:
     return {"index": delta.index, "function": {"arguments": delta.text}}
 
 
-class CompletionEvents:
+class CompletionEvents(sse.EventWriter[sse.Event]):
     """Writes the chunks of a streamed completion, of one or more prompts.
 
     Without ``include_usage`` the last chunk of each output carries its own usage, as in
@@ -460,7 +460,7 @@ class ClientCalls:
         return None if index is None else attrs.evolve(delta, index=index)
 
 
-class RunEvents:
+class RunEvents(sse.EventWriter[RunEvent]):
     """Writes the chunks of a streamed chat for which the server runs tools."""
 
     def __init__(

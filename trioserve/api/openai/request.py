@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
-
 import attrs
 
 from trioserve.api.base import readers
-from trioserve.api.base.fields import field, structure
-from trioserve.api.base.generation_request import NEUTRAL, TextRequest, refuse_unsupported
+from trioserve.api.base.fields import field
+from trioserve.api.base.generation_request import UNSUPPORTED, TextRequest
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.errors import InvalidRequestError
 
@@ -18,6 +15,7 @@ from trioserve.errors import InvalidRequestError
 class CompletionRequest(TextRequest):
     """``POST /v1/completions``."""
 
+    unsupported = UNSUPPORTED
     prompts: tuple[GivenPrompt, ...] = field("prompt", read=readers.prompts)
     suffix: str = ""
     echo: bool = False
@@ -33,17 +31,12 @@ class CompletionRequest(TextRequest):
         """How many candidates to report for each token; a choice needs the token's own."""
         return self.logprobs or int(self.n_copies > self.n)
 
-    @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises InvalidRequestError, which names the field at fault."""
-        refuse_unsupported(body, NEUTRAL)
-        request = structure(cls, body)
-        if request.best_of is not None:
-            _check_best_of(request, request.best_of)
-        for other, given in (("suffix", request.suffix), ("logprobs", request.logprobs)):
-            if request.echo and given:
+    def __attrs_post_init__(self) -> None:
+        if self.best_of is not None:
+            _check_best_of(self, self.best_of)
+        for other, given in (("suffix", self.suffix), ("logprobs", self.logprobs)):
+            if self.echo and given:
                 raise InvalidRequestError(f"'echo' and '{other}' exclude each other.", param="echo")
-        return request
 
 
 def _check_best_of(request: CompletionRequest, best_of: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import chain
 
 import attrs
@@ -12,7 +11,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import errors, sse
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
-from trioserve.api.base.fields import structure
+from trioserve.api.base.fields import RequestBody
 from trioserve.api.base.generation import pings_of, tools_to_run
 from trioserve.api.base.http import current_request, json_response
 from trioserve.api.base.running import NOT_RUNNING, Running
@@ -68,7 +67,7 @@ async def respond_run(
     server: Server,
     request: ChatRequest,
     run: Run,
-    encoder: sse.Encoder[RunEvent],
+    writer: sse.EventWriter[RunEvent],
     id_: str,
     on_error: sse.OnError = errors.last_event,
 ) -> Response:
@@ -84,29 +83,9 @@ async def respond_run(
     run.watch(follow)
     running = Running(streams, current.api_key, request.reasoning_control, run)
     current.resources.enter_context(current_responses().running(id_, running))
-    events = sse.EventStream(
-        streams, feed_of(run), encoder, on_error, pings_of(server, request, mailboxes)
+    return await sse.respond(
+        current, sse.EventSource.of(run), writer, pings_of(server, request, mailboxes), on_error
     )
-    return await sse.respond(current, events)
-
-
-def feed_of(run: Run) -> sse.Feed[RunEvent]:
-    """Make the feed of a run.
-
-    The first event only tells that a step begins. It comes with the second one, so that an error
-    before that still has a status of its own.
-    """
-    first: deque[RunEvent] = deque()  # taken, and not given yet
-    has_begun = False
-
-    async def next_event() -> tuple[int, RunEvent]:
-        nonlocal has_begun
-        while not has_begun:
-            first.append(await anext(run))
-            has_begun = len(first) == 2
-        return 0, first.popleft() if first else await anext(run)
-
-    return sse.Feed(1, next_event)
 
 
 async def read_run(run: Run) -> tuple[RunAnswer, ChatCompletion]:
@@ -149,7 +128,7 @@ blueprint = Blueprint("runs", __name__)
 
 
 @attrs.frozen(kw_only=True)
-class ApproveRequest:
+class ApproveRequest(RequestBody):
     """``POST …/{id}/approve``."""
 
     call_id: str
@@ -158,7 +137,7 @@ class ApproveRequest:
 
 
 @attrs.frozen(kw_only=True)
-class StopRequest:
+class StopRequest(RequestBody):
     """``POST …/{id}/stop``."""
 
     call_id: str
@@ -169,7 +148,7 @@ class StopRequest:
 @takes(ApproveRequest)
 async def approve(id_: str) -> Response:
     """Let a call through that waits for a person, or refuse it. `reason` is told to the model."""
-    asked = await read_body_as(lambda body: structure(ApproveRequest, body))
+    asked = await read_body_as(ApproveRequest.parse)
     run = _find(id_)
     if asked.approve:
         run.approve(asked.call_id)
@@ -183,7 +162,7 @@ async def approve(id_: str) -> Response:
 @takes(StopRequest)
 async def stop(id_: str) -> Response:
     """Stop a call that waits or runs. The model is told that a person has stopped it."""
-    asked = await read_body_as(lambda body: structure(StopRequest, body))
+    asked = await read_body_as(StopRequest.parse)
     _find(id_).stop(asked.call_id)
     return json_response({"success": True})
 

@@ -21,7 +21,7 @@ from werkzeug.datastructures import Headers
 
 from trioserve.api.base import errors, limits, sse, vendors
 from trioserve.api.base.body import read_whole
-from trioserve.api.base.connection import GRACE, Beat, Request, counted
+from trioserve.api.base.connection import GRACE, KeepAlive, Request, counted
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.http import (
     TIMEOUT_HEADER,
@@ -263,7 +263,7 @@ async def _respond(fleet: Fleet, entry: ModelEntry, wanted: ForwardedRequest) ->
         )
         await _wait(place, wanted, sse.SOON if wanted.tells_place else wanted.ping_interval)
         if not place.decided:
-            current.beat = Beat(wanted.ping_interval, place.beat)
+            current.keep_alive = KeepAlive(wanted.ping_interval, place.beat)
             late = _answer_late(place, wanted, current, _passed())
             return Response(late, headers=sse.HEADERS, content_type=wanted.content_type)
         connection = await place.connection()

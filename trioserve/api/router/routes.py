@@ -15,7 +15,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api import metrics as base_metrics
 from trioserve.api.base import sse
 from trioserve.api.base.body import read_body
-from trioserve.api.base.connection import Beat
+from trioserve.api.base.connection import PING, KeepAlive
 from trioserve.api.base.http import current_request, json_response
 from trioserve.api.openapi import takes
 from trioserve.api.router import forwarding, metrics as router_metrics, proxy
@@ -108,8 +108,6 @@ def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
 
 
 blueprint = Blueprint("router", __name__)
-
-_PING = b":\n\n"
 
 
 # -- the router itself
@@ -261,16 +259,12 @@ async def events() -> Response:
     resources = current_request().resources
     received = await resources.enter_async_context(current_fleet().subscribe())
     interval = current_router().config.sse_ping_interval
-    current_request().beat = Beat(interval if interval > 0 else math.inf, _ping)
+    current_request().keep_alive = KeepAlive(interval if interval > 0 else math.inf)
     return Response(_write(received), headers=sse.HEADERS, content_type="text/event-stream")
 
 
-async def _ping() -> bytes:
-    return _PING
-
-
 async def _write(received: trio.MemoryReceiveChannel[FleetEvent]) -> AsyncGenerator[bytes, None]:
-    yield _PING  # or a client would not know that it is heard
+    yield PING  # or a client would not know that it is heard
     async for each in received:
         written: dict[str, Any] = {"model": each.model, "event": each.event}
         if each.data is not None:

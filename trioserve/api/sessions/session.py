@@ -174,7 +174,7 @@ Send: TypeAlias = Callable[[Any], Awaitable[None]]
 
 
 @attrs.frozen
-class Form:
+class StreamFormat:
     """How an API writes its streams, and what goes wrong in them."""
 
     content_type: str
@@ -183,7 +183,7 @@ class Form:
 
 
 @attrs.frozen
-class Head:
+class AnswerHead:
     """The status and the headers of an answer."""
 
     status: int
@@ -204,7 +204,7 @@ class Names:
     secret: str | None = None
 
 
-class Session:
+class StreamSession:
     """One stream. Made by `Sessions.start`.
 
     Args:
@@ -215,7 +215,7 @@ class Session:
     """
 
     def __init__(
-        self, names: Names, form: Form, max_bytes: int, on_change: Callable[[int], None]
+        self, names: Names, form: StreamFormat, max_bytes: int, on_change: Callable[[int], None]
     ) -> None:
         self.names = names
         self.form = form
@@ -223,7 +223,7 @@ class Session:
         self.started_at = int(time.time())
         self.completed_at = 0
         self.n_readers = 0
-        self.head: Head | None = None
+        self.head: AnswerHead | None = None
         self.is_stream = False  # the answer is the stream that was asked for, and has begun
         self.body = b""  # of an answer that is no stream
         self.failure: Exception | None = None  # why there is no whole answer
@@ -250,7 +250,7 @@ class Session:
     async def take(self, message: Mapping[str, Any]) -> None:
         """Take a message of the answer. This is an ASGI ``send`` that never waits for a reader."""
         if message["type"] == "http.response.start":
-            self.head = Head(message["status"], tuple(message["headers"]))
+            self.head = AnswerHead(message["status"], tuple(message["headers"]))
             self.is_stream = self.head.is_stream(self.form.content_type)
             if self.is_stream:
                 self._answered.set()

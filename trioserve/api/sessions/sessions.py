@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Set
 import attrs
 import trio
 
-from trioserve.api.sessions.session import Form, Names, Send, Session
+from trioserve.api.sessions.session import Names, Send, StreamFormat, StreamSession
 from trioserve.config import Config
 from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
 
@@ -23,7 +23,7 @@ _SHARE_TO_DROP = 8
 
 
 @attrs.frozen
-class Limits:
+class StreamLimits:
     """The bounds of all sessions together, and how long one is kept after its end."""
 
     sessions: int
@@ -33,7 +33,7 @@ class Limits:
     keep_seconds: float
 
     @classmethod
-    def of(cls, config: Config) -> Limits:
+    def of(cls, config: Config) -> StreamLimits:
         """The bounds that a configuration sets. Of several API keys, one has half of the sessions
         at most.
         """
@@ -54,17 +54,19 @@ class Sessions:
         self.n_bytes = 0  # that are kept, in all
         self.n_evicted = 0  # sessions that were forgotten early, to make room
         self._clock = clock
-        self._limits: Limits
+        self._limits: StreamLimits
         self._nursery: trio.Nursery | None = None
-        self._by_conversation: dict[tuple[str, str], Session] = {}
-        self._by_secret: dict[str, Session] = {}
-        self._running: dict[Session, None] = {}  # in the order in which they began
-        self._finished: dict[Session, float] = {}  # until when each is kept; the next to go first
+        self._by_conversation: dict[tuple[str, str], StreamSession] = {}
+        self._by_secret: dict[str, StreamSession] = {}
+        self._running: dict[StreamSession, None] = {}  # in the order in which they began
+        self._finished: dict[
+            StreamSession, float
+        ] = {}  # until when each is kept; the next to go first
         self._has_finished = trio.Event()
 
     async def run(self, config: Config) -> None:
         """Keep sessions, until cancelled. Then those that still run are ended."""
-        self._limits = Limits.of(config)
+        self._limits = StreamLimits.of(config)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -77,7 +79,7 @@ class Sessions:
         """Whether there may be sessions: the server has begun, and has not ended."""
         return self._nursery is not None
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[StreamSession]:
         yield from self._running
         yield from self._finished
 
@@ -87,11 +89,11 @@ class Sessions:
         self,
         key: str,
         conversation: str | None,
-        form: Form,
+        form: StreamFormat,
         ask: Callable[[Send], Awaitable[None]],
         *,
         secret: bool,
-    ) -> Session:
+    ) -> StreamSession:
         """Begin a stream, in place of one that has the same name.
 
         Args:
@@ -111,7 +113,7 @@ class Sessions:
             self.stop(old, "A newer request has the same conversation id.")
         self._make_room_for_one(key)
         names = Names(key, conversation, secrets.token_urlsafe(24) if secret else None)
-        session = Session(names, form, self._limits.bytes_each, self._count)
+        session = StreamSession(names, form, self._limits.bytes_each, self._count)
         self._running[session] = None
         if names.conversation is not None:
             self._by_conversation[key, names.conversation] = session
@@ -120,19 +122,19 @@ class Sessions:
         self._nursery.start_soon(self._live, session, ask)
         return session
 
-    async def _live(self, session: Session, ask: Callable[[Send], Awaitable[None]]) -> None:
+    async def _live(self, session: StreamSession, ask: Callable[[Send], Awaitable[None]]) -> None:
         await session.run(ask)
         if session in self._running:  # nobody has stopped it
             del self._running[session]
             self._finished[session] = self._clock() + self._limits.keep_seconds
             self._has_finished.set()
 
-    def stop(self, session: Session, why: str) -> None:
+    def stop(self, session: StreamSession, why: str) -> None:
         """End a stream, and forget it. Its readers are told why."""
         session.stop(StreamStoppedError(why))
         self.forget(session)
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: StreamSession) -> None:
         """Find a stream no more. If it runs, it runs on."""
         names = session.names
         self._running.pop(session, None)
@@ -147,17 +149,17 @@ class Sessions:
 
     # -- names
 
-    def find(self, key: str, conversation: str) -> Session | None:
+    def find(self, key: str, conversation: str) -> StreamSession | None:
         """Find a stream by what the client calls it."""
         return self._by_conversation.get((key, conversation))
 
-    def find_secret(self, secret: str) -> Session | None:
+    def find_secret(self, secret: str) -> StreamSession | None:
         """Find a stream by the name that cannot be guessed."""
         return self._by_secret.get(secret)
 
-    def lookup(self, key: str, conversations: Iterable[str]) -> list[Session]:
+    def lookup(self, key: str, conversations: Iterable[str]) -> list[StreamSession]:
         """Find those that have these names, or one of them with ``::`` and a model behind it."""
-        found: dict[str, list[Session]] = {}
+        found: dict[str, list[StreamSession]] = {}
         for (owner, name), session in self._by_conversation.items():
             if owner == key:
                 for short in _prefixes(name):
@@ -175,14 +177,14 @@ class Sessions:
         elif len(everyone) >= limits.sessions:
             self._evict_one_of(everyone, f"{len(everyone)} streams run, which is the most.")
 
-    def _evict_one_of(self, sessions: Set[Session], otherwise: str) -> None:
+    def _evict_one_of(self, sessions: Set[StreamSession], otherwise: str) -> None:
         """Forget the one that ended first. Raises QueueFullError: none has ended."""
         first = next((each for each in self._finished if each in sessions), None)
         if first is None:
             raise QueueFullError(otherwise, retry_after=_RETRY_AFTER)
         self._evict(first)
 
-    def _evict(self, session: Session) -> None:
+    def _evict(self, session: StreamSession) -> None:
         self.forget(session)
         self.n_evicted += 1
 
@@ -213,7 +215,7 @@ class Sessions:
                 self.forget(session)
 
 
-def _size(session: Session) -> int:
+def _size(session: StreamSession) -> int:
     return len(session.ring)
 
 

@@ -16,9 +16,9 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.app_life import AppLife
-from trioserve.api.base.body import read_body
-from trioserve.api.base.connection import Beat
-from trioserve.api.base.fields import structure
+from trioserve.api.base.body import read_body_as
+from trioserve.api.base.connection import KeepAlive
+from trioserve.api.base.fields import RequestBody
 from trioserve.api.base.http import current_request, uncounted_context
 from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
@@ -38,11 +38,9 @@ _SHORT = 2**18
 #: Characters of output that are kept for a client that does not read; more are lost.
 _MAX_UNWRITTEN = 2**20
 
-_PING = b":\n\n"
-
 
 @attrs.frozen(kw_only=True)
-class CallRequest:
+class CallRequest(RequestBody):
     """``POST /tools``."""
 
     tool: str
@@ -97,15 +95,15 @@ async def call() -> Response:
     life = _life()
     if request.mimetype != "application/json":  # a page of another site can send other types
         raise InvalidRequestError("The Content-Type must be application/json.")
-    asked = structure(CallRequest, await read_body())
+    asked = await read_body_as(CallRequest.parse)
     tool = life.tools.find(asked.tool, streams=asked.stream)
-    running = _Call(life, tool, _arguments(tool, asked.params))
+    running = _StreamedCall(life, tool, _arguments(tool, asked.params))
     if not asked.stream:
         result = await running.run()
         return await _json(result.answer)
     await current_request().resources.enter_async_context(alongside(running.run_streamed))
     if (interval := life.config.sse_ping_interval) > 0:
-        current_request().beat = Beat(interval, _ping)
+        current_request().keep_alive = KeepAlive(interval)
     return Response(running.events(), headers=sse.HEADERS, content_type=sse.CONTENT_TYPE)
 
 
@@ -116,7 +114,7 @@ def _arguments(tool: Tool, params: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in params.items() if name not in _IN_HEADERS}
 
 
-class _Call:
+class _StreamedCall:
     """One call, and its output on the way to the client."""
 
     def __init__(self, life: AppLife, tool: Tool, arguments: Mapping[str, Any]) -> None:
@@ -185,10 +183,6 @@ def _header(field: str) -> str:
         return value.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:
         return value
-
-
-async def _ping() -> bytes:
-    return _PING
 
 
 # -- writing; a tool may say what is no Unicode text

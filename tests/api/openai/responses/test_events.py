@@ -63,7 +63,7 @@ class Made:
             "include": ["message.output_text.logprobs"],
             "top_logprobs": 1,
         }
-        wanted, chat = ResponsesRequest.parse(body)
+        wanted, chat = ResponsesRequest.parse_with_chat(body)
         numbers = iter(range(99))
         parser = MessageParser(
             format,
@@ -204,7 +204,7 @@ def test_no_output_has_no_items() -> None:
 
 
 def test_an_error_before_the_response_began_is_the_only_event() -> None:
-    wanted, chat = ResponsesRequest.parse({"input": "Hi", "stream": True})
+    wanted, chat = ResponsesRequest.parse_with_chat({"input": "Hi", "stream": True})
     builder = ResponseBuilder("m", wanted, chat, GenerationParams(), 1, byte_vocab)
     data = ResponseEvents(builder, chat, 1).fail(DeadlineExceededError("Too late."))
     assert data.decode() == (

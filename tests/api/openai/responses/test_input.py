@@ -19,7 +19,7 @@ WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object
 
 
 def messages_of(items: Any, **fields: Any) -> list[dict[str, Any]]:
-    _, chat = ResponsesRequest.parse({"input": items, **fields})
+    _, chat = ResponsesRequest.parse_with_chat({"input": items, **fields})
     return list(chat.messages)
 
 
@@ -172,7 +172,7 @@ def test_the_fields_that_a_chat_has_under_other_names() -> None:
         "top_k": 3,
         "stream_options": {"include_obfuscation": False},
     }
-    _, chat = ResponsesRequest.parse(body)
+    _, chat = ResponsesRequest.parse_with_chat(body)
     assert chat.max_tokens == 7
     assert chat.template_kwargs == {"reasoning_effort": "low", "verbosity": "low"}
     assert chat.grammar is not None and chat.grammar.param == "text.format"
@@ -353,7 +353,7 @@ def refused() -> Iterator[tuple[dict[str, Any], str, str | None]]:
 @pytest.mark.parametrize(("body", "param", "problem"), [*refused()])
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str, problem: str | None) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        ResponsesRequest.parse(body)
+        ResponsesRequest.parse_with_chat(body)
     assert caught.value.param == param
     assert caught.value.status == 400
     if problem is not None:
@@ -396,7 +396,7 @@ def test_what_changes_nothing_is_taken() -> None:
     ],
 )
 def test_errors_of_chats_name_items(message: str, param: str, expected: tuple[str, str]) -> None:
-    request, _ = ResponsesRequest.parse(
+    request, _ = ResponsesRequest.parse_with_chat(
         {"instructions": "x", "input": [{"role": "user", "content": "y"}]}
     )
     with pytest.raises(InvalidRequestError) as caught, request.input.naming_items():
@@ -406,7 +406,7 @@ def test_errors_of_chats_name_items(message: str, param: str, expected: tuple[st
 
 async def test_a_call_without_an_answer_cannot_go_on() -> None:
     items = [{"role": "user", "content": "Hi"}, CALL]
-    request, chat = ResponsesRequest.parse({"input": items})
+    request, chat = ResponsesRequest.parse_with_chat({"input": items})
     backend = ScriptedBackend(chat_template=CHATML)
     async with Server(load=scripted(backend)) as server:
         with pytest.raises(InvalidRequestError) as caught, request.input.naming_items():
@@ -437,7 +437,7 @@ fields = st.sampled_from(FIELDS.split())
 @given(json_values | st.just("Hi"), st.dictionaries(fields, json_values, max_size=2))
 def test_whatever_comes_is_a_chat_or_a_400(items: Any, body: dict[str, Any]) -> None:
     try:
-        request, chat = ResponsesRequest.parse({"input": items, **body})
+        request, chat = ResponsesRequest.parse_with_chat({"input": items, **body})
     except InvalidRequestError:
         return
     assert len(request.input.places) == len(chat.messages)

@@ -228,7 +228,7 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
         "parallel_tool_calls": request.parallel_tool_calls,
         "previous_response_id": None,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": request.reasoning.get("effort"), "summary": None},
+        "reasoning": {"effort": request.reasoning.effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": False,
@@ -243,7 +243,7 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
     }
 
 
-class ResponseEvents:
+class ResponseEvents(sse.EventWriter[sse.Event]):
     """Writes the stream of a response."""
 
     def __init__(self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> None:
@@ -282,13 +282,9 @@ class ResponseEvents:
         """Write events that were made, and number them."""
         return b"".join(map(self._write, events))
 
-    def end(self) -> bytes:
-        """Nothing follows the last event."""
-        return b""
-
     def fail(self, error: Exception) -> bytes:
         """Write what ends a stream that had begun: the response as it failed, and the error."""
-        known = error if isinstance(error, TrioServeError) else errors.unexpected(error)
+        known = errors.known(error)
         events = self._builder.fail(known) if self._builder.begun else []
         return self.write([*events, as_event(errors.body(known))])
 
@@ -389,7 +385,7 @@ def _new_step() -> str:
     return f"step_{secrets.token_hex(8)}"
 
 
-class RunResponseEvents:
+class RunResponseEvents(sse.EventWriter[RunEvent]):
     """Writes the stream of a response for which the server runs tools."""
 
     def __init__(self, builder: RunBuilder, chat: ChatRequest) -> None:
@@ -407,7 +403,3 @@ class RunResponseEvents:
         if isinstance(event, RunEnded):
             events[-1] = {**events[-1], "timings": outputs.timings(event.answer.timings)}
         return self._events.write(events)
-
-    def end(self) -> bytes:
-        """Nothing follows the last event."""
-        return b""

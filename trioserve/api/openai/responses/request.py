@@ -7,7 +7,7 @@ read here; all others mean what they mean for a chat, such as ``temperature``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -15,6 +15,8 @@ from trioserve.api.base import readers
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
 from trioserve.api.base.fields import (
     MismatchError,
+    Only,
+    RequestBody,
     field,
     json_type,
     mapping,
@@ -22,38 +24,27 @@ from trioserve.api.base.fields import (
     objects,
     of_fields,
     strings,
-    structure,
     text,
 )
-from trioserve.api.base.generation_request import Neutral, only, refuse_unsupported
 from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
-#: Known fields without effect, and which of their values change nothing. Null never does.
-_NEUTRAL: Mapping[str, Neutral] = {
-    "background": only(False),
-    "context_management": only([]),
-    "conversation": only(),
-    "image": only({}),
-    "moderation": only(),
-    "n": only(1),
-    "n_cmpl": only(1),
-    "previous_response_id": only(""),
-    "prompt": only(),
-    "reasoning_format": only("auto", "deepseek", "none"),
-    "truncation": only("disabled"),
-    "verbose": only(False),
+#: Known fields without effect; see `RequestBody.unsupported`.
+_UNSUPPORTED: Mapping[str, Only] = {
+    "background": Only(False),
+    "context_management": Only([]),
+    "conversation": Only(),
+    "image": Only({}),
+    "moderation": Only(),
+    "n": Only(1),
+    "n_cmpl": Only(1),
+    "previous_response_id": Only(""),
+    "prompt": Only(),
+    "reasoning_format": Only("auto", "deepseek", "none"),
+    "truncation": Only("disabled"),
+    "verbose": Only(False),
 }
-
-#: The same, of the fields within ``reasoning`` and ``stream_options``.
-_NEUTRAL_IN_REASONING: Mapping[str, Neutral] = {
-    "context": only("auto"),
-    "generate_summary": only("auto"),
-    "mode": only("standard"),
-    "summary": only("auto"),
-}
-_NEUTRAL_IN_STREAM_OPTIONS: Mapping[str, Neutral] = {"include_obfuscation": only(False)}
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -64,20 +55,24 @@ _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 # -- readers of single fields
 
 
-@json_type({"type": "object", "properties": {"effort": {"type": "string"}}})
-def _reasoning(value: Any) -> dict[str, Any]:
-    fields = mapping(value)
-    refuse_unsupported(fields, _NEUTRAL_IN_REASONING, "reasoning.")
-    if (effort := fields.get("effort")) is not None:
-        named(text, effort, "reasoning.effort")
-    return fields
+@attrs.frozen(kw_only=True)
+class ReasoningOptions(RequestBody):
+    """How the model reasons."""
+
+    unsupported: ClassVar[Mapping[str, Only]] = {
+        "context": Only("auto"),
+        "generate_summary": Only("auto"),
+        "mode": Only("standard"),
+        "summary": Only("auto"),
+    }
+    effort: str | None = None
 
 
-@json_type({"type": "object"})
-def _stream_options(value: Any) -> dict[str, Any]:
-    fields = mapping(value)
-    refuse_unsupported(fields, _NEUTRAL_IN_STREAM_OPTIONS, "stream_options.")
-    return fields
+@attrs.frozen(kw_only=True)
+class ResponsesStreamOptions(RequestBody):
+    """Options of a streamed response."""
+
+    unsupported: ClassVar[Mapping[str, Only]] = {"include_obfuscation": Only(False)}
 
 
 @json_type(
@@ -160,9 +155,10 @@ def _for_chats(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @attrs.frozen(kw_only=True)
-class ResponsesRequest:
+class ResponsesRequest(RequestBody):
     """``POST /v1/responses``. `for_chats` holds what a chat request understands as it is."""
 
+    unsupported = _UNSUPPORTED
     for_chats: dict[str, Any] = field(whole=_for_chats)
     input: Conversation = field(
         whole=json_type(
@@ -179,24 +175,23 @@ class ResponsesRequest:
     tools: tuple[dict[str, Any], ...] = field(read=_tools, default=())
     tool_choice: str | dict[str, Any] = field(read=_tool_choice, default="auto")
     parallel_tool_calls: bool = True
-    reasoning: dict[str, Any] = field(read=_reasoning, factory=dict)
+    reasoning: ReasoningOptions = attrs.field(factory=ReasoningOptions)
     text: dict[str, Any] = field(read=_text_config, factory=dict)
     include: tuple[str, ...] = field(read=_include, default=())
     top_logprobs: int = field(read=readers.probs, default=0)
-    stream_options: dict[str, Any] = field(read=_stream_options, factory=dict)
+    stream_options: ResponsesStreamOptions = attrs.field(factory=ResponsesStreamOptions)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
+    def parse_with_chat(cls, body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
         """Read a body, and make the chat request of it.
 
         Raises:
             InvalidRequestError: `param` names the field at fault.
         """
-        refuse_unsupported(body, _NEUTRAL)
-        request = structure(cls, body)
+        request = cls.parse(body)
         if request.top_logprobs and _LOGPROBS not in request.include:
             raise InvalidRequestError(
                 f"'top_logprobs' needs {_LOGPROBS!r} in 'include'.", param="top_logprobs"
@@ -227,7 +222,7 @@ class ResponsesRequest:
         }
         others = {
             "max_tokens": self.max_output_tokens,
-            "reasoning_effort": self.reasoning.get("effort"),
+            "reasoning_effort": self.reasoning.effort,
             "verbosity": self.text.get("verbosity"),
         }
         own |= {name: value for name, value in others.items() if value is not None}

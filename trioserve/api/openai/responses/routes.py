@@ -37,7 +37,7 @@ blueprint = Blueprint("responses", __name__)
 @takes(ResponsesRequest)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
-    request, chat = await read_chat(ResponsesRequest.parse)
+    request, chat = await read_chat(ResponsesRequest.parse_with_chat)
     server, params, context = await admit(chat)
     if chat.run_tools is not None:
         return await _run(server, request, chat, params, context)
@@ -89,6 +89,6 @@ async def _run(
 @takes(ResponsesRequest)
 async def input_tokens() -> Response:
     """Count the tokens that a response would begin with."""
-    request, chat = await read_chat(ResponsesRequest.parse)
+    request, chat = await read_chat(ResponsesRequest.parse_with_chat)
     with request.input.naming_items():
         return await counted_tokens(chat)
