@@ -16,7 +16,13 @@ from trioserve.config.flags import FLAGS
 
 PAGES = [
     path
-    for pattern in ("README.md", "docs/*.md", "benchmarks/*.md", "examples/*/*.md")
+    for pattern in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/*.md",
+        "benchmarks/*.md",
+        "examples/*/*.md",
+    )
     for path in sorted(ROOT.glob(pattern))
 ]
 
@@ -43,6 +49,17 @@ def test_a_file_that_a_page_names_exists(page: Path) -> None:
     tops = "trioserve|tests|benchmarks|examples|docs"
     names = re.findall(rf"`((?:{tops})/[\w./]+)`", page.read_text(encoding="utf-8"))
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_what_the_recipes_name_is_there() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    recipes = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    assert len(recipes) == 8
+    for recipe in recipes:
+        files = re.findall(r"`((?:trioserve|tests)/[\w/]+\.py)`", recipe)
+        texts = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
+        names = re.findall(r"`(_?[A-Z]\w+|_?[a-z]+_[a-z_]+)`", recipe)
+        assert [name for name in names if name not in texts] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
