@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.chat.template.builtin import TEMPLATES
-from trioserve.chat.template.render import CHATML, ChatTemplate, LegacyTemplate
+from trioserve.chat.template.builtin import CHATML, LegacyTemplate, template_named
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, TemplateError
 from trioserve.llama.model import apply_chat_template
 
@@ -21,7 +21,7 @@ CHAT = [
     ("name", "ask"), [("chatml", False), ("llama3", True), ("gemma", True), ("command-r", False)]
 )
 def test_built_in_templates_write_what_their_jinja_writes(name: str, ask: bool) -> None:
-    legacy, jinja = LegacyTemplate(name, apply_chat_template), ChatTemplate(TEMPLATES[name])
+    legacy, jinja = LegacyTemplate(name, apply_chat_template), ChatTemplate(template_named(name))
     wanted = jinja.render(CHAT, add_generation_prompt=ask)
     assert legacy.render(CHAT, add_generation_prompt=ask) == wanted
 

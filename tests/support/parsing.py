@@ -8,14 +8,14 @@ from typing import Any
 
 from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.parse.parser import MessageParser, message_parser
 
 
 def make_parser(format: ChatFormat, **kwargs: Any) -> MessageParser:
     """A parser whose calls have the ids call_0, call_1 and so on."""
     ids = itertools.count()
     defaults = {"parse_tools": True, "new_id": lambda: f"call_{next(ids)}"}
-    return MessageParser(format, **defaults | kwargs)
+    return message_parser(format, **defaults | kwargs)
 
 
 def deltas_of(pieces: Iterable[str], format: ChatFormat, **kwargs: Any) -> list[Delta]:

@@ -114,6 +114,8 @@ def test_a_wheel_has_the_page_and_not_its_sources(archives: tuple[set[str], set[
     assert of_the_page == {f"trioserve/ui/dist/{name}" for name in files_in(BUILT)}
     assert any(name.endswith("/licenses/trioserve/ui/dist/licenses.txt") for name in wheel)
     assert "trioserve/models/bundled.gguf" in wheel
+    templates = ROOT / "trioserve/chat/template/templates"
+    assert {f"trioserve/chat/template/templates/{name}" for name in files_in(templates)} <= wheel
 
 
 def test_an_sdist_has_what_the_page_is_made_from(archives: tuple[set[str], set[str]]) -> None:

@@ -8,8 +8,8 @@ from typing import Any, Self
 import attrs
 
 from trioserve.chat.grammar.answer import preserved_tokens
-from trioserve.chat.template.builtin import source_of
-from trioserve.chat.template.render import CHATML, ChatTemplate, LegacyTemplate
+from trioserve.chat.template.builtin import CHATML, LegacyTemplate, source_of
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.backend import Vocab

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.clients import client_of, events_in, use_openai
 from tests.support.scripts import HI, answering, noting
-from trioserve.chat.template.render import CHATML
+from trioserve.chat.template.builtin import CHATML
 from trioserve.errors import DecodeError
 from trioserve.testing import ScriptedBackend
 

@@ -31,7 +31,7 @@ from trioserve.chat.formats.syntax import ChatFormat, JsonCall, ToolCalls
 from trioserve.chat.grammar import answer
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
-from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.parse.parser import message_parser
 from trioserve.llama import LlamaBackend
 from trioserve.types import Grammar
 
@@ -381,7 +381,7 @@ def test_any_schema(backend: LlamaBackend, name: str, schema: Any, seed: int) ->
 
 def test_calls_stream_one_after_the_other() -> None:
     text = WRITERS["hermes"].write_calls([("stop", {}), ("get", {"k": "a"}), ("stop", {})])
-    parser = MessageParser(families.HERMES, parse_tools=True)
+    parser = message_parser(families.HERMES, parse_tools=True)
     deltas = [delta for character in text for delta in parser.feed(character)] + parser.finish()
     starts = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
     assert [start.index for start in starts] == [0, 1, 2]

@@ -19,7 +19,7 @@ from trioserve.chat.deltas import (
 )
 from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.parse.parser import message_parser
 
 
 def parse(text: str, format: ChatFormat, **kwargs: Any) -> Message:
@@ -279,11 +279,11 @@ def test_an_array_of_calls() -> None:
 
 def test_ids_are_as_the_template_wants_them() -> None:
     for format in (families.MISTRAL, families.MISTRAL_OLD):
-        parser = MessageParser(format, parse_tools=True)
+        parser = message_parser(format, parse_tools=True)
         deltas = parser.feed('[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS][{"name": "f"}]')
         (start,) = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
         assert re.fullmatch(r"[a-zA-Z0-9]{9}", start.id)
-    parser = MessageParser(families.HARMONY, parse_tools=True, prompt_tail="<|start|>assistant")
+    parser = message_parser(families.HARMONY, parse_tools=True, prompt_tail="<|start|>assistant")
     (start,) = parser.feed(" to=functions.f<|message|>")
     assert start.id.startswith("call_")
 

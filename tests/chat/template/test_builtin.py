@@ -7,7 +7,7 @@ import ctypes
 import llama_cpp
 import pytest
 
-from trioserve.chat.template.builtin import TEMPLATES, source_of
+from trioserve.chat.template.builtin import NAMES, source_of, template_named
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError, TemplateError
@@ -42,12 +42,12 @@ def theirs(name: str, chat: Chat, *, ask: bool) -> str:
 def test_all_names_are_known() -> None:
     names = (ctypes.c_char_p * 200)()
     count = llama_cpp.llama_chat_builtin_templates(names, 200)
-    assert {(names[i] or b"").decode() for i in range(count)} == set(TEMPLATES)
+    assert {(names[i] or b"").decode() for i in range(count)} == set(NAMES)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_template_renders_as_theirs(name: str) -> None:
-    template = ChatTemplate(TEMPLATES[name])
+    template = ChatTemplate(template_named(name))
     for chat in DIFFER.get(name, CHATS):
         messages = [{"role": role, "content": text} for role, text in chat]
         for ask in (True, False) if name not in DIFFER else (True,):
@@ -56,7 +56,7 @@ def test_a_template_renders_as_theirs(name: str) -> None:
 
 
 def test_a_name_or_jinja() -> None:
-    assert source_of(" phi4\n") == TEMPLATES["phi4"]
+    assert source_of(" phi4\n") == template_named("phi4")
     assert source_of("{{ messages }}") == "{{ messages }}"
     with pytest.raises(TemplateError, match=r"'phi5' is neither Jinja nor one of these: .*phi4"):
         source_of("phi5")

@@ -10,14 +10,15 @@ from tests.support.parsing import parse
 from trioserve.chat.deltas import Message
 from trioserve.chat.formats.families import HARMONY, PLAIN, PLAIN_THINK
 from trioserve.chat.formats.syntax import ChatFormat
+from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.continuation import (
     ContinueFinalMessage,
     continued_part,
     continued_prompt_tail,
-    find_partings,
+    find_divergence_points,
     render_continued,
 )
-from trioserve.chat.template.render import CHATML, ChatTemplate
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 USER = {"role": "user", "content": "Hi <think>"}
@@ -137,7 +138,9 @@ def heads(messages: list[dict[str, Any]], source: str = CHATML, **options: Any) 
     """What comes before each place: the last letters of it."""
     template = ChatTemplate(source)
     text = template.render(messages, **options)
-    return [text[:place][-16:] for place in find_partings(template, text, messages, **options)]
+    return [
+        text[:place][-16:] for place in find_divergence_points(template, text, messages, **options)
+    ]
 
 
 def test_a_first_question() -> None:
@@ -158,7 +161,7 @@ def test_a_later_turn() -> None:
     template = ChatTemplate(CHATML)
     messages = [SYSTEM, user("one"), said("two"), user("three")]
     text = template.render(messages)
-    first, last, end = find_partings(template, text, messages)
+    first, last, end = find_divergence_points(template, text, messages)
     assert text[first:].startswith("one<")
     assert text[last:].startswith("three<")
     assert text[end:] == "<|im_start|>assistant\n"
@@ -168,7 +171,7 @@ def test_a_tool_result_at_the_end() -> None:
     template = ChatTemplate(FORGETS)
     messages = [SYSTEM, user("one"), said("calling"), {"role": "tool", "content": "sunny"}]
     text = template.render(messages)
-    places = find_partings(template, text, messages)
+    places = find_divergence_points(template, text, messages)
     assert [text[place:] for place in places][-1] == "<assistant>"
     assert any(text[place:].startswith("one") for place in places)
 
@@ -183,4 +186,4 @@ def test_a_variant_that_the_template_refuses_is_left_out() -> None:
 
 def test_no_place_is_at_an_end() -> None:
     template = ChatTemplate("{{ messages[-1].content }}")
-    assert find_partings(template, "xyz", [user("xyz")]) == []
+    assert find_divergence_points(template, "xyz", [user("xyz")]) == []

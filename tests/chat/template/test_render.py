@@ -12,7 +12,8 @@ import pytest
 
 from trioserve.chat.formats.calls import GENERIC
 from trioserve.chat.formats.families import HERMES
-from trioserve.chat.template.render import CHATML, ChatTemplate
+from trioserve.chat.template.builtin import CHATML
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 
 USER = {"role": "user", "content": "Hi"}

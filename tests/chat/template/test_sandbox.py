@@ -12,7 +12,8 @@ import jinja2.sandbox
 import pytest
 
 from trioserve.chat.template.budget import Limits
-from trioserve.chat.template.render import CHATML, ChatTemplate
+from trioserve.chat.template.builtin import CHATML
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import TemplateError
 
 USER = {"role": "user", "content": "Hi"}

@@ -27,8 +27,8 @@ from trioserve.api.ollama.models import (
 from trioserve.api.openapi import takes
 from trioserve.api.router.forwarding import outgoing
 from trioserve.api.router.service import current_fleet, current_router
-from trioserve.chat.template.builtin import source_of
-from trioserve.chat.template.render import CHATML, ChatTemplate
+from trioserve.chat.template.builtin import CHATML, source_of
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import HubError, ModelProcessError, NotFoundError, TemplateError

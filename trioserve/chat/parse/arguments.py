@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
 from trioserve.chat.formats.syntax import Elements, Literals, Parameters
@@ -40,44 +40,32 @@ class LiteralReader:
         yield from self._cursor.one_of((self._syntax.open,))
         yield from self._members(self._syntax.close, self._syntax.equals, 0)
 
-    def _members(self, close: str, equals: str, depth: int) -> Iterator[None]:
+    def _list(
+        self, brackets: str, close: str, item: Callable[[], Iterator[None]]
+    ) -> Iterator[None]:
+        """Read items up to the end of their list. A comma may stand behind the last one."""
         cursor = self._cursor
-        cursor.give("{")
+        cursor.give(brackets[0])
         count = 0
         while True:
             yield from cursor.space()
+            if count and cursor.text[cursor.at] != close:
+                yield from cursor.one_of((",",))
+                yield from cursor.space()
             if cursor.text[cursor.at] == close:
                 break
-            if count:
-                yield from cursor.one_of((",",))
-                yield from cursor.space()
-                if cursor.text[cursor.at] == close:
-                    break
-                cursor.give(", ")
+            cursor.give(", " if count else "")
+            yield from item()
+            count += 1
+        cursor.skip(1)
+        cursor.give(brackets[1])
+
+    def _members(self, close: str, equals: str, depth: int) -> Iterator[None]:
+        def member() -> Iterator[None]:
             yield from self._key(equals)
             yield from self._value(depth + 1)
-            count += 1
-        cursor.skip(1)
-        cursor.give("}")
 
-    def _items(self, depth: int) -> Iterator[None]:
-        cursor = self._cursor
-        cursor.give("[")
-        count = 0
-        while True:
-            yield from cursor.space()
-            if cursor.text[cursor.at] == "]":
-                break
-            if count:
-                yield from cursor.one_of((",",))
-                yield from cursor.space()
-                if cursor.text[cursor.at] == "]":
-                    break
-                cursor.give(", ")
-            yield from self._value(depth + 1)
-            count += 1
-        cursor.skip(1)
-        cursor.give("]")
+        return self._list("{}", close, member)
 
     def _key(self, equals: str) -> Iterator[None]:
         cursor = self._cursor
@@ -116,7 +104,7 @@ class LiteralReader:
             yield from self._members("}", ":", depth)
         elif first == "[":
             cursor.skip(1)
-            yield from self._items(depth)
+            yield from self._list("[]", "]", lambda: self._value(depth + 1))
         elif quote := (yield from self._quote()):
             yield from self._string(quote)
         else:
@@ -347,35 +335,25 @@ class ElementReader:
 
     def read(self) -> Iterator[None]:
         """Read the arguments."""
-        cursor = self._cursor
-        cursor.give("{")
+        self._cursor.give("{")
         first = yield from self._tag(self._syntax.parent)
-        yield from self._members(self._syntax.parent, first, self._texts, 0)
+        yield from self._children("{}", self._syntax.parent, first, self._texts, 0)
 
-    def _members(
-        self, parent: str, tag: str, texts: Mapping[str, bool], depth: int
+    def _children(
+        self, brackets: str, parent: str, tag: str, texts: Mapping[str, bool], depth: int
     ) -> Iterator[None]:
         """Read children whose first tag has been read, up to the end of their parent."""
         cursor = self._cursor
         comma = ""
         while tag:
-            cursor.give(f"{comma}{json.dumps(tag, ensure_ascii=False)}: ")
+            key = f"{json.dumps(tag, ensure_ascii=False)}: " if brackets == "{}" else ""
+            if not key and tag != self._syntax.item:
+                raise Refused
+            cursor.give(comma + key)
             yield from self._value(tag, texts.get(tag), depth + 1)
             tag = yield from self._tag(parent)
             comma = ", "
-        cursor.give("}")
-
-    def _items(self, parent: str, tag: str, depth: int) -> Iterator[None]:
-        cursor = self._cursor
-        comma = ""
-        while tag:
-            if tag != self._syntax.item:
-                raise Refused
-            cursor.give(comma)
-            yield from self._value(tag, None, depth + 1)
-            tag = yield from self._tag(parent)
-            comma = ", "
-        cursor.give("]")
+        cursor.give(brackets[1])
 
     def _tag(self, parent: str) -> Generator[None, None, str]:
         """Read a tag and give its name, which is empty for the end of the parent."""
@@ -398,23 +376,14 @@ class ElementReader:
         """Read what an element holds, and its end."""
         if depth > MAX_DEPTH // 2:
             raise Refused
-        cursor, mark = self._cursor, self._syntax.mark
-        if is_text:
-            cursor.give('"')
-            yield from self._text(f"{mark}</{tag}>")
-            cursor.give('"')
-            return
-        nested = yield from self._is_nested()
+        nested = False if is_text else (yield from self._is_nested())
         if not nested:
-            yield from self._leaf(f"{mark}</{tag}>")
+            yield from self._leaf(f"{self._syntax.mark}</{tag}>", is_text=bool(is_text))
             return
         child = yield from self._tag(tag)
-        if child == self._syntax.item:
-            cursor.give("[")
-            yield from self._items(tag, child, depth)
-        else:
-            cursor.give("{")
-            yield from self._members(tag, child, {}, depth)
+        brackets = "[]" if child == self._syntax.item else "{}"
+        self._cursor.give(brackets[0])
+        yield from self._children(brackets, tag, child, {}, depth)
 
     def _is_nested(self) -> Generator[None, None, bool]:
         """Whether an element holds others: then the first one comes, after whitespace."""
@@ -428,24 +397,22 @@ class ElementReader:
                 return False
             yield
 
-    def _text(self, end: str) -> Iterator[None]:
-        cursor = self._cursor
-        while (place := cursor.rest.find(end)) < 0:
-            held = 0 if cursor.final else held_back(cursor.rest, (end,))
-            cursor.give(json_characters(cursor.skip(len(cursor.rest) - held)))
-            yield
-        cursor.give(json_characters(cursor.skip(place)))
-        cursor.skip(len(end))
-
-    def _leaf(self, end: str) -> Iterator[None]:
+    def _leaf(self, end: str, *, is_text: bool) -> Iterator[None]:
+        """Read what has no elements in it: text is given as it comes, or else JSON at the end."""
         cursor = self._cursor
         value = ""
-        while (place := cursor.rest.find(end)) < 0:
+        cursor.give('"' if is_text else "")
+        while True:
+            place = cursor.rest.find(end)
             held = 0 if cursor.final else held_back(cursor.rest, (end,))
-            value += cursor.skip(len(cursor.rest) - held)
-            if cursor.final:
+            read = cursor.skip(place if place >= 0 else len(cursor.rest) - held)
+            value += read
+            if is_text:
+                cursor.give(json_characters(read))
+            if place >= 0:
+                break
+            if cursor.final and not is_text:
                 cursor.give(value)
             yield
-        value += cursor.skip(place)
         cursor.skip(len(end))
-        cursor.give(as_json(value))
+        cursor.give('"' if is_text else as_json(value))

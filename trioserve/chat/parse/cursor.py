@@ -7,7 +7,7 @@ change, so that the result does not depend on the pieces.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TypeAlias
 
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
@@ -91,8 +91,8 @@ class Cursor:
                 return None
         return -1
 
-    def one_of(self, texts: tuple[str, ...]) -> Iterator[None]:
-        """Read one of the texts, after whitespace.
+    def one_of(self, texts: tuple[str, ...]) -> Generator[None, None, str]:
+        """Read one of the texts, after whitespace, and return which.
 
         Raises:
             Refused: none of them comes.
@@ -104,7 +104,7 @@ class Cursor:
             yield
         if found < 0:
             raise Refused
-        self.skip(len(texts[found]))
+        return self.skip(len(texts[found]))
 
     def maybe(self, texts: tuple[str, ...]) -> Iterator[None]:
         """Read one of the texts, if it comes, and the whitespace before them."""
@@ -116,19 +116,40 @@ class Cursor:
         if found >= 0:
             self.skip(len(texts[found]))
 
-    def string(self) -> Iterator[None]:
-        """Read a JSON string, after whitespace. It is then in `value`."""
+    def json(
+        self, *, streams: bool = False, gives_rest: bool = False
+    ) -> Generator[None, None, str]:
+        """Read a JSON value, after whitespace, and return its text.
+
+        With `streams` it goes to the arguments as it comes, and with `gives_rest` what there is of
+        it when no more text comes.
+
+        Raises:
+            Refused: it is no JSON.
+        """
+        yield from self.space()
+        scanner = JsonScanner()
+        while True:
+            self.skip(scanner.feed(self.text, self.at) - self.at)
+            if streams:
+                self.give(scanner.take())
+                self.loose = scanner.pending
+            if scanner.state is not State.OPEN:
+                break
+            if self.final and (streams or gives_rest):
+                self.give(scanner.take() + scanner.pending)
+            yield
+        if scanner.state is State.FAILED:
+            raise Refused
+        return scanner.text
+
+    def string(self) -> Generator[None, None, str]:
+        """Read a JSON string, after whitespace, and return what it says."""
         yield from self.space()
         if self.text[self.at] != '"':
             raise Refused
-        scanner = JsonScanner()
-        while scanner.state is State.OPEN:
-            self.skip(scanner.feed(self.text, self.at) - self.at)
-            if scanner.state is State.OPEN:
-                yield
-        if scanner.state is State.FAILED:
-            raise Refused
-        self.value: str = json.loads(scanner.text)
+        value: str = json.loads((yield from self.json()))
+        return value
 
 
 def held_back(text: str, markers: tuple[str, ...]) -> int:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+import attrs
+
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -36,111 +38,129 @@ from trioserve.chat.parse.cursor import first_of, held_back
 from trioserve.chat.parse.reader import CallReader, Texts
 from trioserve.errors import InvalidRequestError
 
+#: For each of llama-server's reasoning formats: whether reasoning goes to a field of its own, and
+#: whether it is in the content, with its markers.
+REASONING_FORMATS = {
+    "none": (False, True),
+    "auto": (True, False),
+    "deepseek": (True, False),
+    "deepseek-legacy": (True, True),
+}
 
-class Output:
-    """Deltas in the order of the text; those of the same kind are joined.
-
-    Args:
-        to_reasoning: whether reasoning goes to a field of its own.
-        to_content: whether reasoning, with its markers, is in the content.
-        new_id: makes the ids of tool calls.
-    """
-
-    def __init__(self, to_reasoning: bool, to_content: bool, new_id: Callable[[], str]) -> None:
-        self.to_reasoning = to_reasoning
-        self.to_content = to_content
-        self._new_id = new_id
-        self._calls = 0
-        self._deltas: list[Delta] = []
-
-    def take(self) -> list[Delta]:
-        """Give the deltas since the last time."""
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def content(self, text: str) -> None:
-        """Add to the content."""
-        if text:
-            self._emit(ContentDelta(text))
-
-    def reasoning(self, text: str) -> None:
-        """Add to the reasoning, if that has a field of its own."""
-        if text and self.to_reasoning:
-            self._emit(ReasoningDelta(text))
-
-    def raw_reasoning(self, text: str) -> None:
-        """Add reasoning as it was written, or a marker of it, to content that shows it."""
-        if self.to_content:
-            self.content(text)
-
-    def start_call(self, name: str) -> None:
-        """Begin a tool call."""
-        self._emit(ToolCallStart(self._calls, self._new_id(), name))
-        self._calls += 1
-
-    def arguments(self, text: str) -> None:
-        """Add to the arguments of the last call."""
-        if text:
-            self._emit(ToolCallArguments(self._calls - 1, text))
-
-    def _emit(self, delta: Delta) -> None:
-        match delta, self._deltas[-1:]:
-            case ContentDelta(more), [ContentDelta(text)]:
-                self._deltas[-1] = ContentDelta(text + more)
-            case ReasoningDelta(more), [ReasoningDelta(text)]:
-                self._deltas[-1] = ReasoningDelta(text + more)
-            case ToolCallArguments(index, more), [ToolCallArguments(_, text)]:
-                self._deltas[-1] = ToolCallArguments(index, text + more)
-            case _:
-                self._deltas.append(delta)
+_SHORT_ID = string.ascii_letters + string.digits
 
 
-class StateParser:
-    """Has a buffer, and a state that takes from it.
+def new_call_id() -> str:
+    """Make an id for a tool call that nobody can guess."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def new_short_id() -> str:
+    """Make an id as some templates insist on: nine letters and digits."""
+    return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
+
+
+class MessageParser:
+    """Parses one message: a buffer, and a state that takes from it. Made by `message_parser`.
 
     A state is a method: it is told whether no more text comes, takes what is certain from the
     buffer, may put another state in its place, and returns whether to go on.
+
+    Args:
+        reasoning_format: one of `REASONING_FORMATS`.
+        new_id: makes the ids of tool calls.
     """
 
     _step: Callable[[bool], bool]
+    _reader: CallReader
 
-    def __init__(self) -> None:
+    def __init__(self, reasoning_format: str, new_id: Callable[[], str]) -> None:
+        self._has_field, self._shows_reasoning = REASONING_FORMATS[reasoning_format]
+        self._new_id = new_id
+        self._n_calls = 0
+        self._deltas: list[Delta] = []
         self._buffer = ""
+        self._skip = ""  # characters that are dropped until another one comes
 
-    def feed(self, text: str) -> None:
-        """Take more text."""
+    def feed(self, text: str) -> list[Delta]:
+        """Take more text; gives what is now certain."""
         self._buffer += text
         while self._buffer and self._step(False):
             pass
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
-    def finish(self) -> None:
-        """Say that no more text comes."""
+    def finish(self) -> list[Delta]:
+        """Say that no more text comes; gives what was held back."""
         while self._step(True):
             pass
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def _drop(self, count: int) -> str:
         """Take characters off the buffer."""
         dropped, self._buffer = self._buffer[:count], self._buffer[count:]
         return dropped
 
+    def _skipped(self) -> int:
+        """Count the characters at the front of the buffer that are to be skipped."""
+        return len(self._buffer) - len(self._buffer.lstrip(self._skip)) if self._skip else 0
 
-class MarkerParser(StateParser):
+    # -- what was found
+
+    def _content(self, text: str) -> None:
+        self._emit(ContentDelta(text))
+
+    def _reasoning(self, text: str, raw: str) -> None:
+        """Add to the reasoning; `raw` is how it was written, for content that shows it."""
+        if self._has_field:
+            self._emit(ReasoningDelta(text))
+        self._raw_reasoning(raw)
+
+    def _raw_reasoning(self, text: str) -> None:
+        """Add reasoning as it was written, or a marker of it, to content that shows it."""
+        if self._shows_reasoning:
+            self._content(text)
+
+    def _start_call(self, name: str) -> None:
+        self._deltas.append(ToolCallStart(self._n_calls, self._new_id(), name))
+        self._n_calls += 1
+
+    def _arguments(self, text: str) -> None:
+        self._emit(ToolCallArguments(self._n_calls - 1, text))
+
+    def _emit(self, delta: ContentDelta | ReasoningDelta | ToolCallArguments) -> None:
+        """Add a delta that is not empty, joined to the last one if that is of the same kind."""
+        if not delta.text:
+            return
+        last = self._deltas[-1] if self._deltas else None
+        if isinstance(last, type(delta)):
+            self._deltas[-1] = attrs.evolve(delta, text=last.text + delta.text)
+        else:
+            self._deltas.append(delta)
+
+
+class MarkerParser(MessageParser):
     """Reads reasoning, content and calls from one output."""
 
     def __init__(
-        self, format: ChatFormat, out: Output, *, parse_tools: bool, prompt_tail: str, texts: Texts
+        self,
+        format: ChatFormat,
+        reasoning_format: str,
+        new_id: Callable[[], str],
+        *,
+        parse_tools: bool,
+        prompt_tail: str,
+        texts: Texts,
     ) -> None:
-        super().__init__()
-        self._out = out
+        super().__init__(reasoning_format, new_id)
         self._texts = texts
         self._tools: ToolCalls | None = format.tool_calls if parse_tools else None
         starts = self._tools.starts if self._tools is not None else ()
         self._markers = (*starts, *format.dropped)
         self._dropped = format.dropped
-        self._skip = ""  # characters that are dropped until another one comes
         self._fresh = True  # whether neither content nor a call has begun
         self._raw = ""  # what has been read of a call before its name was known
-        self._reader = CallReader((), texts)
         self._started = False  # whether the call's name is out
         self._closed = 0  # how many of the texts that close a group of calls have come
         self._step = self._in_content
@@ -148,24 +168,24 @@ class MarkerParser(StateParser):
             self._begin(format.reasoning, prompt_tail.rstrip(WHITESPACE))
 
     def _begin(self, reasoning: Reasoning, prompt: str) -> None:
-        self._reasoning = reasoning
+        self._thinking = reasoning
         self._step = self._at_start
         if prompt.endswith(reasoning.start):
             self._skip = "\n"
             self._step = self._in_reasoning
-            if self._out.to_reasoning:
-                self._out.raw_reasoning(reasoning.start)
-        elif prompt.endswith(reasoning.end) and not self._out.to_content:
+            if self._has_field:
+                self._raw_reasoning(reasoning.start)
+        elif prompt.endswith(reasoning.end) and not self._shows_reasoning:
             self._skip = "\n"
 
     # -- states
 
     def _at_start(self, final: bool) -> bool:
         """Look for the marker of reasoning, before anything else."""
-        start = self._reasoning.start
+        start = self._thinking.start
         text = self._buffer.lstrip(WHITESPACE)
         if text.startswith(start):
-            self._out.raw_reasoning(self._drop(len(self._buffer) - len(text) + len(start)))
+            self._raw_reasoning(self._drop(len(self._buffer) - len(text) + len(start)))
             self._skip = "\n"
             self._step = self._in_reasoning
             return True
@@ -175,7 +195,7 @@ class MarkerParser(StateParser):
         return True
 
     def _in_reasoning(self, final: bool) -> bool:
-        end = self._reasoning.end
+        end = self._thinking.end
         body_at = self._skipped()
         if body_at == len(self._buffer) and not final:
             self._reason(body_at, body_at, body_at)
@@ -183,8 +203,8 @@ class MarkerParser(StateParser):
         found = self._buffer.find(end, body_at)
         if found >= 0:
             self._reason(body_at, _without_newlines(self._buffer, body_at, found), found)
-            self._out.raw_reasoning(self._drop(len(end)))
-            self._skip = "" if self._out.to_content else "\n"
+            self._raw_reasoning(self._drop(len(end)))
+            self._skip = "" if self._shows_reasoning else "\n"
             self._step = self._in_content
             return True
         until = len(self._buffer) if final else _safe(self._buffer, (end,), body_at)
@@ -196,32 +216,32 @@ class MarkerParser(StateParser):
     def _reason(self, start: int, stop: int, until: int) -> None:
         """Take the buffer up to `until`; the reasoning in it is from `start` to `stop`."""
         text = self._drop(until)
-        self._out.reasoning(text[start:stop])
-        self._out.raw_reasoning(text)
+        self._reasoning(text[start:stop], text)
 
     def _in_content(self, final: bool) -> bool:
-        self._drop(self._skipped())
-        if not self._buffer:
-            return False
+        if self._skip:
+            self._drop(self._skipped())
+            if not self._buffer:
+                return False
         if self._fresh and self._tools is not None and self._tools.bare:
             return self._at_bare(self._tools, final)
         if not self._markers:
-            self._skip = ""
-            self._out.content(self._drop(len(self._buffer)))
+            text, self._buffer, self._skip = self._buffer, "", ""
+            self._content(text)
             return False
         found, marker = first_of(self._buffer, self._markers)
         if found < 0:
             until = len(self._buffer) if final else _safe(self._buffer, self._markers, 0)
             if until:
                 self._skip = ""
-                self._out.content(self._drop(until))
+                self._content(self._drop(until))
             return False
         if marker in self._dropped:
-            self._out.content(self._drop(found))
+            self._content(self._drop(found))
             self._drop(len(marker))
             return True
         assert self._tools is not None
-        self._out.content(self._drop(_without_newlines(self._buffer, 0, found)))
+        self._content(self._drop(_without_newlines(self._buffer, 0, found)))
         newlines = len(self._buffer) - len(self._buffer.lstrip("\n"))
         own = marker in self._tools.again  # a part of the call
         self._read(newlines + (0 if own else len(marker)), self._tools.opening if not own else ())
@@ -253,24 +273,24 @@ class MarkerParser(StateParser):
         if reader.name is not None:
             if not self._started:
                 self._started = True
-                self._out.start_call(reader.name)
+                self._start_call(reader.name)
             self._raw = ""
-            self._out.arguments(reader.take())
+            self._arguments(reader.take())
         elif reader.is_content:
             self._raw = ""
-            self._out.content(reader.take())
+            self._content(reader.take())
         if reader.state is State.DONE:
             self._step = self._at_call_end
             return True
         if reader.state is State.OPEN and not final:
             return False
         if reader.is_content:
-            self._out.content(reader.unread)
+            self._content(reader.unread)
         elif not self._started:
             # At least one character goes, or else the same marker would be found again.
-            self._out.content(self._raw or self._drop(1))
+            self._content(self._raw or self._drop(1))
         elif reader.state is State.FAILED:
-            self._out.content(reader.unread)
+            self._content(reader.unread)
         self._skip = ""
         self._step = self._in_content
         return True
@@ -299,10 +319,6 @@ class MarkerParser(StateParser):
             self._step = self._in_content
         return True
 
-    def _skipped(self) -> int:
-        """Count the characters at the front of the buffer that are to be skipped."""
-        return len(self._buffer) - len(self._buffer.lstrip(self._skip)) if self._skip else 0
-
 
 def _without_newlines(text: str, start: int, stop: int) -> int:
     """Give the end of ``text[start:stop]`` without the newlines at its end."""
@@ -320,24 +336,27 @@ def _safe(text: str, markers: tuple[str, ...], start: int) -> int:
 _MAX_HEADER = 500
 
 
-class ChannelParser(StateParser):
+class ChannelParser(MessageParser):
     """Reads the messages of one output."""
 
     def __init__(
-        self, channels: Channels, out: Output, *, parse_tools: bool, prompt_tail: str
+        self,
+        channels: Channels,
+        reasoning_format: str,
+        new_id: Callable[[], str],
+        *,
+        parse_tools: bool,
+        prompt_tail: str,
     ) -> None:
-        super().__init__()
+        super().__init__(reasoning_format, new_id)
         self._channels = channels
-        self._out = out
         self._parse_tools = parse_tools
         self._stops = (*channels.ends, channels.start)
         #: What all headers begin with; there may be nothing.
         self._opening = _common(channels.call_header.partition("{}")[0], channels.content_header)
         self._raw = ""  # what the model wrote of a header
         self._header = ""
-        self._skip = ""  # characters that are dropped until another one comes
-        self._write: Callable[[str], None] = out.content
-        self._reader = CallReader((), {})
+        self._write: Callable[[str], None] = self._content
         self._step = self._in_header
         begun = prompt_tail.rfind(channels.start)
         if begun >= 0:
@@ -351,7 +370,7 @@ class ChannelParser(StateParser):
         elif first_of(text, self._stops)[0] < 0:
             # A call is not taken over: it might be the text of a user that looks like one.
             reasons = self._channels.reasoning and re.search(self._channels.reasoning, text[:place])
-            self._write = self._reason if reasons else self._out.content
+            self._write = self._reason if reasons else self._content
             self._step = self._in_body
 
     # -- states
@@ -362,7 +381,7 @@ class ChannelParser(StateParser):
         place, mark = first_of(self._buffer, marks)
         end = place if place >= 0 else len(self._buffer) - held_back(self._buffer, marks)
         if end > _MAX_HEADER or (place < 0 and final) or (place >= 0 and mark != message):
-            self._out.content(self._raw)  # it is no header
+            self._content(self._raw)  # it is no header
             self._raw = ""
             self._plain()
             return bool(self._buffer)
@@ -379,28 +398,27 @@ class ChannelParser(StateParser):
         self._header = self._raw = ""
         call = re.search(channels.call, header)
         if call is not None and self._parse_tools:
-            self._out.start_call(call.group(1))
+            self._start_call(call.group(1))
             self._reader = CallReader((JsonArguments(),), {})
             self._step = self._in_call
         elif channels.reasoning and re.search(channels.reasoning, header):
-            self._out.raw_reasoning(raw)
+            self._raw_reasoning(raw)
             self._write = self._reason
             self._step = self._in_body
         else:
             if call is not None or not re.search(channels.content, header):
-                self._out.content(raw)
+                self._content(raw)
             self._plain()
 
     def _reason(self, text: str) -> None:
-        self._out.reasoning(text)
-        self._out.raw_reasoning(text)
+        self._reasoning(text, text)
 
     def _plain(self) -> None:
-        self._write = self._out.content
+        self._write = self._content
         self._step = self._in_body
 
     def _in_body(self, final: bool) -> bool:
-        self._drop(len(self._buffer) - len(self._buffer.lstrip(self._skip)) if self._skip else 0)
+        self._drop(self._skipped())
         if self._buffer:
             self._skip = ""
         place, stop = first_of(self._buffer, self._stops)
@@ -417,7 +435,7 @@ class ChannelParser(StateParser):
             reasons = self._write == self._reason
             self._plain()
             if reasons:
-                self._out.raw_reasoning(marker)
+                self._raw_reasoning(marker)
                 if self._opening:
                     self._step = self._after_reasoning
         return True
@@ -440,11 +458,11 @@ class ChannelParser(StateParser):
     def _in_call(self, final: bool) -> bool:
         reader = self._reader
         self._drop(reader.feed(self._buffer, final=final))
-        self._out.arguments(reader.take())
+        self._arguments(reader.take())
         if reader.state is State.OPEN and not final:
             return False
         if reader.state is State.FAILED:
-            self._out.content(reader.unread)
+            self._content(reader.unread)
         else:
             self._skip = WHITESPACE
         self._plain()
@@ -457,30 +475,16 @@ def _common(one: str, other: str) -> str:
     return "".join(letter for letter, _ in pairs)
 
 
-#: For each of llama-server's reasoning formats: whether reasoning goes to a field of its own, and
-#: whether it is in the content, with its markers.
-REASONING_FORMATS = {
-    "none": (False, True),
-    "auto": (True, False),
-    "deepseek": (True, False),
-    "deepseek-legacy": (True, True),
-}
-
-_SHORT_ID = string.ascii_letters + string.digits
-
-
-def new_call_id() -> str:
-    """Make an id for a tool call that nobody can guess."""
-    return f"call_{secrets.token_hex(12)}"
-
-
-def new_short_id() -> str:
-    """Make an id as some templates insist on: nine letters and digits."""
-    return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
-
-
-class MessageParser:
-    """Parses one message.
+def message_parser(
+    format: ChatFormat,
+    *,
+    parse_tools: bool,
+    reasoning_format: str = "auto",
+    prompt_tail: str = "",
+    new_id: Callable[[], str] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> MessageParser:
+    """Make the parser of one message.
 
     Args:
         format: how the model writes.
@@ -494,46 +498,27 @@ class MessageParser:
     Raises:
         InvalidRequestError: there is no such reasoning format.
     """
-
-    def __init__(
-        self,
-        format: ChatFormat,
-        *,
-        parse_tools: bool,
-        reasoning_format: str = "auto",
-        prompt_tail: str = "",
-        new_id: Callable[[], str] | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        if reasoning_format not in REASONING_FORMATS:
-            raise InvalidRequestError(
-                f"'reasoning_format' must be one of {', '.join(REASONING_FORMATS)}.",
-                param="reasoning_format",
-            )
-        if new_id is None:
-            short = format.tool_calls is not None and format.tool_calls.short_ids
-            new_id = new_short_id if short else new_call_id
-        self._out = Output(*REASONING_FORMATS[reasoning_format], new_id)
-        self._parser: ChannelParser | MarkerParser
-        if format.channels is not None:
-            self._parser = ChannelParser(
-                format.channels, self._out, parse_tools=parse_tools, prompt_tail=prompt_tail
-            )
-        else:
-            self._parser = MarkerParser(
-                format,
-                self._out,
-                parse_tools=parse_tools,
-                prompt_tail=prompt_tail,
-                texts=texts_of(tools),
-            )
-
-    def feed(self, text: str) -> list[Delta]:
-        """Take more text; gives what is now certain."""
-        self._parser.feed(text)
-        return self._out.take()
-
-    def finish(self) -> list[Delta]:
-        """Say that no more text comes; gives what was held back."""
-        self._parser.finish()
-        return self._out.take()
+    if reasoning_format not in REASONING_FORMATS:
+        raise InvalidRequestError(
+            f"'reasoning_format' must be one of {', '.join(REASONING_FORMATS)}.",
+            param="reasoning_format",
+        )
+    if new_id is None:
+        short = format.tool_calls is not None and format.tool_calls.short_ids
+        new_id = new_short_id if short else new_call_id
+    if format.channels is not None:
+        return ChannelParser(
+            format.channels,
+            reasoning_format,
+            new_id,
+            parse_tools=parse_tools,
+            prompt_tail=prompt_tail,
+        )
+    return MarkerParser(
+        format,
+        reasoning_format,
+        new_id,
+        parse_tools=parse_tools,
+        prompt_tail=prompt_tail,
+        texts=texts_of(tools) if tools else {},
+    )

@@ -135,7 +135,7 @@ def _text(message: Message) -> str:
     return "\n\n".join(part["text"] for part in content if part["type"] == "text")
 
 
-def find_partings(
+def find_divergence_points(
     template: ChatTemplate,
     text: str,
     messages: Sequence[Mapping[str, Any]],
@@ -148,7 +148,7 @@ def find_partings(
     `messages` are those that it was rendered from; one that is continued may be missing. A variant
     that the template refuses is left out.
     """
-    partings = set()
+    points = set()
     for other, adds_prompt in _variants(messages):
         try:
             rendered = template.render(
@@ -156,8 +156,8 @@ def find_partings(
             )
         except (TemplateError, InvalidRequestError):
             continue  # alone, this variant makes no chat
-        partings.add(shared_length(text, rendered))
-    return sorted(partings - {0, len(text)})
+        points.add(shared_length(text, rendered))
+    return sorted(points - {0, len(text)})
 
 
 def _variants(

@@ -12,7 +12,7 @@ import attrs
 from trioserve.chat.content_parts import documents_in
 from trioserve.chat.grammar.answer import after_thinking, constrain, thinking_of
 from trioserve.chat.params import ChatParams, choose
-from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.parse.parser import MessageParser, message_parser
 from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.config import Config
 from trioserve.errors import UnsupportedFieldError
@@ -182,7 +182,7 @@ class Chats:
 
     def _parser(self, answer: _Answer) -> MessageParser:
         assert answer.chat.reasoning_format is not None
-        return MessageParser(
+        return message_parser(
             self._model.template.format,
             parse_tools=answer.chat.parse_tools,
             reasoning_format=answer.chat.reasoning_format,

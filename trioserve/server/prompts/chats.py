@@ -14,7 +14,7 @@ from trioserve.chat.markers import MarkedMessages, mark
 from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
-from trioserve.chat.template.continuation import find_partings, render_continued
+from trioserve.chat.template.continuation import find_divergence_points, render_continued
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.engine.backend import Vocab
 from trioserve.server.limits.memory import Hold
@@ -181,7 +181,7 @@ class ChatPrompts:
     ) -> tuple[int, ...]:
         messages = marked.messages
         n_given = len(messages) - (chat.continue_final_message is not None)
-        partings = find_partings(
+        partings = find_divergence_points(
             self._model.template,
             text,
             messages[:n_given],

@@ -16,7 +16,7 @@ from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments
 from trioserve.chat.formats.families import HERMES_THINK
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.parse.parser import message_parser
 from trioserve.errors import DeadlineExceededError
 from trioserve.server.stream import ChatChunk
 from trioserve.testing.vocab import ByteVocab, byte_vocab
@@ -65,7 +65,7 @@ class Made:
         }
         wanted, chat = ResponsesRequest.parse_with_chat(body)
         numbers = iter(range(99))
-        parser = MessageParser(
+        parser = message_parser(
             format,
             parse_tools=True,
             prompt_tail=prompt,

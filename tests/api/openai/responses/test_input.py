@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.api.openai.responses.request import ResponsesRequest
-from trioserve.chat.template.render import CHATML
+from trioserve.chat.template.builtin import CHATML
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.testing import ScriptedBackend, scripted
