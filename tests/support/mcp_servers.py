@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trioserve import Config
-from trioserve.tools.mcp import McpServers, open_mcp_servers
+from trioserve.tools.mcp.tools import McpServers, open_mcp_servers
 from trioserve.tools.tool import ToolCallContext, ToolResult
 
 ODD_SERVER = str(Path(__file__).parent / "odd_mcp_server.py")

@@ -129,7 +129,7 @@ async def models_of_catalog(
         yield OwnModels(fleet, catalog)
 
 
-class ChatAnswer(msgspec.Struct, kw_only=True):
+class ChatResult(msgspec.Struct, kw_only=True):
     """The answer of a chat."""
 
     text: str
@@ -165,7 +165,7 @@ class _Event(msgspec.Struct):
 
 async def chat(
     models: Models, request: Mapping[str, Any], tell: Tell, comes: Callable[[str], None]
-) -> ChatAnswer:
+) -> ChatResult:
     """Have a model answer a chat, asked for as a stream, so that its text can be told as it comes.
 
     Args:
@@ -192,7 +192,7 @@ async def chat(
                 comes(reasoning[-1] + text[-1])
     if finish_reason is None:
         raise UnavailableError("The answer of the server has no end.")
-    return ChatAnswer(
+    return ChatResult(
         text="".join(text),
         reasoning="".join(reasoning),
         model=model,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-import attrs
 import mcp_types
 import msgspec
 import structlog
@@ -17,7 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from trioserve._version import __version__
 from trioserve.errors import TrioServeError
-from trioserve.mcp_server.models import ChatAnswer, Listed, Models, chat
+from trioserve.mcp_server.models import ChatResult, Listed, Models, chat
 from trioserve.server.concurrency import alongside
 from trioserve.tools.tool import read_arguments, schema_of
 
@@ -27,7 +26,6 @@ _INTERVAL = 0.5
 #: Characters of a message.
 _MAX_MESSAGE = 4000
 
-Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 _ModelName: TypeAlias = (
     Annotated[
         str,
@@ -75,31 +73,38 @@ class Report:
             await self._session.report_progress(seconds, message=message or None)
 
 
-@attrs.frozen(kw_only=True)
-class ModelTool(Generic[Arguments]):
-    """A tool. `call` raises TrioServeError."""
+class ModelTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A call of a tool. The fields of a subclass are the arguments, and its docstring tells models
+    what the tool does. An argument that is not known is refused, because it would have no effect.
+    """
 
-    name: str
-    title: str
-    description: str
-    arguments: type[Arguments]
-    result: type[msgspec.Struct]
-    call: Callable[[Models, Arguments, Report], Awaitable[msgspec.Struct]]
+    NAME: ClassVar[str]
+    TITLE: ClassVar[str]
+    RESULT: ClassVar[type[msgspec.Struct]]
+
+    async def call(self, models: Models, report: Report) -> msgspec.Struct:
+        """Do the work. Raises TrioServeError."""
+        raise NotImplementedError
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Take the fields that are set: for the others, the server has defaults of its own."""
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not UNSET}
 
 
-class _Form(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Arguments. What is not known is refused, because it would have no effect."""
-
-
-class Earlier(_Form):
+class Earlier(msgspec.Struct, forbid_unknown_fields=True):
     """An earlier message of the chat."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class ChatForm(_Form):
-    """Arguments of `chat`."""
+class ChatTool(ModelTool):
+    """Ask a language model that runs locally, and get its answer."""
+
+    NAME = "chat"
+    TITLE = "Ask a model"
+    RESULT = ChatResult
 
     prompt: Annotated[str, Meta(description="What to ask the model.")]
     system: Annotated[str, Meta(description="Instructions for the model.")] = ""
@@ -117,36 +122,22 @@ class ChatForm(_Form):
         | UnsetType
     ) = UNSET
 
-
-async def _chat(models: Models, form: ChatForm, report: Report) -> ChatAnswer:
-    messages = [msgspec.to_builtins(one) for one in form.history]
-    if form.system:
-        messages.insert(0, {"role": "system", "content": form.system})
-    request: dict[str, Any] = {
-        "messages": [*messages, {"role": "user", "content": form.prompt}],
-        **_given(form, "model", "max_tokens", "temperature"),
-    }
-    if form.json_schema is not UNSET:
-        schema = {"name": "answer", "schema": form.json_schema}
-        request["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return await chat(models, request, report.waits, report.comes)
-
-
-class EmbedForm(_Form):
-    """Arguments of `embed`."""
-
-    texts: Annotated[list[str], Meta(min_length=1, description="The texts.")]
-    model: _ModelName = UNSET
-    dimensions: (
-        Annotated[
-            int,
-            Meta(ge=1, description="Numbers to keep of each embedding."),
-        ]
-        | UnsetType
-    ) = UNSET
+    async def call(self, models: Models, report: Report) -> ChatResult:
+        """See `ModelTool.call`."""
+        messages = [msgspec.to_builtins(one) for one in self.history]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        request: dict[str, Any] = {
+            "messages": [*messages, {"role": "user", "content": self.prompt}],
+            **self.given("model", "max_tokens", "temperature"),
+        }
+        if self.json_schema is not UNSET:
+            schema = {"name": "answer", "schema": self.json_schema}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return await chat(models, request, report.waits, report.comes)
 
 
-class Embedded(msgspec.Struct):
+class EmbedResult(msgspec.Struct):
     """Embeddings, in the order of the texts."""
 
     embeddings: list[list[float]]
@@ -163,33 +154,39 @@ class _Vectors(msgspec.Struct):
     model: str
 
 
-async def _embed(models: Models, form: EmbedForm, report: Report) -> Embedded:
-    body = {"input": form.texts, **_given(form, "model", "dimensions")}
-    answer = await models.ask("/v1/embeddings", body, _Vectors, report.waits)
-    ordered = sorted(answer.data, key=lambda one: one.index)
-    return Embedded([one.embedding for one in ordered], answer.model)
+class EmbedTool(ModelTool):
+    """Turn texts into vectors, to find out which are alike in meaning. Needs a model that was \
+started with --embeddings."""
 
+    NAME = "embed"
+    TITLE = "Make embeddings"
+    RESULT = EmbedResult
 
-class RerankForm(_Form):
-    """Arguments of `rerank`."""
-
-    query: Annotated[str, Meta(description="What is looked for.")]
-    documents: Annotated[list[str], Meta(min_length=1, description="The documents to rank.")]
+    texts: Annotated[list[str], Meta(min_length=1, description="The texts.")]
     model: _ModelName = UNSET
-    top_n: Annotated[int, Meta(ge=1, description="Only so many of the best.")] | UnsetType = UNSET
+    dimensions: (
+        Annotated[int, Meta(ge=1, description="Numbers to keep of each embedding.")] | UnsetType
+    ) = UNSET
+
+    async def call(self, models: Models, report: Report) -> EmbedResult:
+        """See `ModelTool.call`."""
+        body = {"input": self.texts, **self.given("model", "dimensions")}
+        answer = await models.ask("/v1/embeddings", body, _Vectors, report.waits)
+        ordered = sorted(answer.data, key=lambda one: one.index)
+        return EmbedResult([one.embedding for one in ordered], answer.model)
 
 
-class Ranked(msgspec.Struct):
+class RankedDocument(msgspec.Struct):
     """A document: its place in the list that was given, and how well it fits."""
 
     index: int
     score: float
 
 
-class Ranking(msgspec.Struct):
+class RerankResult(msgspec.Struct):
     """Documents, the best first."""
 
-    results: list[Ranked]
+    results: list[RankedDocument]
     model: str
 
 
@@ -203,46 +200,56 @@ class _Scores(msgspec.Struct):
     model: str
 
 
-async def _rerank(models: Models, form: RerankForm, report: Report) -> Ranking:
-    body = {"query": form.query, "documents": form.documents}
-    body |= _given(form, "model", "top_n")
-    answer = await models.ask("/v1/rerank", body, _Scores, report.waits)
-    best = sorted(answer.results, key=lambda one: -one.relevance_score)
-    return Ranking([Ranked(one.index, one.relevance_score) for one in best], answer.model)
+class RerankTool(ModelTool):
+    """Sort documents by how well they fit a query. Needs a model that was started with \
+--reranking."""
 
+    NAME = "rerank"
+    TITLE = "Rank documents"
+    RESULT = RerankResult
 
-class TokenizeForm(_Form):
-    """Arguments of `tokenize`."""
-
-    text: Annotated[str, Meta(description="The text.")]
+    query: Annotated[str, Meta(description="What is looked for.")]
+    documents: Annotated[list[str], Meta(min_length=1, description="The documents to rank.")]
     model: _ModelName = UNSET
+    top_n: Annotated[int, Meta(ge=1, description="Only so many of the best.")] | UnsetType = UNSET
 
-
-class Tokens(msgspec.Struct):
-    """Token ids, and how many they are."""
-
-    tokens: list[int]
-    count: int
+    async def call(self, models: Models, report: Report) -> RerankResult:
+        """See `ModelTool.call`."""
+        body = self.given("query", "documents", "model", "top_n")
+        answer = await models.ask("/v1/rerank", body, _Scores, report.waits)
+        best = sorted(answer.results, key=lambda one: -one.relevance_score)
+        found = [RankedDocument(one.index, one.relevance_score) for one in best]
+        return RerankResult(found, answer.model)
 
 
 class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-async def _tokenize(models: Models, form: TokenizeForm, report: Report) -> Tokens:
-    body = {"content": form.text, **_given(form, "model")}
-    answer = await models.ask("/tokenize", body, _Tokens, report.waits)
-    return Tokens(answer.tokens, len(answer.tokens))
+class TokenizeResult(_Tokens):
+    """Token ids, and how many they are."""
+
+    count: int
 
 
-class DetokenizeForm(_Form):
-    """Arguments of `detokenize`."""
+class TokenizeTool(ModelTool):
+    """Turn text into the token ids of a model, and count them."""
 
-    tokens: Annotated[list[int], Meta(description="Token ids of the model.")]
+    NAME = "tokenize"
+    TITLE = "Turn text into tokens"
+    RESULT = TokenizeResult
+
+    text: Annotated[str, Meta(description="The text.")]
     model: _ModelName = UNSET
 
+    async def call(self, models: Models, report: Report) -> TokenizeResult:
+        """See `ModelTool.call`."""
+        body = {"content": self.text, **self.given("model")}
+        answer = await models.ask("/tokenize", body, _Tokens, report.waits)
+        return TokenizeResult(answer.tokens, len(answer.tokens))
 
-class Text(msgspec.Struct):
+
+class DetokenizeResult(msgspec.Struct):
     """A text."""
 
     text: str
@@ -252,88 +259,49 @@ class _Content(msgspec.Struct):
     content: str
 
 
-async def _detokenize(models: Models, form: DetokenizeForm, report: Report) -> Text:
-    body = {"tokens": form.tokens, **_given(form, "model")}
-    return Text((await models.ask("/detokenize", body, _Content, report.waits)).content)
+class DetokenizeTool(ModelTool):
+    """Turn token ids of a model back into text."""
+
+    NAME = "detokenize"
+    TITLE = "Turn tokens into text"
+    RESULT = DetokenizeResult
+
+    tokens: Annotated[list[int], Meta(description="Token ids of the model.")]
+    model: _ModelName = UNSET
+
+    async def call(self, models: Models, report: Report) -> DetokenizeResult:
+        """See `ModelTool.call`."""
+        body = self.given("tokens", "model")
+        answer = await models.ask("/detokenize", body, _Content, report.waits)
+        return DetokenizeResult(answer.content)
 
 
-class NoForm(_Form):
-    """Arguments of `list_models`: none."""
-
-
-class Listing(msgspec.Struct):
+class ModelList(msgspec.Struct):
     """The models, and whether they are in memory."""
 
     models: list[Listed]
 
 
-async def _list(models: Models, form: NoForm, report: Report) -> Listing:
-    return Listing(await models.listed())
+class ListTool(ModelTool):
+    """List the models that the other tools can use, and whether they are loaded."""
+
+    NAME = "list_models"
+    TITLE = "List the models"
+    RESULT = ModelList
+
+    async def call(self, models: Models, report: Report) -> ModelList:
+        """See `ModelTool.call`."""
+        return ModelList(await models.listed())
 
 
-def _given(form: _Form, *names: str) -> dict[str, Any]:
-    """Take the fields that are set: for the others, the server has defaults of its own."""
-    values = {name: getattr(form, name) for name in names}
-    return {name: value for name, value in values.items() if value is not UNSET}
-
-
-TOOLS: Sequence[ModelTool[Any]] = (
-    ModelTool(
-        name="chat",
-        title="Ask a model",
-        description="Ask a language model that runs locally, and get its answer.",
-        arguments=ChatForm,
-        result=ChatAnswer,
-        call=_chat,
-    ),
-    ModelTool(
-        name="embed",
-        title="Make embeddings",
-        description="Turn texts into vectors, to find out which are alike in meaning. Needs a "
-        "model that was started with --embeddings.",
-        arguments=EmbedForm,
-        result=Embedded,
-        call=_embed,
-    ),
-    ModelTool(
-        name="rerank",
-        title="Rank documents",
-        description="Sort documents by how well they fit a query. Needs a model that was started "
-        "with --reranking.",
-        arguments=RerankForm,
-        result=Ranking,
-        call=_rerank,
-    ),
-    ModelTool(
-        name="tokenize",
-        title="Turn text into tokens",
-        description="Turn text into the token ids of a model, and count them.",
-        arguments=TokenizeForm,
-        result=Tokens,
-        call=_tokenize,
-    ),
-    ModelTool(
-        name="detokenize",
-        title="Turn tokens into text",
-        description="Turn token ids of a model back into text.",
-        arguments=DetokenizeForm,
-        result=Text,
-        call=_detokenize,
-    ),
-    ModelTool(
-        name="list_models",
-        title="List the models",
-        description="List the models that the other tools can use, and whether they are loaded.",
-        arguments=NoForm,
-        result=Listing,
-        call=_list,
-    ),
-)
+TOOLS: Sequence[type[ModelTool]] = (
+    ChatTool, EmbedTool, RerankTool, TokenizeTool, DetokenizeTool, ListTool,
+)  # fmt: skip
 
 
 def mcp_server(models: Models) -> Server[Any]:
     """Make an MCP server that offers models. A call that the client cancels ends at once."""
-    tools = {tool.name: tool for tool in TOOLS}
+    tools = {tool.NAME: tool for tool in TOOLS}
 
     async def list_tools(
         _context: _Context, _params: mcp_types.PaginatedRequestParams | None
@@ -347,10 +315,10 @@ def mcp_server(models: Models) -> Server[Any]:
             tool = tools.get(params.name)
             if tool is None:
                 raise TrioServeError(f"There is no tool {params.name!r}.")
-            arguments = read_arguments(tool.arguments, params.arguments or {})
+            call = read_arguments(tool, params.arguments or {})
             report = Report(context.session)
             async with alongside(report.run):
-                result = await tool.call(models, arguments, report)
+                result = await call.call(models, report)
         except TrioServeError as error:
             _log.info("a call has failed", tool=params.name, error=error.message)
             return _said(error.message, is_error=True)
@@ -366,13 +334,13 @@ def mcp_server(models: Models) -> Server[Any]:
     )
 
 
-def _described(tool: ModelTool[Any]) -> mcp_types.Tool:
+def _described(tool: type[ModelTool]) -> mcp_types.Tool:
     return mcp_types.Tool(
-        name=tool.name,
-        title=tool.title,
-        description=tool.description,
-        input_schema=schema_of(tool.arguments),
-        output_schema=schema_of(tool.result),
+        name=tool.NAME,
+        title=tool.TITLE,
+        description=tool.__doc__,
+        input_schema=schema_of(tool),
+        output_schema=schema_of(tool.RESULT),
         annotations=mcp_types.ToolAnnotations(
             read_only_hint=True, destructive_hint=False, open_world_hint=False
         ),
@@ -381,7 +349,7 @@ def _described(tool: ModelTool[Any]) -> mcp_types.Tool:
 
 def _answered(result: msgspec.Struct) -> mcp_types.CallToolResult:
     """A result for programs, and as text for models: of a chat, the text only."""
-    if isinstance(result, ChatAnswer):
+    if isinstance(result, ChatResult):
         texts = [result.text, _CUT] if result.finish_reason == "length" else [result.text]
     else:
         texts = [msgspec.json.encode(result).decode()]

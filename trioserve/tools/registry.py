@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from fnmatch import fnmatchcase
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -12,7 +13,6 @@ import trio
 
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ToolRuntimeError, UnknownToolError
-from trioserve.tools.mcp import open_mcp_servers
 from trioserve.tools.tool import Tool, ToolCallContext
 
 
@@ -124,7 +124,9 @@ async def open_registry(config: Config) -> AsyncIterator[ToolRegistry]:
             options["check"] = builtin.check
         if config.has_mcp_servers:
             taken = {name for source in sources for name in source.tools}
-            servers = await stack.enter_async_context(open_mcp_servers(config, taken=taken))
+            # The SDK takes most of a second to import.
+            module = await trio.to_thread.run_sync(import_module, "trioserve.tools.mcp.tools")
+            servers = await stack.enter_async_context(module.open_mcp_servers(config, taken))
             sources.append(servers)
             options["listed"] = servers.listed
         yield ToolRegistry(sources, **options)

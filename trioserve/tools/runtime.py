@@ -25,9 +25,9 @@ from trioserve.tools.files.host import HostFiles
 from trioserve.tools.files.isolate import IsolateFiles
 from trioserve.tools.files.store import FileStore
 from trioserve.tools.process import (
+    CommandLimits,
+    CommandOutput,
     CommandSandbox,
-    Limits,
-    Output,
     Process,
     clean_environment,
     open_process,
@@ -124,7 +124,7 @@ class Runtime(ABC):
         timeout: float,
         max_output: int,
         on_output: Callable[[str], None] | None = None,
-    ) -> Output:
+    ) -> CommandOutput:
         """Run a command to its end, or for some seconds. When cancelled, it has ended, too.
 
         It reads nothing, and what it writes to standard error goes to its output.
@@ -145,7 +145,7 @@ class Runtime(ABC):
 class Host(Runtime):
     """This machine. Commands may use what is inside of the sandbox, and read the system's files."""
 
-    def __init__(self, sandbox: PathSandbox, limits: Limits) -> None:
+    def __init__(self, sandbox: PathSandbox, limits: CommandLimits) -> None:
         """Run commands inside the sandbox, each within these limits."""
         self._sandbox = sandbox
         self._limits = limits
@@ -167,7 +167,7 @@ class Host(Runtime):
         timeout: float,
         max_output: int,
         on_output: Callable[[str], None] | None = None,
-    ) -> Output:
+    ) -> CommandOutput:
         """Run a command inside the sandbox."""
         return await run(
             argv,
@@ -204,7 +204,7 @@ class Isolate(Runtime):
         timeout: float,
         max_output: int,
         on_output: Callable[[str], None] | None = None,
-    ) -> Output:
+    ) -> CommandOutput:
         """Run a command there. It ends there, too, when this is cancelled."""
         return await run(
             await self.argv(["sh", "-c", WATCHED, "sh", cwd or "", secrets.token_hex(8), *argv]),
@@ -215,7 +215,9 @@ class Isolate(Runtime):
             env=os.environ,
         )
 
-    async def ask(self, script: str, *args: str, max_output: int, stdin: bytes = b"") -> Output:
+    async def ask(
+        self, script: str, *args: str, max_output: int, stdin: bytes = b""
+    ) -> CommandOutput:
         """Run a small script there. Its standard error is kept apart.
 
         Raises:
@@ -235,7 +237,7 @@ class Isolate(Runtime):
         return output
 
 
-def check_alive(output: Output, what: str) -> Output:
+def check_alive(output: CommandOutput, what: str) -> CommandOutput:
     """The output of a script that cannot fail.
 
     Raises:
@@ -268,7 +270,7 @@ class Container(Isolate):
 class OwnContainer(Isolate):
     """A container that is started when it is needed, again if it ended, and removed at the end."""
 
-    def __init__(self, engine: str, image: str, limits: Limits) -> None:
+    def __init__(self, engine: str, image: str, limits: CommandLimits) -> None:
         """Make it of an image, with limits for all that runs in it.
 
         Raises:
@@ -392,7 +394,7 @@ async def open_runtimes(config: Config, sandbox: PathSandbox) -> AsyncIterator[R
     Raises:
         ToolRuntimeError: it names none.
     """
-    limits = Limits(processes=config.tools_max_processes, memory=config.tools_max_memory)
+    limits = CommandLimits(processes=config.tools_max_processes, memory=config.tools_max_memory)
     name = config.tools_runtime
     if name is None:
         yield Runtimes(Host(sandbox, limits), None, sandbox.is_open)

@@ -17,7 +17,13 @@ import trio
 from trioserve.config import Config
 from trioserve.tools.builtin.file_tools import FileThreads, FileTool, ReadFile
 from trioserve.tools.builtin.search import GrepFiles
-from trioserve.tools.files.store import Entry, FileStatus, FileStore, Kinds, Listing
+from trioserve.tools.files.store import (
+    DirectoryEntry,
+    DirectoryListing,
+    FileStatus,
+    FileStore,
+    Kinds,
+)
 from trioserve.tools.registry import open_registry
 from trioserve.tools.tool import ToolCallContext
 
@@ -66,8 +72,8 @@ class EndlessStore(FileStore):
     def write(self, path: str, data: bytes) -> None:
         raise NotImplementedError
 
-    def list(self, path: str, kinds: Kinds, max_depth: int) -> Listing:
-        return Listing(Entry(str(number), is_dir=False) for number in count())
+    def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
+        return DirectoryListing(DirectoryEntry(str(number), is_dir=False) for number in count())
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from tests.support.processes import is_alive, with_variable
-from tests.tools.process.test_ends import until
 from tests.tools.runtime.conftest import Fake
+from tests.tools.test_process_ends import until
 from trioserve.config import Config
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools.registry import ToolRegistry, open_registry

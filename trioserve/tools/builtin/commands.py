@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from trioserve.errors import InvalidRequestError
-from trioserve.tools.process import Output
+from trioserve.tools.process import CommandOutput
 from trioserve.tools.runtime import Runtime
 from trioserve.tools.tool import (
     Tool,
@@ -104,7 +104,7 @@ def _check(command: str) -> None:
         raise InvalidRequestError(f"is longer than {_MAX_COMMAND} bytes", param="command")
 
 
-def _end_of(output: Output) -> str:
+def _end_of(output: CommandOutput) -> str:
     """How the command has ended, in llama-server's words."""
     words = "\n[output truncated]" if output.truncated else ""
     words += f"\n[exit code: {output.exit_code}]"

@@ -382,7 +382,7 @@ def with_edits(path: str, text: str, edits: list[Edit]) -> str:
         return with_edits(path, _unix(text), unix).replace("\n", "\r\n")
     source = _Source(text)
     found = sorted(
-        _Found(*source.find(path, number, edit.old_text), number)
+        _Match(*source.find(path, number, edit.old_text), number)
         for number, edit in enumerate(edits)
     )
     for one, other in pairwise(found):
@@ -398,7 +398,7 @@ def _unix(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
     """Where an edit is to be made."""
 
     begin: int
@@ -406,7 +406,7 @@ class _Found(NamedTuple):
     number: int
 
 
-def _pieces(text: str, found: Iterable[_Found], edits: list[Edit]) -> Iterable[str]:
+def _pieces(text: str, found: Iterable[_Match], edits: list[Edit]) -> Iterable[str]:
     at = 0
     for begin, end, number in found:
         yield text[at:begin]

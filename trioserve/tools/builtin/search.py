@@ -14,7 +14,7 @@ from msgspec import Meta
 from trioserve.errors import ToolFileError
 from trioserve.tools.builtin.file_tools import FileTool, check_text
 from trioserve.tools.files.patterns import Filter, LinePattern, shown
-from trioserve.tools.files.store import Entry, FileStore, Kinds, Listing
+from trioserve.tools.files.store import DirectoryEntry, DirectoryListing, FileStore, Kinds
 from trioserve.tools.tool import ToolCallContext, ToolResult
 
 _MAX_RESULTS = 100
@@ -94,9 +94,11 @@ def _kinds(name: str) -> Kinds:
     raise ToolFileError(f'invalid type: {name} (expected "file", "dir" or "all")')
 
 
-def _first_entries(listing: Listing, wanted: Filter, limit: int) -> tuple[list[Entry], int]:
+def _first_entries(
+    listing: DirectoryListing, wanted: Filter, limit: int
+) -> tuple[list[DirectoryEntry], int]:
     """The first entries that match, and how many match."""
-    found: list[Entry] = []
+    found: list[DirectoryEntry] = []
     total = 0
     for entry in listing.entries:
         if wanted.has(entry.path):
@@ -106,7 +108,7 @@ def _first_entries(listing: Listing, wanted: Filter, limit: int) -> tuple[list[E
     return found, total
 
 
-def _lines(entries: Iterable[Entry]) -> Iterable[str]:
+def _lines(entries: Iterable[DirectoryEntry]) -> Iterable[str]:
     return (f"{shown(one.path)}{'/' if one.is_dir else ''}\n" for one in entries)
 
 

@@ -28,7 +28,13 @@ from pathspec.patterns.gitignore import GitIgnorePatternError
 
 from trioserve.errors import ToolFileError
 from trioserve.tools.files.patterns import shown
-from trioserve.tools.files.store import Entry, FileStatus, FileStore, Kinds, Listing
+from trioserve.tools.files.store import (
+    DirectoryEntry,
+    DirectoryListing,
+    FileStatus,
+    FileStore,
+    Kinds,
+)
 from trioserve.tools.sandbox import PathSandbox, open_regular
 
 _MAX_BYTES = 2**16  # of one .gitignore file
@@ -139,18 +145,18 @@ class _Walk:
     deadline: float = attrs.field(factory=lambda: time.monotonic() + _MAX_SECONDS)
 
 
-def list_folder(sandbox: PathSandbox, base: str, kinds: Kinds, max_depth: int) -> Listing:
+def list_folder(sandbox: PathSandbox, base: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
     """List what is in the directory of this real path, and below it.
 
     Names come in order, those in a directory before what is below it.
     """
     ignored = Ignored.around(sandbox, base) if kinds == "file" else None
-    listing = Listing(iter(()))
+    listing = DirectoryListing(iter(()))
     listing.entries = _entries(_Walk(sandbox, base, kinds, max_depth, ignored), listing)
     return listing
 
 
-def _entries(walk: _Walk, listing: Listing) -> Iterator[Entry]:
+def _entries(walk: _Walk, listing: DirectoryListing) -> Iterator[DirectoryEntry]:
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -166,7 +172,9 @@ def _entries(walk: _Walk, listing: Listing) -> Iterator[Entry]:
         waiting.extend(reversed(below))
 
 
-def _entries_of(walk: _Walk, folder: str, listing: Listing) -> Iterator[tuple[Entry, bool]]:
+def _entries_of(
+    walk: _Walk, folder: str, listing: DirectoryListing
+) -> Iterator[tuple[DirectoryEntry, bool]]:
     """What is in one directory, and whether to go through it as well."""
     prefix = folder + "/" if folder else ""
     may_go_deeper = not walk.max_depth or prefix.count("/") + 1 < walk.max_depth
@@ -176,10 +184,10 @@ def _entries_of(walk: _Walk, folder: str, listing: Listing) -> Iterator[tuple[En
             continue
         # In a repository, .gitignore says what programs have made.
         is_junk = name == ".git" if walk.ignored is not None else name in JUNK
-        yield Entry(path, is_dir), kind == "dir" and may_go_deeper and not is_junk
+        yield DirectoryEntry(path, is_dir), kind == "dir" and may_go_deeper and not is_junk
 
 
-def _scan(walk: _Walk, folder: str, listing: Listing) -> dict[str, _Kind]:
+def _scan(walk: _Walk, folder: str, listing: DirectoryListing) -> dict[str, _Kind]:
     """The names in a directory, and of what kind each is."""
     trio.from_thread.check_cancelled()
     found: dict[str, _Kind] = {}
@@ -271,7 +279,7 @@ class HostFiles(FileStore):
         except OSError as error:
             raise _failed("failed to write file", path, error) from None
 
-    def list(self, path: str, kinds: Kinds, max_depth: int) -> Listing:
+    def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
         """List a directory, and what is below it."""
         real = self.resolve(path)
         if not os.path.isdir(real):

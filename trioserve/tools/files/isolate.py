@@ -12,8 +12,14 @@ import trio
 
 from trioserve.errors import ToolFileError, ToolRuntimeError
 from trioserve.tools.files.host import JUNK
-from trioserve.tools.files.store import Entry, FileStatus, FileStore, Kinds, Listing
-from trioserve.tools.process import Output
+from trioserve.tools.files.store import (
+    DirectoryEntry,
+    DirectoryListing,
+    FileStatus,
+    FileStore,
+    Kinds,
+)
+from trioserve.tools.process import CommandOutput
 
 _MAX_BYTES = 64 * 2**20
 _MAX_LISTING = 8 * 2**20
@@ -59,7 +65,7 @@ class _Ask(Protocol):
 
     async def __call__(
         self, script: str, *args: str, max_output: int, stdin: bytes = b""
-    ) -> Output: ...
+    ) -> CommandOutput: ...
 
 
 class IsolateFiles(FileStore):
@@ -104,32 +110,32 @@ class IsolateFiles(FileStore):
         if output.exit_code:
             raise ToolFileError(f"failed to write file: {path} ({_reason(output)})")
 
-    def list(self, path: str, kinds: Kinds, max_depth: int) -> Listing:
+    def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
         """List a directory, and what is below it."""
         base = self.resolve(path)
         status = self.status(base)
         if status is None or status.kind != "dir":
             raise ToolFileError(f"path does not exist or is not a directory: {path}")
-        listing = Listing(iter(()))
+        listing = DirectoryListing(iter(()))
         entries = set(self._entries(base, kinds, max_depth, listing))
         listing.entries = iter(sorted(entries, key=lambda one: one.path))
         return listing
 
     def _entries(
-        self, base: str, kinds: Kinds, max_depth: int, listing: Listing
-    ) -> Iterator[Entry]:
+        self, base: str, kinds: Kinds, max_depth: int, listing: DirectoryListing
+    ) -> Iterator[DirectoryEntry]:
         find = partial(self._find, base, max_depth, listing)
         if kinds == "file" and (found := self._find(base, 0, listing, _GIT_FILES)) is not None:
             names = (name for name in found if not max_depth or name.count("/") < max_depth)
-            yield from (Entry(name, is_dir=False) for name in names)
+            yield from (DirectoryEntry(name, is_dir=False) for name in names)
             return
         if kinds != "file":
-            yield from (Entry(name, is_dir=True) for name in find(_DIRS) or ())
+            yield from (DirectoryEntry(name, is_dir=True) for name in find(_DIRS) or ())
         if kinds != "dir":
-            yield from (Entry(name, is_dir=False) for name in find(_FILES) or ())
+            yield from (DirectoryEntry(name, is_dir=False) for name in find(_FILES) or ())
 
     def _find(
-        self, base: str, max_depth: int, listing: Listing, script: str
+        self, base: str, max_depth: int, listing: DirectoryListing, script: str
     ) -> Sequence[str] | None:
         """The names that a script has found; None if it has found nothing and failed."""
         output = self._run(script, base, str(max_depth), max_output=_MAX_LISTING)
@@ -139,7 +145,7 @@ class IsolateFiles(FileStore):
         names = output.data.decode(errors="surrogateescape").split("\0")
         return [name.removeprefix("./") for name in names[:-1]]
 
-    def _run(self, script: str, *args: str, max_output: int, stdin: bytes = b"") -> Output:
+    def _run(self, script: str, *args: str, max_output: int, stdin: bytes = b"") -> CommandOutput:
         for one in args:
             if "\0" in one:
                 raise ToolFileError("a path cannot have a NUL character")
@@ -147,5 +153,5 @@ class IsolateFiles(FileStore):
         return trio.from_thread.run(ask)
 
 
-def _reason(output: Output) -> str:
+def _reason(output: CommandOutput) -> str:
     return output.errors.decode(errors="replace").strip() or f"exit code {output.exit_code}"

@@ -24,7 +24,7 @@ class FileStatus:
 
 
 @attrs.frozen
-class Entry:
+class DirectoryEntry:
     """A file or directory in a directory that was listed."""
 
     #: Relative to that directory, with ``/`` between the names.
@@ -33,10 +33,10 @@ class Entry:
 
 
 @attrs.define
-class Listing:
+class DirectoryListing:
     """What is in a directory and below, one after another."""
 
-    entries: Iterator[Entry]
+    entries: Iterator[DirectoryEntry]
     #: Whether something could not be listed, or there was no time for it; known at the end.
     truncated: bool = False
 
@@ -66,7 +66,7 @@ class FileStore(ABC):
         """Make a file of these bytes, and the directories that it is in, or replace it."""
 
     @abstractmethod
-    def list(self, path: str, kinds: Kinds, max_depth: int) -> Listing:
+    def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
         """List a directory, and what is below it down to `max_depth`; 0 = all of it.
 
         Directories with what programs have made, such as ``build``, are named and not entered.

@@ -1,7 +1,7 @@
 """`http_streams`: an MCP server at an address, by the SDK's own transports.
 
 The SDK's transport ends when one of its requests cannot be sent, and with it all calls. So
-`_Client` answers such a request itself, with an error that the transport passes on to its call.
+`_HttpClient` answers such a request itself, with an error that the transport passes on to its call.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ async def _pass_on(
 
 def _client(entry: HttpEntry, background: trio.Nursery) -> httpx2.AsyncClient:
     try:
-        return _Client(
+        return _HttpClient(
             background,
             headers={**entry.headers, "Accept-Encoding": _PLAIN},
             timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_SILENCE_SECONDS),
@@ -112,7 +112,7 @@ def _client(entry: HttpEntry, background: trio.Nursery) -> httpx2.AsyncClient:
         raise ToolServerError(f"no client for it can be made: {error}") from None
 
 
-class _Client(httpx2.AsyncClient):
+class _HttpClient(httpx2.AsyncClient):
     """Sends what the SDK's transport has it send, and looks at the answers.
 
     Args:

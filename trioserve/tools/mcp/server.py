@@ -14,7 +14,7 @@ import trio
 
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.entries import Entry
-from trioserve.tools.mcp.session import ConnectionEndedError, Session, with_session
+from trioserve.tools.mcp.session import ConnectionEndedError, McpSession, with_session
 from trioserve.tools.tool import ToolResult
 
 _log = structlog.stdlib.get_logger("trioserve.tools")
@@ -52,7 +52,7 @@ class McpServer:
         self.entry = entry
         self._on_tools = on_tools
         self._nursery = nursery
-        self._run: _Run | None = None
+        self._run: _Connection | None = None
 
     async def discover(self, tried: Callable[[], None]) -> None:
         """List the tools and stop the server. If it fails, try again after a while, and again.
@@ -62,7 +62,7 @@ class McpServer:
         """
         for delay in (*RETRY_SECONDS, None):
             try:
-                await self._on_tools(self, await with_session(self.entry, Session.list_tools))
+                await self._on_tools(self, await with_session(self.entry, McpSession.list_tools))
             except ToolServerError as error:
                 again = {} if delay is None else {"next_attempt_s": delay}
                 _log.warning(
@@ -109,7 +109,7 @@ class McpServer:
                     raise ToolServerError(run.problem) from None
         raise AssertionError("the second attempt returns or raises")
 
-    async def _running(self) -> _Run:
+    async def _running(self) -> _Connection:
         """The connection to the server, which is started if need be.
 
         Raises:
@@ -120,7 +120,7 @@ class McpServer:
             if run is None or run.is_over():
                 if self._nursery.cancel_scope.cancel_called:
                     raise ToolServerError(_STOPPED)
-                run = self._run = _Run()
+                run = self._run = _Connection()
                 self._nursery.start_soon(self._serve, run)
             await run.started.wait()
             if run.session is None:
@@ -128,7 +128,7 @@ class McpServer:
             if await run.can_be_called():
                 return run
 
-    async def _serve(self, run: _Run) -> None:
+    async def _serve(self, run: _Connection) -> None:
         """Run the server until nobody needs it, or it ends."""
         try:
             await with_session(self.entry, partial(self._use, run), run.list_changed)
@@ -138,14 +138,14 @@ class McpServer:
         finally:
             run.end()
 
-    async def _use(self, run: _Run, session: Session) -> None:
+    async def _use(self, run: _Connection, session: McpSession) -> None:
         with run.scope:
             run.start(session)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._relist, run, session)
                 nursery.start_soon(run.watch, self.entry.timeout)
 
-    async def _relist(self, run: _Run, session: Session) -> None:
+    async def _relist(self, run: _Connection, session: McpSession) -> None:
         """List the tools whenever they have changed."""
         while True:
             await run.has_other_tools.wait()
@@ -158,11 +158,11 @@ class McpServer:
             await trio.sleep(_RELIST_SECONDS)
 
 
-class _Run:
+class _Connection:
     """The time between a start and an end of a server."""
 
     def __init__(self) -> None:
-        self.session: Session | None = None
+        self.session: McpSession | None = None
         self.problem = _STOPPED  # or why else it has ended
         self.started = trio.Event()  # or it could not be
         self.ended = trio.Event()
@@ -179,7 +179,7 @@ class _Run:
             return trio.current_time() >= self._may_start_again_at
         return self.ended.is_set() or self.scope.cancel_called
 
-    def start(self, session: Session) -> None:
+    def start(self, session: McpSession) -> None:
         """The server answers."""
         self.session = session
         self._set_deadline()
@@ -203,7 +203,7 @@ class _Run:
         self.has_other_tools.set()
 
     @contextmanager
-    def call(self) -> Iterator[Session]:
+    def call(self) -> Iterator[McpSession]:
         """Count a call."""
         assert self.session is not None
         self._n_calls += 1

@@ -117,7 +117,7 @@ class ConnectionEndedError(ToolServerError):
         self.is_unheard = is_unheard
 
 
-class Session:
+class McpSession:
     """A server that has introduced itself. May be used by several tasks at the same time."""
 
     def __init__(self, client: ClientSession, timeout: float) -> None:
@@ -208,7 +208,7 @@ class Session:
 
 async def with_session(
     entry: Entry,
-    use: Callable[[Session], Awaitable[T]],
+    use: Callable[[McpSession], Awaitable[T]],
     on_list_changed: Callable[[], None] = lambda: None,
 ) -> T:
     """Connect to a server, call a function with the session, and end it.
@@ -232,7 +232,7 @@ async def with_session(
         async with _streams(entry) as streams, _open_client(streams, on_list_changed) as client:
             with trio.fail_after(START_SECONDS):
                 await client.initialize()
-            return await use(Session(client, entry.timeout))
+            return await use(McpSession(client, entry.timeout))
     except BaseExceptionGroup as group:
         errors, others = group.split(Exception)
         if others is not None:  # cancelled, or the like

@@ -26,6 +26,9 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 #: The longest name of a function that OpenAI's clients allow.
 MAX_NAME = 64
 
+#: Seconds that a server's start may take longer because of MCP servers that are slow.
+WAIT_SECONDS = 5.0
+
 #: Characters of a schema as JSON. A model reads them all, in each chat that has the tool.
 _MAX_SCHEMA = 2**16
 _log = structlog.stdlib.get_logger("trioserve.tools")
@@ -165,10 +168,21 @@ class McpServers:
 
 
 @asynccontextmanager
-async def open_servers(
-    config: Config, taken: Collection[str], wait_seconds: float
+async def open_mcp_servers(
+    config: Config, taken: Collection[str] = (), *, wait_seconds: float = WAIT_SECONDS
 ) -> AsyncIterator[McpServers]:
-    """See `trioserve.tools.mcp.open_mcp_servers`, which imports this module."""
+    """List the tools of the servers that a configuration names, and call them when asked to.
+
+    The servers that run are ended when the block is left.
+
+    Args:
+        config: names them.
+        taken: names that their tools cannot have.
+        wait_seconds: how long `McpServers.listed` waits, from now.
+
+    Raises:
+        ConfigError: the description of the servers cannot be read.
+    """
     entries = await trio.to_thread.run_sync(_entries, config)
     servers = McpServers(entries, taken, trio.current_time() + wait_seconds)
     async with trio.open_nursery() as nursery:

@@ -7,7 +7,7 @@ command ends, when it uses more than it may, when it is told to, and when the se
 however that went.
 
 Its argument is the number of a socket. The order comes there, from
-`trioserve.tools.process.process`, and lines are sent back: ``pid PID``, ``started`` or
+`trioserve.tools.process`, and lines are sent back: ``pid PID``, ``started`` or
 ``failed REASON``, and ``ended STATUS [LIMIT]``.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 if TYPE_CHECKING or __package__:
-    from trioserve.tools.process import confinement
+    from trioserve.tools import confinement
 else:
     import confinement
 
@@ -51,7 +51,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class Supervisor:
+class CommandSupervisor:
     """Watches one command."""
 
     def __init__(self, control: int, order: dict[str, Any]) -> None:
@@ -338,7 +338,7 @@ def main() -> None:
     try:
         order = _read_order(control)
         if order is not None:
-            supervisor = Supervisor(control, order)
+            supervisor = CommandSupervisor(control, order)
             supervisor.run()
     except BaseException as error:
         _tell(control, f"failed {error}")

@@ -1,6 +1,6 @@
 """Programs that end with the block that starts them, and all that they have started.
 
-`open_process` starts one, `run` waits for its end and has what it wrote. `Limits` and
+`open_process` starts one, `run` waits for its end and has what it wrote. `CommandLimits` and
 `CommandSandbox` say what it may use, `clean_environment` gives it few variables and no keys.
 """
 
@@ -25,7 +25,7 @@ import attrs
 import trio
 
 from trioserve.errors import ToolRuntimeError
-from trioserve.tools.process import confinement
+from trioserve.tools import confinement
 
 #: Where systems have programs, libraries and settings. What a user has is not there.
 _SYSTEM = (
@@ -56,7 +56,7 @@ MAX_LOST = 64 * 2**20
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class CommandLimits:
     """What a program and all that it starts may use. Beyond, it is ended."""
 
     #: Processes at the same time.
@@ -246,7 +246,7 @@ async def open_process(
     *,
     env: Mapping[str, str],
     cwd: str | None = None,
-    limits: Limits | None = None,
+    limits: CommandLimits | None = None,
     sandbox: CommandSandbox | None = None,
     stdin: bool = True,
     stderr: Literal["pipe", "stdout"] = "pipe",
@@ -323,7 +323,7 @@ def _order_of(sandbox: CommandSandbox) -> dict[str, list[str]]:
 
 
 @attrs.frozen(kw_only=True)
-class Output:
+class CommandOutput:
     """How a program has ended, and what it wrote."""
 
     #: What it wrote to standard output, up to the limit.
@@ -354,7 +354,7 @@ async def run(
     stdin: bytes | Literal["held"] | None = None,
     merged: bool = True,
     **options: Any,
-) -> Output:
+) -> CommandOutput:
     """Run a program to its end, or for some seconds. When cancelled, it has ended, too.
 
     Args:
@@ -364,7 +364,7 @@ async def run(
         on_output: is told what is kept, piece by piece.
         stdin: what it reads; "held": nothing, but that ends only with this process, or with the
             time.
-        merged: whether `Output.data` has standard error, too.
+        merged: whether `CommandOutput.data` has standard error, too.
         options: others of `open_process`: `env`, `cwd`, `limits` and `sandbox`.
 
     Raises:
@@ -380,7 +380,7 @@ async def run(
             if not (kept.too_much or errors.too_much):
                 exit_code = await process.wait()
     kept.finish()
-    return Output(
+    return CommandOutput(
         data=bytes(kept.data),
         errors=bytes(errors.data),
         exit_code=exit_code if exit_code >= 0 else 128 - exit_code,

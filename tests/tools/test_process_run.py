@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from trioserve.tools.process import Limits, Output, clean_environment, run
+from trioserve.tools.process import CommandLimits, CommandOutput, clean_environment, run
 
 pytestmark = pytest.mark.system
 
 ENV = clean_environment()
 
 
-async def run_sh(command: str, **options: Any) -> Output:
-    options = {"timeout": 20, "max_output": 1000, "limits": Limits()} | options
+async def run_sh(command: str, **options: Any) -> CommandOutput:
+    options = {"timeout": 20, "max_output": 1000, "limits": CommandLimits()} | options
     return await run(["sh", "-c", command], env=ENV, **options)
 
 

@@ -19,7 +19,7 @@ import trio
 from tests.support.processes import with_variable
 from tests.support.waiting import PATIENCE, patiently
 from trioserve.errors import ToolRuntimeError
-from trioserve.tools.process import Limits, clean_environment, open_process, run
+from trioserve.tools.process import CommandLimits, clean_environment, open_process, run
 
 pytestmark = pytest.mark.system
 
@@ -39,11 +39,11 @@ wait
 
 SERVER = """
 import sys, trio
-from trioserve.tools.process import Limits, clean_environment, open_process
+from trioserve.tools.process import CommandLimits, clean_environment, open_process
 
 async def main():
     env = clean_environment()
-    async with open_process(["sh", "-c", sys.argv[1]], env=env, limits=Limits()) as process:
+    async with open_process(["sh", "-c", sys.argv[1]], env=env, limits=CommandLimits()) as process:
         await trio.sleep_forever()
 
 trio.run(main)
@@ -86,7 +86,7 @@ def test_all_ends_when_this_process_is_killed(tmp_path: Path, number: signal.Sig
 
 
 async def test_a_cancel_ends_all_at_once(temporary: Path) -> None:
-    async with open_process(["sh", "-c", LEAVES_MANY], env=ENV, limits=Limits()):
+    async with open_process(["sh", "-c", LEAVES_MANY], env=ENV, limits=CommandLimits()):
         until(lambda: len(with_folder(str(temporary))) == 6)
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -123,20 +123,20 @@ async def test_a_supervisor_that_is_told_to_end_ends_the_program(number: signal.
 async def test_what_is_left_running_ends_with_the_command(temporary: Path) -> None:
     with patiently():
         output = await run(["sh", "-c", f"({LEAVES_MANY}) & sleep 0.1"], timeout=20,
-                           max_output=1000, env=ENV, limits=Limits())  # fmt: skip
+                           max_output=1000, env=ENV, limits=CommandLimits())  # fmt: skip
     assert output.exit_code == 0
     assert with_folder(str(temporary)) == []
 
 
 async def test_a_folder_that_may_not_be_changed_is_removed(temporary: Path) -> None:
     command = "mkdir -p $TMPDIR/a/b/c; touch $TMPDIR/a/b/x; chmod -R 0 $TMPDIR/a"
-    await run(["sh", "-c", command], timeout=20, max_output=10, env=ENV, limits=Limits())
+    await run(["sh", "-c", command], timeout=20, max_output=10, env=ENV, limits=CommandLimits())
     assert list(temporary.iterdir()) == []
 
 
 async def test_a_program_that_cannot_be_started_leaves_no_folder(temporary: Path) -> None:
     with pytest.raises(ToolRuntimeError):
-        await run(["no-such-program"], timeout=20, max_output=10, env=ENV, limits=Limits())
+        await run(["no-such-program"], timeout=20, max_output=10, env=ENV, limits=CommandLimits())
     assert list(temporary.iterdir()) == []
 
 
@@ -147,14 +147,14 @@ async def test_runs_and_cancels_leave_nothing(temporary: Path) -> None:
         "trap '' TERM; sleep 1000", "exec >&- 2>&-; sleep 1000", "kill -9 $$",
     ]  # fmt: skip
     dice = random.Random(17)
-    await run(["true"], timeout=20, max_output=10, env=ENV, limits=Limits())
+    await run(["true"], timeout=20, max_output=10, env=ENV, limits=CommandLimits())
     before = what_there_is()
 
     async def run_some(n: int) -> None:
         for _ in range(n):
             with trio.move_on_after(dice.random() * 0.08):
                 await run(["sh", "-c", dice.choice(commands)], timeout=dice.random() * 0.08,
-                          max_output=100, env=ENV, limits=Limits())  # fmt: skip
+                          max_output=100, env=ENV, limits=CommandLimits())  # fmt: skip
 
     async with trio.open_nursery() as nursery:
         for _ in range(6):

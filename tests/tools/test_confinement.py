@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from trioserve.tools.process import (
+    CommandLimits,
+    CommandOutput,
     CommandSandbox,
-    Limits,
-    Output,
     clean_environment,
     confinement,
     run,
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 _MAY_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
-async def command(text: str, *folders: Path) -> Output:
+async def command(text: str, *folders: Path) -> CommandOutput:
     sandbox = CommandSandbox.around(map(str, folders))
     return await run(
         ["sh", "-c", text],
@@ -30,7 +30,7 @@ async def command(text: str, *folders: Path) -> Output:
         max_output=4096,
         env=clean_environment(sandbox),
         cwd=str(folders[0]),
-        limits=Limits(),
+        limits=CommandLimits(),
         sandbox=sandbox,
     )
 

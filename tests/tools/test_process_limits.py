@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.tools.process import Limits, Output, clean_environment, run
+from trioserve.tools.process import CommandLimits, CommandOutput, clean_environment, run
 
 pytestmark = pytest.mark.system
 
@@ -35,9 +35,9 @@ x = []
 for i in range(1000): x.append(bytearray(b"x") * 4_000_000)'"""
 
 
-async def run_sh(command: str, **limits: Any) -> Output:
+async def run_sh(command: str, **limits: Any) -> CommandOutput:
     return await run(
-        ["sh", "-c", command], timeout=20, max_output=1000, env=ENV, limits=Limits(**limits)
+        ["sh", "-c", command], timeout=20, max_output=1000, env=ENV, limits=CommandLimits(**limits)
     )
 
 
