@@ -130,7 +130,7 @@ def folders() -> str:
 def _path(module: str) -> Path:
     """The folder of a package, or the file of a module."""
     path = PACKAGE.joinpath(*module.split(".")[1:])
-    return path if path.is_dir() else path.with_suffix(".py")
+    return path if (path / "__init__.py").is_file() else path.with_suffix(".py")
 
 
 def _first_sentence(module: str) -> str:
