@@ -190,7 +190,7 @@ def test_the_least_request() -> None:
     unknown = {"context_management": {}, "service_tier": "auto", "cache_control": {}}
     request = MessagesRequest.parse({"messages": HI, **unknown})
     assert request.given_params() == {"max_tokens": MAX_TOKENS}
-    assert request.thinking.enabled is None
+    assert request.thinking is None
     thinking = CountTokensRequest.parse({"messages": HI, "thinking": {"type": "enabled"}}).thinking
     assert thinking.budget == BUDGET_TOKENS
 

@@ -174,7 +174,7 @@ INPUT: list[tuple[Any, str, str]] = [
 ]
 #: Of other fields, with what follows their name in the message.
 FIELDS = [
-    ("encoding_format", "x", "must be 'float' or 'base64'."),
+    ("encoding_format", "x", 'must be "float" or "base64".'),
     ("dimensions", 0, "must be at least 1."),
     ("dimensions", 33, "is 33, and the model's embeddings have 32."),
     ("priority", 101, "must be between -100 and 100."),

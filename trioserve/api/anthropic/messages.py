@@ -12,13 +12,20 @@ from typing import Any, TypeAlias
 
 from trioserve.api.base import sse
 from trioserve.api.base.fields import (
+    OBJECT,
+    STRING,
     MismatchError,
+    Only,
     boolean,
     json_type,
+    list_schema,
     mapping,
     named,
+    object_schema,
     objects,
     one_of,
+    or_null,
+    refuse_unsupported,
     required,
     text,
 )
@@ -272,22 +279,15 @@ def _signed(signature: str) -> str:
 _BLOCKS = {"type": ["string", "array"], "items": {"type": "object"}, "maxItems": MAX_PARTS}
 
 
+_MESSAGE = object_schema(
+    "role", "content", role={"enum": ["user", "assistant", "system"]}, content=_BLOCKS
+)
+
+
 @json_type(
     properties={
         "system": _BLOCKS,
-        "messages": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": MAX_MESSAGES,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "role": {"enum": ["user", "assistant", "system"]},
-                    "content": _BLOCKS,
-                },
-                "required": ["role", "content"],
-            },
-        },
+        "messages": list_schema(_MESSAGE, MAX_MESSAGES, minItems=1),
     }
 )
 def read_messages(body: Mapping[str, Any]) -> Messages:
@@ -445,29 +445,23 @@ def _result(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> di
 
 # -- tools
 
-#: Fields of a tool that have no effect, and the only value that asks for none.
-_UNSUPPORTED_IN_TOOLS: Mapping[str, Any] = {
-    "allowed_callers": ["direct"],
-    "defer_loading": False,
-    "input_examples": [],
+#: Fields of a tool that have no effect.
+_UNSUPPORTED_IN_TOOLS: Mapping[str, Only] = {
+    "allowed_callers": Only(["direct"]),
+    "defer_loading": Only(False),
+    "input_examples": Only([]),
 }
 
-
-@json_type(
-    {
-        "type": "array",
-        "maxItems": MAX_TOOLS,
-        "items": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "minLength": 1},
-                "description": {"type": ["string", "null"]},
-                "input_schema": {"type": "object"},
-            },
-            "required": ["name", "input_schema"],
-        },
-    }
+_TOOL = object_schema(
+    "name",
+    "input_schema",
+    name={"type": "string", "minLength": 1},
+    description=or_null(STRING),
+    input_schema=OBJECT,
 )
+
+
+@json_type(list_schema(_TOOL, MAX_TOOLS))
 def read_tools(value: Any) -> Tools:
     """Read ``tools``: functions that the client runs.
 
@@ -488,12 +482,7 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
             f"'{path}.type' is {kind!r}: this server has no tools of its own.",
             param=f"{path}.type",
         )
-    for name, neutral in _UNSUPPORTED_IN_TOOLS.items():
-        if tool.get(name) not in (None, neutral):
-            raise UnsupportedFieldError(
-                f"'{path}.{name}' is not supported with this value; leave it out.",
-                param=f"{path}.{name}",
-            )
+    refuse_unsupported(tool, _UNSUPPORTED_IN_TOOLS, f"{path}.")
     description = "" if tool.get("description") is None else tool["description"]
     function: dict[str, Any] = {
         "name": required(tool, "name", _filled, path),

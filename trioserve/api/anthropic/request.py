@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -17,20 +17,24 @@ from trioserve.api.anthropic.messages import continues_final_message, read_messa
 from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
+    OBJECT,
+    STRING,
     Only,
     RequestBody,
-    boolean,
     field,
     json_type,
     mapping,
     named,
+    object_schema,
     one_of,
+    or_null,
     required,
     text,
 )
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.chat.messages import Messages, Tools
 from trioserve.chat.params import ChatParams, Mode, ToolChoice
+from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar
 
 #: The most tokens of an answer to a request that does not say; llama-server's number.
@@ -57,103 +61,66 @@ _UNSUPPORTED: Mapping[str, Only] = {
 # -- tools
 
 
-@attrs.frozen
-class Calling:
-    """Which tools the model calls, and whether several at once; None: as its template has it."""
+@attrs.frozen(kw_only=True)
+class ToolChoiceOptions:
+    """``tool_choice``: which tools the model calls, and whether several at once."""
 
-    choice: ToolChoice = attrs.field(factory=ToolChoice)
-    parallel: bool | None = None
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
+    def __attrs_post_init__(self) -> None:
+        if self.type == "tool" and self.name is None:
+            raise InvalidRequestError("'tool_choice.name' is required.", param="tool_choice.name")
 
-@json_type(
-    {
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["auto", "any", "tool", "none"]},
-            "name": {"type": "string"},
-            "disable_parallel_tool_use": {"type": ["boolean", "null"]},
-        },
-        "required": ["type"],
-    }
-)
-def _calling(value: Any) -> Calling:
-    fields = mapping(value)
-    kind = required(fields, "type", _CALLING_TYPE, "tool_choice")
-    single = fields.get("disable_parallel_tool_use")
-    if single is not None:
-        single = named(boolean, single, "tool_choice.disable_parallel_tool_use")
-    parallel = None if single is None else not single
-    if kind == "tool":
-        name = required(fields, "name", text, "tool_choice")
-        return Calling(ToolChoice("required", (name,)), parallel)
-    return Calling(ToolChoice(_MODES[kind]), parallel)
+    @property
+    def choice(self) -> ToolChoice:
+        """What is chosen, in the normal form."""
+        if self.type == "tool" and self.name is not None:
+            return ToolChoice("required", (self.name,))
+        return ToolChoice(_MODES[self.type])
+
+    @property
+    def parallel(self) -> bool | None:
+        """Whether the model calls several tools at once; None: as its template has it."""
+        single = self.disable_parallel_tool_use
+        return None if single is None else not single
 
 
-_CALLING_TYPE = one_of("auto", "any", "tool", "none")
 _MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 
 # -- thinking, and the form of the answer
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ThinkingOptions:
-    """Whether the model thinks, how long, and who may read it.
+    """``thinking``: whether the model thinks, how long, and who may read it.
 
     It does not unless it is asked to: clients that do not ask read the first block as text.
     """
 
-    enabled: bool | None = None  # None: nothing was said
-    budget: int | None = None
-    shown: bool = True
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = field(read=readers.count, default=None)
+    display: Literal["summarized", "omitted"] = "summarized"
+
+    @property
+    def budget(self) -> int:
+        """The most tokens of thinking; -1: no limit."""
+        if self.type != "enabled":
+            return -1
+        return BUDGET_TOKENS if self.budget_tokens is None else self.budget_tokens
+
+    @property
+    def shown(self) -> bool:
+        """Whether the client reads it."""
+        return self.type == "disabled" or self.display == "summarized"
 
 
-@json_type(
-    {
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["enabled", "disabled", "adaptive"]},
-            "budget_tokens": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**31 - 1},
-            "display": {"enum": ["summarized", "omitted", None]},
-        },
-        "required": ["type"],
-    }
-)
-def _thinking(value: Any) -> ThinkingOptions:
-    fields = mapping(value)
-    kind = required(fields, "type", _THINKING_TYPE, "thinking")
-    if kind == "disabled":
-        return ThinkingOptions(enabled=False)
-    display = fields.get("display") or "summarized"
-    shown = named(_DISPLAY, display, "thinking.display") == "summarized"
-    if kind == "adaptive":
-        return ThinkingOptions(enabled=True, shown=shown)
-    given = fields.get("budget_tokens")
-    budget = BUDGET_TOKENS
-    if given is not None:
-        budget = named(readers.count, given, "thinking.budget_tokens")
-    return ThinkingOptions(enabled=True, budget=budget, shown=shown)
+_FORMAT = or_null(object_schema("type", "schema", type={"const": "json_schema"}, schema=OBJECT))
 
 
-_THINKING_TYPE = one_of("enabled", "disabled", "adaptive")
-_DISPLAY = one_of("summarized", "omitted")
-
-
-_FORMAT = {
-    "type": ["object", "null"],
-    "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
-    "required": ["type", "schema"],
-}
-
-
-@json_type(
-    properties={
-        "output_config": {
-            "type": "object",
-            "properties": {"effort": {"type": ["string", "null"]}, "format": _FORMAT},
-        }
-    }
-)
+@json_type(properties={"output_config": object_schema(effort=or_null(STRING), format=_FORMAT)})
 def _effort(body: Mapping[str, Any]) -> str | None:
     effort = _output_config(body).get("effort")
     return None if effort is None else named(text, effort, "output_config.effort")
@@ -189,8 +156,8 @@ class CountTokensRequest(RequestBody):
     messages: Messages = field(whole=read_messages)
     continue_final_message: bool = field(whole=continues_final_message)
     tools: Tools = field(read=read_tools, factory=Tools)
-    calling: Calling = field("tool_choice", read=_calling, factory=Calling)
-    thinking: ThinkingOptions = field(read=_thinking, factory=ThinkingOptions)
+    tool_choice: ToolChoiceOptions = attrs.field(factory=ToolChoiceOptions)
+    thinking: ThinkingOptions | None = None
     effort: str | None = field(whole=_effort)
     chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
 
@@ -198,18 +165,18 @@ class CountTokensRequest(RequestBody):
     def chat_params(self) -> ChatParams:
         """What the prompt depends on, beside the messages, and what becomes of the output."""
         kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
-        if self.thinking.enabled is not None:
-            kwargs["enable_thinking"] = self.thinking.enabled
+        if self.thinking is not None:
+            kwargs["enable_thinking"] = self.thinking.type != "disabled"
         if self.effort is not None:
             kwargs["reasoning_effort"] = self.effort
         return ChatParams(
             tools=self.tools,
-            tool_choice=self.calling.choice,
-            parallel_tool_calls=self.calling.parallel,
+            tool_choice=self.tool_choice.choice,
+            parallel_tool_calls=self.tool_choice.parallel,
             add_generation_prompt=not self.continue_final_message,
             continue_final_message="auto" if self.continue_final_message else None,
             template_kwargs=kwargs,
-            reasoning_budget=-1 if self.thinking.budget is None else self.thinking.budget,
+            reasoning_budget=-1 if self.thinking is None else self.thinking.budget,
             parse_tools=bool(self.tools),
         )
 

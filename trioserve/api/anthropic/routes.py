@@ -37,7 +37,7 @@ async def messages() -> Response:
         server.chats.stream(request.messages, params, request.chat_params, context)
     )
     head = MessageHead(server.model.info.name, len(stream.prompt))
-    blocks = Blocks(show_thinking=request.thinking.shown)
+    blocks = Blocks(show_thinking=request.thinking is None or request.thinking.shown)
     if not request.stream:
         return json_response(await whole_message(stream, head, blocks))
     events = MessageEvents(head, blocks)

@@ -9,15 +9,19 @@ import attrs
 
 from trioserve.api.base import limits, readers
 from trioserve.api.base.fields import (
+    OBJECT,
+    STRING,
     MismatchError,
     RequestBody,
     boolean,
     field,
     json_type,
+    list_schema,
     mapping,
     named,
+    object_schema,
     of_class,
-    one_of,
+    or_null,
     structure,
 )
 from trioserve.api.base.generation_request import (
@@ -54,9 +58,7 @@ class RunToolsOptions:
     #: How many answers the model gives at most.
     max_steps: int | None = field(read=readers.steps, default=None)
     #: What becomes of calls that write: a person is asked, all are made, or none is.
-    approval: Literal["ask", "all", "none"] | None = field(
-        read=one_of("ask", "all", "none"), default=None
-    )
+    approval: Literal["ask", "all", "none"] | None = None
     #: The folder that relative paths begin in, and where the tools run.
     cwd: str | None = None
     runtime: str | None = None
@@ -97,66 +99,39 @@ def run_tools(value: Any) -> RunToolsOptions | None:
 # -- messages and tools
 
 _PARTS = {
-    "text": {"type": "string"},
-    "image_url": {
+    "text": STRING,
+    "image_url": object_schema(url=STRING, detail={"enum": list(DETAILS)})
+    | {
         "type": ["object", "string"],
-        "properties": {"url": {"type": "string"}, "detail": {"enum": list(DETAILS)}},
         "description": "A data URL, base64, or an http, https or file URL.",
     },
-    "input_audio": {
-        "type": "object",
-        "properties": {"data": {"type": "string"}, "format": {"type": "string"}},
-    },
-    "video_url": {"type": ["object", "string"], "properties": {"url": {"type": "string"}}},
-    "file": {
-        "type": "object",
-        "properties": {"file_data": {"type": "string"}, "filename": {"type": "string"}},
-    },
+    "input_audio": object_schema(data=STRING, format=STRING),
+    "video_url": object_schema(url=STRING) | {"type": ["object", "string"]},
+    "file": object_schema(file_data=STRING, filename=STRING),
 }
-_PART = {
-    "type": "object",
-    "properties": {"type": {"type": "string", "examples": list(_PARTS)}, **_PARTS},
-    "required": ["type"],
-}
-_MESSAGE = {
-    "type": "object",
-    "properties": {
-        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
-        "content": {
-            "type": ["string", "array", "null"],
-            "items": _PART,
-            "maxItems": MAX_PARTS,
-        },
-        "reasoning_content": {"type": ["string", "null"]},
-        "tool_calls": {
-            "type": ["array", "null"],
-            "items": {"type": "object"},
-            "maxItems": MAX_PARTS,
-        },
-        "tool_call_id": {"type": ["string", "null"]},
-    },
-    "required": ["role"],
-}
-_TOOL = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
-            "required": ["name"],
-        },
-    },
-    "required": ["type", "function"],
-}
+_PART = object_schema("type", type={"type": "string", "examples": list(_PARTS)}, **_PARTS)
+_MESSAGE = object_schema(
+    "role",
+    role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+    content=list_schema(_PART, MAX_PARTS) | {"type": ["string", "array", "null"]},
+    reasoning_content=or_null(STRING),
+    tool_calls=or_null(list_schema(OBJECT, MAX_PARTS)),
+    tool_call_id=or_null(STRING),
+)
+_TOOL = object_schema(
+    "type",
+    "function",
+    type={"const": "function"},
+    function=object_schema("name", name=STRING, parameters=OBJECT),
+)
 
 
-@json_type({"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES})
+@json_type(list_schema(_MESSAGE, MAX_MESSAGES, minItems=1))
 def _messages(value: Any) -> Messages:
     return parse_messages(value)
 
 
-@json_type({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS})
+@json_type(list_schema(_TOOL, MAX_TOOLS))
 def _tools(value: Any) -> Tools:
     return parse_tools(value)
 

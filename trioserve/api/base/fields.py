@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import (
     Any,
     ClassVar,
+    Literal,
     Self,
     TypeVar,
     Union,
@@ -60,6 +61,36 @@ def field(
         kwargs: what `attrs.field` takes, such as ``default``.
     """
     return attrs.field(metadata={"names": names, "read": read, "whole": whole}, **kwargs)
+
+
+STRING: Schema = {"type": "string"}
+OBJECT: Schema = {"type": "object"}
+
+
+def object_schema(*required: str, **properties: Mapping[str, Any]) -> Schema:
+    """Describe an object by the schemas of its fields, of which some have to be there."""
+    schema: Schema = {"type": "object", "properties": properties}
+    return {**schema, "required": list(required)} if required else schema
+
+
+def list_schema(items: Mapping[str, Any], limit: int, **more: Any) -> Schema:
+    """Describe a list of at most so many items."""
+    return {"type": "array", "items": items, "maxItems": limit, **more}
+
+
+def or_null(schema: Schema) -> Schema:
+    """A null counts as absent."""
+    if "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    added = {}
+    if "anyOf" in schema:
+        added["anyOf"] = [*schema["anyOf"], {"type": "null"}]
+    if "enum" in schema and None not in schema["enum"]:
+        added["enum"] = [*schema["enum"], None]
+    if "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        added["type"] = [*kinds, *(() if "null" in kinds else ("null",))]
+    return {**schema, **added}
 
 
 def json_type(
@@ -202,7 +233,10 @@ def _field_of(cls: Any, name: str) -> Field:
     if read is None and whole is None:
         type_ = _without_none(types_of(cls)[name])
         inner = type_ if attrs.has(type_) else None
-        read = mapping if inner is not None else READERS[type_]
+        if get_origin(type_) is Literal:
+            read = one_of(*get_args(type_))
+        else:
+            read = mapping if inner is not None else READERS[type_]
     return Field(
         name=name,
         names=attribute.metadata.get("names") or (name,),
@@ -344,7 +378,7 @@ def of_fields(cls: Any, names: Iterable[str] | None = None) -> dict[str, Schema]
     found: dict[str, Schema] = {}
     for field in fields_of(cls, names):
         if field.whole is not None:
-            found |= {name: _or_null(one) for name, one in field.whole.json_properties.items()}
+            found |= {name: or_null(one) for name, one in field.whole.json_properties.items()}
             continue
         first, *others = field.names
         found[first] = schema = _of_field(field)
@@ -364,22 +398,7 @@ def _of_field(field: Field) -> Schema:
         return schema
     if isinstance(field.attribute.default, bool | int | float | str):
         schema["default"] = field.attribute.default
-    return _or_null(schema)
-
-
-def _or_null(schema: Schema) -> Schema:
-    """A null counts as absent."""
-    if "$ref" in schema:
-        return {"anyOf": [schema, {"type": "null"}]}
-    added = {}
-    if "anyOf" in schema:
-        added["anyOf"] = [*schema["anyOf"], {"type": "null"}]
-    if "enum" in schema and None not in schema["enum"]:
-        added["enum"] = [*schema["enum"], None]
-    if "type" in schema:
-        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        added["type"] = [*kinds, *(() if "null" in kinds else ("null",))]
-    return {**schema, **added}
+    return or_null(schema)
 
 
 def of_class(cls: Any) -> Schema:

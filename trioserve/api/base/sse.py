@@ -26,6 +26,7 @@ from trioserve.types import Chunk, Finished, Progress, TokenProbs, WaitingStatus
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
 
 _E = TypeVar("_E", bound=Event | RunEvent)
+_Told = TypeVar("_Told", contravariant=True)
 
 
 class LazyList(Sequence[Any]):
@@ -106,13 +107,13 @@ def event(payload: Any) -> bytes:
     return f"data: {encode(payload)}\n\n".encode()
 
 
-class EventWriter(ABC, Generic[_E]):
+class EventWriter(ABC, Generic[_Told]):
     """Writes the events of a response as bytes."""
 
     content_type: ClassVar[str] = CONTENT_TYPE
 
     @abstractmethod
-    def encode(self, index: int, event: _E) -> bytes:
+    def encode(self, index: int, event: _Told) -> bytes:
         """Write an event of stream number `index`; empty when there is nothing to say."""
 
     def end(self) -> bytes:

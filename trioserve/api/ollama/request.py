@@ -15,14 +15,19 @@ import attrs
 from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
+    OBJECT,
+    STRING,
     MismatchError,
     Only,
     RequestBody,
     field,
     integer,
     json_type,
+    list_schema,
     named,
+    object_schema,
     objects,
+    or_null,
     required,
     strings,
     text,
@@ -127,34 +132,24 @@ _NAMES = {"thinking": "reasoning_content", "tool_name": "name"}
 #: Stands for an image in a text.
 _PLACE = "[img]"
 
-_CALL = {
-    "type": "object",
-    "properties": {
-        "id": {"type": ["string", "null"]},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "arguments": {"type": ["object", "string"]}},
-            "required": ["name"],
-        },
-    },
-    "required": ["function"],
-}
-_MESSAGE = {
-    "type": "object",
-    "properties": {
-        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
-        "content": {"type": ["string", "null"]},
-        "thinking": {"type": ["string", "null"]},
-        "images": {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MAX_PARTS},
-        "tool_calls": {"type": ["array", "null"], "items": _CALL, "maxItems": MAX_PARTS},
-        "tool_name": {"type": ["string", "null"]},
-        "tool_call_id": {"type": ["string", "null"]},
-    },
-    "required": ["role"],
-}
+_CALL = object_schema(
+    "function",
+    id=or_null(STRING),
+    function=object_schema("name", name=STRING, arguments={"type": ["object", "string"]}),
+)
+_MESSAGE = object_schema(
+    "role",
+    role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+    content=or_null(STRING),
+    thinking=or_null(STRING),
+    images=or_null(list_schema(STRING, MAX_PARTS)),
+    tool_calls=or_null(list_schema(_CALL, MAX_PARTS)),
+    tool_name=or_null(STRING),
+    tool_call_id=or_null(STRING),
+)
 
 
-@json_type({"type": "array", "items": _MESSAGE, "maxItems": MAX_MESSAGES})
+@json_type(list_schema(_MESSAGE, MAX_MESSAGES))
 def read_messages(value: Any) -> Messages:
     """Read `messages`; there may be none.
 
@@ -259,25 +254,16 @@ def continues_final_message(body: Mapping[str, Any]) -> bool:
 
 # -- tools
 
-_TOOL = {
-    "type": "object",
-    "properties": {
-        "type": {"type": ["string", "null"]},
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string"},
-                "description": {"type": ["string", "null"]},
-                "parameters": {"type": ["object", "null"]},
-            },
-            "required": ["name"],
-        },
-    },
-    "required": ["function"],
-}
+_TOOL = object_schema(
+    "function",
+    type=or_null(STRING),
+    function=object_schema(
+        "name", name=STRING, description=or_null(STRING), parameters=or_null(OBJECT)
+    ),
+)
 
 
-@json_type({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS})
+@json_type(list_schema(_TOOL, MAX_TOOLS))
 def read_tools(value: Any) -> Tools:
     """Read `tools`; their type may be left out, as there is only one.
 
@@ -329,11 +315,7 @@ def _think(value: Any) -> Think:
     return value
 
 
-@json_type(
-    properties={
-        "format": {"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]},
-    }
-)
+@json_type(properties={"format": {"anyOf": [{"enum": ["", "json"]}, OBJECT]}})
 def _format(body: Mapping[str, Any]) -> Grammar | None:
     """Read ``format``: the word "json", or a JSON Schema."""
     given = body.get("format")

@@ -47,6 +47,9 @@ from trioserve.types import GenerationParams, Prompt
 
 blueprint = Blueprint("openai", __name__)
 
+#: What the ids of answers begin with.
+PREFIXES = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}
+
 
 # -- chat
 
@@ -112,21 +115,33 @@ def whole_chat(
     params: GenerationParams,
     answers: Sequence[ChatCompletion],
 ) -> dict[str, Any]:
-    """Write an answer whose choices have all ended. The timings are those of the first."""
-    timings = [each.finished.timings for each in answers]
+    """Write an answer whose choices have all ended."""
     answers = [_with_echo(request, each) for each in answers]
+    choices = [_choice(request, params, i, each) for i, each in enumerate(answers)]
+    return _whole("chat.completion", choices, server, request, params, answers)
+
+
+def _whole(
+    kind: str,
+    choices: list[dict[str, Any]],
+    server: Server,
+    request: ChatRequest | CompletionRequest,
+    params: GenerationParams,
+    outputs: Sequence[ChatCompletion | Completion],
+) -> dict[str, Any]:
+    """Write an answer with these choices. The timings are those of the first output."""
+    first, n = outputs[0], request.n_copies
+    timings = [each.finished.timings for each in outputs]
     return {
-        "choices": [_choice(request, params, i, each) for i, each in enumerate(answers)],
+        "choices": choices,
         "created": int(time.time()),
         "model": server.model.info.name,
         "system_fingerprint": writers.FINGERPRINT,
-        "object": "chat.completion",
-        "usage": writers.usage(len(answers[0].prompt), timings, copies=len(answers)),
-        "id": writers.new_id("chatcmpl"),
+        "object": kind,
+        "usage": writers.usage(sum(len(each.prompt) for each in outputs[::n]), timings, copies=n),
+        "id": writers.new_id(PREFIXES[kind]),
         "timings": writers.timings(timings[0]),
-        **Verbose(server, request, params)(
-            0, answers[0].prompt, answers[0].finished, answers[0].tokens
-        ),
+        **Verbose(server, request, params)(0, first.prompt, first.finished, first.tokens),
     }
 
 
@@ -234,27 +249,14 @@ def whole_completion(
     params: GenerationParams,
     outputs: Sequence[Completion],
 ) -> dict[str, Any]:
-    """Write outputs that have ended. The timings are those of the first one."""
-    timings = [each.finished.timings for each in outputs]
-    prompts = [each.prompt for each in outputs[:: request.n_copies]]
-    return {
-        "choices": [
-            {
-                "text": _echo(server, request, index // request.n, each.prompt) + each.text,
-                "index": index,
-                "logprobs": text_logprobs(each.probs, params) if request.logprobs else None,
-                "finish_reason": writers.finish_reason(each.finished.reason),
-            }
-            for index, each in enumerate(best_of(outputs, request.n_copies, request.n))
-        ],
-        "created": int(time.time()),
-        "model": server.model.info.name,
-        "system_fingerprint": writers.FINGERPRINT,
-        "object": "text_completion",
-        "usage": writers.usage(sum(map(len, prompts)), timings, copies=request.n_copies),
-        "id": writers.new_id("cmpl"),
-        "timings": writers.timings(timings[0]),
-        **Verbose(server, request, params)(
-            0, outputs[0].prompt, outputs[0].finished, outputs[0].tokens
-        ),
-    }
+    """Write outputs that have ended."""
+    choices = [
+        {
+            "text": _echo(server, request, index // request.n, each.prompt) + each.text,
+            "index": index,
+            "logprobs": text_logprobs(each.probs, params) if request.logprobs else None,
+            "finish_reason": writers.finish_reason(each.finished.reason),
+        }
+        for index, each in enumerate(best_of(outputs, request.n_copies, request.n))
+    ]
+    return _whole("text_completion", choices, server, request, params, outputs)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
-import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -21,7 +20,7 @@ from trioserve.api.base.fields import (
     json_type,
     objects,
 )
-from trioserve.api.base.http import current_context
+from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
@@ -36,9 +35,6 @@ from trioserve.types import MediaSource
 blueprint = Blueprint("embeddings", __name__)
 
 _T = TypeVar("_T")
-
-#: Vectors with more numbers than this, all together, are written in a thread.
-_MANY_NUMBERS = 4096
 
 _EXPECTED = (
     "a string, a list of token ids, a list of ids and strings, an object with a list as "
@@ -102,20 +98,6 @@ def _part(part: dict[str, Any], path: str) -> str | MediaSource:
     return source
 
 
-@json_type({"enum": ["float", "base64"]})
-def _encoding(value: Any) -> str:
-    if value not in ("float", "base64"):
-        raise MismatchError("'float' or 'base64'")
-    return str(value)
-
-
-@json_type({"type": "integer", "minimum": 1})
-def _width(value: Any) -> int:
-    if integer(value) < 1:
-        raise MismatchError("at least 1")
-    return integer(value)
-
-
 @json_type({"type": "integer", "minimum": -1})
 def _norm(value: Any) -> int:
     if not -1 <= integer(value) < 2**31:
@@ -130,8 +112,8 @@ class EmbeddingsRequest(RequestBody):
     input: tuple[GivenPrompt, ...] | None = field(read=_inputs("input"), default=None)
     content: tuple[GivenPrompt, ...] | None = field(read=_inputs("content"), default=None)
     model: str | None = None
-    encoding_format: str = field(read=_encoding, default="float")
-    dimensions: int | None = field(read=_width, default=None)
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = field(read=readers.integer_in(1, None), default=None)
     embd_normalize: int | None = field(read=_norm, default=None)
     priority: int = 0
     timeout: float | None = field(read=readers.seconds, default=None)
@@ -147,14 +129,16 @@ async def openai() -> Response:
         return await _own(server, request)
     done = await _embed(server, request)
     n_tokens = sum(done.n_tokens)
-    head = {
-        "model": request.model or server.model.info.name,
-        "object": "list",
-        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-    }
     write = _as_base64 if request.encoding_format == "base64" else _as_numbers
-    items = (write(index, vector) for index, vector in enumerate(done.vectors))
-    return await _respond(lambda: f'{sse.encode(head)[:-1]},"data":{_list(items)}}}', done)
+    return await _respond(
+        {
+            "model": request.model or server.model.info.name,
+            "object": "list",
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+            "data": _written(write, done),
+        },
+        done,
+    )
 
 
 @blueprint.post("/embedding")
@@ -193,44 +177,40 @@ async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
 # -- the answer
 
 
-def _as_numbers(index: int, vector: Array) -> str:
-    return sse.encode({"embedding": vector.tolist(), "index": index, "object": "embedding"})
+def _as_numbers(index: int, vector: Array) -> dict[str, Any]:
+    return {"embedding": vector.tolist(), "index": index, "object": "embedding"}
 
 
-def _as_base64(index: int, vector: Array) -> str:
-    return sse.encode(
-        {
-            "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode(),
-            "index": index,
-            "object": "embedding",
-            "encoding_format": "base64",
-        }
-    )
+def _as_base64(index: int, vector: Array) -> dict[str, Any]:
+    return {
+        "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode(),
+        "index": index,
+        "object": "embedding",
+        "encoding_format": "base64",
+    }
+
+
+def _as_matrix(index: int, vectors: Array) -> dict[str, Any]:
+    """Write one row, or a row for each token."""
+    return {
+        "index": index,
+        "embedding": sse.LazyList(np.ndarray.tolist, list(np.atleast_2d(vectors))),
+    }
 
 
 async def _own(server: Server, request: EmbeddingsRequest) -> Response:
-    """Answer with a list that has a matrix for each text: one row, or a row for each token."""
+    """Answer with a list that has a matrix for each text."""
     if request.encoding_format == "base64":
         raise InvalidRequestError(
             "'encoding_format' base64 is for OpenAI's form, with 'input'.", param="encoding_format"
         )
     done = await _embed(server, request)
-    items = (
-        f'{{"index":{index},"embedding":'
-        f"{_list(sse.encode(row.tolist()) for row in np.atleast_2d(vectors))}}}"
-        for index, vectors in enumerate(done.vectors)
-    )
-    return await _respond(lambda: _list(items), done)
+    return await _respond(_written(_as_matrix, done), done)
 
 
-def _list(items: Iterable[str]) -> str:
-    return f"[{','.join(items)}]"
+def _written(write: Callable[[int, Array], Any], done: Embeddings) -> sse.LazyList:
+    return sse.LazyList(lambda index: write(index, done.vectors[index]), range(len(done.vectors)))
 
 
-async def _respond(write: Callable[[], str], done: Embeddings) -> Response:
-    """Answer with the JSON that `write` makes, vector by vector, so that others get a turn."""
-    if sum(vector.size for vector in done.vectors) <= _MANY_NUMBERS:
-        written = write()
-    else:
-        written = await trio.to_thread.run_sync(write)
-    return Response(written, content_type="application/json")
+async def _respond(written: Any, done: Embeddings) -> Response:
+    return await long_response(lambda: written, sum(vector.size for vector in done.vectors))

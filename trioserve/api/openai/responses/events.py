@@ -45,6 +45,7 @@ from trioserve.server.runs.events import (
 )
 from trioserve.server.stream import ChatChunk
 from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings, TokenProbs
+from trioserve.types.events import Chunk
 
 # -- errors
 
@@ -66,6 +67,13 @@ def event(body: Mapping[str, Any], n_before: int) -> bytes:
 SHAPE = ErrorShape(lambda error, request_id: errors.body(error), event=event)
 
 
+#: The label of tools that are those of no MCP server.
+_OWN = "trioserve"
+
+#: Why a response is incomplete, by why its run has ended.
+_CUT: Mapping[EndReason, str] = {"length": "max_output_tokens", "max_steps": "max_steps"}
+
+
 class ResponseBuilder:
     """Turns the events of a chat into those of a response, and keeps the response as it is.
 
@@ -76,6 +84,8 @@ class ResponseBuilder:
         params: how it is answered.
         n_prompt: the tokens of the prompt.
         vocab: what the tokens stand for.
+        labels: where the server runs tools: the MCP servers that have them, by the names of the
+            tools; empty: none has.
     """
 
     def __init__(
@@ -86,13 +96,17 @@ class ResponseBuilder:
         params: GenerationParams,
         n_prompt: int,
         vocab: Vocab,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._chat, self._params = chat, params
-        self._n_prompt = n_prompt
+        self._n_prompt, self._vocab = n_prompt, vocab
         self._tokens = TokensOfText(vocab.pieces)
+        self._labels = labels
+        self._of_client = frozenset(chat.tool_names)
+        self._calls: dict[str, MadeCallItem] = {}  # of the server, without a result, by their ids
         self._n_reasoning = 0
         self.n_candidates = 0
-        self._step: str | None = None  # the name of the step, where there are several
+        self._step = None if labels is None else _new_step()  # its name, where there are several
         self._items: list[Item] = []
         self._written: dict[int, dict[str, Any]] = {}  # those that are closed, by their index
         self._fields = _repeated(request, params) | {
@@ -116,6 +130,21 @@ class ResponseBuilder:
         if self._chat.continuation.echo:
             events += self.add(ChatChunk(final_message_deltas(self._chat.messages), ()))
         return events
+
+    def take(self, event: sse.Event | RunEvent) -> list[Event]:
+        """Take the next event of a chat, or of a run of tools."""
+        match event:
+            case ChatChunk():
+                return self.add(event)
+            case Finished():
+                return self.finish(event)
+            case StepChunk():
+                return self.take(event.chunk)
+            case Progress() | Chunk():
+                return []
+        fields = event_fields(event)
+        told = {**fields, "type": f"response.trioserve_{fields['type']}"}
+        return [told, *self._follow(event)]
 
     def add(self, chunk: ChatChunk) -> list[Event]:
         """Take the next part of the message."""
@@ -166,6 +195,24 @@ class ResponseBuilder:
         self.response = self._response("failed", error={"code": code, "message": message})
         return [{"type": "response.failed", "response": self.response}]
 
+    def _follow(self, event: RunEvent) -> list[Event]:
+        """What the events of the API say of something that happens."""
+        match event:
+            case StepStarted(step=step) if step > 1:
+                events = self._close("completed")
+                self._tokens = TokensOfText(self._vocab.pieces)
+                self._step = _new_step()
+                return events
+            case ToolCalled():
+                return self._close("completed")
+            case ToolReturned():
+                item = self._calls.pop(event.call.id)
+                item.take(event.content, is_error=event.is_error)
+                return self._close_item(item, "failed" if event.is_error else "completed")
+            case RunEnded(answer=answer):
+                return self._end(_CUT.get(answer.reason), counted(answer), len(answer.prompt))
+        return []
+
     def _open_for(self, delta: Delta) -> list[Event]:
         """Make sure that the last item is one for a delta."""
         last = self._items[-1] if self._items else None
@@ -189,15 +236,30 @@ class ResponseBuilder:
             case ReasoningDelta():
                 return ReasoningItem(index)
             case ToolCallStart():
-                return CallItem(index, delta)
+                if self._labels is None or delta.name in self._of_client:
+                    return CallItem(index, delta)
+                made = MadeCallItem(index, delta, self._labels.get(delta.name) or _OWN)
+                self._calls[delta.id] = made
+                return made
             case _:
                 raise AssertionError(f"{delta} belongs to no call")
 
     def _close(self, status: str) -> list[Event]:
-        """Close the last item, if it is open."""
-        if not self._items or (last := self._items[-1]).index in self._written:
-            return []
-        return self._close_item(last, status)
+        """Close the last item, if it is open.
+
+        Calls of the server stay open until they have a result, unless none will come.
+        """
+        events: list[Event] = []
+        last = self._items[-1] if self._items else None
+        if isinstance(last, MadeCallItem):
+            events += [] if last.is_called else last.called()
+        elif last is not None and last.index not in self._written:
+            events += self._close_item(last, status)
+        if status == "incomplete":
+            for item in self._calls.values():
+                events += self._close_item(item, status)
+            self._calls = {}
+        return events
 
     def _close_item(self, item: Item, status: str) -> list[Event]:
         self._written[item.index] = item.as_json(status)
@@ -215,6 +277,11 @@ class ResponseBuilder:
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
         return {**self._fields, "status": status, "output": self._output(), **empty, **fields}
+
+
+def _new_step() -> str:
+    """Name a step. The name comes back with the items, and tells them from those of others."""
+    return f"step_{secrets.token_hex(8)}"
 
 
 def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, Any]:
@@ -243,163 +310,51 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
     }
 
 
-class ResponseEvents(sse.EventWriter[sse.Event]):
+class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
     """Writes the stream of a response."""
 
     def __init__(self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> None:
         self._builder, self._chat = builder, chat
         self._n_events = 0
-        self.begin_prompt(n_prompt)
-
-    def begin_prompt(self, n_prompt: int) -> None:
-        """Begin a prompt: what is measured from now on is about this one."""
         self._live = outputs.LiveTimings(n_prompt, monotonic)
 
-    def encode(self, index: int, event: sse.Event) -> bytes:
+    def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
         """Write an event."""
-        events = self._builder.begin()
+        if isinstance(event, StepChunk):
+            event = event.chunk
+        events = [*self._builder.begin(), *self._builder.take(event)]
         extra: dict[str, Any] = {}
         if isinstance(event, ChatChunk):
-            events += self._builder.add(event)
             self._live.on_output(len(event.tokens), event.drafts)
             if self._chat.timings_per_token:
                 extra["timings"] = outputs.timings(self._live.now())
-        elif isinstance(event, Finished):
-            events += self._builder.finish(event)
-            extra["timings"] = outputs.timings(event.timings)
-        else:
-            assert isinstance(event, Progress)
+        elif isinstance(event, Progress):
             self._live.on_progress(event)
             if self._chat.return_progress:
                 running = {"type": "response.in_progress", "response": self._builder.response}
                 events = events or [running]
                 extra = self._live.with_progress(event, timed=self._chat.timings_per_token)
+        elif isinstance(event, Finished):
+            extra["timings"] = outputs.timings(event.timings)
+        elif isinstance(event, RunEnded):
+            extra["timings"] = outputs.timings(event.answer.timings)
+        elif isinstance(event, StepStarted):
+            self._live = outputs.LiveTimings(0, monotonic)
         if events:
             events[-1] = events[-1] | extra
-        return self.write(events)
-
-    def write(self, events: Iterable[Event]) -> bytes:
-        """Write events that were made, and number them."""
-        return b"".join(map(self._write, events))
+        return self._write_all(events)
 
     def fail(self, error: Exception) -> bytes:
         """Write what ends a stream that had begun: the response as it failed, and the error."""
         known = errors.known(error)
         events = self._builder.fail(known) if self._builder.begun else []
-        return self.write([*events, as_event(errors.body(known))])
+        return self._write_all([*events, as_event(errors.body(known))])
+
+    def _write_all(self, events: Iterable[Event]) -> bytes:
+        return b"".join(map(self._write, events))
 
     def _write(self, event: Event) -> bytes:
         kind = event["type"]
         numbered = {"type": kind, "sequence_number": self._n_events, **event}
         self._n_events += 1
         return f"event: {kind}\ndata: {sse.encode(numbered)}\n\n".encode()
-
-
-# -- runs of tools
-
-
-#: The label of tools that are those of no MCP server.
-_OWN = "trioserve"
-
-#: Why a response is incomplete, by why its run has ended.
-_CUT: Mapping[EndReason, str] = {"length": "max_output_tokens", "max_steps": "max_steps"}
-
-
-class RunBuilder(ResponseBuilder):
-    """Turns the events of a run into those of a response, and keeps the response as it is.
-
-    Args:
-        model: the name that the response gives.
-        request: what was asked for.
-        chat: the same, as a chat.
-        params: how it is answered.
-        vocab: what the tokens stand for.
-        labels: the MCP servers that have the tools, by the names of these; empty: none has.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        request: ResponsesRequest,
-        chat: ChatRequest,
-        params: GenerationParams,
-        vocab: Vocab,
-        labels: Mapping[str, str],
-    ) -> None:
-        super().__init__(model, request, chat, params, 0, vocab)
-        self._vocab = vocab
-        self._of_client = frozenset(chat.tool_names)
-        self._labels = labels
-        self._calls: dict[str, MadeCallItem] = {}  # without a result, by their ids
-        self._step = _new_step()
-
-    def take(self, event: RunEvent) -> list[Event]:
-        """Take the next event."""
-        if isinstance(event, StepChunk):
-            return self.add(event.chunk) if isinstance(event.chunk, ChatChunk) else []
-        fields = event_fields(event)
-        told = {**fields, "type": f"response.trioserve_{fields['type']}"}
-        return [told, *self._follow(event)]
-
-    def _follow(self, event: RunEvent) -> list[Event]:
-        """What the events of the API say of something that happens."""
-        match event:
-            case StepStarted(step=step) if step > 1:
-                events = self._close("completed")
-                self._tokens = TokensOfText(self._vocab.pieces)
-                self._step = _new_step()
-                return events
-            case ToolCalled():
-                return self._close("completed")
-            case ToolReturned():
-                item = self._calls.pop(event.call.id)
-                item.take(event.content, is_error=event.is_error)
-                return self._close_item(item, "failed" if event.is_error else "completed")
-            case RunEnded(answer=answer):
-                return self._end(_CUT.get(answer.reason), counted(answer), len(answer.prompt))
-        return []
-
-    def _item_for(self, delta: Delta, index: int) -> Item:
-        if not isinstance(delta, ToolCallStart) or delta.name in self._of_client:
-            return super()._item_for(delta, index)
-        item = MadeCallItem(index, delta, self._labels.get(delta.name) or _OWN)
-        self._calls[delta.id] = item
-        return item
-
-    def _close(self, status: str) -> list[Event]:
-        """Close the last item. Calls stay open until they have a result, unless none will come."""
-        events: list[Event] = []
-        if self._items and isinstance(last := self._items[-1], MadeCallItem):
-            events += [] if last.is_called else last.called()
-        else:
-            events += super()._close(status)
-        if status == "incomplete":
-            for item in self._calls.values():
-                events += self._close_item(item, status)
-            self._calls = {}
-        return events
-
-
-def _new_step() -> str:
-    """Name a step. The name comes back with the items, and tells them from those of others."""
-    return f"step_{secrets.token_hex(8)}"
-
-
-class RunResponseEvents(sse.EventWriter[RunEvent]):
-    """Writes the stream of a response for which the server runs tools."""
-
-    def __init__(self, builder: RunBuilder, chat: ChatRequest) -> None:
-        self._builder = builder
-        self._events = ResponseEvents(builder, chat, 0)
-        self.fail = self._events.fail
-
-    def encode(self, index: int, event: RunEvent) -> bytes:
-        """Write an event."""
-        if isinstance(event, StepChunk):
-            return self._events.encode(index, event.chunk)
-        if isinstance(event, StepStarted):
-            self._events.begin_prompt(0)
-        events = [*self._builder.begin(), *self._builder.take(event)]
-        if isinstance(event, RunEnded):
-            events[-1] = {**events[-1], "timings": outputs.timings(event.answer.timings)}
-        return self._events.write(events)

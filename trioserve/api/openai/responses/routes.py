@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable
+
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base import sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import (
     admit,
@@ -19,15 +22,13 @@ from trioserve.api.base.service import current_responses
 from trioserve.api.openai.responses.events import (
     ResponseBuilder,
     ResponseEvents,
-    RunBuilder,
-    RunResponseEvents,
 )
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.runs import open_run, respond_run
 from trioserve.api.openapi import takes
 from trioserve.server import RequestContext, Server
-from trioserve.server.stream import ChatChunk
-from trioserve.types import Finished, GenerationParams
+from trioserve.server.runs.events import RunEvent
+from trioserve.types import GenerationParams
 
 blueprint = Blueprint("responses", __name__)
 
@@ -47,19 +48,13 @@ async def responses() -> Response:
         )
     model, n_prompt = server.model, len(stream.prompt)
     builder = ResponseBuilder(model.info.name, request, chat, params, n_prompt, model.vocab)
-    if chat.stream:
-        running = Running([stream], context.client, chat.reasoning_control)
-        resources = current_request().resources
-        resources.enter_context(current_responses().running(builder.response["id"], running))
-        writer = ResponseEvents(builder, chat, n_prompt)
-        return await respond_stream(server, chat, [stream], writer, writer.fail)
-    builder.begin()
-    async for event in stream:
-        if isinstance(event, ChatChunk):
-            builder.add(event)
-        elif isinstance(event, Finished):
-            builder.finish(event)
-    return await long_response(lambda: builder.response, 32 * builder.n_candidates)
+    if not chat.stream:
+        return await _whole(builder, stream)
+    running = Running([stream], context.client, chat.reasoning_control)
+    resources = current_request().resources
+    resources.enter_context(current_responses().running(builder.response["id"], running))
+    writer = ResponseEvents(builder, chat, n_prompt)
+    return await respond_stream(server, chat, [stream], writer, writer.fail)
 
 
 async def _run(
@@ -74,12 +69,17 @@ async def _run(
         run = await open_run(server, chat, params, context)
     model = server.model
     labels = {name: tool.info.mcp_server for name, tool in server.tools.tools.items()}
-    builder = RunBuilder(model.info.name, request, chat, params, model.vocab, labels)
-    if chat.stream:
-        writer = RunResponseEvents(builder, chat)
-        return await respond_run(server, chat, run, writer, builder.response["id"], writer.fail)
+    builder = ResponseBuilder(model.info.name, request, chat, params, 0, model.vocab, labels)
+    if not chat.stream:
+        return await _whole(builder, run)
+    writer = ResponseEvents(builder, chat, 0)
+    return await respond_run(server, chat, run, writer, builder.response["id"], writer.fail)
+
+
+async def _whole(builder: ResponseBuilder, events: AsyncIterable[sse.Event | RunEvent]) -> Response:
+    """Make the response that is sent when it is complete."""
     builder.begin()
-    async for event in run:
+    async for event in events:
         builder.take(event)
     return await long_response(lambda: builder.response, 32 * builder.n_candidates)
 
