@@ -117,7 +117,7 @@ class Metronome(ScriptedBackend):
     def sampler(self, params: object, prompt: Sequence[int], constraint: object = None) -> object:
         return QuickSampler(prompt[0])
 
-    def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
+    def remove(self, seq: int, start: int) -> bool:
         return True
 
     def steps(self) -> list[Step]:

@@ -21,7 +21,7 @@ def test_an_old_name_warns_and_is_the_new_one(module: Any, old: str, new: str) -
 
 
 def test_an_old_attribute_warns() -> None:
-    batch = trioserve.TelemetryBatch(steps=(), requests=(), n_lost=0)
+    batch = trioserve.TelemetryBatch(events=(), n_lost=0)
     with pytest.warns(DeprecationWarning, match="TelemetryBatch.steps"):
         assert batch.ticks == ()
 

@@ -23,7 +23,7 @@ from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
 from trioserve.engine.planner import AdapterTurns
 from trioserve.errors import KVCacheFullError, PermissionDeniedError, UnavailableError
 from trioserve.testing import ScriptedBackend, ScriptedProjector
-from trioserve.testing.sampler import ScriptedConstraint
+from trioserve.testing.vocab import ScriptedConstraint
 from trioserve.types import (
     AdapterInfo,
     Adapters,

@@ -48,7 +48,7 @@ def test_closing_frees_all_and_twice_is_fine() -> None:
     with pytest.raises(EngineError, match="closed"):
         backend.decode()
     with pytest.raises(EngineError, match="closed"):
-        backend.seq_pos_max(0)
+        backend.memory.last(0)
     with pytest.raises(ServerClosingError):
         backend.vocab.tokenize("late")
     sampler.close()
@@ -85,5 +85,5 @@ def test_two_backends_live_side_by_side() -> None:
         for backend in (one, other):
             backend.batch.extend((1, 2, 3), 0, 1)
             backend.decode()
-        one.seq_rm(1, 0)
-        assert (one.seq_pos_max(1), other.seq_pos_max(1)) == (-1, 2)
+        one.memory.remove(1, 0)
+        assert (one.memory.last(1), other.memory.last(1)) == (-1, 2)

@@ -44,7 +44,7 @@ def plain_greedy(plain: PlainLoop, prompt: str) -> list[int]:
 def our_greedy(backend: LlamaBackend, prompt: str, threads: Sequence[int] = ()) -> list[int]:
     tokens = backend.vocab.tokenize(prompt, add_special=True)
     batch, pos, out = backend.batch, len(tokens), []
-    backend.seq_rm(0, 0)
+    backend.memory.remove(0, 0)
     batch.clear()
     row = batch.extend(tokens, 0, 0)
     batch.want_logits(row)

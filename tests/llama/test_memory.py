@@ -14,6 +14,7 @@ from trioserve.errors import (
     KVCacheFullError,
 )
 from trioserve.llama import LlamaBackend
+from trioserve.llama.library import lib
 from trioserve.types import SamplingParams
 
 TOKENS = tuple(range(300, 340))
@@ -29,7 +30,7 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
 @pytest.fixture
 def backend(loaded: LlamaBackend) -> LlamaBackend:
     for seq in range(loaded.n_seqs):
-        loaded.seq_rm(seq, 0)
+        loaded.memory.remove(seq, 0)
     loaded.batch.clear()
     return loaded
 
@@ -45,41 +46,34 @@ def fill(backend: LlamaBackend, seq: int, tokens: tuple[int, ...] = TOKENS, pos:
 
 
 def bounds(backend: LlamaBackend, seq: int) -> tuple[int, int]:
-    return backend.seq_pos_min(seq), backend.seq_pos_max(seq)
+    first = lib.llama_memory_seq_pos_min(backend.memory._handle, seq)
+    return first, backend.memory.last(seq)
 
 
 def test_an_empty_sequence_has_no_positions(backend: LlamaBackend) -> None:
     assert bounds(backend, 3) == (-1, -1)
-    assert backend.seq_rm(3, 0)
+    assert backend.memory.remove(3, 0)
 
 
 def test_a_cut_sequence_goes_on_as_if_it_had_been_short(backend: LlamaBackend) -> None:
     expected = fill(backend, 0)
-    assert backend.seq_rm(0, 10)
+    assert backend.memory.remove(0, 10)
     assert bounds(backend, 0) == (0, 9)
     assert fill(backend, 0, TOKENS[10:], 10) == expected
 
 
-def test_a_range_can_be_removed(backend: LlamaBackend) -> None:
-    fill(backend, 0)
-    assert backend.seq_rm(0, 35, 38)
-    assert bounds(backend, 0) == (0, 39)
-    assert backend.seq_rm(0, 35)
-    assert bounds(backend, 0) == (0, 34)
-
-
 def test_a_copy_goes_on_as_the_original(backend: LlamaBackend) -> None:
     fill(backend, 0)
-    backend.seq_cp(0, 2)
+    backend.memory.copy(0, 2)
     assert bounds(backend, 2) == (0, 39)
     assert fill(backend, 2, (350, 351), 40) == fill(backend, 0, (350, 351), 40)
 
 
 def test_a_copy_can_be_cut_at_once_and_lives_on_its_own(backend: LlamaBackend) -> None:
     fill(backend, 0)
-    backend.seq_cp(0, 3)
-    backend.seq_rm(3, 20)
-    backend.seq_rm(0, 0)
+    backend.memory.copy(0, 3)
+    backend.memory.remove(3, 20)
+    backend.memory.remove(0, 0)
     assert bounds(backend, 3) == (0, 19)
     copied = fill(backend, 3, TOKENS[20:], 20)
     assert copied == fill(backend, 0)
@@ -89,36 +83,25 @@ def test_a_copy_over_a_sequence_that_is_not_empty_is_refused(backend: LlamaBacke
     fill(backend, 0)
     fill(backend, 1)
     with pytest.raises(EngineError, match="Sequence 1 is not empty"):
-        backend.seq_cp(0, 1)
+        backend.memory.copy(0, 1)
     with pytest.raises(EngineError, match="Sequence 0 is not empty"):
-        backend.seq_cp(0, 0)
+        backend.memory.copy(0, 0)
     assert bounds(backend, 1) == (0, 39)
-
-
-def test_positions_can_be_moved(backend: LlamaBackend) -> None:
-    fill(backend, 0)
-    backend.seq_rm(0, 0, 10)
-    backend.seq_add(0, 10, -1, -10)
-    assert bounds(backend, 0) == (0, 29)
-    fill(backend, 0, (350,), 30)
-    assert bounds(backend, 0) == (0, 30)
-    with pytest.raises(EngineError):
-        backend.seq_add(0, 5, -1, -6)
 
 
 def test_a_saved_sequence_can_be_restored_in_another(backend: LlamaBackend) -> None:
     fill(backend, 1)
-    data = backend.state_get(1)
+    data = backend.memory.save(1)
     assert isinstance(data, bytes)
-    assert len(data) == backend.state_size(1)
+    assert len(data) == backend.memory.size(1)
     fill(backend, 3, (5, 6, 7))
-    backend.state_set(3, data)
+    backend.memory.restore(3, data)
     assert bounds(backend, 3) == (0, 39)
     assert fill(backend, 3, (350,), 40) == fill(backend, 1, (350,), 40)
 
 
 def test_an_empty_sequence_can_be_saved(backend: LlamaBackend) -> None:
-    backend.state_set(1, backend.state_get(0))
+    backend.memory.restore(1, backend.memory.save(0))
     assert bounds(backend, 1) == (-1, -1)
 
 
@@ -127,49 +110,47 @@ def test_an_empty_sequence_can_be_saved(backend: LlamaBackend) -> None:
 def test_a_state_that_does_not_fit_leaves_an_empty_sequence(
     loaded: LlamaBackend, keep: float, junk: bytes
 ) -> None:
-    loaded.seq_rm(0, 0)
+    loaded.memory.remove(0, 0)
     fill(loaded, 0)
-    data = loaded.state_get(0)
+    data = loaded.memory.save(0)
     for bad in (data[: int(len(data) * keep)], junk, b"\xff" * 4 + data[4:]):
         with pytest.raises(InvalidRequestError, match="does not fit"):
-            loaded.state_set(0, bad)
+            loaded.memory.restore(0, bad)
         assert bounds(loaded, 0) == (-1, -1)
 
 
 def test_a_copy_that_waits_for_the_next_decode_is_not_saved(backend: LlamaBackend) -> None:
     fill(backend, 0)
     fill(backend, 2, (350, 351), 0)
-    before, other = backend.state_get(0), backend.state_get(2)
-    backend.seq_cp(0, 1)
+    before, other = backend.memory.save(0), backend.memory.save(2)
+    backend.memory.copy(0, 1)
     if backend.n_ctx == backend.n_ctx_seq:  # unified: it is complete at once
-        assert backend.state_get(1)
+        assert backend.memory.save(1)
         return
     with pytest.raises(EngineError, match="after the next decode"):
-        backend.state_get(1)
+        backend.memory.save(1)
     for seq in (0, 1):
         with pytest.raises(EngineError, match="being copied"):
-            backend.state_set(seq, b"")
+            backend.memory.restore(seq, b"")
     # What the copy leaves alone can be read and written meanwhile.
-    assert backend.state_get(0) == before
-    backend.state_set(3, other)
+    assert backend.memory.save(0) == before
+    backend.memory.restore(3, other)
     fill(backend, 1, (350,), 40)
-    assert (backend.state_get(0), backend.state_get(2)) == (before, other)
+    assert (backend.memory.save(0), backend.memory.save(2)) == (before, other)
     assert fill(backend, 3, (352,), 2) == fill(backend, 2, (352,), 2)
-    assert backend.state_get(1)
+    assert backend.memory.save(1)
 
 
 @pytest.mark.parametrize("seq", [-1, 4])
 @pytest.mark.parametrize(
     "use",
     [
-        lambda backend, seq: backend.seq_rm(seq, 0),
-        lambda backend, seq: backend.seq_cp(seq, 0),
-        lambda backend, seq: backend.seq_cp(0, seq),
-        lambda backend, seq: backend.seq_add(seq, 0, -1, 1),
-        lambda backend, seq: backend.seq_pos_min(seq),
-        lambda backend, seq: backend.seq_pos_max(seq),
-        lambda backend, seq: backend.state_get(seq),
-        lambda backend, seq: backend.state_set(seq, b""),
+        lambda backend, seq: backend.memory.remove(seq, 0),
+        lambda backend, seq: backend.memory.copy(seq, 0),
+        lambda backend, seq: backend.memory.copy(0, seq),
+        lambda backend, seq: backend.memory.last(seq),
+        lambda backend, seq: backend.memory.save(seq),
+        lambda backend, seq: backend.memory.restore(seq, b""),
     ],
 )
 def test_a_sequence_that_does_not_exist_is_refused(

@@ -31,7 +31,7 @@ def backend() -> Iterator[LlamaBackend]:
 
 def poisoned(backend: LlamaBackend, params: SamplingParams, places: object, value: float) -> None:
     """Draw from a row with these values in it."""
-    backend.seq_rm(0, 0)
+    backend.memory.remove(0, 0)
     backend.decode()
     with backend.sampler(params, ()) as sampler:
         sampler._logits(0)[places] = value  # type: ignore[index]
@@ -74,7 +74,7 @@ def test_minus_infinity_is_a_token_that_cannot_be(backend: LlamaBackend) -> None
 
 @pytest.mark.parametrize("post", [False, True])
 def test_with_probabilities(backend: LlamaBackend, post: bool) -> None:
-    backend.seq_rm(0, 0)
+    backend.memory.remove(0, 0)
     backend.decode()
     with backend.sampler(SamplingParams(), ()) as sampler:
         sampler._logits(0)[7] = NAN
@@ -95,7 +95,7 @@ def test_among_what_a_grammar_allows(
 ) -> None:
     constraint = backend.compile(Grammar("gbnf", source))
     [token] = backend.vocab.tokenize("b")
-    backend.seq_rm(0, 0)
+    backend.memory.remove(0, 0)
     backend.decode()
     with backend.sampler(SamplingParams(**fields), (), constraint) as sampler:
         sampler._logits(0)[token] = NAN

@@ -36,30 +36,32 @@ def fill(backend: LlamaBackend, seq: int, start: int, stop: int) -> None:
 def filled(backend: LlamaBackend) -> bytes:
     """Fill a sequence; returns its state after the first tokens."""
     fill(backend, 0, 0, PLACE)
-    state = backend.checkpoint_get(0)
-    assert len(state) == backend.checkpoint_size(0)
+    state = backend.memory.save(0, partial=True)
+    assert len(state) == backend.memory.size(0, partial=True)
     fill(backend, 0, PLACE, len(TOKENS))
     return state
 
 
 def test_it_goes_back(backend: LlamaBackend) -> None:
     state = filled(backend)
-    assert backend.rewind(0, PLACE, state)
-    assert backend.seq_pos_max(0) == PLACE - 1
-    assert backend.checkpoint_get(0)[8:] == state[8:]  # the first bytes name the sequence
+    assert backend.memory.rewind(0, PLACE, state)
+    assert backend.memory.last(0) == PLACE - 1
+    assert (
+        backend.memory.save(0, partial=True)[8:] == state[8:]
+    )  # the first bytes name the sequence
     fill(backend, 0, PLACE, len(TOKENS))
-    assert backend.seq_pos_max(0) == len(TOKENS) - 1
+    assert backend.memory.last(0) == len(TOKENS) - 1
 
 
 def test_a_copy_goes_back_and_its_source_does_not(backend: LlamaBackend) -> None:
     state = filled(backend)
-    at_the_end = backend.state_get(0)
-    backend.seq_cp(0, 3)
-    assert backend.rewind(3, PLACE, state)
-    assert backend.seq_pos_max(3) == PLACE - 1
-    assert backend.state_get(0) == at_the_end
+    at_the_end = backend.memory.save(0)
+    backend.memory.copy(0, 3)
+    assert backend.memory.rewind(3, PLACE, state)
+    assert backend.memory.last(3) == PLACE - 1
+    assert backend.memory.save(0) == at_the_end
     fill(backend, 3, PLACE, len(TOKENS))
-    assert backend.state_get(0) == at_the_end
+    assert backend.memory.save(0) == at_the_end
 
 
 def test_what_does_not_fit_leaves_nothing(backend: LlamaBackend) -> None:
@@ -71,8 +73,8 @@ def test_what_does_not_fit_leaves_nothing(backend: LlamaBackend) -> None:
         (PLACE - 3, state),
     ):
         with capture_logs() as logs:
-            assert not backend.rewind(0, length, other)
+            assert not backend.memory.rewind(0, length, other)
         assert logs[-1]["event"] == "a checkpoint cannot be used"
-        assert backend.seq_pos_max(0) == -1
+        assert backend.memory.last(0) == -1
         fill(backend, 0, 0, len(TOKENS))
-        assert backend.seq_pos_max(0) == len(TOKENS) - 1
+        assert backend.memory.last(0) == len(TOKENS) - 1

@@ -76,7 +76,7 @@ def test_a_damaged_file_is_refused_by_the_backend(tmp_path: Path) -> None:
         for i, token in enumerate(backend.vocab.tokenize("Once upon a time")):
             batch.add(token, i, 0, logits=False)
         backend.decode()
-        saved = SlotState(keys=(1,) * len(batch), state=backend.state_get(0))
+        saved = SlotState(keys=(1,) * len(batch), state=backend.memory.save(0))
         path = tmp_path / "slot.bin"
         backend.write_state(path, saved)
         assert backend.read_state(path, ())[0] == saved

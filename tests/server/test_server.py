@@ -31,7 +31,7 @@ from trioserve.errors import (
 from trioserve.server import Server
 from trioserve.server.stream import ChatChunk, _merge
 from trioserve.testing import ScriptedBackend, scripted, stepping
-from trioserve.testing.sampler import ScriptedSampler
+from trioserve.testing.backend import ScriptedSampler
 from trioserve.types import (
     CancelReason,
     Candidates,

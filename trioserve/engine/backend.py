@@ -299,6 +299,41 @@ class Batch(Protocol):
         """Ask for the logits of a row that is already there."""
 
 
+class KVMemory(Protocol):
+    """What the sequences of a backend hold. Their ids run from 0 to ``n_seqs - 1``."""
+
+    def remove(self, seq: int, start: int) -> bool:
+        """Remove the positions from `start` on; returns whether it could.
+
+        Removing a whole sequence never fails.
+        """
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a whole sequence over an empty one."""
+
+    def last(self, seq: int) -> int:
+        """The last position that a sequence holds, -1 when it is empty."""
+
+    def size(self, seq: int, *, partial: bool = False) -> int:
+        """How many bytes `save` would return."""
+
+    def save(self, seq: int, *, partial: bool = False) -> bytes:
+        """Return what a sequence holds, for `restore`.
+
+        With `partial`, only what cannot be cut of it, as it is now, for `rewind`.
+        """
+
+    def restore(self, seq: int, data: bytes) -> None:
+        """Make an empty sequence hold what another did."""
+
+    def rewind(self, seq: int, length: int, data: bytes) -> bool:
+        """Put a sequence back to its first `length` positions.
+
+        `data` is what a partial `save` gave when this sequence, or another with the same beginning,
+        had so many. Returns whether it could; if not, the sequence is empty.
+        """
+
+
 class ThreadedBackend(Protocol):
     """What computes with threads."""
 
@@ -328,6 +363,10 @@ class Backend(ThreadedBackend, Protocol):
     @property
     def batch(self) -> Batch:
         """The one batch, filled anew each step."""
+
+    @property
+    def memory(self) -> KVMemory:
+        """What the sequences hold."""
 
     @property
     def n_ctx(self) -> int:
@@ -454,39 +493,8 @@ class Backend(ThreadedBackend, Protocol):
         the output only where the grammar may end.
         """
 
-    def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
-        """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
-
-        Returns whether it could. Removing a whole sequence never fails.
-        """
-
-    def seq_cp(self, source: int, target: int) -> None:
-        """Copy a whole sequence over an empty one."""
-
-    def state_size(self, seq: int) -> int:
-        """How many bytes `state_get` would return."""
-
-    def state_get(self, seq: int) -> bytes:
-        """Return what a sequence holds, for `state_set`."""
-
-    def state_set(self, seq: int, data: bytes) -> None:
-        """Make an empty sequence hold what another did."""
-
-    def checkpoint_size(self, seq: int) -> int:
-        """How many bytes `checkpoint_get` would return."""
-
-    def checkpoint_get(self, seq: int) -> bytes:
-        """Return what cannot be cut of a sequence's memory, as it is now, for `rewind`."""
-
-    def rewind(self, seq: int, length: int, data: bytes) -> bool:
-        """Put a sequence back to its first `length` positions.
-
-        `data` is what `checkpoint_get` gave when this sequence, or another with the same beginning,
-        had so many. Returns whether it could; if not, the sequence is empty.
-        """
-
     def write_state(self, path: Path, saved: SlotState) -> int:
-        """Write a file with what `state_get` gave; returns its size. From any thread.
+        """Write a file with what `KVMemory.save` gave; returns its size. From any thread.
 
         The file is there whole or not at all.
 
@@ -496,7 +504,7 @@ class Backend(ThreadedBackend, Protocol):
         """
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
-        """Read such a file, for `state_set`, and its size. From any thread.
+        """Read such a file, for `KVMemory.restore`, and its size. From any thread.
 
         `adapters` are those of a file that does not say which it was computed with.
 
@@ -504,9 +512,6 @@ class Backend(ThreadedBackend, Protocol):
             InvalidRequestError: it is no such file, or is of another model.
             OSError: it cannot be read.
         """
-
-    def seq_pos_max(self, seq: int) -> int:
-        """The last position that a sequence holds, -1 when it is empty."""
 
     def close(self) -> None:
         """Free everything. Closing twice is fine."""

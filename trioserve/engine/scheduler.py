@@ -180,23 +180,23 @@ class Scheduler:
     # -- what an idle slot has computed
 
     def save(self, slot: Slot, owner: str) -> SlotState:
-        """Read what is there of a slot's last text; see `PrefixCache.export`.
+        """Read what is there of a slot's last text; see `PrefixCache.save`.
 
         Raises:
             PermissionDeniedError: the text is not the owner's.
             UnavailableError: another request is at it.
         """
         slot.check_owner(owner)
-        return self.cache.export(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
+        return self.cache.save(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
 
     def restore(self, slot: Slot, saved: SlotState) -> None:
         """Make a saved text that of a slot, and let later prompts begin with it, in any slot.
 
-        Raises what `PrefixCache.adopt` raises.
+        Raises what `PrefixCache.restore` raises.
         """
         assert slot.request is None
         if saved.keys:
-            self.cache.adopt(saved)
+            self.cache.restore(saved)
         slot.kept, slot.root = list(saved.keys), saved.root
 
     def erase(self, slot: Slot, owner: str) -> int:
@@ -206,7 +206,7 @@ class Scheduler:
             PermissionDeniedError: the text is not the owner's.
         """
         slot.check_owner(owner)
-        n_erased = self.cache.forget(slot.kept, slot.root)
+        n_erased = self.cache.erase(slot.kept, slot.root)
         slot.kept = []
         return n_erased
 

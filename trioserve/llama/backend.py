@@ -59,8 +59,8 @@ class LlamaBackend:
     ) -> None:
         self._model = model
         self._context = context
-        self._memory = context.memory
-        self._state_prefix = self._memory.save(0)[: state_file.PREFIX]
+        self.memory = context.memory
+        self._state_prefix = self.memory.save(0)[: state_file.PREFIX]
         self._compiler = Compiler(model.vocab, n_threads=min(max(1, n_spare_cores), n_slots))
         self._samplers: WeakSet[LlamaSampler] = WeakSet()
         self.info: ModelInfo = model.info
@@ -241,79 +241,6 @@ class LlamaBackend:
             InvalidRequestError: a parameter cannot be used with this model.
         """
         sampler_chain.check(params, self.vocab)
-
-    # -- sequences: each method raises `EngineError` for one that does not exist
-
-    def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
-        """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
-
-        Returns whether it could. Removing a whole sequence never fails.
-        """
-        return self._memory.remove(seq, start, stop)
-
-    def seq_cp(self, source: int, target: int) -> None:
-        """Copy a whole sequence over an empty one, whichever kind of KV cache there is."""
-        self._memory.copy(source, target)
-
-    def seq_add(self, seq: int, start: int, stop: int, delta: int) -> None:
-        """Add `delta` to the positions ``start <= p < stop``; ``stop=-1`` is to the end.
-
-        Raises:
-            NotSupportedError: the model's positions cannot be moved.
-        """
-        self._memory.move(seq, start, stop, delta)
-
-    def seq_pos_min(self, seq: int) -> int:
-        """The first position that a sequence holds, -1 when it is empty."""
-        return self._memory.first(seq)
-
-    def seq_pos_max(self, seq: int) -> int:
-        """The last position that a sequence holds, -1 when it is empty."""
-        return self._memory.last(seq)
-
-    def state_size(self, seq: int) -> int:
-        """How many bytes `state_get` would return."""
-        return self._memory.saved_size(seq)
-
-    def state_get(self, seq: int) -> bytes:
-        """Return what a sequence holds, for `state_set`.
-
-        Raises:
-            EngineError: llama.cpp fails, or a copy is pending until the next decode.
-        """
-        return self._memory.save(seq)
-
-    def state_set(self, seq: int, data: bytes) -> None:
-        """Replace what a sequence holds by what `state_get` returned, of the same configuration.
-
-        Raises:
-            InvalidRequestError: the data does not fit; the sequence is then empty.
-        """
-        self._memory.restore(seq, data)
-
-    def checkpoint_size(self, seq: int) -> int:
-        """How many bytes `checkpoint_get` would return."""
-        return self._memory.saved_size(seq, partial=True)
-
-    def checkpoint_get(self, seq: int) -> bytes:
-        """Return what cannot be cut of a sequence's memory, for `rewind`.
-
-        Raises:
-            EngineError: llama.cpp fails, or a copy is pending until the next decode.
-        """
-        return self._memory.save(seq, partial=True)
-
-    def rewind(self, seq: int, length: int, data: bytes) -> bool:
-        """Put a sequence back to its first `length` positions, with what was kept there.
-
-        Returns whether it could; if not, the sequence is empty, and the log says why.
-        """
-        try:
-            self._memory.rewind(seq, length, data)
-        except InvalidRequestError as error:
-            _log.warning("a checkpoint cannot be used", reason=error.message)
-            return False
-        return True
 
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write a file that llama-server can read too, whole or not at all; returns its size.

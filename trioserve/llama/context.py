@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import attrs
 import numpy as np
+import structlog
 
 from trioserve.config import Config
 from trioserve.errors import (
@@ -25,7 +26,6 @@ from trioserve.errors import (
     InvalidRequestError,
     KVCacheFullError,
     ModelLoadError,
-    NotSupportedError,
 )
 from trioserve.llama import library
 from trioserve.llama.library import lib, short
@@ -78,6 +78,8 @@ def _c_library() -> Any:
     return ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
 
 
+_log = structlog.get_logger("llama")
+
 #: Makes an uninitialized bytes object of a given size. Zeroing or copying it would double the time
 #: it takes to save a state.
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -109,13 +111,13 @@ class Memory:
         self._sources.clear()
         self._targets.clear()
 
-    def remove(self, seq: int, start: int, stop: int = -1) -> bool:
-        """Remove positions ``start <= p < stop`` of a sequence; ``stop=-1`` is to the end.
+    def remove(self, seq: int, start: int) -> bool:
+        """Remove the positions of a sequence from `start` on; returns whether it could.
 
-        Returns whether it could. Removing a whole sequence never fails.
+        Removing a whole sequence never fails.
         """
         self._check(seq)
-        return bool(lib.llama_memory_seq_rm(self._handle, seq, max(0, start), stop))
+        return bool(lib.llama_memory_seq_rm(self._handle, seq, max(0, start), -1))
 
     def copy(self, source: int, target: int) -> None:
         """Copy a whole sequence over an empty one.
@@ -135,31 +137,12 @@ class Memory:
                 self._sources.add(source)
                 self._targets.add(target)
 
-    def move(self, seq: int, start: int, stop: int, delta: int) -> None:
-        """Add `delta` to the positions ``start <= p < stop`` of a sequence.
-
-        Raises:
-            NotSupportedError: the model's positions cannot be moved.
-            EngineError: a position would be negative.
-        """
-        self._check(seq)
-        if not lib.llama_memory_can_shift(self._handle):
-            raise NotSupportedError("This model's KV cache cannot be shifted.")
-        if start < 0 or start + delta < 0:
-            raise EngineError(f"Positions from {start} cannot be moved by {delta}.")
-        lib.llama_memory_seq_add(self._handle, seq, start, stop, delta)
-
-    def first(self, seq: int) -> int:
-        """The first position that a sequence holds, -1 when it is empty."""
-        self._check(seq)
-        return int(short.llama_memory_seq_pos_min(self._handle, seq))
-
     def last(self, seq: int) -> int:
         """The last position that a sequence holds, -1 when it is empty."""
         self._check(seq)
         return int(short.llama_memory_seq_pos_max(self._handle, seq))
 
-    def saved_size(self, seq: int, *, partial: bool = False) -> int:
+    def size(self, seq: int, *, partial: bool = False) -> int:
         """How many bytes `save` would return."""
         self._check(seq)
         return int(lib.llama_state_seq_get_size_ext(self._context, seq, int(partial)))
@@ -175,7 +158,7 @@ class Memory:
         self._check(seq)
         if seq in self._targets:
             raise EngineError("A copied sequence is complete only after the next decode.")
-        size = self.saved_size(seq, partial=partial)
+        size = self.size(seq, partial=partial)
         data: bytes = _new_bytes(None, size)  # may be written to while nobody else has it
         target = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
         written = lib.llama_state_seq_get_data_ext(self._context, target, size, seq, int(partial))
@@ -209,21 +192,29 @@ class Memory:
             self.remove(seq, 0)
             raise InvalidRequestError(f"The saved state does not fit this model's context: {why}.")
 
-    def rewind(self, seq: int, length: int, data: bytes) -> None:
+    def rewind(self, seq: int, length: int, data: bytes) -> bool:
         """Put a sequence back to its first `length` positions.
 
-        `data` is what `save` returned in part when it ended there.
+        `data` is what `save` returned in part when it ended there. Returns whether it could; if
+        not, the sequence is empty, and the log says why.
 
         Raises:
-            InvalidRequestError: it does not fit; the sequence is then empty.
             EngineError: a copy from it or to it is pending until the next decode.
         """
-        self.restore(seq, data, partial=True)
+        try:
+            self.restore(seq, data, partial=True)
+        except InvalidRequestError as error:
+            _log.warning("a checkpoint cannot be used", reason=error.message)
+            return False
         # Cut after that, for llama.cpp refuses to cut a state that is further on. And look before:
         # a window that is further on would be cut, and then lack what is behind it.
-        if self.last(seq) != length - 1 or not self.remove(seq, length):
-            self.remove(seq, 0)
-            raise InvalidRequestError(f"The saved state is not one after {length} positions.")
+        if self.last(seq) == length - 1 and self.remove(seq, length):
+            return True
+        self.remove(seq, 0)
+        _log.warning(
+            "a checkpoint cannot be used", reason=f"it is not one after {length} positions"
+        )
+        return False
 
     def _check(self, seq: int) -> None:
         if not 0 <= seq < self._n_seqs:

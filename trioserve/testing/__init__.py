@@ -6,16 +6,72 @@
 charge of all the time there is.
 """
 
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import trio
+
+from trioserve.config import Config
+from trioserve.engine import Engine
+from trioserve.engine.backend import Backend
+from trioserve.engine.loop import EngineLoop
 from trioserve.renamed import renamed_names
+from trioserve.server.concurrency import alongside
 from trioserve.testing.backend import ScriptedBackend
-from trioserve.testing.driver import stepping
-from trioserve.testing.loader import scripted
 from trioserve.testing.projector import ScriptedProjector
 from trioserve.testing.vocab import byte_vocab
 
 __all__ = ["ScriptedBackend", "ScriptedProjector", "byte_vocab", "scripted", "stepping"]
+
+
+def scripted(backend: Backend) -> Callable[..., Backend]:
+    """Make a loader for `Server(load=...)` that loads this backend."""
+
+    def load(config: Config, *, progress: Callable[[float], bool] | None = None) -> Backend:
+        if progress is not None:
+            progress(1.0)
+        return backend
+
+    return load
+
+
+@asynccontextmanager
+async def stepping(engine: EngineLoop) -> AsyncIterator[None]:
+    """Step an engine in a task, once a pass of the event loop. For ``Server(drive=stepping)``.
+
+    With a `trio.testing.MockClock` that jumps, time passes only when nobody has work. A task
+    that waits in `trio.testing.wait_all_tasks_blocked` sees all that can be done be done.
+    """
+    arrived = trio.Event()
+
+    def ring() -> None:
+        arrived.set()
+
+    encoder = engine.encoder if isinstance(engine, Engine) else None
+    if encoder is not None:
+        encoder.has_thread = False  # it has its turns here, too
+
+    async def run() -> None:
+        nonlocal arrived
+        while True:
+            if engine.step() or (encoder is not None and encoder.encode_next()):
+                await trio.lowlevel.checkpoint()
+            else:
+                await arrived.wait()
+                arrived = trio.Event()
+
+    engine.inbox.listener = ring
+    try:
+        async with alongside(run):
+            yield
+    finally:
+        engine.inbox.listener = None
+        engine.stop()
+        engine.run()  # takes the stop, and closes the backend
+
 
 if not TYPE_CHECKING:
     __getattr__ = renamed_names(__name__, {"ticking": "stepping"})

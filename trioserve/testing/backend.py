@@ -21,14 +21,13 @@ from trioserve.errors import (
     KVCacheFullError,
     TrioServeError,
 )
-from trioserve.testing.batch import ScriptedBatch
 from trioserve.testing.projector import ChunkLog, ScriptedProjector, embeddings_of
-from trioserve.testing.sampler import ScriptedConstraint, ScriptedSampler
-from trioserve.testing.vocab import byte_vocab
+from trioserve.testing.vocab import EOS, ScriptedConstraint, byte_vocab
 from trioserve.types import (
     AdapterInfo,
     Adapters,
     CacheRoot,
+    Candidates,
     CellKey,
     Constraint,
     Grammar,
@@ -36,6 +35,8 @@ from trioserve.types import (
     SamplingParams,
     SlotState,
     TokenId,
+    TokenProb,
+    TokenProbs,
 )
 
 Script = Callable[[str], str]
@@ -49,6 +50,44 @@ def parrot(prompt: str) -> str:
 def _like(name: str) -> Any:
     """Make a field that is like another one by default."""
     return attrs.field(default=attrs.Factory(operator.attrgetter(name), takes_self=True))
+
+
+@attrs.define
+class ScriptedBatch:
+    """The rows of the next decode: token, position, sequence, whether logits are wanted."""
+
+    n_batch: int
+    rows: list[tuple[TokenId, int, int, bool]] = attrs.field(factory=list)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.rows.clear()
+
+    def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
+        """Append a row."""
+        assert len(self.rows) < self.n_batch, "the batch is full"
+        self.rows.append((token, pos, seq, logits))
+        return len(self.rows) - 1
+
+    def add_each(
+        self, tokens: Sequence[TokenId], positions: Sequence[int], seqs: Sequence[int]
+    ) -> range:
+        """Append a row with logits for each sequence."""
+        start = len(self.rows)
+        for token, pos, seq in zip(tokens, positions, seqs, strict=True):
+            self.add(token, pos, seq, logits=True)
+        return range(start, len(self.rows))
+
+    def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
+        """Append rows without logits."""
+        for i, token in enumerate(tokens):
+            self.add(token, pos + i, seq, logits=False)
+        return len(self.rows) - 1
+
+    def want_logits(self, row: int) -> None:
+        """Mark a row."""
+        token, pos, seq, _ = self.rows[row]
+        self.rows[row] = (token, pos, seq, True)
 
 
 @attrs.define(eq=False, slots=False, kw_only=True)
@@ -83,7 +122,8 @@ class ScriptedBackend:
         on_compile: called with each grammar, in the thread that compiles it.
         n_forced: of an output so far, says how many of the next tokens its grammar forces.
         on_rewind: says whether a `rewind` succeeds.
-        n_checkpoints: how often `checkpoint_get` was called.
+        memory: the backend itself, which keeps the KV cache.
+        n_checkpoints: how many checkpoints were saved.
         n_decoded: how many tokens were decoded, all together.
         thread_choices: how many threads there may be; one by default, and no choice.
         threads: the numbers of threads that were set.
@@ -111,6 +151,7 @@ class ScriptedBackend:
         self.threads: list[int] = []
         self.unified = self.n_ctx_seq == self.n_ctx
         self.batch = ScriptedBatch(self.n_batch)
+        self.memory = self
         self.sequences: list[list[CellKey]] = [[] for _ in range(self.n_seqs)]
         self.chunks = ChunkLog()
         self.made_with: list[list[Adapters]] = [[] for _ in range(self.n_seqs)]
@@ -283,11 +324,10 @@ class ScriptedBackend:
         self.n_samplers += 1
         return ScriptedSampler(self, prompt, constraint)
 
-    def seq_rm(self, seq: int, start: int, stop: int = -1) -> bool:
+    def remove(self, seq: int, start: int) -> bool:
         """Cut a sequence; in the middle only if `can_cut`."""
-        if 0 < start <= self.seq_pos_max(seq) and not self.can_cut:
+        if 0 < start <= self.last(seq) and not self.can_cut:
             return False
-        assert stop < 0, "a hole in a sequence"
         length = bisect_left(self._positions(seq)[:-1], start)  # in cells
         assert self.chunks.is_border(self.sequences[seq][:length]), "a chunk is cut"
         self._cut(seq, length)
@@ -301,7 +341,7 @@ class ScriptedBackend:
         del self.made_with[seq][start:]
         del self._cells[seq][start:]
 
-    def seq_cp(self, source: int, target: int) -> None:
+    def copy(self, source: int, target: int) -> None:
         """Copy a whole sequence."""
         assert not self.sequences[target], "the target is not empty"
         self.sequences[target] = list(self.sequences[source])
@@ -315,12 +355,17 @@ class ScriptedBackend:
             self._sources.add(source)
             self._targets.add(target)
 
-    def state_size(self, seq: int) -> int:
+    def size(self, seq: int, *, partial: bool = False) -> int:
         """Four bytes a token."""
-        return 4 * len(self.sequences[seq])
+        return 4 * len((self._seen if partial else self.sequences)[seq])
 
-    def state_get(self, seq: int) -> bytes:
-        """Write the tokens down, and what they were computed with."""
+    def save(self, seq: int, *, partial: bool = False) -> bytes:
+        """Write the tokens down, and what they were computed with, or what the state has seen."""
+        if partial:
+            assert not self.can_cut, "a checkpoint that nobody needs"
+            assert not self._targets, "a copy waits for the next decode"
+            self.n_checkpoints += 1
+            return array("i", self._seen[seq]).tobytes()
         assert seq not in self._targets, "a copy waits for the next decode"
         values = self._values(seq)
         assert self.can_cut or self._seen[seq] == values, "a state of another text"
@@ -332,7 +377,7 @@ class ScriptedBackend:
         numbers = map(self.chunks.number, self.sequences[seq][start:])
         return list(map(operator.or_, numbers, sets))
 
-    def state_set(self, seq: int, data: bytes) -> None:
+    def restore(self, seq: int, data: bytes) -> None:
         """Read them back."""
         assert not self.sequences[seq], "the sequence is not empty"
         assert seq not in self._sources | self._targets, "a copy waits for the next decode"
@@ -342,17 +387,6 @@ class ScriptedBackend:
         self.made_with[seq] = [self._sets[value >> 16] for value in values]
         self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
         assert self.n_cells <= self.n_ctx, "no free cells"
-
-    def checkpoint_size(self, seq: int) -> int:
-        """Four bytes a token."""
-        return 4 * len(self._seen[seq])
-
-    def checkpoint_get(self, seq: int) -> bytes:
-        """Write down what the state has seen."""
-        assert not self.can_cut, "a checkpoint that nobody needs"
-        assert not self._targets, "a copy waits for the next decode"
-        self.n_checkpoints += 1
-        return array("i", self._seen[seq]).tobytes()
 
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
         """Cut a sequence, if the state is one that has seen so many positions."""
@@ -386,7 +420,7 @@ class ScriptedBackend:
         )
         return state, len(text)
 
-    def seq_pos_max(self, seq: int) -> int:
+    def last(self, seq: int) -> int:
         """The last position of a sequence."""
         n_cells = min(len(self.sequences[seq]), len(self._seen[seq]))
         return self._positions(seq)[n_cells - 1] if n_cells else -1
@@ -394,3 +428,102 @@ class ScriptedBackend:
     def close(self) -> None:
         """Count the backend as freed."""
         self.closed = True
+
+
+class ScriptedSampler:
+    """Says what the script says after the prompt, byte by byte, and then EOS."""
+
+    def __init__(
+        self,
+        backend: ScriptedBackend,
+        prompt: Sequence[TokenId],
+        constraint: ScriptedConstraint | None = None,
+    ) -> None:
+        self._backend = backend
+        self._constraint = constraint
+        self._tokens = list(prompt)
+        self._prompt: list[CellKey] | None = None  # as it is in the KV cache, with media
+        self._said: list[TokenId] = []
+        self._adapters = backend.current_adapters
+        self._reply = b""
+        if backend.projector is None:
+            self._read(self._tokens)
+        self._seq: int | None = None  # that it is told of
+        self.closed = False
+
+    def _read(self, prompt: list[CellKey]) -> None:
+        """Ask the script. Where there may be media, that is when the KV cache shows them."""
+        assert [key for key in prompt if key >= 0] == self._tokens, "the prompt is another one"
+        self._prompt = prompt
+        reply = self._backend.script(self._backend.chunks.text(prompt))
+        self._reply = bytes(self._said) + (_prefix(self._adapters) + reply).encode()
+
+    def attach(self, seq: int) -> None:
+        """Take the sequence, which no other sampler has."""
+        assert not self.closed and self._seq in (None, seq), "in two sequences"
+        assert self._backend.samplers.setdefault(seq, self) is self, "two for a sequence"
+        self._seq = seq
+
+    def detach(self) -> None:
+        """Give it back."""
+        if self._seq is not None:
+            del self._backend.samplers[self._seq]
+            self._seq = None
+
+    def sample(self, row: int) -> TokenId:
+        """Look at the KV sequence of the row, and say what comes next."""
+        assert not self.closed, "the sampler is closed"
+        assert row in self._backend.logits, f"row {row} has no logits"
+        seq, n_held = self._backend.logits[row]
+        assert self._seq in (None, seq), "the sampler was told of another sequence"
+        held = self._backend.sequences[seq][:n_held]
+        made_with = set(self._backend.made_with[seq])
+        assert made_with == {self._adapters}, "the KV cache was computed with other adapters"
+        if self._prompt is None:
+            self._read(held[: len(held) - len(self._said)])
+        assert self._prompt is not None
+        text = self._prompt + self._said
+        n_same = len(held) if len(held) == len(text) else len(held) // 2  # it was shifted
+        assert held[-n_same:] == text[-n_same:], "the KV cache holds another text"
+        n_said = len(self._said)
+        token = self._reply[n_said] if n_said < len(self._reply) else EOS
+        self._said.append(token)
+        if token == EOS and self._constraint is not None:
+            self._constraint.check(self._reply.decode())
+        return token
+
+    def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
+        """Be sure of everything."""
+        token = self.sample(row)
+        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
+        return token, TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
+
+    def accept(self, token: TokenId) -> None:
+        """Say something else, and go on with the script after it."""
+        n_said = len(self._said)
+        self._reply = self._reply[:n_said] + bytes([token]) + self._reply[n_said:]
+        self._said.append(token)
+
+    def forced(self, n_max: int) -> list[TokenId]:
+        """Say what the backend says has to follow."""
+        n_said = len(self._said)
+        rest = self._reply[n_said:]
+        tokens = list(rest[: min(n_max, self._backend.n_forced(self._reply[:n_said].decode()))])
+        self._said += tokens
+        return tokens
+
+    def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
+        """Be sure of it."""
+        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
+        return TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
+
+    def close(self) -> None:
+        """Count the sampler as freed."""
+        if not self.closed:
+            self.detach()
+            self.closed = True
+            self._backend.n_samplers -= 1
+
+
+def _prefix(adapters: Adapters) -> str:
+    return "".join(f"<{id_}:{scale:g}>" for id_, scale in adapters)

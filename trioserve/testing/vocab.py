@@ -1,10 +1,14 @@
-"""A vocabulary with a token for each byte."""
+"""A vocabulary with a token for each byte, and a constraint that looks at an output in it."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 
-from trioserve.types import FimTokens, TokenId
+from trioserve.engine.reasoning import TriggerScanner
+from trioserve.errors import InvalidRequestError, OutputError
+from trioserve.types import Constraint, FimTokens, Grammar, TokenId
 
 #: The id of the end-of-generation token; ids below are bytes.
 EOS = 256
@@ -39,3 +43,42 @@ class ByteVocab:
 
 
 byte_vocab = ByteVocab()
+
+
+class ScriptedConstraint(Constraint):
+    """Looks at an output when it is complete. Of a JSON Schema it knows that it makes JSON.
+
+    Of grammars for tool calls it knows nothing.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        super().__init__(grammar)
+        if grammar.kind == "gbnf":
+            raise InvalidRequestError("A script knows no GBNF.", param=grammar.param)
+        try:
+            if grammar.kind == "json_schema":
+                json.loads(grammar.source)
+            self._pattern = re.compile(grammar.source if grammar.kind == "regex" else "")
+        except (ValueError, re.error) as error:
+            message = f"'{grammar.param}' cannot be used: {error}."
+            raise InvalidRequestError(message, param=grammar.param) from error
+
+    def check(self, output: str) -> None:
+        """Raise EngineError unless the grammar allows the output."""
+        scanner = TriggerScanner(self.grammar.thinking, self.grammar.triggers)
+        rest = scanner.feed(output.encode())
+        if self.grammar.kind == "tools":  # a script says what it says of them
+            return
+        if rest is None and self.grammar.triggers and not self.grammar.required:
+            return
+        output = "<nothing>" if rest is None else rest.decode()
+        if self.grammar.kind == "regex":
+            follows = self._pattern.fullmatch(output) is not None
+        else:
+            try:
+                value = json.loads(output)
+                follows = self.grammar.kind == "json_schema" or isinstance(value, dict)
+            except ValueError:
+                follows = False
+        if not follows:
+            raise OutputError(f"The script does not follow the grammar: {output!r}")

@@ -188,7 +188,7 @@ async def test_what_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
             assert (await stream.__anext__()) is not None
         # The slot's last text is the second one now; the first is in RAM alone.
         scheduler = service.server.parts.loop._scheduler
-        found = scheduler.cache.export([97] * 40 + [65] * 30, CacheRoot())
+        found = scheduler.cache.save([97] * 40 + [65] * 30, CacheRoot())
         assert len(found.keys) > 32
         assert (await act(client, 0, "save"))["n_saved"] >= 49
 
@@ -363,7 +363,7 @@ def saved_state(tmp_path: Path) -> tuple[Path, bytes]:
             backend.batch.add(token, pos, 0, logits=False)
             backend.decode()
         path = tmp_path / "state"
-        saved = SlotState(keys=(5, 6, 7), state=backend.state_get(0))
+        saved = SlotState(keys=(5, 6, 7), state=backend.memory.save(0))
         assert backend.write_state(path, saved) == path.stat().st_size
         assert backend.read_state(path, ((0, 1.0),)) == (saved, path.stat().st_size)
     return path, path.read_bytes()
@@ -375,8 +375,8 @@ def test_every_cut_and_every_other_file_is_refused(tmp_path: Path) -> None:
         for length in [*range(80), len(whole) // 2, len(whole) - 1]:
             path.write_bytes(whole[:length])
             with pytest.raises(InvalidRequestError):
-                backend.state_set(1, backend.read_state(path, ())[0].state)
-            assert backend.seq_pos_max(1) == -1
+                backend.memory.restore(1, backend.read_state(path, ())[0].state)
+            assert backend.memory.last(1) == -1
         for content in (b"GGUF" * 100, whole[:12] + b"\xff\xff\xff\x7f" * 20, b"\0" * 10**4):
             path.write_bytes(content)
             with pytest.raises(InvalidRequestError, match="Unable to restore slot"):
@@ -392,8 +392,8 @@ def test_files_that_others_wrote(tmp_path: Path) -> None:
         path.write_bytes(whole[:note])  # as llama-server's, without a note
         saved, _ = backend.read_state(path, ((0, 0.5),))
         assert (saved.keys, saved.root.adapters) == ((5, 6, 7), ((0, 0.5),))
-        backend.state_set(1, saved.state)
-        assert backend.seq_pos_max(1) == 2
+        backend.memory.restore(1, saved.state)
+        assert backend.memory.last(1) == 2
         # A list of tokens as older versions wrote it:
         path.write_bytes(whole[:8] + (3).to_bytes(4, "little") + whole[24:36] + state)
         saved, _ = backend.read_state(path, ())

@@ -29,7 +29,7 @@ class Cache(PrefixCache):
             self.keep(keys_of(length))
 
     def keep(self, keys: list[int]) -> None:
-        self.adopt(SlotState(keys=tuple(keys), root=ROOT, state=array("i", keys).tobytes()))
+        self.restore(SlotState(keys=tuple(keys), root=ROOT, state=array("i", keys).tobytes()))
 
     def begin(self, keys: list[int]) -> KVSequence:
         seq = self.start(keys, ROOT, reuse=True)

@@ -113,8 +113,8 @@ def test_a_state_is_read_once_for_several_copies(monkeypatch: pytest.MonkeyPatch
     sequences, backend = sequences_of(6, n_ctx_seq=40)
     source, *targets = sequences.all
     read: list[int] = []
-    state_get = backend.state_get
-    monkeypatch.setattr(backend, "state_get", lambda seq: read.append(seq) or state_get(seq))
+    save = backend.save
+    monkeypatch.setattr(backend, "save", lambda seq: read.append(seq) or save(seq))
     for target in targets:
         sequences.copy(source, target, 6)
     assert read == [0]

@@ -10,7 +10,7 @@ from tests.engine.drafts.test_drafts import ScriptedDrafter, rest_of
 from tests.support.engine_harness import Harness
 from tests.support.step_costs import FlatCosts
 from trioserve.testing import ScriptedBackend
-from trioserve.testing.sampler import ScriptedConstraint
+from trioserve.testing.vocab import ScriptedConstraint
 from trioserve.types import FinishReason, GenerationParams, Grammar, Prompt, Task
 
 ANYTHING = ScriptedConstraint(Grammar("regex", ".*"))

@@ -64,7 +64,7 @@ def test_a_dense_mask_draws_the_same_as_a_sparse_one(backend: LlamaBackend) -> N
     """Hiding what is forbidden and listing what is allowed are the same to the samplers."""
     grammar = Grammar("regex", r'[^"\\]*')
     (row,) = [backend.batch.clear() or backend.batch.add(5, 0, 0, logits=True)]
-    backend.seq_rm(0, 0)
+    backend.memory.remove(0, 0)
     backend.decode()
     raw = None
     for seed in range(20):
@@ -78,7 +78,7 @@ def test_a_dense_mask_draws_the_same_as_a_sparse_one(backend: LlamaBackend) -> N
                 drawn.append(sampler.sample(row))
                 assert (logits == raw).all()
         assert drawn[0] == drawn[1]
-    backend.seq_rm(0, 0)
+    backend.memory.remove(0, 0)
 
 
 # -- in company

@@ -66,7 +66,7 @@ def prepared(backend: LlamaBackend, *parts: str | DecodedImage | DecodedAudio) -
 
 def empty(backend: LlamaBackend) -> None:
     for seq in range(backend.n_seqs):
-        backend.seq_rm(seq, 0)
+        backend.memory.remove(seq, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +153,7 @@ def test_cells_are_decoded_for_several_sequences_at_once(backends: Backends) -> 
         piece = whole_piece(backend, chunk, seq)
         (row,) = backend.decode_media([piece])
         alone.append(logits(backend, row))
-        backend.seq_rm(seq, 0)
+        backend.memory.remove(seq, 0)
         pieces.append(piece)
     rows = backend.decode_media(pieces)
     assert rows == [15, 31, 47]
@@ -193,7 +193,7 @@ def test_pieces_that_would_end_the_process_are_refused(
     piece = whole_piece(backend, chunk, 0)
     with pytest.raises(EngineError, match=message):
         backend.decode_media([attrs.evolve(piece, **changes)])
-    assert backend.seq_pos_max(0) == -1
+    assert backend.memory.last(0) == -1
     backend.decode_media([piece])
 
 
@@ -214,9 +214,9 @@ def test_a_decode_that_was_interrupted_leaves_nothing(backends: Backends) -> Non
     backend.interrupt()
     with pytest.raises(DecodeInterruptedError):
         backend.decode_media([piece])
-    assert backend.seq_pos_max(0) == 0
+    assert backend.memory.last(0) == 0
     backend.decode_media([piece])
-    assert backend.seq_pos_max(0) == 1  # where the image begins
+    assert backend.memory.last(0) == 1  # where the image begins
 
 
 def test_the_rest_of_an_image_is_not_interrupted(backends: Backends) -> None:

@@ -40,7 +40,7 @@ def prompts(kind: str) -> list[MixedPrompt]:
 
 
 def greedy(backend: LlamaBackend, prompt: Prompt) -> list[int]:
-    backend.seq_rm(0, 0)
+    backend.memory.remove(0, 0)
     found, first = decode_prompt(backend, prompt)
     tokens = [int(found.argmax())]
     for pos in range(first, first + N - 1):

@@ -119,7 +119,7 @@ class PrefixCache:
     ) -> None:
         #: Sharing fewer tokens than this is not worth a copy, a wait or a place in RAM.
         self.min_shared = 32
-        self._backend = backend
+        self._backend, self._memory = backend, backend.memory
         self._held = Sequences(backend)
         self.sequences = self._held.all
         self.append = self._held.append  # these are called in every step
@@ -238,8 +238,8 @@ class PrefixCache:
             return
         if self.ram.holds(seq.held, seq.root):
             return
-        if self.ram.make_room(self._backend.state_size(seq.id)):
-            self.ram.put(seq.held, seq.root, self._backend.state_get(seq.id))
+        if self.ram.make_room(self._memory.size(seq.id)):
+            self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
 
     def _swap_out_idle(self) -> None:
         """Swap out a kept sequence, where kept ones slow down those that request.
@@ -320,8 +320,8 @@ class PrefixCache:
         length, key = self.ram.find_checkpoint(seq.held, seq.root)
         if length == len(seq.held):
             self.ram.get(key)
-        elif self.ram.make_room(self._backend.checkpoint_size(seq.id)):
-            state = self._backend.checkpoint_get(seq.id)
+        elif self.ram.make_room(self._memory.size(seq.id, partial=True)):
+            state = self._memory.save(seq.id, partial=True)
             self.ram.put_checkpoint(seq.held, seq.root, state)
         else:
             self._keeps_checkpoints = False
@@ -334,7 +334,7 @@ class PrefixCache:
     def _state_at(self, seq: KVSequence, length: int) -> bytes | None:
         """Get the state that a sequence has at its end, or had at a checkpoint."""
         if not self.can_cut and length == len(seq.held):
-            return self._backend.checkpoint_get(seq.id)
+            return self._memory.save(seq.id, partial=True)
         return self._checkpoint_at(seq.held[:length], seq.root)
 
     def _checkpoint_at(self, keys: list[CellKey], root: CacheRoot) -> bytes | None:
@@ -358,7 +358,7 @@ class PrefixCache:
 
     # -- to a file and back
 
-    def export(self, keys: list[CellKey], root: CacheRoot) -> SlotState:
+    def save(self, keys: list[CellKey], root: CacheRoot) -> SlotState:
         """Read what is there of a text, from the KV cache or from RAM.
 
         That is the sequence which holds all of it, even if another request has gone on from there;
@@ -376,11 +376,11 @@ class PrefixCache:
         seq = seq or self._empty()
         if whole_chunks(seq.held, len(seq.held)) < len(seq.held):
             raise UnavailableError("The text is being continued with an image; try again.")
-        state = self._backend.state_get(seq.id)
+        state = self._memory.save(seq.id)
         return SlotState(keys=tuple(seq.held), root=root, state=state)
 
-    def adopt(self, saved: SlotState) -> None:
-        """Keep what `export` gave, here or elsewhere, for prompts that begin like it.
+    def restore(self, saved: SlotState) -> None:
+        """Keep what `save` gave, here or elsewhere, for prompts that begin like it.
 
         There must be a sequence that does not run.
 
@@ -394,12 +394,12 @@ class PrefixCache:
         if seq is None:
             raise KVCacheFullError("The KV cache has no room beside what runs.")
         self.release(seq)
-        if not seq.ends_at(self._backend.seq_pos_max(seq.id)):
+        if not seq.ends_at(self._memory.last(seq.id)):
             self.cut(seq, 0)
             raise InvalidRequestError("The state is not that of the tokens.")
 
-    def forget(self, keys: list[CellKey], root: CacheRoot) -> int:
-        """Drop what `export` would read, unless it runs; returns how many of `keys` that had."""
+    def erase(self, keys: list[CellKey], root: CacheRoot) -> int:
+        """Drop what `save` would read, unless it runs; returns how many of `keys` that had."""
         seq, key = self._best(keys, root)
         n_held = 0
         if key is not None:

@@ -19,7 +19,7 @@ class CachedState:
     keys: list[CellKey]
     root: CacheRoot
     state: bytes
-    #: It is what `Backend.checkpoint_get` gave, rather than a whole sequence.
+    #: It is what a partial `KVMemory.save` gave, rather than a whole sequence.
     is_checkpoint: bool = False
 
 

@@ -176,7 +176,7 @@ class Sequences:
     """The sequences of a backend, the tree of what they hold, and the cells that they take."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self._backend, self._memory = backend, backend.memory
         self.all = [KVSequence(i) for i in range(backend.n_seqs)]
         self._tree: PrefixTree[int] = PrefixTree()
         self._window = backend.window
@@ -287,7 +287,7 @@ class Sequences:
     def cut(self, seq: KVSequence, length: int) -> None:
         """Shorten a sequence. With length 0 it is free; others need a backend that can cut."""
         if length < len(seq.held) or not length:
-            self._backend.seq_rm(seq.id, seq.position(length))
+            self._memory.remove(seq.id, seq.position(length))
             self._note_cut(seq, length)
 
     def rewind(self, seq: KVSequence, length: int, state: bytes | None) -> bool:
@@ -295,7 +295,7 @@ class Sequences:
 
         Returns whether it could; if not, the sequence is empty.
         """
-        if state is not None and self._backend.rewind(seq.id, seq.position(length), state):
+        if state is not None and self._memory.rewind(seq.id, seq.position(length), state):
             self._note_cut(seq, length)
             return True
         self.cut(seq, 0)
@@ -315,17 +315,17 @@ class Sequences:
         Where sequences cannot be cut, it gets all of it, and must be rewound before it is used.
         """
         if self._backend.unified:
-            self._backend.seq_cp(source.id, target.id)
+            self._memory.copy(source.id, target.id)
         elif self._copies_state(source, target):
-            self._backend.state_set(target.id, self._state_of(source))
+            self._memory.restore(target.id, self._state_of(source))
         else:
-            self._backend.seq_cp(source.id, target.id)
+            self._memory.copy(source.id, target.id)
             self._sources.add(source.id)
             self._targets.add(target.id)
         if not self._backend.can_cut:
             length = len(source.held)
         elif length < len(source.held):
-            self._backend.seq_rm(target.id, source.position(length))
+            self._memory.remove(target.id, source.position(length))
         self._count(source)
         self._cells.copy(source.id, target.id, length)
         target.fill(source.held[:length])
@@ -345,12 +345,12 @@ class Sequences:
 
     def _state_of(self, seq: KVSequence) -> bytes:
         if self._state is None or self._state[0] != seq.id:
-            self._state = seq.id, self._backend.state_get(seq.id)
+            self._state = seq.id, self._memory.save(seq.id)
         return self._state[1]
 
     def load(self, seq: KVSequence, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Fill an empty sequence with a state from outside."""
-        self._backend.state_set(seq.id, state)
+        self._memory.restore(seq.id, state)
         seq.fill(list(keys))
         seq.root = root
         self._cells.append(seq.id, len(keys))
@@ -364,5 +364,5 @@ class Sequences:
         assert self._n_unknown == 0 and self.taken == taken
         for seq in self.all:
             assert self._tree.keys(seq.id) == seq.held
-            last = self._backend.seq_pos_max(seq.id)
+            last = self._memory.last(seq.id)
             assert seq.ends_at(last), f"sequence {seq.id} ends at {last}"
